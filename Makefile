@@ -1,0 +1,134 @@
+# make            train_gpt2 and test_gpt2, with whatever libraries are found
+# make test       every test;  make help lists the rest
+
+CXX      ?= g++
+SANITIZE ?=
+DEBUG    ?= 0
+OPENBLAS ?= 1
+
+ARCH := $(shell uname -m)
+WARN := -Wall -Wextra -Werror
+# No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
+OPT  := -O3 -fno-math-errno -fno-trapping-math
+ifeq ($(DEBUG),1)
+OPT  := -O0
+endif
+CXXFLAGS := -std=c++20 $(OPT) -g $(WARN) -fopenmp -pthread
+LDLIBS   := -lxxhash
+
+# What is there. A probe asks for a header and links with the given flags.
+HASH  := \#
+probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1)
+need  = $(if $(call probe,$(1),$(2)),,$(error $(1) not found: apt-get install $(3) (./scripts/quickstart.sh installs everything)))
+
+ifeq ($(filter clean help,$(MAKECMDGOALS)),)
+$(call need,nlohmann/json.hpp,,nlohmann-json3-dev)
+$(call need,CLI/CLI.hpp,,libcli11-dev)
+$(call need,doctest/doctest.h,,doctest-dev)
+$(call need,xxhash.h,-lxxhash,libxxhash-dev)
+ifeq ($(OPENBLAS),1)
+HAVE_OPENBLAS := $(call probe,cblas.h,-lopenblas)
+endif
+endif
+
+ifeq ($(HAVE_OPENBLAS),1)
+CXXFLAGS += -DUSE_OPENBLAS
+LDLIBS   += -lopenblas
+OPENBLAS_FOUND := OpenBLAS $(shell printf '$(HASH)include <openblas_config.h>\nOPENBLAS_VERSION\n' | $(CXX) -E -P -x c++ - 2>/dev/null | tail -1 | sed 's@[^0-9.]@@g')
+else
+OPENBLAS_FOUND := OpenBLAS off (fp32 products will be slow)
+endif
+
+# make V=1 shows the commands.
+ifneq ($(V),1)
+Q := @
+endif
+say = @echo "  $(1)"
+
+# build/<config>: one folder for each set of options that changes the objects.
+comma  := ,
+CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
+CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(HAVE_OPENBLAS),,-noblas)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
+BUILD  := build/$(CONFIG)
+ifneq ($(SANITIZE),)
+CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
+LDFLAGS  += -fsanitize=$(SANITIZE)
+endif
+
+LIB_SOURCES  := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
+LIB_OBJECTS  := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
+TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
+BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
+FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
+
+# One translation unit per instruction set; which one runs is chosen at run time, by feature bits (llmc/cpu/isa.h).
+ifeq ($(ARCH),x86_64)
+AVX2   := -mavx2 -mfma -mf16c
+AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+$(BUILD)/llmc/cpu/avx2.o:   CXXFLAGS += $(AVX2)
+$(BUILD)/llmc/cpu/avx512.o: CXXFLAGS += $(AVX512)
+$(BUILD)/llmc/cpu/amx.o $(BUILD)/llmc/cpu/amx_attention.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+endif
+
+.PHONY: all found tests bench fuzz test clean help
+all: found train_gpt2 test_gpt2
+
+found:
+	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | CPU backend | $(OPENBLAS_FOUND)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: OPENBLAS=0"
+
+train_gpt2 test_gpt2: %: $(BUILD)/%
+	@ln -sf $< $@
+
+$(BUILD)/libllmc.a: $(LIB_OBJECTS)
+	@rm -f $@
+	$(call say,AR    $@)
+	$(Q)ar rcs $@ $^
+
+$(BUILD)/train_gpt2 $(BUILD)/test_gpt2: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(BUILD)/dev/test/main.o $(BUILD)/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $<)
+	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $<)
+	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+
+# Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is compiled with.
+build/fuzz/%: dev/fuzz/%.cpp $(LIB_SOURCES) Makefile
+	@mkdir -p $(@D)
+	$(call say,FUZZ  $@)
+	$(Q)clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined $< $(shell sed -n '1s@^// sources: @@p' dev/fuzz/$*.cpp) -o $@ -lxxhash -pthread
+
+tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2
+bench: $(BENCHES)
+fuzz: $(FUZZERS)
+
+test:
+	./scripts/test.sh
+
+clean:
+	rm -rf build train_gpt2 test_gpt2
+
+help:
+	@echo "make                          train_gpt2 and test_gpt2, into build/<config>/ and linked here"
+	@echo "make test                     build and run every test (./scripts/test.sh)"
+	@echo "make tests                    build the test programs, build/<config>/test_*"
+	@echo "make bench                    build the benchmarks, build/<config>/bench_*"
+	@echo "make fuzz                     build the fuzzers with clang's libFuzzer, build/fuzz/*"
+	@echo "make clean                    remove build/"
+	@echo "options: CXX=clang++  DEBUG=1  OPENBLAS=0  SANITIZE=address,undefined  V=1 (show commands)"
+
+-include $(shell find build/$(CONFIG) -name '*.d' 2>/dev/null)

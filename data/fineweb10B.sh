@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# fineweb10B.sh [SHARDS]: web text for the GPT-2 recipes, ready-made GPT-2 tokens: the validation shard and the first SHARDS
+# (default 103, all) training shards of 100 million tokens, 200 MB each.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=data/functions.sh
+source data/functions.sh
+
+shards=${1:-103}
+if ! [[ $shards =~ ^[0-9]+$ ]] || [ "$shards" -lt 1 ] || [ "$shards" -gt 103 ]; then
+    die "usage: fineweb10B.sh [SHARDS], 1 to 103"
+fi
+
+out=data/fineweb10B
+name=kjj0/fineweb10B-gpt2
+fetch_gpt2_tokenizer $out
+fetch_from_hub $name fineweb_val_000000.bin $out/fineweb_val_000000.bin
+for ((i = 1; i <= shards; i++)); do
+    file=$(printf 'fineweb_train_%06d.bin' "$i")
+    fetch_from_hub $name "$file" "$out/$file"
+done
+print_train_command $out "--model d12 --lr 6e-4 --warmup 700 --val-every 250 --checkpoint-every 1000" fineweb_

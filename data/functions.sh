@@ -1,0 +1,122 @@
+# shellcheck shell=bash
+# functions.sh: what the recipes in this folder share. Sourced from the repository's root.
+
+# Options of the model that the printed commands train: 12 million parameters, an hour on a laptop, seconds on a GPU.
+# shellcheck disable=SC2034  # used by the recipes
+small_model="--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 16 --global-batch 4096 --steps 1000 \\
+      --lr 1e-3 --warmup 60 --val-every 100 --sample-every 250 --checkpoint-every 500"
+
+say() { echo "$(basename "$0"): $*"; }
+die() {
+    echo "$(basename "$0"): $*" >&2
+    exit 1
+}
+
+# The program that tokenizes: whichever build there is, else the CPU build is made.
+find_program() {
+    for program in ./train_gpt2 ./train_gpt2cu; do
+        if [ -x "$program" ]; then return; fi
+    done
+    say "building train_gpt2"
+    program=./train_gpt2
+    make -j"$(nproc)" train_gpt2 || die "the build failed; ./scripts/quickstart.sh installs what it needs"
+}
+
+# fetch URL FILE [SIZE SHA256]: downloads to FILE, going on where an earlier attempt stopped; checks what is known.
+fetch() {
+    local url=$1 file=$2 size=${3:-} sum=${4:-}
+    if [ -f "$file" ]; then return; fi
+    command -v curl >/dev/null || die "curl is missing: apt-get install curl"
+    say "fetching $url"
+    mkdir -p "$(dirname "$file")"
+    local status=0 progress=--silent
+    if [ -t 2 ]; then progress=--progress-bar; fi
+    if [ -z "$size" ] || [ "$(stat -c %s "$file.part" 2>/dev/null)" != "$size" ]; then  # else only the rename was missing
+        curl --fail --location --show-error $progress --connect-timeout 20 --retry 3 --speed-limit 1000 \
+            --speed-time 60 --continue-at - --output "$file.part" "$url" || status=$?
+    fi
+    if [ $status != 0 ]; then
+        die "fetching failed (curl: $status); run this again to go on. By hand: download $url, store it as $file, run this again"
+    fi
+    check "$file.part" "$size" "$sum"
+    mv "$file.part" "$file"
+}
+
+# check FILE SIZE SHA256: removes a file that is another than expected.
+check() {
+    local file=$1 size=$2 sum=$3 got
+    got=$(stat -c %s "$file")
+    if [ -n "$size" ] && [ "$got" != "$size" ]; then
+        rm "$file"
+        die "$file had $got bytes instead of $size and was removed; run this again"
+    fi
+    if [ -z "$sum" ]; then return; fi
+    got=$(sha256sum "$file" | cut -d' ' -f1)
+    if [ "$got" != "$sum" ]; then
+        rm "$file"
+        die "$file had sha256 $got instead of $sum and was removed; run this again"
+    fi
+}
+
+# fetch_from_hub DATASET NAME FILE: from a data set on huggingface.co (or HF_ENDPOINT), whose git repository holds size
+# and checksum of each large file.
+fetch_from_hub() {
+    local base=${HF_ENDPOINT:-https://huggingface.co}/datasets/$1 name=$2 file=$3 pointer size sum
+    if [ -f "$file" ]; then return; fi
+    command -v curl >/dev/null || die "curl is missing: apt-get install curl"
+    pointer=$(curl --fail --location --silent --connect-timeout 20 --retry 3 --max-filesize 10000 "$base/raw/main/$name") ||
+        die "no answer from $base; by hand: download $base/resolve/main/$name, store it as $file, run this again"
+    size=$(sed -n 's/^size \([0-9]*\)$/\1/p' <<<"$pointer")
+    sum=$(sed -n 's/^oid sha256:\([0-9a-f]*\)$/\1/p' <<<"$pointer")
+    if [ -z "$size" ] || [ -z "$sum" ]; then die "$base/raw/main/$name names neither size nor checksum"; fi
+    fetch "$base/resolve/main/$name" "$file" "$size" "$sum"
+}
+
+# GPT-2's own vocabulary, into DIR.
+fetch_gpt2_tokenizer() {
+    local hub=${HF_ENDPOINT:-https://huggingface.co}/openai-community/gpt2/resolve/main
+    fetch "$hub/vocab.json" "$1/vocab.json" 1042301 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+    fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+}
+
+# A vocabulary size that suits a text: too large a one has tokens that hardly occur.
+suitable_vocab() {
+    local bytes=$1
+    if [ "$bytes" -lt 300000 ]; then echo 512
+    elif [ "$bytes" -lt 3000000 ]; then echo 2048
+    elif [ "$bytes" -lt 100000000 ]; then echo 4096
+    else echo 16384; fi
+}
+
+# tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options.
+tokenize() {
+    local out=$1 stamp
+    shift
+    stamp=$(printf '%s\n' "$@"; for input in "$@"; do
+        if [ -e "$input" ]; then find -L "$input" -type f -printf '%p %s %T@\n' | sort; fi
+    done)
+    if [ -f "$out/made_of" ] && [ "$stamp" = "$(cat "$out/made_of")" ] && has_shards "$out"; then
+        say "the shards in $out are there already"
+        return
+    fi
+    find_program
+    mkdir -p "$out"
+    rm -f "$out/made_of" "$out"/train_*.bin "$out"/val_*.bin
+    "$program" tokenize "$@" --output "$out"
+    has_shards "$out" || die "$program tokenize left no train and val shards in $out"
+    echo "$stamp" >"$out/made_of"
+}
+
+has_shards() { compgen -G "$1/train_*.bin" >/dev/null && compgen -G "$1/val_*.bin" >/dev/null; }
+
+# print_train_command OUT OPTIONS [PREFIX]: the command that trains on the shards OUT/PREFIXtrain_*.bin.
+print_train_command() {
+    local out=$1 options=$2 prefix=${3:-}
+    if [ -n "${HIDE_TRAIN_COMMAND:-}" ]; then return; fi
+    say "$out is ready; train with"
+    echo
+    echo "  ${program:-./train_gpt2} --train-data '$out/${prefix}train_*.bin' --val-data '$out/${prefix}val_*.bin' \\"
+    echo "      --output out/$(basename "$out") \\"
+    echo "      $options"
+    echo
+}

@@ -1,0 +1,41 @@
+// bench_checkpoint.cpp: seconds to save, verify and load GPT-2 124M (weights, m, v in fp32: 1.49 GB).
+//
+//   bench_checkpoint [DIRECTORY] [MODEL]     default /tmp and d12; a directory in memory shows the cost of our own work
+#include <cstdio>
+#include <filesystem>
+#include <vector>
+
+#include "../../llmc/checkpoint.h"
+
+int main(int argc, char** argv) try {
+    const std::string output = std::string(argc > 1 ? argv[1] : "/tmp") + "/bench_checkpoint";
+    const ParamLayout layout(config_by_name(argc > 2 ? argv[2] : "d12"));
+    std::vector<float> state[3];
+    for (int i = 0; i < 3; i++) state[i].assign(size_t(layout.total), float(i) + 0.5f);
+    const TensorReader read = read_from_flat(layout, state[0].data(), state[1].data(), state[2].data());
+    const TensorWriter write = write_to_flat(layout, state[0].data(), state[1].data(), state[2].data());
+    SaveOptions options;
+    options.output = output, options.keep = 1;
+    std::printf("%-10s %8s %8s\n", "", "s", "GB/s");
+    for (int64_t step = 1; step <= 3; step++) {
+        double at = seconds_now();
+        SavedCheckpoint saved;
+        const auto report = [&](const char* what) {
+            const double seconds = seconds_now() - at;
+            std::printf("%-10s %8.2f %8.2f\n", what, seconds, double(saved.bytes) / seconds * 1e-9);
+            at = seconds_now();
+        };
+        TrainerState trainer;
+        trainer.step = step;
+        saved = save_checkpoint(options, layout, read, trainer);
+        report("save");
+        verify_checkpoint(saved.dir);
+        report("verify");
+        load_checkpoint(saved.dir, layout, write);
+        report("load");
+    }
+    std::filesystem::remove_all(output);
+} catch (const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

@@ -1,0 +1,94 @@
+// bench_matmul.cpp: GFLOP/s of the products of GPT-2 124M, forward and backward (input and weight gradients), everything
+// included: packing of activations, bias, GELU and its derivative, rounding. Weights are packed in advance, as in
+// training; packing them is timed apart.
+//
+//   bench_matmul                                   five shapes, 1024 rows, both precisions, 1 thread and all
+//   bench_matmul --shape 768 3072 --rows 4096 --threads 2 --dtype bf16
+#include <CLI/CLI.hpp>
+
+#include <omp.h>
+
+#include "../../llmc/cpu/isa.h"
+#include "../../llmc/ops.h"
+#include "bench.h"
+
+namespace {
+
+struct Case {
+    const char* name;
+    int IC, OC;
+    bool gelu_forward, gelu_backward, bias;
+};
+
+// One row: forward, backward and packing of one weight.
+template <class floatX>
+void time_case(const Case& c, int N, double budget) {
+    const auto inp = random_buffer<floatX>(int64_t(N) * c.IC, 1), weight = random_buffer<floatX>(int64_t(c.OC) * c.IC, 2);
+    const auto bias = random_buffer<floatX>(c.OC, 3), dout = random_buffer<floatX>(int64_t(N) * c.OC, 4);
+    const auto inp_pre_gelu = random_buffer<floatX>(int64_t(N) * c.IC, 5);
+    DeviceBuffer<floatX> out(int64_t(N) * c.OC, "out"), pre_gelu(int64_t(N) * c.OC, "pre_gelu");
+    DeviceBuffer<floatX> dinp(int64_t(N) * c.IC, "dinp");
+    DeviceBuffer<float> dweight(int64_t(c.OC) * c.IC, "dweight"), dbias(c.OC, "dbias");
+    DeviceBuffer<char> packed(cpu::packed_bytes<floatX>(c.OC, c.IC), "packed");
+    const auto pack = [&] { cpu::pack_weight(packed.data, weight.data, c.OC, c.IC, nullptr); };
+    pack();
+    const Weight<floatX> w{weight.data, packed.data};
+    const double forward = best_seconds(
+        [&] {
+            cpu::matmul_forward(out.data, c.gelu_forward ? pre_gelu.data : nullptr, inp.data, w,
+                                c.bias ? bias.data : nullptr, N, c.IC, c.OC, nullptr);
+        },
+        budget);
+    const auto backward = [&](bool accumulate) {
+        return best_seconds(
+            [&] {
+                cpu::matmul_backward(dinp.data, dweight.data, c.bias ? dbias.data : nullptr, dout.data, inp.data, w,
+                                     c.gelu_backward ? inp_pre_gelu.data : nullptr, N, c.IC, c.OC, accumulate, nullptr);
+            },
+            budget);
+    };
+    const double overwrite = backward(false), add = backward(true);
+    const double packing = packed.data ? best_seconds(pack, budget / 4) : 0;
+    const double gflop = 2e-9 * N * c.IC * c.OC;
+    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name, dtype_name<floatX>(),
+           omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite, 2 * gflop / add, 1e3 * forward,
+           1e3 * overwrite, 1e3 * add, 1e3 * packing);
+    fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    int rows = 1024;
+    std::vector<int> shape, threads;
+    std::vector<std::string> dtypes = {"bf16", "fp32"};
+    double budget = 0.3;
+    CLI::App app("Times the matrix products.");
+    app.add_option("--rows", rows, "rows of the activations (N)");
+    app.add_option("--shape", shape, "one shape: input and output channels")->expected(2);
+    app.add_option("--threads", threads, "numbers of threads [1 and all]");
+    app.add_option("--dtype", dtypes, "bf16, fp32 or both");
+    app.add_option("--seconds", budget, "to spend on each figure");
+    CLI11_PARSE(app, argc, argv);
+
+    device_init(0, 0);
+    if (threads.empty()) threads = {1, omp_get_max_threads()};
+    std::vector<Case> cases = {{"qkv", 768, 2304, false, false, true},
+                               {"attproj", 768, 768, false, false, true},
+                               {"fc", 768, 3072, true, false, true},
+                               {"fcproj", 3072, 768, false, true, true},
+                               {"head", 768, 50304, false, false, false}};
+    if (!shape.empty()) cases = {{"shape", shape[0], shape[1], false, false, true}};
+    printf("%s\n", isa_name(isa()));
+    printf("%-10s %-5s %2s %6s %6s %6s | %8s %8s %8s | %8s %8s %8s %8s\n", "", "", "th", "N", "IC", "OC", "GFLOP/s",
+           "bwd =", "bwd +=", "ms fwd", "bwd =", "bwd +=", "pack");
+    for (const int t : threads) {
+        omp_set_num_threads(t);
+        for (const std::string& dtype : dtypes)
+            for (const Case& c : cases)
+                dtype == "fp32" ? time_case<float>(c, rows, budget) : time_case<bf16>(c, rows, budget);
+    }
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

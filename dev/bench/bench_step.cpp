@@ -1,0 +1,78 @@
+// bench_step.cpp: a whole training step on random tokens, timed by part; best of several steps.
+//
+//   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] [--threads 0] ...
+// takes the options of `plan`; a small model by --layers 6 --heads 6 --channels 384 --vocab-size 4096.
+#include <algorithm>
+#include <cstdio>
+
+#include "../../llmc/gpt2.h"
+#include "../../llmc/optimizer.h"
+#include "../../llmc/options.h"
+#include "../../llmc/plan.h"
+#include "../../llmc/random.h"
+
+struct Timer {
+    double start = seconds_now(), best = 1e30;
+    void begin() { start = seconds_now(); }
+    void end() {
+        wait_for_device();
+        best = std::min(best, seconds_now() - start);
+    }
+};
+
+template <class floatX>
+static void bench(const Options& options, const GPT2Config& config) {
+    const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
+    GPT2<floatX> model(config, Purpose::train, B, T, options.head_rows);
+    AdamW<floatX> optimizer(model, AdamWConfig{});
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table)
+        for (int l = 0; l < model.layout.layers(spec.id); l++) {
+            values.resize(model.layout.size(spec.id));
+            init_param(values.data(), model.layout, spec.id, l, options.seed);
+            optimizer.set_param(spec.id, l, values.data());
+        }
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+    std::vector<int> host(int64_t(B) * T + 1);
+    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
+    DeviceBuffer<int> tokens(host.size(), "tokens");
+    copy_to_device(tokens.data, host.data(), tokens.bytes(), nullptr);
+
+    Timer forward, backward, clip, update, step;
+    const int steps = options.steps ? int(options.steps) : 6;
+    float loss = 0.0f;
+    for (int i = 0; i < steps; i++) {
+        step.begin();
+        model.zero_gradients();
+        forward.begin();
+        model.forward(tokens.data, B, T);
+        forward.end();
+        backward.begin();
+        model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
+        backward.end();
+        clip.begin();
+        optimizer.clip(1.0f);
+        clip.end();
+        update.begin();
+        optimizer.step(1e-4f, i + 1);
+        update.end();
+        step.end();
+        loss = to_host(model.acts.loss, 1)[0];
+    }
+    printf("%s B %d T %d %s | %.1f ms = %.0f tok/s | forward %.1f, head and backward %.1f, norm %.1f, update %.1f | loss %.4f\n",
+           dtype_name<floatX>(), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best, forward.best * 1e3,
+           backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
+}
+
+int main(int argc, char** argv) try {
+    std::vector<const char*> arguments = {argv[0], "plan"};
+    arguments.insert(arguments.end(), argv + 1, argv + argc);
+    const Options options = parse_options(int(arguments.size()), arguments.data());
+    device_init(0, options.threads);
+    const GPT2Config config = model_config(options);
+    printf("%s\n", describe_model(config).c_str());
+    options.precision == "fp32" ? bench<float>(options, config) : bench<bf16>(options, config);
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

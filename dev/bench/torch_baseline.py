@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""PyTorch's tokens/s for a full training step of GPT-2 on the CPU: what ours is compared with.
+
+    OMP_NUM_THREADS=2 dev/bench/torch_baseline.py --B 4 --T 256 --precision bf16
+    dev/bench/torch_baseline.py --compile            with torch.compile (PyTorch 2)
+
+A step is what train_gpt2 does: forward with a tied head over the padded vocabulary, cross entropy, backward, clipping
+to norm 1, AdamW with decay on matrices only. bf16 is autocast, as PyTorch's users run it: fp32 weights, bf16 products.
+Attention is scaled_dot_product_attention where PyTorch has it, else written out; AdamW is the fused one where there is
+one for the CPU. The best of the timed steps counts; the first steps, which compile and fill caches, do not.
+"""
+import argparse
+import math
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024)}  # layers, heads, channels
+VOCABULARY = 50304  # 50257 in whole tiles, as train_gpt2 has it in memory
+
+
+def attention(q, k, v):
+    """Causal; q, k, v are (B, NH, T, HS)."""
+    if hasattr(F, "scaled_dot_product_attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    T = q.shape[-2]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf).softmax(-1) @ v
+
+
+class Block(nn.Module):
+    def __init__(self, C, NH):
+        super().__init__()
+        self.NH = NH
+        self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv, self.attproj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.NH, C // self.NH).transpose(1, 2) for y in self.qkv(self.ln1(x)).split(C, -1))
+        x = x + self.attproj(attention(q, k, v).transpose(1, 2).reshape(B, T, C))
+        return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self, L, NH, C, T):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, C), nn.Embedding(T, C)
+        self.blocks = nn.ModuleList(Block(C, NH) for _ in range(L))
+        self.lnf = nn.LayerNorm(C)
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + self.wpe.weight[:tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.lnf(x), self.wte.weight)
+        return F.cross_entropy(logits.float().view(-1, VOCABULARY), targets.view(-1))
+
+
+def make_optimizer(model):
+    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
+    settings = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8}
+    try:
+        optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+        return optimizer, "fused AdamW"
+    except (RuntimeError, TypeError):  # no fused AdamW on the CPU before PyTorch 2.4
+        return torch.optim.AdamW(groups, **settings), "AdamW"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=SIZES, default="d12")
+    parser.add_argument("--B", type=int, default=4)
+    parser.add_argument("--T", type=int, default=256)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--compile", action="store_true")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(42)
+    L, NH, C = SIZES[args.model]
+    model = GPT2(L, NH, C, args.T)
+    optimizer, optimizer_name = make_optimizer(model)
+    forward = torch.compile(model) if args.compile else model
+    tokens, targets = (torch.randint(0, 50257, (args.B, args.T)) for _ in range(2))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = forward(tokens, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    times = []
+    for i in range(2 + args.steps):
+        begin = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - begin)
+    best, median = min(times[2:]), sorted(times[2:])[args.steps // 2]
+    tokens_per_step = args.B * args.T
+    print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {optimizer_name}, {args.model} "
+          f"{args.precision} B={args.B} T={args.T}, {args.threads} threads: {tokens_per_step / best:.0f} tokens/s best, "
+          f"{tokens_per_step / median:.0f} median of {args.steps} steps, loss {loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()

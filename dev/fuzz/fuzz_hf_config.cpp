@@ -1,0 +1,23 @@
+// sources: llmc/hf_config.cpp llmc/params.cpp llmc/json.cpp llmc/files.cpp llmc/common.cpp
+//
+// Any text as config.json: refused by Error, or a model whose layout can be computed and whose config.json reads back
+// as the same model.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "../../llmc/hf_config.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    HFConfig config;
+    try {
+        config = parse_hf_config(std::string(reinterpret_cast<const char*>(data), size), "config.json");
+    } catch (const Error&) {
+        return 0;
+    }
+    const ParamLayout layout(config.model);
+    if (layout.total < count_parameters(config.model)) abort();
+    const HFConfig again = parse_hf_config(hf_config_json(config, "float32"), "config.json");
+    if (!(again.model == config.model) || again.end_of_text != config.end_of_text) abort();
+    return 0;
+}

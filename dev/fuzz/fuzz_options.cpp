@@ -1,0 +1,26 @@
+// sources: llmc/options.cpp llmc/params.cpp llmc/common.cpp
+// fuzz_options.cpp: any command line is taken or refused with exit code 2, and what was taken can be printed. Arguments
+// are the parts of the input between zero bytes or newlines.
+#include <cstdlib>
+
+#include "../../llmc/options.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    std::vector<std::string> arguments = {"train_gpt2", ""};
+    for (size_t i = 0; i < size; i++)
+        if (data[i] == 0 || data[i] == '\n')
+            arguments.emplace_back();
+        else
+            arguments.back() += char(data[i]);
+    std::vector<const char*> argv;
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    try {
+        Options options = parse_options(int(argv.size()), argv.data());
+        settings(options);
+        options_json(options);
+        if (options.command == Command::train) resolve_steps(options, 1000);
+    } catch (const Error& error) {
+        if (error.exit_code != EXIT_USAGE) abort();
+    }
+    return 0;
+}

@@ -1,0 +1,59 @@
+// sources: llmc/safetensors.cpp llmc/files.cpp llmc/json.cpp llmc/common.cpp
+//
+// Any bytes as a safetensors file, and as the index of one: refused by Error, or readable to the last element. The
+// first byte chooses; for a file the length of the header is made right in half of the cases, so that its inside is
+// reached.
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../../llmc/safetensors.h"
+
+static std::string temporary_directory() {
+    std::string dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";
+    if (!mkdtemp(dir.data())) abort();
+    return dir;
+}
+
+static void put(const std::string& path, const std::string& bytes) {
+    unlink(path.c_str());
+    FILE* file = fopen(path.c_str(), "wb");
+    if (!file || fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size()) abort();
+    fclose(file);
+}
+
+static void read_all(const Safetensors& file) {
+    for (const auto& [name, tensor] : file.tensors) {
+        if (tensor.name != name) abort();
+        if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16") continue;
+        std::vector<float> values(size_t(tensor.elements()));
+        file.read(values.data(), tensor);
+    }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const std::string dir = temporary_directory();
+    if (size == 0) return 0;
+    const int choice = data[0] % 3;
+    std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+    try {
+        if (choice == 2) {
+            put(dir + "/index", bytes);
+            read_all(open_safetensors_index(dir + "/index"));  // the files of earlier inputs are there to be named
+            return 0;
+        }
+        if (choice == 1) {  // up to the last }
+            const uint64_t header = bytes.rfind('}') + 1;
+            bytes.insert(0, std::string(reinterpret_cast<const char*>(&header), 8));
+        }
+        put(dir + "/a", bytes);
+        read_all(open_safetensors(dir + "/a"));
+    } catch (const Error&) {
+    }
+    return 0;
+}

@@ -1,0 +1,32 @@
+// sources: llmc/common.cpp llmc/files.cpp llmc/shard.cpp
+// fuzz_shard.cpp: any bytes as a token shard. What open_shard accepts must be readable to its last token, or be refused
+// for a token above the vocabulary; nothing may crash or read beyond the file.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "../../llmc/common.h"
+#include "../../llmc/shard.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const int fd = memfd_create("shard", MFD_CLOEXEC);
+    static const std::string path = format("/proc/self/fd/%d", fd);
+    // A magic that is right four times out of five, so that the rest is tried as well.
+    std::vector<uint8_t> bytes(data, data + size);
+    const int32_t magic = 20240520;
+    if (size >= 4 && data[0] % 5 != 0) memcpy(bytes.data(), &magic, 4);
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, bytes.data(), size, 0) != ssize_t(size)) abort();
+    try {
+        const Shard shard = open_shard(path);
+        if (1024 + shard.tokens * shard.bytes_per_token != int64_t(size)) abort();
+        std::vector<int> tokens(shard.tokens);
+        read_tokens(shard, 0, shard.tokens, 50257, tokens.data());
+        for (int token : tokens)
+            if (token < 0 || token >= 50257) abort();
+    } catch (const Error& error) {
+        if (error.exit_code != EXIT_BAD_DATA) abort();
+    }
+    return 0;
+}

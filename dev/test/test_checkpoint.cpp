@@ -1,0 +1,428 @@
+// test_checkpoint.cpp: a run's state comes back bit for bit, damage is found and named, and no failure of the machine,
+// at any system call of a save, loses the checkpoint that was there.
+#include "../../llmc/checkpoint.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "faults.h"
+#include "small_state.h"
+#include "temporary.h"
+
+namespace fs = std::filesystem;
+
+static TrainerState trainer_state(int64_t step) {
+    TrainerState state;
+    state.step = step, state.position = step * 17 + 3, state.tokens = step << 40;
+    state.seed = ~uint64_t(0) - uint64_t(step);
+    state.val_loss = 3.0 + 1.0 / 3.0;
+    state.options = R"({"lr":0.0006,"model":"d12","steps":100})";
+    state.data = R"({"files":2,"hash":"00ff"})";
+    state.extra = R"({"window":[0.1,2.5,1e-300]})";
+    return state;
+}
+
+static SaveOptions save_options(const std::string& output, int keep = 0, bool bf16_weights = false) {
+    SaveOptions options;
+    options.output = output, options.keep = keep, options.bf16_weights = bf16_weights, options.end_of_text = 6;
+    options.write_tokenizer = [](const std::string& dir) {
+        write_bytes(dir + "/vocab.json", R"({"a":0})");
+        write_bytes(dir + "/merges.txt", "#version: 0.2\n");
+    };
+    return options;
+}
+
+// The state of step n is that of seed n, so that a directory can be told from another.
+static SavedCheckpoint save(const SaveOptions& options, int64_t step) {
+    const FlatState state(small_model, uint64_t(step));
+    return save_checkpoint(options, state.layout, state.reader(), trainer_state(step));
+}
+
+static bool holds(const std::string& dir, int64_t step, uint64_t seed) {
+    FlatState got(small_model, 0);
+    const TrainerState trainer = load_checkpoint(dir, got.layout, got.writer());
+    const TrainerState want = trainer_state(step);
+    return same_tensors(got, FlatState(small_model, seed)) && trainer.step == step &&
+           trainer.position == want.position && trainer.tokens == want.tokens && trainer.seed == want.seed &&
+           trainer.val_loss == want.val_loss;
+}
+static bool holds(const std::string& dir, int64_t step) { return holds(dir, step, uint64_t(step)); }
+
+static std::string refusal(const std::string& dir) {  // "65 message"
+    try {
+        verify_checkpoint(dir);
+    } catch (const Error& error) {
+        return format("%d %s", error.exit_code, error.what());
+    }
+    return "";
+}
+
+using Names = std::vector<std::string>;
+
+TEST_CASE("weights, moments and state come back bit for bit, in fp32 and with bf16 weights") {
+    for (bool bf16_weights : {false, true}) {
+        const TemporaryDirectory dir;
+        const SavedCheckpoint saved = save(save_options(dir / "out", 0, bf16_weights), 5000);
+        CHECK(saved.dir == dir / "out/step_005000");
+        CHECK(saved.notes.empty());
+        CHECK(refusal(saved.dir) == "");
+        CHECK(holds(saved.dir, 5000));
+        const TrainerState got = read_trainer_state(saved.dir), want = trainer_state(5000);
+        CHECK(got.options == want.options);
+        CHECK(got.data == want.data);
+        CHECK(got.extra == want.extra);
+        CHECK(list_directory(saved.dir) == Names{"config.json", "generation_config.json", "merges.txt",
+                                                 "model.safetensors", "optimizer.safetensors", "trainer.json",
+                                                 "vocab.json"});
+        CHECK(list_directory(dir / "out") == Names{"latest", "step_005000"});
+        CHECK(read_bytes(dir / "out/latest") == "step_005000\n");
+        const HFConfig config = read_hf_config(saved.dir);
+        CHECK(config.model == small_model);
+        CHECK(config.end_of_text == 6);
+        const Safetensors model = open_safetensors(saved.dir + "/model.safetensors");
+        CHECK(model.find("transformer.wte.weight")->dtype == (bf16_weights ? "BF16" : "F32"));
+        CHECK(model.metadata.at("step") == "5000");
+    }
+}
+
+TEST_CASE("a checkpoint is a model directory: --init reads its weights, rounded if they are bf16") {
+    const TemporaryDirectory dir;
+    FlatState want(small_model, 7), got(small_model, 0);
+    load_weights(save(save_options(dir / "a"), 7).dir, got.layout, got.writer());
+    CHECK(same_tensors(got, want, false));
+    load_weights(save(save_options(dir / "b", 0, true), 7).dir, got.layout, got.writer());
+    for (float& x : want.weights) x = float(bf16(x));
+    CHECK(same_tensors(got, want, false));
+}
+
+TEST_CASE("the size that is announced is the size that is needed") {
+    for (bool bf16_weights : {false, true}) {
+        const TemporaryDirectory dir;
+        const int64_t bytes = save(save_options(dir / "out", 0, bf16_weights), 1).bytes;
+        const int64_t announced = checkpoint_bytes(ParamLayout(small_model), bf16_weights);
+        CHECK(bytes <= announced);
+        CHECK(announced - bytes < 300 << 10);
+    }
+}
+
+TEST_CASE("a flipped byte in any file is found, the file is named, and the previous checkpoint is used") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 1);
+    const std::string newest = save(save_options(dir / "out"), 2).dir;
+    for (const std::string& name : list_directory(newest)) {
+        const std::string path = newest + "/" + name, bytes = read_bytes(path);
+        const size_t stride = std::max<size_t>(1, bytes.size() / 200);
+        for (size_t i = 0; i < bytes.size(); i += stride) {
+            std::string damaged = bytes;
+            damaged[i] = char(damaged[i] ^ 1 << i % 8);
+            write_bytes(path, damaged);
+            CAPTURE(name);
+            CAPTURE(i);
+            const bool named = refusal(newest).starts_with("65 " + path + ": ");
+            CHECK(named);
+        }
+        const FoundCheckpoint found = find_latest(dir / "out");
+        CHECK(found.dir == dir / "out/step_000001");
+        REQUIRE(found.notes.size() == 1);
+        CHECK(found.notes[0].find(path) != std::string::npos);
+        write_bytes(path, bytes);
+    }
+    CHECK(find_latest(dir / "out").dir == newest);
+}
+
+TEST_CASE("files that are cut, longer, empty or missing are found and named") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    for (const std::string& name : list_directory(ckpt)) {
+        const std::string path = ckpt + "/" + name, bytes = read_bytes(path);
+        CAPTURE(name);
+        for (const std::string& other : {bytes.substr(0, bytes.size() - 2), bytes + "x", std::string()}) {
+            write_bytes(path, other);
+            CHECK(refusal(ckpt).starts_with("65 " + path + ": "));
+        }
+        remove_tree(path);
+        CHECK(refusal(ckpt).find(name) != std::string::npos);
+        CHECK(refusal(ckpt).starts_with(name == "trainer.json" ? "66 " : "65 "));
+        write_bytes(path, bytes);
+        CHECK(refusal(ckpt) == "");
+    }
+}
+
+TEST_CASE("a state that is not ours is refused even if its checksum matches") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    CHECK(refusal(dir / "none").starts_with("66 "));
+    CHECK(refusal(dir / "out").starts_with("66 "));  // a run's output, not one of its checkpoints
+    write_bytes(ckpt + "/trainer.json", "[]");
+    CHECK(refusal(ckpt).starts_with("65 "));
+    write_bytes(ckpt + "/trainer.json", R"({"format":2,"xxh3_64":"x"})");
+    CHECK(refusal(ckpt).starts_with("65 "));
+    remove_tree(ckpt + "/trainer.json");
+    CHECK(refusal(ckpt).find("give it by --init") != std::string::npos);
+}
+
+TEST_CASE("a checkpoint of another shape is refused before a tensor is handed over") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    const ParamLayout other({.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 8});
+    const TensorWriter nowhere = [](const float*, StateKind, Param, int) { FAIL("nothing may be handed over"); };
+    CHECK_THROWS_WITH_AS(
+        load_checkpoint(ckpt, other, nowhere),
+        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], a model of 2 layers "
+                          "and 8 channels needs [7, 8]; wrong --model?"),
+        Error);
+}
+
+TEST_CASE("the newest N are kept, none is deleted before its successor is there") {
+    const TemporaryDirectory dir;
+    for (int step : {8, 9, 10, 11}) save(save_options(dir / "out", 2), step);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000010", "step_000011"});
+    save(save_options(dir / "out", 0), 1'000'000);  // sorts by number, and 0 keeps all
+    save(save_options(dir / "out", 3), 1'000'001);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000011", "step_1000000", "step_1000001"});
+    CHECK(find_latest(dir / "out").dir == dir / "out/step_1000001");
+    save(save_options(dir / "out", 1), 1'000'002);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_1000002"});
+    CHECK(read_bytes(dir / "out/latest") == "step_1000002\n");
+}
+
+TEST_CASE("a step that is saved again replaces the old one") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 3);
+    const FlatState other(small_model, 99);
+    save_checkpoint(save_options(dir / "out"), other.layout, other.reader(), trainer_state(3));
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000003"});
+    CHECK(holds(dir / "out/step_000003", 3, 99));
+}
+
+TEST_CASE("a run that goes on from an older step sets later ones aside, and none is lost") {
+    const TemporaryDirectory dir;
+    for (int step : {1, 2, 3}) save(save_options(dir / "out", 3), step);
+    save(save_options(dir / "out", 3), 2);
+    const SavedCheckpoint again = save(save_options(dir / "out", 1), 2);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000002", "step_000003.stale"});
+    CHECK(holds(dir / "out/step_000003.stale", 3));
+    CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
+    save(save_options(dir / "out", 1), 3);
+    const SavedCheckpoint saved = save(save_options(dir / "out", 1), 2);
+    REQUIRE(saved.notes.size() == 1);
+    CHECK(saved.notes[0].find("step_000003.stale2") != std::string::npos);
+    CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
+}
+
+TEST_CASE("leftovers of interrupted saves are removed, everything else stays") {
+    const TemporaryDirectory dir;
+    CHECK(remove_leftovers(dir / "none").empty());
+    save(save_options(dir / "out"), 1);
+    save(save_options(dir / "out"), 2);
+    make_directories(dir / "out/step_000003.tmp");
+    write_bytes(dir / "out/step_000003.tmp/model.safetensors", "half");
+    write_bytes(dir / "out/latest.tmp", "half");
+    write_bytes(dir / "out/notes.tmp", "mine");
+    make_directories(dir / "out/step_old");
+    fs::rename(dir / "out/step_000002", dir / "out/step_000002.replaced");  // killed between the two renames
+    fs::copy(dir / "out/step_000001", dir / "out/step_000001.replaced");    // killed before the removal
+    CHECK(find_latest(dir / "out").dir == dir / "out/step_000002.replaced");
+    CHECK(remove_leftovers(dir / "out").size() == 4);
+    CHECK(list_directory(dir / "out") == Names{"latest", "notes.tmp", "step_000001", "step_000002", "step_old"});
+    CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
+    CHECK(remove_leftovers(dir / "out").empty());
+}
+
+TEST_CASE("find_latest and find_model") {
+    const TemporaryDirectory dir;
+    const auto model = [&](const std::string& path) {
+        try {
+            return find_model(path).dir;
+        } catch (const Error& error) {
+            return format("%d", error.exit_code);
+        }
+    };
+    CHECK(find_latest(dir / "none").dir == "");
+    CHECK(find_latest(dir.path).dir == "");
+    CHECK(model(dir / "none") == "66");
+    CHECK(model(dir.path) == "66");
+    save(save_options(dir / "out"), 1);
+    const std::string newest = save(save_options(dir / "out"), 2).dir;
+    write_bytes(dir / "out/latest",
+                "step_000001\n");  // a crash between the rename and `latest`: the newest still counts
+    CHECK(model(dir / "out") == newest);
+    CHECK(model(newest) == newest);
+    make_directories(dir / "out/step_000009");  // empty
+    const FoundCheckpoint found = find_latest(dir / "out");
+    CHECK(found.dir == newest);
+    REQUIRE(found.notes.size() == 1);
+    CHECK(found.notes[0].find("step_000009: is no checkpoint") != std::string::npos);
+    make_directories(dir / "bad/step_000001");
+    CHECK(find_latest(dir / "bad").dir == "");
+    CHECK(find_latest(dir / "bad").notes.size() == 1);
+    CHECK(model(dir / "bad") == "65");
+}
+
+TEST_CASE("an output that cannot be made is EXIT_CANNOT_CREATE") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "file", "x");
+    for (const std::string& output : {dir / "file", dir / "file/out", std::string("/proc/none/out")}) {
+        CAPTURE(output);
+        const auto code = [&] {
+            try {
+                save(save_options(output), 1);
+            } catch (const Error& error) {
+                return error.exit_code;
+            }
+            return 0;
+        };
+        CHECK(code() == EXIT_CANNOT_CREATE);
+    }
+    CHECK(read_bytes(dir / "file") == "x");
+}
+
+// The exit code and message of a save that must fail; the checkpoint of step 1 must be whole, nothing may lie about,
+// and once there is room a later save must work.
+static void check_failed_save(const TemporaryDirectory& dir, int code, int want) {
+    CHECK(code == want);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
+    CHECK(holds(dir / "out/step_000001", 1));
+    save(save_options(dir / "out"), 2);
+    CHECK(holds(find_latest(dir / "out").dir, 2));
+}
+
+TEST_CASE("a limit on the size of files fails the save and loses nothing") {
+    for (int64_t limit : {100, 1000, 6000, 10'000}) {
+        const TemporaryDirectory dir;
+        save(save_options(dir / "out"), 1);
+        const int code = in_child([&] {
+            limit_file_size(limit);
+            save(save_options(dir / "out"), 2);
+            return 0;
+        });
+        check_failed_save(dir, code, EXIT_IO);
+    }
+}
+
+TEST_CASE("a disk that is full, or becomes full while saving, fails the save and loses nothing") {
+    // The second: room enough at first, taken by the tokenizer's files.
+    for (bool full_at_start : {true, false}) {
+        const TemporaryDirectory dir;
+        const int code = in_child([&] {
+            if (!mount_small_disk(dir.path, "1m")) return CHILD_SKIPPED;
+            save(save_options(dir / "out"), 1);
+            SaveOptions options = save_options(dir / "out");
+            const auto fill = [](const std::string& path) {
+                try {
+                    OutputFile file(path);
+                    const std::string block(4096, 'x');
+                    for (;;) file.write(block.data(), 4096);
+                } catch (const Error& error) {
+                    if (error.exit_code != EXIT_IO) throw;
+                }
+            };
+            if (full_at_start) fill(dir / "ballast");
+            if (!full_at_start) options.write_tokenizer = [&](const std::string& to) { fill(to + "/vocab.json"); };
+            std::string message;
+            try {
+                save(options, 2);
+            } catch (const Error& error) {
+                message = error.what();
+                if (error.exit_code != EXIT_IO) return 1;
+            }
+            if (message.find(full_at_start ? "a checkpoint needs" : "No space left on device") == std::string::npos)
+                return 2;
+            if (list_directory(dir / "out") != Names{"latest", "step_000001"}) return 3;
+            if (!holds(find_latest(dir / "out").dir, 1)) return 4;
+            remove_tree(dir / "ballast");
+            save(save_options(dir / "out"), 3);
+            return holds(find_latest(dir / "out").dir, 3) ? 0 : 5;
+        });
+        if (code == CHILD_SKIPPED)
+            MESSAGE("skipped: mounting a small disk is not permitted here");
+        else
+            CHECK(code == 0);
+    }
+}
+
+TEST_CASE("an error while a tensor is fetched leaves no trace") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 1);
+    const FlatState state(small_model, 2);
+    const TensorReader failing = [&](float* host, StateKind kind, Param p, int l) {
+        if (kind == StateKind::v && l == 1) fail(EXIT_INTERNAL, "the device is gone");
+        state.reader()(host, kind, p, l);
+    };
+    CHECK_THROWS_WITH_AS(save_checkpoint(save_options(dir / "out"), state.layout, failing, trainer_state(2)),
+                         "the device is gone", Error);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
+}
+
+// In memory, so that hundreds of saves are fast; there is nothing to lose but what the process itself has not written.
+static std::string fast_directory() {
+    const char* shm = "/dev/shm";
+    if (access(shm, W_OK) == 0) setenv("TMPDIR", shm, 1);
+    omp_set_num_threads(1);
+    return fs::temp_directory_path().string();
+}
+
+// What a save does to the directory `before`: from it, at each system call, a fault. Afterwards the newest checkpoint
+// must be the one of before, or the new one, whole; a new run must be able to clean up and save.
+static void check_every_call(const std::string& before, int64_t newest_before, uint64_t seed_before, int64_t step,
+                             int error) {
+    const auto save_99 = [step](const std::string& output) {  // seed 99: differs from what was there
+        const FlatState state(small_model, 99);
+        save_checkpoint(save_options(output, 1), state.layout, state.reader(), trainer_state(step));
+    };
+    int n = 0, old_ones = 0, new_ones = 0;
+    for (bool reached = true; reached; n++) {
+        const TemporaryDirectory dir;
+        fs::copy(before, dir / "out", fs::copy_options::recursive);
+        const FaultResult result = with_fault([&] { return save_99(dir / "out"), 0; }, n, error);
+        if (result.code == CHILD_SKIPPED) {
+            MESSAGE("skipped: tracing is not permitted here");
+            return;
+        }
+        reached = result.reached;
+        CAPTURE(n);
+        CAPTURE(error);
+        CAPTURE(result.call);
+        if (!reached) CHECK(result.code == 0);
+        if (reached && error == 0) CHECK(result.code == 128 + SIGKILL);
+        const bool known = result.code == 0 || result.code == EXIT_IO || result.code == EXIT_CANNOT_CREATE;
+        if (error != 0) CHECK(known);
+
+        const FoundCheckpoint found = find_latest(dir / "out");
+        REQUIRE(found.dir != "");
+        CHECK(found.notes.empty());  // nothing that looks like a checkpoint is half of one
+        const bool is_new = holds(found.dir, step, 99);
+        const bool is_old = holds(found.dir, newest_before, seed_before);
+        CHECK(is_new != is_old);
+        if (result.code == 0) CHECK(is_new);
+        (is_new ? new_ones : old_ones)++;
+
+        remove_leftovers(dir / "out");
+        CHECK(find_latest(dir / "out").dir != "");
+        save_99(dir / "out");
+        CHECK(holds(find_latest(dir / "out").dir, step, 99));
+        for (const std::string& name : list_directory(dir / "out")) CHECK_FALSE(name.ends_with(".tmp"));
+    }
+#ifdef __x86_64__
+    CHECK(n > 50);  // it did walk through a save
+#endif
+    CHECK(old_ones > 20);
+    CHECK(new_ones > 0);
+}
+
+TEST_CASE("a save killed or failing at any system call: the next step") {
+    fast_directory();
+    const TemporaryDirectory dir;
+    save(save_options(dir / "before"), 1);
+    for (int error : {0, EIO, ENOSPC}) check_every_call(dir / "before", 1, 1, 2, error);
+}
+
+TEST_CASE("a save killed or failing at any system call: the same step again") {
+    fast_directory();
+    const TemporaryDirectory dir;
+    save(save_options(dir / "before"), 2);
+    for (int error : {0, EIO}) check_every_call(dir / "before", 2, 2, 2, error);
+}

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# test_cli.sh: the commands end to end on a tiny model, and what they say to bad input.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+# shellcheck source=dev/test/functions.sh
+source dev/test/functions.sh
+
+make_shards "$scratch/data" || fail "no shards"
+train_data=(--train-data "$scratch/data/train_*.bin") val_data=(--val-data "$scratch/data/val_*.bin")
+data=("${train_data[@]}" "${val_data[@]}")
+train=("$program" "${data[@]}" "${tiny[@]}" --output '' --steps 3)
+run=$scratch/run
+first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
+
+# ---- what should work
+check "train" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15
+loss_of() { sed -n 's/.*"kind":"val".*"step":'"$1"',.*"val_loss":\([0-9.]*\).*/\1/p' "$run/log.jsonl"; }
+check "the loss falls" awk -v a="$(loss_of 0)" -v b="$(loss_of 30)" 'BEGIN { exit !(a > 0 && b > 0 && b < 0.8 * a) }'
+check "run.json is JSON with the options" python3 -c "import json; r = json.load(open('$run/run.json')); assert r['options']['lr'] == 0.01, r"
+check "log.jsonl is JSON" python3 -c "import json; [json.loads(line) for line in open('$run/log.jsonl')]"
+generate() { "$program" generate --init "$run" --prompt "the king" --max-tokens 40 "$@"; }
+check "generate repeats itself" test "$(generate --seed 3)" = "$(generate --seed 3)"
+check "generate with another seed" test "$(generate --seed 3)" != "$(generate --seed 4)"
+check "generate begins with the prompt" grep -q '^the king' <(generate)
+check "generate beyond the context" test "$(generate --max-tokens 100 --temperature 0 | wc -c)" -gt 100
+check "eval as training measured it" python3 - "$run" "$scratch" "$program" <<'PY'
+import json, re, subprocess, sys
+run, scratch, program = sys.argv[1:]
+val = [json.loads(line) for line in open(run + "/log.jsonl")]
+want = [x["val_loss"] for x in val if x["kind"] == "val" and x["step"] == 30][-1]
+out = subprocess.run([program, "eval", "--init", run, "--val-data", scratch + "/data/val_*.bin", "--seq-len", "16", "--micro-batch", "2",
+                      "--batches", "20"], capture_output=True, text=True, check=True).stdout
+got = float(re.search(r"loss ([0-9.]+)", out).group(1))
+assert abs(got - want) < 1e-4 * want, (got, want)
+PY
+check "plan" "$program" plan --model d12 --micro-batch 4
+check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
+check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
+    -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
+check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
+for isa in plain avx2 avx512 amx; do
+    if CPU_ISA=$isa "$program" plan --layers 1 --heads 1 --channels 16 >/dev/null 2>&1; then
+        check "bf16 on CPU_ISA=$isa" env CPU_ISA=$isa "$program" "${data[@]}" "${tiny[@]}" --output '' --steps 3 --precision bf16
+    fi
+done
+
+# ---- usage
+refused "unknown option" 2 "did you mean --micro-batch?" "$program" --mirco-batch 4
+refused "no training data" 2 "--train-data is missing" "$program"
+refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
+refused "unknown precision" 2 "--precision fp8 is not known" "$program" "${data[@]}" --precision fp8
+refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
+refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${train[@]}" --channels 33
+refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
+refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
+refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
+refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256
+long_prompt=$(make_text 200)
+refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
+
+# ---- missing and damaged input
+refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin"
+refused "no such directory" 66 "no such directory" "$program" generate --init "$scratch/nowhere"
+mkdir "$scratch/empty"
+refused "a directory that is no checkpoint" 66 "neither a Hugging Face directory" "$program" generate --init "$scratch/empty"
+
+# overwrite FILE OFFSET BYTES
+overwrite() { printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
+cp "$first_shard" "$scratch/truncated.bin" && truncate -s -100 "$scratch/truncated.bin"
+refused "truncated shard" 65 "truncated.bin" "${train[@]}" --train-data "$scratch/truncated.bin"
+cp "$first_shard" "$scratch/magic.bin" && overwrite "$scratch/magic.bin" 0 '\x01\x02\x03\x04'
+refused "wrong magic" 65 "magic.bin" "${train[@]}" --train-data "$scratch/magic.bin"
+cp "$first_shard" "$scratch/token.bin" && overwrite "$scratch/token.bin" 1400 '\xff\xff'
+refused "token above the vocabulary" 65 "65535" "${train[@]}" --train-data "$scratch/token.bin" --steps 100
+refused "fewer tokens than a batch" 65 "train_" "${train[@]}" --global-batch 1048576
+
+copy_run() { rm -rf "$scratch/copy" && cp -r "$run/step_000030" "$scratch/copy"; }
+copy_run && overwrite "$scratch/copy/model.safetensors" 9 x
+refused "broken safetensors header" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
+copy_run && truncate -s 1000 "$scratch/copy/model.safetensors"
+refused "truncated weights" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
+copy_run && sed -i 's/"n_embd": *32/"n_embd": 64/' "$scratch/copy/config.json"
+refused "weights of another shape" 65 "needs" "$program" generate --init "$scratch/copy"
+copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
+refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
+
+# A damaged newest checkpoint is passed over, by name, for the one before.
+cp -r "$run" "$scratch/damaged_run"
+overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
+"$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
+check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
+
+# ---- output that cannot be written
+: >"$scratch/file"
+refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
+if unshare --mount true 2>/dev/null; then
+    disk=$scratch/disk
+    mkdir "$disk"
+    # 1 MB holds the log and one checkpoint of about 700 kB, not two: the first one must survive.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=1000k none "$0"
+        "$@" >"$0.out" 2>"$0.err"; echo $? >"$0.status"
+        ls "$0/run" >"$0.list"' "$disk" "$program" "${data[@]}" "${tiny[@]}" --output "$disk/run" --steps 12 --checkpoint-every 6 --keep 0
+    check "disk full: exit code 74" test "$(cat "$disk.status")" = 74
+    check "disk full: one sentence" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
+    check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
+else
+    echo "skipped: disk full (unshare --mount is not permitted here)"
+fi
+finish

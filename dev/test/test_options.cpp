@@ -1,0 +1,301 @@
+// test_options.cpp: the command line: what is taken, what is refused and with which words, and that the help and the
+// settings come from the same declarations.
+#include "../../llmc/options.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+static Options parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "/usr/local/bin/train_gpt2");
+    return parse_options(int(arguments.size()), arguments.data());
+}
+
+// With the option that training cannot do without.
+static Options train(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
+    return parse(arguments);
+}
+
+// The sentence with which the arguments are refused; the exit code must be that of usage.
+static std::string refusal(const std::vector<const char*>& arguments) {
+    try {
+        parse(arguments);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_USAGE);
+        CHECK(strchr(error.what(), '\n') == nullptr);
+        return error.what();
+    }
+    return "";
+}
+
+static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("the command is the first argument, train when there is none") {
+    CHECK(train({}).command == Command::train);
+    CHECK(parse({"train", "--train-data", "x"}).command == Command::train);
+    CHECK(parse({"generate", "--init", "d"}).command == Command::generate);
+    CHECK(parse({"eval", "--init", "d", "--val-data", "x"}).command == Command::eval);
+    CHECK(parse({"plan"}).command == Command::plan);
+    CHECK(parse({"tokenize", "a.txt", "--output", "d", "--train-bpe", "300"}).command == Command::tokenize);
+}
+
+TEST_CASE("defaults of training are GPT-2's recipe") {
+    const Options o = train({});
+    CHECK(o.model == "d12");
+    CHECK(o.default_model);
+    CHECK(o.global_batch_tokens == 524288);
+    CHECK(o.micro_batch == 4);
+    CHECK(o.lr == 6e-4);
+    CHECK(o.weight_decay == 0.1);
+    CHECK(o.beta1 == 0.9);
+    CHECK(o.beta2 == 0.95);
+    CHECK(o.eps == 1e-8);
+    CHECK(o.grad_clip == 1.0);
+    CHECK(o.schedule == "cosine");
+    CHECK(o.precision == "auto");
+    CHECK(o.output == "out");
+    CHECK(o.steps == 0);
+    CHECK_FALSE(o.resume);
+    CHECK_FALSE(o.quiet);
+}
+
+TEST_CASE("the global batch is 524,288 tokens for the named sizes, one micro-batch for others, unless given") {
+    CHECK(train({"--model", "gpt2-xl"}).global_batch_tokens == 524288);
+    CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch_tokens == 0);
+    CHECK(train({"--init", "d"}).global_batch_tokens == 0);
+    CHECK(train({"--model", "d12", "--global-batch", "0"}).global_batch_tokens == 0);
+    CHECK(train({"--init", "d", "--global-batch", "8192"}).global_batch_tokens == 8192);
+    CHECK(train({"--resume"}).global_batch_tokens == train({}).global_batch_tokens);  // relaunching changes nothing
+}
+
+TEST_CASE("values follow after a space or an equals sign, the last one counts") {
+    CHECK(train({"--lr", "1e-3"}).lr == 1e-3);
+    CHECK(train({"--lr=1e-3"}).lr == 1e-3);
+    CHECK(train({"--lr=1e-3", "--lr", "2e-3"}).lr == 2e-3);
+    CHECK(train({"--output="}).output == "");
+    CHECK(train({"--output=", "--lr", "2"}).lr == 2.0);
+    CHECK(train({"--output", ""}).output == "");
+    CHECK(train({"--sample-prompt", "-5 degrees"}).sample_prompt == "-5 degrees");
+    CHECK(train({"--sample-prompt=a=b"}).sample_prompt == "a=b");
+    CHECK(train({"--sample-prompt", "[1,2]"}).sample_prompt == "[1,2]");
+    CHECK(train({"--seed", "18446744073709551615"}).seed == 18446744073709551615u);
+    CHECK(parse({"generate", "--init", "d", "--prompt", "--"}).prompt == "--");
+}
+
+TEST_CASE("flags are on when given, and take a value after an equals sign") {
+    CHECK(train({"--resume"}).resume);
+    CHECK(train({"--resume", "--resume"}).resume);
+    CHECK(train({"--resume=1"}).resume);
+    CHECK_FALSE(train({"--resume=0"}).resume);
+    CHECK_FALSE(train({"--resume=false"}).resume);
+    CHECK(train({"--quiet"}).quiet);
+    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
+}
+
+TEST_CASE("llm.c's letters mean the same here") {
+    const Options o = parse({"-i", "a",     "-j", "b",    "-o", "c",  "-e", "d24", "-b", "8",   "-t", "512",
+                             "-d", "16384", "-l", "3e-4", "-u", "7",  "-q", "0.2", "-c", "0.3", "-v", "11",
+                             "-s", "12",    "-g", "13",   "-x", "14", "-n", "15",  "-y", "1",   "-k", "wsd"});
+    CHECK(o.train_data == "a");
+    CHECK(o.val_data == "b");
+    CHECK(o.output == "c");
+    CHECK(o.model == "d24");
+    CHECK(o.micro_batch == 8);
+    CHECK(o.seq_len == 512);
+    CHECK(o.global_batch_tokens == 16384);
+    CHECK(o.lr == 3e-4);
+    CHECK(o.warmup == 7);
+    CHECK(o.final_lr_fraction == 0.2);
+    CHECK(o.weight_decay == 0.3);
+    CHECK(o.val_every == 11);
+    CHECK(o.sample_every == 12);
+    CHECK(o.sample_tokens == 13);
+    CHECK(o.steps == 14);
+    CHECK(o.checkpoint_every == 15);
+    CHECK(o.resume);
+    CHECK(o.schedule == "wsd");
+    CHECK_FALSE(train({"-y", "0"}).resume);
+    CHECK(contains(refusal({"-i", "a", "-y", "2"}), "--resume: '2' is neither"));
+    CHECK(train({"-x", "-1"}).steps == 0);  // one epoch
+    CHECK(train({"-e", "gpt2:d36"}).model == "d36");
+}
+
+TEST_CASE("--model takes a directory too, as -e of llm.c does") {
+    const Options o = train({"-e", "out/d12/step_001000"});
+    CHECK(o.init == "out/d12/step_001000");
+    CHECK(o.model == "");
+    CHECK_FALSE(o.default_model);
+    CHECK(contains(refusal({"-i", "a", "-e", "gpt2_124M_bf16.bin"}), "llm.c are not read"));
+    CHECK(contains(refusal({"-i", "a", "-e", "a/b", "--init", "c"}), "two places to start from"));
+}
+
+TEST_CASE("numbers are consumed whole and checked against their range") {
+    const auto bad = [](const char* name, const char* value) { return refusal({"--train-data", "x", name, value}); };
+    CHECK(bad("--lr", "0.1x") == "--lr: '0.1x' is not a number");
+    CHECK(bad("--lr", "") == "--lr: '' is not a number");
+    CHECK(bad("--lr", " 1") == "--lr: ' 1' is not a number");
+    CHECK(bad("--lr", "nan") == "--lr nan must be at least 0 and at most 100");
+    CHECK(bad("--lr", "inf") == "--lr inf must be at least 0 and at most 100");
+    CHECK(bad("--lr", "-1e-3") == "--lr -0.001 must be at least 0 and at most 100");
+    CHECK(bad("--lr", "1e999") == "--lr: 1e999 is out of range");
+    CHECK(bad("--beta1", "1") == "--beta1 1 must be at least 0 and below 1");
+    CHECK(bad("--steps", "1e3") == "--steps: '1e3' is not a whole number");
+    CHECK(bad("--steps", "1.5") == "--steps: '1.5' is not a whole number");
+    CHECK(bad("--steps", "-2") == "--steps -2 must be at least -1");
+    CHECK(bad("--steps", "99999999999999999999") == "--steps: 99999999999999999999 is out of range");
+    CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");
+    CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
+    CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
+    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known: fp32|bf16|auto");
+    CHECK(bad("--schedule", "cosine|linear") == "--schedule cosine|linear is not known: cosine|linear|constant|wsd");
+    CHECK(bad("--schedule", "") == "--schedule  is not known: cosine|linear|constant|wsd");
+}
+
+TEST_CASE("unknown options are refused with the nearest right one") {
+    CHECK(refusal({"--mirco-batch", "4"}) == "unknown option --mirco-batch; did you mean --micro-batch? (see --help)");
+    CHECK(contains(refusal({"--mirco-batch=4"}), "unknown option --mirco-batch; did you mean --micro-batch?"));
+    CHECK(contains(refusal({"--stesp", "4"}), "did you mean --steps?"));
+    CHECK(contains(refusal({"--rl", "4"}), "did you mean --lr?"));  // a swap is one mistake, not two
+    CHECK(contains(refusal({"--weight-decy", "4"}), "did you mean --weight-decay?"));
+    CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
+    CHECK(contains(refusal({"--batch", "4"}), "did you mean --micro-batch?"));
+    CHECK(contains(refusal({"--hlep"}), "did you mean --help?"));
+    CHECK(refusal({"--xyzzy"}) == "unknown option --xyzzy (see --help)");
+    CHECK(refusal({"-Q"}) == "unknown option -Q (see --help)");
+    CHECK(contains(refusal({"generate", "--micro-batch", "4"}),
+                   "generate has no option --micro-batch, which belongs to train"));
+    CHECK(contains(refusal({"tokenize", "--steps", "4"}),
+                   "tokenize has no option --steps, which belongs to train, plan"));
+}
+
+TEST_CASE("missing values and stray arguments are refused") {
+    CHECK(refusal({"--train-data", "x", "--lr"}) == "--lr needs a value (see --help)");
+    CHECK(refusal({"--train-data", "x", "-n"}) == "--checkpoint-every needs a value (see --help)");
+    CHECK(refusal({"--train-data", "x", "--output", "--lr", "3"}) ==
+          "--output needs a value (DIR), but the option --lr follows");
+    CHECK(contains(refusal({"--train-data", "x", "stray"}), "unexpected argument 'stray'"));
+    CHECK(
+        contains(refusal({"--train-data", "x", "generate"}), "unexpected argument 'generate'; a command comes first"));
+    CHECK(contains(refusal({""}), "unexpected argument ''"));
+    CHECK(contains(refusal({"-"}), "unexpected argument '-'"));
+}
+
+TEST_CASE("options that contradict each other, or lack another, are refused") {
+    const auto bad = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"--train-data", "x"});
+        return refusal(arguments);
+    };
+    CHECK(contains(bad({"--layers", "2"}), "--layers 2 --heads 0 --channels 0 do not make a model; give all three"));
+    CHECK(contains(bad({"--model", "d12", "--layers", "2", "--heads", "2", "--channels", "64"}), "has its own shape"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2", "--heads", "2", "--channels", "64"}), "brings its own shape"));
+    CHECK(contains(bad({"--init", "d", "--model", "d12"}), "brings its own shape"));
+    CHECK(contains(bad({"--layers", "2", "--heads", "3", "--channels", "64"}),
+                   "not a multiple of 3 heads; try --channels 66"));
+    CHECK(contains(bad({"--model", "d13"}), "--model d13 is not known"));
+    CHECK(contains(bad({"--resume", "--output", ""}), "--resume needs the --output"));
+    CHECK(contains(refusal({}), "--train-data is missing"));
+    CHECK(contains(refusal({"generate"}), "--init is missing"));
+    CHECK(contains(refusal({"eval", "--init", "d"}), "--val-data is missing"));
+    CHECK(contains(refusal({"eval", "--val-data", "x"}), "--init is missing"));
+    CHECK(contains(refusal({"tokenize", "--output", "d", "--train-bpe", "300"}), "no INPUT"));
+    CHECK(contains(refusal({"tokenize", "a", "--train-bpe", "300"}), "--output is missing"));
+    CHECK(contains(refusal({"tokenize", "a", "--output", "d"}), "give one of --train-bpe"));
+    CHECK(
+        contains(refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--tokenizer", "t"}), "give one of"));
+}
+
+TEST_CASE("tokenize takes any number of inputs, after -- whatever they look like") {
+    const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "d e"});
+    CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "d e"});
+    CHECK(o.train_bpe == 300);
+    CHECK(o.val_fraction == 0.05);
+    CHECK(o.shard_tokens == 100000000);
+    CHECK(o.text_key == "text");
+    CHECK(o.split == "none");
+    const Options dashes = parse({"tokenize", "--output", "d", "--train-bpe", "300", "a", "--", "--b", "-"});
+    CHECK(dashes.inputs == std::vector<std::string>{"a", "--b", "-"});
+}
+
+TEST_CASE("every option is in the help of its command once, with its unit, its help and its default") {
+    for (const char* command : {"train", "generate", "eval", "plan", "tokenize"}) {
+        CAPTURE(command);
+        const Options help = parse({command, "--help"});
+        CHECK(help.command == Command::help);
+        CHECK(help.text.starts_with("usage: train_gpt2 "));
+        Options o = train({});
+        for (Command c : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize})
+            if (std::string(command) == command_name(c)) o.command = c;
+        const auto all = settings(o);
+        CHECK(all.size() >= 6);
+        std::set<std::string> names;
+        for (const Setting& s : all) {
+            CAPTURE(s.name);
+            CHECK(names.insert(s.name).second);
+            CHECK(contains(help.text, "--" + s.name));
+            CHECK(contains(help.text, "\n" + s.section + ":\n"));
+        }
+    }
+    const std::string help = parse({"--help"}).text;
+    CHECK(contains(help, "  -b,--micro-batch SEQUENCES        per rank and forward pass (B) [4]\n"));
+    CHECK(contains(help, "  -l,--lr RATE                      peak learning rate [0.0006]\n"));
+    CHECK(contains(help, "  --eps VALUE                       AdamW, added to the root [1e-08]\n"));
+    CHECK(parse({"-h"}).text == help);
+}
+
+TEST_CASE("help and version come before anything that is wrong or missing") {
+    CHECK(parse({"--model", "d13", "--help"}).command == Command::help);
+    CHECK(contains(parse({"--version"}).text, "train_gpt2 0.1.0"));
+    CHECK(parse({"--version"}).text.ends_with("\n"));
+}
+
+TEST_CASE("settings and JSON read the values back") {
+    Options o = train({"--lr", "1e-3", "--resume", "--sample-prompt", "say \"hi\"\n"});
+    const auto json = nlohmann::json::parse(options_json(o));
+    CHECK(json["lr"] == 1e-3);
+    CHECK(json["resume"] == true);
+    CHECK(json["micro-batch"] == 4);
+    CHECK(json["global-batch"] == 524288);
+    CHECK(json["sample-prompt"] == "say \"hi\"\n");
+    CHECK(json["train-data"] == "x.bin");
+    CHECK(json.size() == settings(o).size());
+    for (const Setting& s : settings(o)) {
+        CAPTURE(s.name);
+        if (s.name == "lr") CHECK((s.value == "0.001" && !s.is_default && s.section == "optimizer"));
+        if (s.name == "micro-batch") CHECK((s.value == "4" && s.is_default));
+    }
+    o.steps = 77;  // what was worked out later is read back too
+    CHECK(nlohmann::json::parse(options_json(o))["steps"] == 77);
+    CHECK(nlohmann::json::parse(options_json(train({"--sample-prompt", "\xff"})))["sample-prompt"] == "\xef\xbf\xbd");
+}
+
+TEST_CASE("the shape of the model") {
+    CHECK(model_config(train({})) == GPT2Config{1024, 50257, 12, 12, 768});
+    CHECK(model_config(train({"--seq-len", "256"})) == GPT2Config{1024, 50257, 12, 12, 768});
+    CHECK(model_config(train({"--seq-len", "2048", "--model", "d48"})) == GPT2Config{2048, 50257, 48, 25, 1600});
+    const Options small = train({"--layers", "6", "--heads", "6", "--channels", "384", "--seq-len", "256"});
+    CHECK(model_config(small, 4096) == GPT2Config{256, 4096, 6, 6, 384});
+    CHECK(model_config(train({"--vocab-size", "300"}), 4096).V == 300);
+}
+
+TEST_CASE("steps and warmup that were not given follow from the data") {
+    Options o = train({});
+    resolve_steps(o, 18865);
+    CHECK(o.steps == 18865);
+    CHECK(o.warmup == 700);
+    o = train({"--steps", "500"});
+    resolve_steps(o, 18865);
+    CHECK(o.steps == 500);
+    CHECK(o.warmup == 50);
+    o = train({"--steps", "500", "--warmup", "0"});
+    resolve_steps(o, 0);
+    CHECK(o.warmup == 0);
+    o = train({"--steps", "500", "--warmup", "501"});
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 1), doctest::Contains("--warmup 501 is longer than the run of 500 steps"),
+                         Error);
+    o = train({});
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("no full step"), Error);
+}

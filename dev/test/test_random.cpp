@@ -1,0 +1,64 @@
+// test_random.cpp: Philox against the known answers of its authors' library (Random123, kat_vectors, philox4x32 10),
+// and the distributions made from it against their moments.
+#include "../../llmc/random.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+using Words = std::array<uint32_t, 4>;
+
+TEST_CASE("known answers of philox4x32-10") {
+    // The counter is (index low, index high, stream low, stream high), the key (seed low, seed high).
+    CHECK(Philox{0, 0}(0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    const uint64_t ones = ~uint64_t(0);
+    CHECK(Philox{ones, ones}(ones) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    // counter 243f6a88 85a308d3 13198a2e 03707344, key a4093822 299f31d0
+    CHECK(Philox{0x299f31d0a4093822, 0x0370734413198a2e}(0x85a308d3243f6a88) ==
+          Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("seeds, streams and indices have their own numbers") {
+    std::set<Words> seen;
+    for (uint64_t seed : {0, 1, 42})
+        for (uint64_t stream : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
+            for (uint64_t index : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
+                seen.insert(Philox{seed, stream}(index));
+    CHECK(seen.size() == 27);
+}
+
+TEST_CASE("uniform lies in [0, 1) and fills it evenly") {
+    const int n = 100000;
+    double sum = 0.0;
+    int counts[10] = {};
+    for (int i = 0; i < n; i++) {
+        const float u = Philox{42, 3}.uniform(uint64_t(i));
+        REQUIRE(u >= 0.0f);
+        REQUIRE(u < 1.0f);
+        sum += double(u);
+        counts[int(u * 10.0f)]++;
+    }
+    // Five standard deviations: of a mean sqrt(1 / 12 n), of a tenth's count sqrt(0.09 n).
+    CHECK(std::fabs(sum / n - 0.5) < 5 * std::sqrt(1.0 / 12 / n));
+    for (int count : counts) CHECK(std::fabs(count - 0.1 * n) < 5 * std::sqrt(0.09 * n));
+}
+
+TEST_CASE("normal has the moments of a standard normal, and neighbours are independent") {
+    const int n = 400000;
+    double m1 = 0, m2 = 0, m3 = 0, m4 = 0, neighbours = 0, previous = 0;
+    int beyond_3 = 0;
+    for (int i = 0; i < n; i++) {
+        const double x = double(Philox{42, 5}.normal(uint64_t(i)));
+        REQUIRE(std::isfinite(x));
+        m1 += x, m2 += x * x, m3 += x * x * x, m4 += x * x * x * x, neighbours += x * previous;
+        beyond_3 += std::fabs(x) > 3.0;
+        previous = x;
+    }
+    // Variances of x, x^2, x^3, x^4 and of a product of two: 1, 2, 15, 96, 1. P(|x| > 3) = 0.0026998.
+    CHECK(std::fabs(m1 / n) < 5 * std::sqrt(1.0 / n));
+    CHECK(std::fabs(m2 / n - 1) < 5 * std::sqrt(2.0 / n));
+    CHECK(std::fabs(m3 / n) < 5 * std::sqrt(15.0 / n));
+    CHECK(std::fabs(m4 / n - 3) < 5 * std::sqrt(96.0 / n));
+    CHECK(std::fabs(neighbours / n) < 5 * std::sqrt(1.0 / n));
+    CHECK(std::fabs(beyond_3 - 0.0026998 * n) < 5 * std::sqrt(0.0026998 * n));
+}

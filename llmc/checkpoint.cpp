@@ -1,0 +1,314 @@
+#include "checkpoint.h"
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "files.h"
+#include "json.h"
+#include "safetensors.h"
+
+using nlohmann::json;
+
+constexpr int format_version = 1;
+constexpr int64_t max_state_bytes = 16 << 20;  // of trainer.json
+
+// --- saving ---
+
+static const std::vector<TensorGroup> model_groups = {{StateKind::weights, "transformer."}};
+
+static std::vector<TensorGroup> optimizer_groups(bool with_master) {
+    std::vector<TensorGroup> out = {{StateKind::m, "m.transformer."}, {StateKind::v, "v.transformer."}};
+    if (with_master) out.insert(out.begin(), {StateKind::weights, "master.transformer."});
+    return out;
+}
+
+static Metadata state_metadata(const TrainerState& state) {
+    return {{"step", std::to_string(state.step)}, {"tokens", std::to_string(state.tokens)}};
+}
+
+int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights) {
+    const Metadata metadata = state_metadata({});
+    const int64_t others = 256 << 10;  // configurations, state, directory, and metadata of any length
+    return safetensors_bytes(list_tensors(layout, model_groups, bf16_weights ? "BF16" : "F32"), metadata) +
+           safetensors_bytes(list_tensors(layout, optimizer_groups(bf16_weights), "F32"), metadata) + others;
+}
+
+// trainer.json guards itself: the checksum of its text without the checksum.
+static uint64_t checksum_of_state(json state) {
+    state.erase("xxh3_64");
+    const std::string text = state.dump();
+    return XXH3_64bits(text.data(), text.size());
+}
+
+static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
+    json out = {{"format", format_version},
+                {"step", state.step},
+                {"position", state.position},
+                {"tokens", state.tokens},
+                {"seed", state.seed},
+                {"val_loss", state.val_loss},
+                {"options", parse_json(state.options, "the run's options")},
+                {"data", parse_json(state.data, "the data's description")},
+                {"extra", parse_json(state.extra, "the trainer's own state")}};
+    for (const auto& [name, sum] : files)
+        out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
+    out["xxh3_64"] = format("%016" PRIx64, checksum_of_state(out));
+    return out.dump(2) + "\n";
+}
+
+// --- directories ---
+
+static std::string step_name(int64_t step) { return format("step_%06" PRId64, step); }
+
+// step_005000, or step_005000.replaced while a save of the same step moves it aside.
+struct StepDirectory {
+    int64_t step;
+    bool replaced;
+    std::string name;
+};
+
+static std::vector<StepDirectory> list_steps(const std::string& output) {  // newest first
+    std::vector<StepDirectory> out;
+    if (!is_directory(output)) return out;
+    for (const std::string& name : list_directory(output)) {
+        int64_t step;
+        if (!name.starts_with("step_")) continue;
+        const char *digits = name.data() + 5, *end = name.data() + name.size();
+        const auto [rest, error] = std::from_chars(digits, end, step);
+        if (error != std::errc() || step < 0 || (rest != end && strcmp(rest, ".replaced") != 0)) continue;
+        out.push_back({step, rest != end, name});
+    }
+    std::sort(out.begin(), out.end(), [](const StepDirectory& a, const StepDirectory& b) {
+        return std::pair(-a.step, a.replaced) < std::pair(-b.step, b.replaced);
+    });
+    return out;
+}
+
+std::vector<std::string> remove_leftovers(const std::string& output) {
+    std::vector<std::string> notes;
+    if (!is_directory(output)) return notes;
+    for (const std::string& name : list_directory(output))
+        if (name.ends_with(".tmp") && (name.starts_with("step_") || name.starts_with("latest"))) {
+            remove_tree(output + "/" + name);
+            notes.push_back(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
+        }
+    for (const StepDirectory& found : list_steps(output)) {
+        if (!found.replaced) continue;
+        const std::string aside = output + "/" + found.name, dir = output + "/" + step_name(found.step);
+        const bool superseded = path_exists(dir);
+        if (superseded)
+            remove_tree(aside);
+        else
+            rename_path(aside, dir);
+        notes.push_back(format("%s: %s, left behind by an interrupted save", aside.c_str(),
+                               superseded ? "removed" : "renamed back"));
+    }
+    return notes;
+}
+
+// Writes all files of the checkpoint into dir, each on disk when this returns.
+static int64_t write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
+                           const TensorReader& read, const TrainerState& state) {
+    const bool bf16_weights = options.bf16_weights;
+    const HFConfig config = {layout.config, options.end_of_text};
+    const Metadata metadata = state_metadata(state);
+    std::map<std::string, FileSum> files;
+    const auto text = [&](const char* name, const std::string& content) {
+        files[name] = write_file(dir + "/" + name, content);
+    };
+    const auto tensors = [&](const char* name, const std::vector<TensorGroup>& groups, const char* dtype) {
+        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, read, metadata);
+    };
+    text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
+    text("generation_config.json", hf_generation_config_json(config));
+    tensors("model.safetensors", model_groups, bf16_weights ? "BF16" : "F32");
+    tensors("optimizer.safetensors", optimizer_groups(bf16_weights), "F32");
+    if (options.write_tokenizer) options.write_tokenizer(dir);
+    for (const std::string& name : list_directory(dir)) {
+        if (files.count(name)) continue;
+        sync_file(dir + "/" + name);
+        files[name] = checksum_file(dir + "/" + name);
+    }
+    text("trainer.json", state_json(state, files));
+    sync_directory(dir);
+    int64_t bytes = 0;
+    for (const auto& [name, sum] : files) bytes += sum.size;
+    return bytes;
+}
+
+// Directories of steps after this one belong to a run that went on from here before and was given up: a resume must
+// not take them for the newest. They are not deleted, only renamed.
+static void set_aside_later(const std::string& output, int64_t step, std::vector<std::string>& notes) {
+    for (const StepDirectory& found : list_steps(output)) {
+        if (found.step <= step) continue;
+        const std::string dir = output + "/" + found.name;
+        std::string aside = dir + ".stale";
+        for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
+        rename_path(dir, aside);
+        notes.push_back(format("%s: of a later step than this run's, renamed to %s", dir.c_str(), aside.c_str()));
+    }
+}
+
+// tmp becomes dir. There is no moment at which neither the old nor the new directory has a name that find_latest knows.
+static void put_in_place(const std::string& tmp, const std::string& dir) {
+    const std::string aside = dir + ".replaced";
+    if (path_exists(dir)) {
+        remove_tree(aside);
+        rename_path(dir, aside);
+    }
+    rename_path(tmp, dir);
+    sync_directory(parent_directory(dir));
+    remove_tree(aside);
+}
+
+// A directory loses its name first: half a checkpoint must not look like one.
+static void delete_older(const std::string& output, int keep, std::vector<std::string>& notes) {
+    int seen = 0;
+    for (const StepDirectory& found : list_steps(output)) {
+        if (++seen <= keep || keep == 0) continue;
+        const std::string dir = output + "/" + found.name;
+        try {
+            remove_tree(dir + ".tmp");
+            rename_path(dir, dir + ".tmp");
+            remove_tree(dir + ".tmp");
+        } catch (const Error& error) {
+            notes.push_back(format("an old checkpoint stays: %s", error.what()));
+        }
+    }
+}
+
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+                                const TrainerState& state) {
+    const std::string name = step_name(state.step);
+    SavedCheckpoint saved{options.output + "/" + name, 0, {}};
+    const std::string tmp = saved.dir + ".tmp";
+    make_directories(options.output);
+    sync_directory(parent_directory(options.output));
+    remove_tree(tmp);
+    const int64_t needed = checkpoint_bytes(layout, options.bf16_weights), free = free_bytes(options.output);
+    if (needed > free)
+        fail(EXIT_IO,
+             "%s: a checkpoint needs %s, but only %s are free; delete older ones (--keep) or give another --output",
+             options.output.c_str(), human_bytes(needed).c_str(), human_bytes(free).c_str());
+    try {
+        make_directories(tmp);
+        saved.bytes = write_files(tmp, options, layout, read, state);
+        set_aside_later(options.output, state.step, saved.notes);
+        put_in_place(tmp, saved.dir);
+    } catch (...) {
+        try {
+            remove_tree(tmp);  // gives the space back
+        } catch (const Error&) {
+            // The first error is the one to report; remove_leftovers will try again.
+        }
+        throw;
+    }
+    replace_file(options.output + "/latest", name + "\n");
+    delete_older(options.output, options.keep, saved.notes);
+    return saved;
+}
+
+// --- verifying ---
+
+[[noreturn]] static void bad_state(const std::string& path, const std::string& what) {
+    fail(EXIT_BAD_DATA, "%s: %s; the checkpoint is damaged", path.c_str(), what.c_str());
+}
+
+// trainer.json, its own checksum compared.
+static json read_state_json(const std::string& dir) {
+    const std::string path = dir + "/trainer.json";
+    if (!is_directory(dir)) fail(EXIT_NO_INPUT, "%s: is not there, or no directory", dir.c_str());
+    if (!path_exists(path))
+        fail(EXIT_NO_INPUT, "%s: is no checkpoint of a run: it has no trainer.json%s", dir.c_str(),
+             path_exists(dir + "/config.json") ? "; give it by --init to start from its weights" : "");
+    const json state = read_json_object(path, max_state_bytes);
+    const json sum = state.value("xxh3_64", json());
+    if (!sum.is_string() || sum.get<std::string>() != format("%016" PRIx64, checksum_of_state(state)))
+        bad_state(path, "its checksum does not match");
+    const json version = state.value("format", json());
+    if (version != format_version)
+        fail(EXIT_BAD_DATA, "%s: is of format %s, this program reads %d", path.c_str(),
+             printable(version.dump()).c_str(), format_version);
+    return state;
+}
+
+void verify_checkpoint(const std::string& dir) {
+    const json state = read_state_json(dir);
+    const std::string path = dir + "/trainer.json";
+    const json files = state.value("files", json());
+    if (!files.is_object()) bad_state(path, "it has no list of files");
+    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"})
+        if (!files.contains(name)) bad_state(path, format("its list of files lacks %s", name));
+    for (const auto& [name, sum] : files.items()) {
+        const std::string file = dir + "/" + name;
+        if (!is_file_name(name) || !sum.is_object()) bad_state(path, "its list of files cannot be read");
+        if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
+        const FileSum found = checksum_file(file);
+        const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+        if (size != found.size)
+            bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
+        if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
+    }
+}
+
+FoundCheckpoint find_latest(const std::string& output) {
+    FoundCheckpoint out;
+    for (const StepDirectory& found : list_steps(output)) {
+        const std::string dir = output + "/" + found.name;
+        try {
+            verify_checkpoint(dir);
+            out.dir = dir;
+            return out;
+        } catch (const Error& error) {
+            out.notes.push_back(format("passing over a checkpoint: %s", error.what()));
+        }
+    }
+    return out;
+}
+
+FoundCheckpoint find_model(const std::string& path) {
+    if (path_exists(path + "/config.json")) return {path, {}};
+    FoundCheckpoint found = find_latest(path);
+    if (!found.dir.empty()) return found;
+    if (!found.notes.empty())
+        fail(EXIT_BAD_DATA, "%s: has no whole checkpoint: %s", path.c_str(), found.notes[0].c_str());
+    fail(EXIT_NO_INPUT,
+         "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no checkpoint)",
+         path.c_str());
+}
+
+TrainerState read_trainer_state(const std::string& dir) {
+    const json state = read_state_json(dir);
+    try {
+        TrainerState out;
+        out.step = state.at("step").get<int64_t>();
+        out.position = state.at("position").get<int64_t>();
+        out.tokens = state.at("tokens").get<int64_t>();
+        out.seed = state.at("seed").get<uint64_t>();
+        out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
+        out.options = state.at("options").dump();
+        out.data = state.at("data").dump();
+        out.extra = state.at("extra").dump();
+        if (out.step < 0 || out.position < 0 || out.tokens < 0) bad_state(dir + "/trainer.json", "a count is negative");
+        return out;
+    } catch (const json::exception&) {
+        bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");
+    }
+}
+
+TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+    TrainerState state = read_trainer_state(dir);
+    const Safetensors model = open_safetensors(dir + "/model.safetensors");
+    const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
+    const bool has_master = optimizer.find("master.transformer.wte.weight");
+    if (!has_master) read_tensors(model, model_groups[0], layout, write);
+    for (const TensorGroup& group : optimizer_groups(has_master)) read_tensors(optimizer, group, layout, write);
+    return state;
+}

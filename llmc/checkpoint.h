@@ -1,0 +1,78 @@
+// checkpoint.h: the state of a run, in directories that cannot be lost.
+//
+//   OUTPUT/step_005000/  config.json  generation_config.json  model.safetensors  tokenizer files
+//                        optimizer.safetensors  m.*, v.* and, where model.safetensors is bf16, the fp32 master.*
+//                        trainer.json           TrainerState, size and checksum of every other file; written last
+//   OUTPUT/latest        the name of the newest directory, for people and scripts
+//
+// transformers loads the directory as it is. Tensors are whole and in Hugging Face's names and layout (Conv1D matrices
+// transposed, wte without its padded rows), so nothing depends on the number of ranks, the precision of training or the
+// padding. The weights are the fp32 masters: a resumed run continues with the same bits.
+//
+// A directory is written as step_N.tmp, brought to disk, renamed; `latest` moves after that, and older directories go
+// last. So a crash at any instruction leaves the newest complete checkpoint loadable.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hf_weights.h"
+
+// What a run must remember beside its tensors.
+struct TrainerState {
+    int64_t step = 0;      // optimizer steps taken
+    int64_t position = 0;  // samples taken from the data order: position g of the next one
+    int64_t tokens = 0;    // tokens trained on
+    uint64_t seed = 0;
+    double val_loss = -1;        // the last one; -1: not measured yet
+    std::string options = "{}";  // JSON object: the options of the run
+    std::string data = "{}";     // JSON object: what identifies the training data
+    std::string extra = "{}";    // JSON object: whatever else the trainer wants back as it was
+};
+
+struct SaveOptions {
+    std::string output;         // OUTPUT above, made if it is missing
+    int keep = 0;               // newest directories to keep; 0 = all
+    bool bf16_weights = false;  // model.safetensors in BF16, masters in optimizer.safetensors
+    int end_of_text = 50256;    // for config.json
+    std::function<void(const std::string& dir)> write_tokenizer;  // writes its files into dir; may be empty
+};
+struct SavedCheckpoint {
+    std::string dir;
+    int64_t bytes;
+    std::vector<std::string> notes;  // lines to print: what was renamed, what could not be deleted
+};
+
+// Writes OUTPUT/step_N of state.step; one that is there already is replaced. Fails with EXIT_IO or EXIT_CANNOT_CREATE,
+// the path and the system's reason, and then every checkpoint that was there still is: training may go on and try
+// again later. Checkpoints of later steps (a run that was continued from an older one) are renamed to step_N.stale.
+//
+// `read` is called for all weights (twice with bf16_weights), then all m, then all v.
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+                                const TrainerState& state);
+// Bytes that a save will write, the tokenizer left out.
+int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights);
+
+// To be called before a run that writes to OUTPUT (and by nobody else): removes what an interrupted save left behind.
+// Returns a line to print for each.
+std::vector<std::string> remove_leftovers(const std::string& output);
+
+// Compares size and checksum of every file; names the first that is damaged or missing (EXIT_BAD_DATA), or says that
+// the directory is no checkpoint (EXIT_NO_INPUT).
+void verify_checkpoint(const std::string& dir);
+
+struct FoundCheckpoint {
+    std::string dir;                 // empty: there is none
+    std::vector<std::string> notes;  // lines to print: newer ones that were passed over, and why
+};
+// The checkpoint of the highest step in OUTPUT that verifies.
+FoundCheckpoint find_latest(const std::string& output);
+
+// The directory whose weights `path` means: itself if it is a Hugging Face directory (a checkpoint is one), or the
+// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT.
+FoundCheckpoint find_model(const std::string& path);
+
+// All of a (verified) checkpoint. The layout is that of read_hf_config(dir).model; another shape is refused.
+TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
+TrainerState read_trainer_state(const std::string& dir);

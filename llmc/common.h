@@ -1,0 +1,56 @@
+// common.h: errors with exit codes, formatted strings and checked integer arithmetic; included everywhere.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+// What the process returns to its caller (sysexits.h where it has a number; timeout(1) for the watchdog).
+enum ExitCode {
+    EXIT_INTERNAL = 1,        // a bug, or a machine that failed
+    EXIT_USAGE = 2,           // options that cannot be
+    EXIT_BAD_DATA = 65,       // a file is there, but is not what it should be
+    EXIT_NO_INPUT = 66,       // a file is missing
+    EXIT_CANNOT_CREATE = 73,  // an output cannot be created
+    EXIT_IO = 74,             // reading or writing failed
+    EXIT_PREEMPTED = 75,      // stopped on request, work saved: run again with --resume
+    EXIT_WATCHDOG = 124,      // a step took too long
+};
+
+struct Error : std::runtime_error {
+    int exit_code;
+    Error(int exit_code, const std::string& what) : std::runtime_error(what), exit_code(exit_code) {}
+};
+
+// printf into a string.
+std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+
+// Throws Error. The text is one sentence for the user: what is wrong, the values, what to try.
+[[noreturn]] void fail(int exit_code, const char* text, ...) __attribute__((format(printf, 2, 3)));
+
+// Refuses arguments or options that cannot work. For what a user can cause; assert() is for what only a bug can break.
+#define ENSURE(condition, ...)                          \
+    do {                                                \
+        if (!(condition)) fail(EXIT_USAGE, __VA_ARGS__); \
+    } while (0)
+
+template <class Int>
+constexpr Int ceil_div(Int a, Int b) {
+    return (a + b - 1) / b;
+}
+
+template <class Int>
+constexpr Int round_up(Int a, Int multiple) {
+    return ceil_div(a, multiple) * multiple;
+}
+
+// int64_t to int, refused when it does not fit.
+inline int narrow(int64_t value) {
+    ENSURE(value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max(),
+           "%lld does not fit in 32 bits", static_cast<long long>(value));
+    return static_cast<int>(value);
+}
+
+std::string with_commas(int64_t n);     // 124439808 -> "124,439,808"
+std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
+double seconds_now();                    // monotonic clock

@@ -1,0 +1,25 @@
+// adamw.cpp: the AdamW update, the definition.
+#include "forms.h"
+
+#include <cmath>
+#include <type_traits>
+
+template <class floatX>
+void cpu::plain::adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,
+                       int64_t count, int64_t decayed, AdamWConfig config, float lr, int step, Stream) {
+    if (std::isnan(*factor)) return;
+    if constexpr (std::is_same_v<floatX, float>) master = weight;
+    const float correction1 = float(1.0 - std::pow(double(config.beta1), step));
+    const float correction2 = float(1.0 - std::pow(double(config.beta2), step));
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) {
+        const float g = grad[i] * *factor;
+        m[i] = config.beta1 * m[i] + (1.0f - config.beta1) * g;
+        v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
+        const float update = (m[i] / correction1) / (std::sqrt(v[i] / correction2) + config.eps);
+        master[i] -= lr * (update + (i < decayed ? config.weight_decay : 0.0f) * master[i]);
+        weight[i] = floatX(master[i]);
+    }
+}
+
+INSTANTIATE(cpu::plain::adamw);

@@ -1,0 +1,266 @@
+// amx.h: what the AMX kernels are made of: tile registers, operands packed into tiles, the innermost product, and a few
+// functions of 16 floats. For translation units compiled with AVX-512 and AMX only (amx.cpp, amx_attention.cpp).
+//
+// A tile is 16 rows of 64 bytes. tdpbf16ps adds to a tile of 16 x 16 floats the product of two bf16 tiles: A, 16 rows of
+// 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n: 16,384 operations in 16 cycles.
+//
+// A packed operand is cut into panels of 32 rows of A or 32 columns of B; a panel is a sequence of tile pairs, one pair
+// (outer 0..15, outer 16..31) for each 32 steps of the inner dimension. Edges are filled with zeros. Four ways to pack
+// a row-major 32 x 32 block cover every product of the model without a transposed copy of anything:
+//                          outer      inner
+//   A  pack_rows           rows       columns      activations, forward; output gradients for input gradients
+//   B  pack_rows_as_b      rows       columns      weights, forward
+//   A  pack_columns        columns    rows         output gradients for weight gradients
+//   B  pack_columns_as_b   columns    rows         weights for input gradients; activations for weight gradients
+//
+// Denormal numbers count as zero in all of this, and rounding to bf16 is to nearest even.
+#pragma once
+// gcc 12 takes the undefined operands inside its own intrinsics for mistakes of ours.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../common.h"
+#include "../dtype.h"
+
+namespace cpu::amx {
+
+#define FORCE_INLINE inline __attribute__((always_inline))
+
+constexpr int PANEL = 32;               // rows or columns
+constexpr int TILE = 512;               // bf16 numbers in a tile
+constexpr int TILE_PAIR = 2 * TILE;     // and in the 32 x 32 block of a panel
+constexpr int BLOCK = PANEL * PANEL;    // floats of a 32 x 32 result
+
+FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
+
+// Configures the tile registers of the calling thread, all eight as 16 x 64 bytes, until the end of the scope.
+struct TileRegisters {
+    TileRegisters() {
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } config;
+        // Not _tile_loadconfig: gcc 12 takes it to read 8 bytes only, and removes the rest of config.
+        asm volatile("ldtilecfg %0" ::"m"(config));
+    }
+    ~TileRegisters() { _tile_release(); }
+    TileRegisters(const TileRegisters&) = delete;
+};
+
+// Memory to bring into the second-level cache during a product, a few lines at each step: the operands of a later one.
+struct Ahead {
+    const char *a = nullptr, *b = nullptr;
+    int a_lines = 0, b_lines = 0;  // of 64 bytes, at each step
+
+    FORCE_INLINE void step() {
+        for (int i = 0; i < a_lines; i++, a += 64) _mm_prefetch(a, _MM_HINT_T1);
+        for (int i = 0; i < b_lines; i++, b += 64) _mm_prefetch(b, _MM_HINT_T1);
+    }
+};
+
+// sums (32 x 32, in rows of ld floats) = or += the product of `depth` tile pairs of a and of b.
+FORCE_INLINE void multiply_panels(float* sums, int ld, const bf16* a, const bf16* b, int depth, bool add,
+                                  Ahead ahead = {}) {
+    const int stride = ld * int(sizeof(float));
+    if (add) {
+        _tile_loadd(0, sums, stride);
+        _tile_loadd(1, sums + 16, stride);
+        _tile_loadd(2, sums + 16 * ld, stride);
+        _tile_loadd(3, sums + 16 * ld + 16, stride);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int k = 0; k < depth; k++, a += TILE_PAIR, b += TILE_PAIR) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        ahead.step();
+        _tile_loadd(5, a + TILE, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, stride);
+    _tile_stored(1, sums + 16, stride);
+    _tile_stored(2, sums + 16 * ld, stride);
+    _tile_stored(3, sums + 16 * ld + 16, stride);
+}
+
+// The first count of 32, or of 16, lanes.
+FORCE_INLINE __mmask32 first_of_32(int count) { return count >= 32 ? ~0u : (1u << std::max(count, 0)) - 1; }
+FORCE_INLINE __mmask16 first_of_16(int count) { return __mmask16(first_of_32(std::min(count, 16))); }
+
+// ---- Packing: load_block, then one of the four.
+
+// Row r of a 32 x 32 block in x[r]; what lies beyond rows and columns is zero and is not read.
+FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, int rows, int columns) {
+    if (rows >= 32 && columns >= 32) {
+#pragma GCC unroll 32
+        for (int r = 0; r < 32; r++) x[r] = _mm512_loadu_si512(block + r * ld);
+    } else {
+        const __mmask32 mask = first_of_32(columns);
+        for (int r = 0; r < 32; r++)
+            x[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, block + r * ld) : _mm512_setzero_si512();
+    }
+}
+
+// 32 floats as bf16.
+FORCE_INLINE __m512i narrow(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
+
+// The same from floats.
+FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
+#pragma GCC unroll 32
+    for (int r = 0; r < 32; r++) x[r] = narrow(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
+}
+
+// x[i][j] = x[j][i] for 16 x 16 numbers of 32 bits.
+FORCE_INLINE void transpose(__m512i* x) {
+    __m512i y[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {  // pairs of rows, in each 128-bit lane
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {  // x[i + c]: column c of each lane, from rows i..i+3
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {  // then the 4 x 4 lanes
+        const __m512i even0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0x88), odd0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0xdd);
+        const __m512i even1 = _mm512_shuffle_i32x4(x[c + 8], x[c + 12], 0x88);
+        const __m512i odd1 = _mm512_shuffle_i32x4(x[c + 8], x[c + 12], 0xdd);
+        y[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
+        y[c + 4] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
+        y[c + 8] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
+        y[c + 12] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) x[i] = y[i];
+}
+
+FORCE_INLINE void store_tile(bf16* tile, const __m512i* x) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) _mm512_store_si512(tile + 32 * i, x[i]);
+}
+
+FORCE_INLINE void pack_rows(bf16* pair, const __m512i (&x)[32]) {
+    store_tile(pair, x);
+    store_tile(pair + TILE, x + 16);
+}
+
+FORCE_INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
+    for (int half = 0; half < 2; half++) {
+        __m512i y[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) y[i] = x[16 * half + i];
+        transpose(y);
+        store_tile(pair + half * TILE, y);
+    }
+}
+
+// Columns 16 half ... 16 half + 15 of two rows, interleaved.
+FORCE_INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
+    alignas(64) static constexpr uint16_t order[2][32] = {
+        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    return _mm512_permutex2var_epi16(row0, _mm512_load_si512(order[half]), row1);
+}
+
+FORCE_INLINE void pack_columns_as_b(bf16* pair, const __m512i (&x)[32]) {
+    for (int half = 0; half < 2; half++)
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            _mm512_store_si512(pair + half * TILE + 32 * i, interleave(x[2 * i], x[2 * i + 1], half));
+}
+
+FORCE_INLINE void pack_columns(bf16* pair, const __m512i (&x)[32]) {
+    for (int half = 0; half < 2; half++) {
+        __m512i y[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) y[i] = interleave(x[2 * i], x[2 * i + 1], half);
+        transpose(y);
+        store_tile(pair + half * TILE, y);
+    }
+}
+
+// ---- Results
+
+// Whole lines go around the caches: to write them there, the core would have to read them first, one latency of the
+// third level each (half of a product's time). STREAM: every row of the block is a whole, aligned line of out.
+template <bool STREAM>
+FORCE_INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
+    if constexpr (STREAM)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), narrow(first, second));
+    else
+        _mm512_mask_storeu_epi16(out, mask, narrow(first, second));
+}
+
+// Whether a panel of columns of a row-major matrix consists of such lines.
+template <class T>
+bool whole_lines(const T* matrix, int ld, int column) {
+    return (uintptr_t(matrix + column) | ld * sizeof(T)) % 64 == 0 && column + PANEL <= ld;
+}
+
+// ---- 16 floats
+
+FORCE_INLINE __m512 all(float x) { return _mm512_set1_ps(x); }
+
+// 16 of bf16 as floats.
+FORCE_INLINE __m512 widen(__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+FORCE_INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
+
+// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN; below -87 the result is about 0.
+FORCE_INLINE __m512 exp16(__m512 x) {
+    x = _mm512_min_ps(all(88.0f), _mm512_max_ps(all(-87.0f), x));  // the second operand where one is NaN
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, all(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    __m512 f = _mm512_fnmadd_ps(n, all(0.693359375f), x);
+    f = _mm512_fmadd_ps(n, all(2.12194440e-4f), f);
+    __m512 p = all(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, f, all(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, f, all(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, f, all(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, f, all(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, f, all(0.5f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(f, f), _mm512_add_ps(f, all(1.0f)));
+    return _mm512_scalef_ps(p, n);
+}
+
+// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), with
+// u = sqrt(2 / pi) (x + 0.044715 x^3).
+FORCE_INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
+    const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(all(-1.5957691216f * 0.044715f), x_squared, all(-1.5957691216f)));
+    return _mm512_div_ps(all(1.0f), _mm512_add_ps(all(1.0f), exp16(u)));
+}
+
+FORCE_INLINE __m512 gelu16(__m512 x) { return _mm512_mul_ps(x, gelu_logistic(x, _mm512_mul_ps(x, x))); }
+
+FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
+    const __m512 x_squared = _mm512_mul_ps(x, x), s = gelu_logistic(x, x_squared);
+    const __m512 slope = _mm512_fmadd_ps(all(1.5957691216f * 3 * 0.044715f), x_squared, all(1.5957691216f));
+    const __m512 bend = _mm512_mul_ps(s, _mm512_sub_ps(all(1.0f), s));
+    const __mmask16 bends = _mm512_cmp_ps_mask(bend, all(0.0f), _CMP_NEQ_UQ);  // where it does not, slope may overflow
+    return _mm512_mask3_fmadd_ps(_mm512_mul_ps(x, slope), bend, s, bends);
+}
+
+}  // namespace cpu::amx

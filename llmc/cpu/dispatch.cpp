@@ -1,0 +1,155 @@
+// dispatch.cpp: cpu::<op> checks its sizes and calls the form of it that isa() allows.
+#include "forms.h"
+
+#include "isa.h"
+
+#if defined(__x86_64__)
+#define FORM(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
+#else
+#define FORM(op) plain::op
+#endif
+
+namespace cpu {
+
+template <class floatX>
+int64_t plain::scratch_bytes(int, int, int, int, int) {
+    return 0;
+}
+
+int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp) {
+    return FORM(scratch_bytes<float>)(B, T, C, NH, Vp);
+}
+
+static void check_rows(const char* op, int64_t rows, int width) {
+    ENSURE(rows >= 1 && width >= 1, "%s of %lld rows of %d: there must be at least one of each", op,
+           static_cast<long long>(rows), width);
+}
+
+template <class floatX>
+void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     Stream stream) {
+    check_rows("encoder_forward", int64_t(B) * T, C);
+    FORM(encoder_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
+}
+
+template <class floatX>
+void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
+                      Stream stream) {
+    check_rows("encoder_backward", int64_t(B) * T, C);
+    FORM(encoder_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
+}
+
+template <class floatX>
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, Stream stream) {
+    check_rows("layernorm_forward", N, C);
+    FORM(layernorm_forward<floatX>)(out, mean, rstd, inp, weight, bias, N, C, stream);
+}
+
+template <class floatX>
+void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
+                                const floatX* weight, const floatX* bias, int N, int C, Stream stream) {
+    check_rows("residual_layernorm_forward", N, C);
+    FORM(residual_layernorm_forward<floatX>)(sum, out, mean, rstd, a, b, weight, bias, N, C, stream);
+}
+
+template <class floatX>
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                        const floatX* weight, const float* mean, const float* rstd, int N, int C, Stream stream) {
+    check_rows("layernorm_backward", N, C);
+    FORM(layernorm_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, stream);
+}
+
+#if defined(__x86_64__)
+// What attention on AMX tiles takes, of bf16.
+static bool amx_attends(int HS) { return isa() == Isa::amx && HS % 32 == 0 && HS <= 128; }
+#endif
+
+static void check_attention(const char* op, int B, int T, int NH, int HS) {
+    ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: at least one of each", op, B, T,
+           NH);
+    ENSURE(HS >= 1 && HS <= 256, "%s: heads of %d channels; they have 1 to 256, so choose another number of heads", op,
+           HS);
+}
+
+template <class floatX>
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
+    check_attention("attention_forward", B, T, NH, HS);
+#if defined(__x86_64__)
+    if constexpr (sizeof(floatX) == sizeof(bf16))
+        if (amx_attends(HS)) return amx::attention_forward(out, lse, qkv, B, T, NH, HS, stream);
+#endif
+    FORM(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
+}
+
+template <class floatX>
+void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
+                        int T, int NH, int HS, Stream stream) {
+    check_attention("attention_backward", B, T, NH, HS);
+#if defined(__x86_64__)
+    if constexpr (sizeof(floatX) == sizeof(bf16))
+        if (amx_attends(HS)) return amx::attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
+#endif
+    FORM(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
+}
+
+template <class floatX>
+void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream stream) {
+    check_attention("attention_decode", 1, T, NH, HS);
+    FORM(attention_decode<floatX>)(out, qkv, T, NH, HS, stream);
+}
+
+template <class floatX>
+void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
+    FORM(gelu_forward<floatX>)(out, inp, count, stream);
+}
+
+template <class floatX>
+void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
+    FORM(gelu_backward<floatX>)(dinp, inp, dout, count, stream);
+}
+
+template <class floatX>
+void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
+                           Stream stream) {
+    check_rows("cross_entropy_forward", N, V);
+    ENSURE(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
+    FORM(cross_entropy_forward<floatX>)(losses, logits, targets, N, V, Vp, stream);
+}
+
+template <class floatX>
+void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale,
+                   Stream stream) {
+    check_rows("cross_entropy", N, V);
+    ENSURE(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
+    FORM(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
+}
+
+void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
+    FORM(sum_of_squares)(out, x, count, stream);
+}
+
+template <class floatX>
+void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t count,
+           int64_t decayed, AdamWConfig config, float lr, int step, Stream stream) {
+    ENSURE(step >= 1, "adamw: step %d; steps count from 1", step);
+    ENSURE(decayed >= 0 && decayed <= count, "adamw: %lld of %lld elements decayed", static_cast<long long>(decayed),
+           static_cast<long long>(count));
+    FORM(adamw<floatX>)(weight, master, m, v, grad, factor, count, decayed, config, lr, step, stream);
+}
+
+}  // namespace cpu
+
+INSTANTIATE(cpu::encoder_forward);
+INSTANTIATE(cpu::encoder_backward);
+INSTANTIATE(cpu::layernorm_forward);
+INSTANTIATE(cpu::residual_layernorm_forward);
+INSTANTIATE(cpu::layernorm_backward);
+INSTANTIATE(cpu::attention_forward);
+INSTANTIATE(cpu::attention_backward);
+INSTANTIATE(cpu::attention_decode);
+INSTANTIATE(cpu::gelu_forward);
+INSTANTIATE(cpu::gelu_backward);
+INSTANTIATE(cpu::cross_entropy_forward);
+INSTANTIATE(cpu::cross_entropy);
+INSTANTIATE(cpu::adamw);

@@ -1,0 +1,69 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <iterator>
+
+#include "../common.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+static constexpr const char* names[] = {"plain", "avx2", "avx512", "amx"};
+
+const char* isa_name(Isa isa) { return names[int(isa)]; }
+
+#if defined(__x86_64__)
+// Linux gives the AMX tile registers on request only, to the whole process: before threads exist.
+static bool request_amx() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static Isa detect() {
+    unsigned a, b, c, d, b7, c7, d7, a71 = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return Isa::plain;
+    const bool fma = c >> 12 & 1, f16c = c >> 29 & 1, osxsave = c >> 27 & 1;
+    if (!osxsave || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return Isa::plain;
+    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // register states that the kernel saves
+    const auto saved = [&](unsigned mask) { return (low & mask) == mask; };
+    const bool avx2 = fma && f16c && (b7 >> 5 & 1) && saved(0x6);
+    const bool avx512 = avx2 && (b7 >> 16 & 1) && (b7 >> 17 & 1) && (b7 >> 30 & 1) && (b7 >> 31 & 1) && saved(0xe6);
+    const bool amx = avx512 && (d7 >> 22 & 1) && (d7 >> 24 & 1) && (a71 >> 5 & 1) && saved(0x60000) && request_amx();
+    return amx ? Isa::amx : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
+}
+#else
+static Isa detect() { return Isa::plain; }
+#endif
+
+Isa best_isa() {
+    static const Isa best = detect();
+    return best;
+}
+
+static Isa chosen_at_start() {
+    const char* wanted = getenv("CPU_ISA");
+    if (!wanted || !*wanted) return best_isa();
+    for (int i = 0; i < int(std::size(names)); i++)
+        if (std::string(wanted) == names[i]) {
+            ENSURE(Isa(i) <= best_isa(), "CPU_ISA=%s, but this machine offers %s at most", wanted, isa_name(best_isa()));
+            return Isa(i);
+        }
+    fail(EXIT_USAGE, "CPU_ISA=%s is not known: plain, avx2, avx512 or amx", wanted);
+}
+
+static Isa& current() {
+    static Isa value = chosen_at_start();
+    return value;
+}
+
+Isa isa() { return current(); }
+
+void set_isa(Isa isa) {
+    ENSURE(isa <= best_isa(), "this machine offers %s at most, not %s", isa_name(best_isa()), isa_name(isa));
+    current() = isa;
+}

@@ -1,0 +1,14 @@
+// isa.h: which instruction set the CPU operations run on, found once by feature bits, never by the model number: virtual
+// machines report models that do not exist.
+#pragma once
+
+#include <string>
+
+// Each level includes those before it.
+enum class Isa { plain, avx2, avx512, amx };
+
+const char* isa_name(Isa isa);
+Isa best_isa();  // what this machine and its kernel offer
+// What the operations use: best_isa(), or what the environment variable CPU_ISA names (refused when it is not there).
+Isa isa();
+void set_isa(Isa isa);  // tests force each path; refuses what the machine lacks

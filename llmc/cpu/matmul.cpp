@@ -1,0 +1,156 @@
+// matmul.cpp: the matrix products: their definition in plain loops, the choice between the fast forms, and the working
+// memory that all operations share.
+#include "matmul.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "forms.h"
+#include "isa.h"
+
+// ---- The definition: sums in float, in the order of the indices, rounded once. Tests compare the fast forms with it.
+
+namespace cpu::plain {
+
+static float gelu(float x) { return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x))); }
+
+static float gelu_derivative(float x) {
+    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)), bend = 1 - t * t;
+    // Where the curve no longer bends, x^2 may overflow.
+    return 0.5f * (1 + t) + (bend == 0 ? 0 : 0.5f * x * bend * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
+}
+
+template <class floatX>
+int64_t packed_bytes(int, int) {
+    return 0;
+}
+
+template <class floatX>
+void pack_weight(void*, const floatX*, int, int, Stream) {}
+
+template <class floatX>
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
+                    int IC, int OC, Stream) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < OC; o++) {
+            const floatX *x = inp + int64_t(n) * IC, *w = weight.rows + int64_t(o) * IC;
+            float sum = 0.0f;
+            for (int i = 0; i < IC; i++) sum += float(x[i]) * float(w[i]);
+            if (bias) sum += float(bias[o]);
+            if (pre_gelu) pre_gelu[int64_t(n) * OC + o] = floatX(sum);
+            out[int64_t(n) * OC + o] = floatX(pre_gelu ? gelu(sum) : sum);
+        }
+}
+
+template <class floatX>
+void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        std::vector<float> sums(IC);
+        for (int o = 0; o < OC; o++)
+            for (int i = 0; i < IC; i++)
+                sums[i] += float(dout[int64_t(n) * OC + o]) * float(weight.rows[int64_t(o) * IC + i]);
+        for (int i = 0; i < IC; i++) {
+            const int64_t at = int64_t(n) * IC + i;
+            dinp[at] = floatX(pre_gelu ? sums[i] * gelu_derivative(float(pre_gelu[at])) : sums[i]);
+        }
+    }
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o++) {
+        std::vector<float> sums(IC);
+        float bias_sum = 0.0f;
+        for (int n = 0; n < N; n++) {
+            const float d = float(dout[int64_t(n) * OC + o]);
+            for (int i = 0; i < IC; i++) sums[i] += d * float(inp[int64_t(n) * IC + i]);
+            bias_sum += d;
+        }
+        for (int i = 0; i < IC; i++) {
+            float& sum = dweight[int64_t(o) * IC + i];
+            sum = accumulate ? sum + sums[i] : sums[i];
+        }
+        if (dbias) dbias[o] = accumulate ? dbias[o] + bias_sum : bias_sum;
+    }
+}
+
+INSTANTIATE(packed_bytes);
+INSTANTIATE(pack_weight);
+INSTANTIATE(matmul_forward);
+INSTANTIATE(matmul_backward);
+
+}  // namespace cpu::plain
+
+// ---- Which form runs: AMX for bf16 where it is, else fp32 products.
+
+namespace cpu {
+
+template <>
+double measure_peak_flops<bf16>() {
+    return isa() == Isa::amx ? amx::measure_peak_flops() : measure_peak_flops<float>();
+}
+
+template <class floatX>
+static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
+    if constexpr (sizeof(floatX) == 2)
+        if (isa() == Isa::amx) return amx::matmul_scratch_bytes(N, IC, OC);
+    return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
+}
+
+template <class floatX>
+int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
+    const int N = B * T;
+    int64_t bytes = vector_scratch_bytes(B, T, C, NH, Vp);
+    const int shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};  // IC, OC
+    for (const auto& [IC, OC] : shapes) bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
+    if (sizeof(floatX) == 2 && isa() == Isa::amx) bytes = std::max(bytes, amx::attention_scratch_bytes(T, C / NH));
+    return bytes;
+}
+
+template <class floatX>
+int64_t packed_bytes(int OC, int IC) {
+    if constexpr (sizeof(floatX) == 2)
+        if (isa() == Isa::amx) return amx::packed_bytes<bf16>(OC, IC);
+    return 0;
+}
+
+template <class floatX>
+void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stream) {
+    if constexpr (sizeof(floatX) == 2)
+        if (isa() == Isa::amx) amx::pack_weight<bf16>(packed, weight, OC, IC, stream);
+}
+
+static void check_sizes(int N, int IC, int OC) {
+    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a product of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
+           OC);
+}
+
+template <class floatX>
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
+                    int IC, int OC, Stream stream) {
+    check_sizes(N, IC, OC);
+    if constexpr (sizeof(floatX) == 2)
+        if (isa() == Isa::amx && N > 1)  // one row (generation) is bound by reading the weight, and packed is twice that
+            return amx::matmul_forward<bf16>(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+    fast::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+}
+
+template <class floatX>
+void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
+                     Stream stream) {
+    check_sizes(N, IC, OC);
+    if constexpr (sizeof(floatX) == 2)
+        if (isa() == Isa::amx)
+            return amx::matmul_backward<bf16>(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+    fast::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+}
+
+INSTANTIATE(scratch_bytes);
+INSTANTIATE(packed_bytes);
+INSTANTIATE(pack_weight);
+INSTANTIATE(matmul_forward);
+INSTANTIATE(matmul_backward);
+
+}  // namespace cpu

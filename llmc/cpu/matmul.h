@@ -1,0 +1,58 @@
+// matmul.h: what the forms of the matrix products share with each other and with device.cpp.
+//
+// matmul.cpp       the definition (cpu::plain), which form runs, and the working memory of all operations
+// matmul_fp32.cpp  fp32 products, and bf16 ones by widening panels to fp32
+// sgemm.cpp        the single-threaded fp32 product under those: OpenBLAS, or our own where it is not built in
+// amx.cpp          bf16 products on AMX tiles
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "../ops.h"
+
+namespace cpu {
+
+// c (M, N) = a (M, K) b (K, N) + beta c, on the calling thread. Row-major; a_transposed: a is stored (K, M), b_transposed:
+// b is stored (N, K). lda, ldb, ldc: elements from one stored row to the next. beta is 0 or 1; with 0, c is not read.
+void sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed, int ldb,
+           int M, int N, int K, float beta);
+
+// FLOP/s of the innermost product on operands in the near caches, on all threads: what MFU is a share of. Takes 0.05 s.
+// For bf16: of the AMX tiles, or of the fp32 product where there are none.
+template <class floatX>
+double measure_peak_flops();
+
+// The highest rate of run(), which does flop operations each time, in 0.02 s on the calling thread.
+template <class Run>
+double peak_of(const Run& run, double flop) {
+    double best = 0.0;
+    for (const double start = seconds_now(); seconds_now() < start + 0.02;) {
+        const double before = seconds_now();
+        for (int i = 0; i < 4; i++) run();
+        best = std::max(best, 4 * flop / (seconds_now() - before));
+    }
+    return best;
+}
+
+namespace fast {  // by sgemm(): float itself, bf16 in panels widened to float
+
+template <class floatX>
+int64_t matmul_scratch_bytes(int N, int IC, int OC);
+template <class floatX>
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
+                    int IC, int OC, Stream stream);
+template <class floatX>
+void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
+                     Stream stream);
+
+}  // namespace fast
+
+namespace amx {
+
+double measure_peak_flops();
+int64_t matmul_scratch_bytes(int N, int IC, int OC);
+int64_t attention_scratch_bytes(int T, int HS);
+
+}  // namespace amx
+}  // namespace cpu

@@ -1,0 +1,19 @@
+// norm.cpp: the global gradient norm, the definition, and the factor that clips it.
+#include "forms.h"
+
+#include <cmath>
+#include <limits>
+
+void cpu::plain::sum_of_squares(float* out, const float* x, int64_t count, Stream) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += double(x[i]) * double(x[i]);
+    *out = float(sum);
+}
+
+void cpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream) {
+    *norm = std::sqrt(*squares);
+    const bool stopped = std::isnan(*factor) || !std::isfinite(*norm);
+    *factor = stopped                               ? std::numeric_limits<float>::quiet_NaN()
+              : max_norm > 0.0f && *norm > max_norm ? max_norm / *norm
+                                                    : 1.0f;
+}

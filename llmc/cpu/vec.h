@@ -1,0 +1,204 @@
+// vec.h: VL floats in a vector register, by GNU vector extensions: the same source for every instruction set. bf16 is
+// widened by loads and rounded by stores.
+//
+// Included by translation units that are compiled for one instruction set. Everything is in a nameless namespace: an
+// inline function with a public name could be the copy that the linker keeps for the whole program, AVX-512 and all.
+// For the same reason these files include little else.
+#pragma once
+#include <cstdint>
+#include <utility>
+
+#include "../dtype.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>  // for what the extensions lack
+#endif
+
+#define VEC_INLINE __attribute__((always_inline)) inline
+
+namespace cpu {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;
+#elif defined(__AVX2__)
+constexpr int VL = 8;
+#else
+constexpr int VL = 4;
+#endif
+
+typedef float floatv __attribute__((vector_size(4 * VL)));
+typedef uint32_t uintv __attribute__((vector_size(4 * VL)));
+typedef uint16_t shortv __attribute__((vector_size(2 * VL)));
+
+// The same anywhere in memory.
+typedef float floatv_memory __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef uint16_t shortv_memory __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+
+// How many lanes a load or store touches: all, or the first few, where the others are loaded as 0.
+struct Full {
+    static constexpr int lanes = VL;
+};
+struct Part {
+    int lanes;
+};
+
+// body(index, Full or Part) for count elements, VL at a time.
+template <class Body>
+VEC_INLINE void for_vectors(int64_t count, Body body) {
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL) body(i, Full{});
+    if (i < count) body(i, Part{int(count - i)});
+}
+
+VEC_INLINE floatv broadcast(float x) { return x - floatv{}; }  // x + 0 would have to be computed: -0 + 0 is 0
+
+// From 16 to 32 bits and back; gcc 12 needs several instructions for __builtin_convertvector.
+VEC_INLINE uintv to_uint(shortv x) {
+#if defined(__AVX512F__)
+    return (uintv)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
+#elif defined(__AVX2__)
+    return (uintv)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+    return __builtin_convertvector(x, uintv);
+#endif
+}
+VEC_INLINE shortv to_short(uintv x) {
+#if defined(__AVX512F__)
+    return (shortv)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x);
+#else
+    return __builtin_convertvector(x, shortv);
+#endif
+}
+
+VEC_INLINE floatv widen(shortv x) { return (floatv)(to_uint(x) << 16); }
+
+// To nearest, ties to even; a NaN stays a quiet NaN.
+VEC_INLINE shortv round_to_bf16(floatv x) {
+    const uintv u = (uintv)x, high = u >> 16;
+    const uintv rounded = (u + 0x7fff + (high & 1)) >> 16;
+    return to_short(x == x ? rounded : high | 0x40);
+}
+
+VEC_INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
+VEC_INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
+VEC_INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
+VEC_INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
+
+VEC_INLINE floatv load(const float* p, Part part) {
+    floatv x = {};
+    __builtin_memcpy(&x, p, part.lanes * sizeof(float));
+    return x;
+}
+VEC_INLINE floatv load(const bf16* p, Part part) {
+    shortv x = {};
+    __builtin_memcpy(&x, p, part.lanes * sizeof(bf16));
+    return widen(x);
+}
+VEC_INLINE void store(float* p, floatv x, Part part) { __builtin_memcpy(p, &x, part.lanes * sizeof(float)); }
+VEC_INLINE void store(bf16* p, floatv x, Part part) {
+    const shortv rounded = round_to_bf16(x);
+    __builtin_memcpy(p, &rounded, part.lanes * sizeof(bf16));
+}
+
+// x in the lanes in use, `other` in the rest.
+VEC_INLINE floatv keep(floatv x, float, Full) { return x; }
+VEC_INLINE floatv keep(floatv x, float other, Part part) {
+    for (int i = part.lanes; i < VL; i++) x[i] = other;
+    return x;
+}
+
+// Stores x and returns what a load would: x as it was rounded.
+VEC_INLINE floatv store_rounded(float* p, floatv x, auto width) {
+    store(p, x, width);
+    return x;
+}
+VEC_INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
+    const shortv rounded = round_to_bf16(x);
+    __builtin_memcpy(p, &rounded, width.lanes * sizeof(bf16));
+    return widen(rounded);
+}
+
+VEC_INLINE floatv larger(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
+
+// Over the lanes, in the order of a tree.
+VEC_INLINE float sum(floatv x) {
+    float lane[VL];
+    __builtin_memcpy(lane, &x, sizeof x);
+    for (int half = VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+VEC_INLINE float largest(floatv x) {
+    float lane[VL];
+    __builtin_memcpy(lane, &x, sizeof x);
+    for (int half = VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    return lane[0];
+}
+
+VEC_INLINE floatv square_root(floatv x) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_sqrt_ps(0xffff, x);  // gcc 12 warns of an uninitialized value in _mm512_sqrt_ps
+#elif defined(__AVX2__)
+    return _mm256_sqrt_ps(x);
+#else
+    for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
+// e^x within 1e-7, relative; 0 below -87.3, infinity above 88.3, NaN for NaN. x = n ln 2 + f with |f| <= ln 2 / 2, and
+// e^f = 1 + f + f^2 q(f), q fitted to the smallest relative error (3e-9). ln 2 is taken off in two parts, the first of
+// which has few enough digits for n times it to be exact; so is x / ln 2 rounded by adding 1.5 * 2^23, whose sum
+// carries n in its low bits.
+VEC_INLINE floatv exp(floatv x) {
+    const floatv rounder = broadcast(0x1.8p23f);
+    const floatv shifted = x * 1.44269504f + rounder, n = shifted - rounder;
+    floatv f = x - n * 0.693359375f;
+    f = f + n * 2.1219444e-4f;
+    floatv q = f * 1.3814466e-3f + 8.368781e-3f;
+    q = q * f + 4.1668393e-2f;
+    q = q * f + 1.666652e-1f;
+    q = q * f + 4.9999994e-1f;
+    const floatv power = (floatv)(((uintv)shifted << 23) + 0x3f800000);  // 2^n
+    const floatv value = (q * (f * f) + f + 1.0f) * power;
+    const floatv bounded = x > 88.3f ? broadcast(__builtin_inff()) : value;
+    return x < -87.3f ? floatv{} : bounded;
+}
+
+// tanh-GELU as x s with s = 1 / (1 + exp(-2u)), which is (1 + tanh u) / 2 without its cancellation for negative u;
+// u = sqrt(2/pi) (x + 0.044715 x^3).
+constexpr float gelu_slope = 1.5957691216f, gelu_cubic = 0.044715f;  // 2 sqrt(2/pi)
+
+VEC_INLINE floatv gelu_gate(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
+
+VEC_INLINE floatv gelu(floatv x) { return x * gelu_gate(x); }
+
+// d gelu / dx = s + x s (1 - s) 2u'. Past |x| = 40, s is 0 or 1 and the second term 0, but x^3 may overflow: hence the
+// bounds.
+VEC_INLINE floatv gelu_derivative(floatv x) {
+    const floatv gate = gelu_gate(x);
+    const floatv below = x > 40.0f ? broadcast(40.0f) : x, bounded = below < -40.0f ? broadcast(-40.0f) : below;
+    const floatv bend = gate * (1.0f - gate);
+    return gate + bounded * bend * gelu_slope * (1.0f + 3.0f * gelu_cubic * bounded * bounded);
+}
+
+// In x[i] and x[i + HALF], the lanes whose number has the bit HALF, or lacks it, trade places.
+template <int HALF, int... L>
+VEC_INLINE void trade_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
+    const floatv low = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + VL : L)...);
+    const floatv high = __builtin_shufflevector(a, b, (L & HALF ? L + VL : L + HALF)...);
+    a = low, b = high;
+}
+
+// x[i][j] = x[j][i]
+template <int HALF = VL / 2>
+VEC_INLINE void transpose(floatv (&x)[VL]) {
+    for (int i = 0; i < VL; i++)
+        if (!(i & HALF)) trade_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
+    if constexpr (HALF > 1) transpose<HALF / 2>(x);
+}
+
+}  // namespace
+}  // namespace cpu

@@ -1,0 +1,356 @@
+// vector_ops.h: the operations in vector registers, for the instruction set and into the namespace VECTOR_FORMS of the
+// including file (avx2.cpp, avx512.cpp). The definitions they must agree with are in encoder.cpp, layernorm.cpp, ...
+//
+// All of them are bound by memory, but for the exponentials of the classifier, and touch each array once. Work is split
+// into pieces that depend on the sizes alone, and each piece is summed in one order: the bits do not depend on the
+// number of threads. Pieces are handed out as threads ask for them, so that a thread which loses its core holds up
+// nobody.
+#include <cmath>
+#include <omp.h>
+
+#include "../device.h"
+#include "forms.h"
+#include "vec.h"
+
+namespace cpu::VECTOR_FORMS {
+
+// body(begin, end) for pieces of [0, count).
+template <class Body>
+static void for_pieces(int64_t count, int64_t piece, Body body) {
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t begin = 0; begin < count; begin += piece) body(begin, begin + piece < count ? begin + piece : count);
+}
+
+// ---- embeddings
+
+template <class floatX>
+void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     Stream) {
+    for_pieces(int64_t(B) * T, 32, [=](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; n++) {
+            const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + n % T * C;
+            for_vectors(C, [&](int64_t c, auto width) {
+                store(out + n * C + c, load(token + c, width) + load(position + c, width), width);
+            });
+        }
+    });
+}
+
+// A piece is a range of channels, over all tokens in their order: whatever rows meet, they are added in that order.
+template <class floatX>
+void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int,
+                      Stream) {
+    for_pieces(C, 64, [=](int64_t begin, int64_t end) {
+        for (int64_t n = 0; n < int64_t(B) * T; n++) {
+            float *token = dwte + int64_t(tokens[n]) * C + begin, *position = dwpe + n % T * C + begin;
+            for_vectors(end - begin, [&](int64_t c, auto width) {
+                const floatv d = load(dout + n * C + begin + c, width);
+                store(token + c, load(token + c, width) + d, width);
+                store(position + c, load(position + c, width) + d, width);
+            });
+        }
+    });
+}
+
+// ---- LayerNorm
+
+// total: the lanes of the sum over the row. The second pass over x and the third find it in the nearest cache.
+template <class floatX>
+static inline void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x, floatv total,
+                                 const floatX* weight, const floatX* bias, int C) {
+    const float m = sum(total) / C;
+    floatv squares = {};
+    for_vectors(C, [&](int64_t c, auto width) {
+        const floatv d = keep(load(x + c, width) - m, 0.0f, width);
+        squares += d * d;
+    });
+    const float r = 1.0f / sqrtf(sum(squares) / C + 1e-5f);
+    for_vectors(C, [&](int64_t c, auto width) {
+        const floatv norm = (load(x + c, width) - m) * r;
+        store(out + c, norm * load(weight + c, width) + load(bias + c, width), width);
+    });
+    *mean = m, *rstd = r;
+}
+
+template <class floatX>
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, Stream) {
+    for_pieces(N, 32, [=](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; n++) {
+            const floatX* x = inp + n * C;
+            floatv total = {};
+            for_vectors(C, [&](int64_t c, auto width) { total += load(x + c, width); });
+            normalize_row(out + n * C, mean + n, rstd + n, x, total, weight, bias, C);
+        }
+    });
+}
+
+template <class floatX>
+void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
+                                const floatX* weight, const floatX* bias, int N, int C, Stream) {
+    for_pieces(N, 32, [=](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; n++) {
+            floatX* x = sum + n * C;
+            floatv total = {};
+            for_vectors(C, [&](int64_t c, auto width) {
+                total += store_rounded(x + c, load(a + n * C + c, width) + load(b + n * C + c, width), width);
+            });
+            normalize_row(out + n * C, mean + n, rstd + n, x, total, weight, bias, C);
+        }
+    });
+}
+
+// dinp of one row, and the row's part of dweight and dbias.
+template <class floatX>
+static inline void layernorm_backward_row(floatX* dinp, float* dweight, float* dbias, const floatX* dout,
+                                          const floatX* inp, const floatX* weight, float mean, float rstd, int C) {
+    floatv total = {}, total_norm = {};
+    for_vectors(C, [&](int64_t c, auto width) {
+        const floatv norm = keep((load(inp + c, width) - mean) * rstd, 0.0f, width), d = load(dout + c, width);
+        const floatv dnorm = d * load(weight + c, width);
+        total += dnorm;
+        total_norm += dnorm * norm;
+        store(dweight + c, load(dweight + c, width) + d * norm, width);
+        store(dbias + c, load(dbias + c, width) + d, width);
+    });
+    const float average = sum(total) / C, average_norm = sum(total_norm) / C;
+    for_vectors(C, [&](int64_t c, auto width) {
+        const floatv norm = (load(inp + c, width) - mean) * rstd;
+        const floatv dnorm = load(dout + c, width) * load(weight + c, width);
+        store(dinp + c, load(dinp + c, width) + rstd * (dnorm - average - norm * average_norm), width);
+    });
+}
+
+// Rows in a piece, each of which has sums of its own for dweight and dbias: at most 256 pieces, so that these stay few.
+static int layernorm_piece(int N) { return N > 32 * 256 ? ceil_div(N, 256) : 32; }
+
+static int64_t layernorm_scratch_bytes(int N, int C) {
+    return int64_t(ceil_div(N, layernorm_piece(N))) * 2 * C * int64_t(sizeof(float));
+}
+
+template <class floatX>
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                        const floatX* weight, const float* mean, const float* rstd, int N, int C, Stream) {
+    const int piece = layernorm_piece(N), pieces = ceil_div(N, piece);
+    float* sums = static_cast<float*>(device_scratch(layernorm_scratch_bytes(N, C)));  // (pieces, 2, C)
+    for_pieces(N, piece, [=](int64_t begin, int64_t end) {
+        float* own = sums + begin / piece * 2 * C;
+        __builtin_memset(own, 0, 2 * C * sizeof(float));
+        for (int64_t n = begin; n < end; n++)
+            layernorm_backward_row(dinp + n * C, own, own + C, dout + n * C, inp + n * C, weight, mean[n], rstd[n], C);
+    });
+    for (int i = 0; i < pieces; i++)
+        for_vectors(C, [&](int64_t c, auto width) {
+            const float* own = sums + int64_t(i) * 2 * C + c;
+            store(dweight + c, load(dweight + c, width) + load(own, width), width);
+            store(dbias + c, load(dbias + c, width) + load(own + C, width), width);
+        });
+}
+
+// ---- GELU
+
+template <class floatX>
+void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream) {
+    for_pieces(count, 1 << 14, [=](int64_t begin, int64_t end) {
+        for_vectors(end - begin,
+                    [&](int64_t i, auto width) { store(out + begin + i, gelu(load(inp + begin + i, width)), width); });
+    });
+}
+
+template <class floatX>
+void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
+    for_pieces(count, 1 << 14, [=](int64_t begin, int64_t end) {
+        for_vectors(end - begin, [&](int64_t i, auto width) {
+            const floatv d = load(dout + begin + i, width);
+            store(dinp + begin + i, d * gelu_derivative(load(inp + begin + i, width)), width);
+        });
+    });
+}
+
+// ---- softmax and cross entropy
+
+// Logits are taken in by blocks: while the exponentials of one are computed, the next is on its way from memory.
+constexpr int LOGITS = 2048;
+
+// Of the logits so far: the largest (from the lowest float on, so that minus infinity less it is minus infinity), and
+// the sum of exp(logit - largest).
+struct SoftmaxSum {
+    float top = -0x1.fffffep127f;
+    floatv total = {};
+};
+
+// keep_exponential(v, exp(logits[v] - s.top), width) for the logits of one block.
+template <class floatX, class Keep>
+static inline void add_block(SoftmaxSum& s, const floatX* logits, int64_t begin, int64_t end, Keep keep_exponential) {
+    floatv tops = broadcast(s.top);
+    for_vectors(end - begin, [&](int64_t v, auto width) {
+        tops = larger(keep(load(logits + begin + v, width), s.top, width), tops);
+    });
+    const float top = largest(tops);
+    s.total *= exp(broadcast(s.top - top));
+    s.top = top;
+    floatv total = {};
+    for_vectors(end - begin, [&](int64_t v, auto width) {
+        const floatv e = keep(exp(load(logits + begin + v, width) - top), 0.0f, width);
+        keep_exponential(begin + v, e, width);
+        total += e;
+    });
+    s.total += total;
+}
+
+template <class floatX>
+void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp, Stream) {
+    for_pieces(N, 1, [=](int64_t n, int64_t) {
+        losses[n] = 0.0f;
+        if (targets[n] < 0) return;
+        const floatX* row = logits + n * Vp;
+        SoftmaxSum s;
+        for (int64_t v = 0; v < V; v += LOGITS)
+            add_block(s, row, v, v + LOGITS < V ? v + LOGITS : V, [](int64_t, floatv, auto) {});
+        losses[n] = logf(sum(s.total)) + (s.top - float(row[targets[n]]));
+    });
+}
+
+// Of one thread: a row's exponentials, and the largest logit that those of each block refer to.
+static int64_t exponentials_bytes(int V) { return round_up(V + ceil_div(V, LOGITS), 16) * int64_t(sizeof(float)); }
+
+// Exponentials are what this costs: each is computed once, and stays in the second cache as a float.
+template <class floatX>
+static inline float cross_entropy_row(floatX* row, float* exponentials, int target, int V, int Vp, float scale) {
+    float* tops = exponentials + V;
+    SoftmaxSum s;
+    for (int64_t v = 0; v < V; v += LOGITS) {
+        add_block(s, row, v, v + LOGITS < V ? v + LOGITS : V,
+                  [&](int64_t i, floatv e, auto width) { store(exponentials + i, e, width); });
+        tops[v / LOGITS] = s.top;
+    }
+    const float all = sum(s.total), loss = logf(all) + (s.top - float(row[target]));
+    for (int64_t v = 0; v < V; v += LOGITS) {
+        const floatv share = exp(broadcast(tops[v / LOGITS] - s.top)) * (scale / all);
+        for_vectors(v + LOGITS < V ? LOGITS : V - v, [&](int64_t i, auto width) {
+            store(row + v + i, load(exponentials + v + i, width) * share, width);
+        });
+    }
+    const floatv probability = exp(broadcast(tops[target / LOGITS] - s.top)) * (exponentials[target] / all);
+    row[target] = floatX((probability[0] - 1.0f) * scale);
+    __builtin_memset(row + V, 0, (Vp - V) * sizeof(floatX));
+    return loss;
+}
+
+template <class floatX>
+void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale, Stream) {
+    const int64_t bytes = exponentials_bytes(V);
+    char* scratch = static_cast<char*>(device_scratch(bytes * omp_get_max_threads()));
+    for_pieces(N, 1, [=](int64_t n, int64_t) {
+        floatX* row = logits + n * Vp;
+        float* exponentials = reinterpret_cast<float*>(scratch + bytes * omp_get_thread_num());
+        losses[n] = 0.0f;
+        if (targets[n] < 0)
+            __builtin_memset(row, 0, Vp * sizeof(floatX));
+        else
+            losses[n] = cross_entropy_row(row, exponentials, targets[n], V, Vp, scale);
+    });
+}
+
+// ---- gradient norm and AdamW
+
+// A lane sums a part of its piece in float, the rest is in double.
+void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
+    constexpr int max_pieces = 1024;
+    const int64_t piece = round_up<int64_t>(ceil_div<int64_t>(count, max_pieces), 4096);
+    double sums[max_pieces] = {};
+    for_pieces(count, piece, [=, &sums](int64_t begin, int64_t end) {
+        floatv a = {}, b = {}, c = {}, d = {};  // four, so that an addition need not wait for the one before it
+        int64_t i = begin;
+        for (; i + 4 * VL <= end; i += 4 * VL) {
+            const floatv p = load(x + i), q = load(x + i + VL), r = load(x + i + 2 * VL), s = load(x + i + 3 * VL);
+            a += p * p, b += q * q, c += r * r, d += s * s;
+        }
+        for_vectors(end - i, [&](int64_t j, auto width) {
+            const floatv p = load(x + i + j, width);
+            a += p * p;
+        });
+        const floatv all = (a + b) + (c + d);
+        double lanes = 0.0;
+        for (int j = 0; j < VL; j++) lanes += double(all[j]);
+        sums[begin / piece] = lanes;
+    });
+    double total = 0.0;
+    for (double s : sums) total += s;
+    *out = float(total);
+}
+
+// What is the same for all elements.
+struct AdamWStep {
+    float factor, beta1, beta2, correction1, correction2, eps, lr;
+};
+
+template <class floatX>
+static inline void adamw_piece(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t count,
+                               float decay, const AdamWStep& s) {
+    for_vectors(count, [&](int64_t i, auto width) {
+        const floatv g = load(grad + i, width) * s.factor, w = load(master + i, width);
+        const floatv mi = s.beta1 * load(m + i, width) + (1.0f - s.beta1) * g;
+        const floatv vi = s.beta2 * load(v + i, width) + (1.0f - s.beta2) * g * g;
+        const floatv update = (mi * s.correction1) / (square_root(vi * s.correction2) + s.eps);
+        const floatv next = w - s.lr * (update + decay * w);
+        store(m + i, mi, width);
+        store(v + i, vi, width);
+        store(master + i, next, width);
+        if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next, width);
+    });
+}
+
+template <class floatX>
+void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t count,
+           int64_t decayed, AdamWConfig config, float lr, int step, Stream) {
+    if (*factor != *factor) return;
+    if constexpr (sizeof(floatX) == sizeof(float)) master = weight;
+    const AdamWStep s = {*factor,
+                         config.beta1,
+                         config.beta2,
+                         float(1.0 / (1.0 - pow(double(config.beta1), double(step)))),
+                         float(1.0 / (1.0 - pow(double(config.beta2), double(step)))),
+                         config.eps,
+                         lr};
+    const auto update = [&](int64_t first, int64_t last, float decay) {
+        for_pieces(last - first, 1 << 16, [=](int64_t begin, int64_t end) {
+            const int64_t i = first + begin;
+            adamw_piece(weight + i, master + i, m + i, v + i, grad + i, end - begin, decay, s);
+        });
+    };
+    update(0, decayed, config.weight_decay);
+    update(decayed, count, 0.0f);
+}
+
+}  // namespace cpu::VECTOR_FORMS
+
+#include "vector_attention.h"
+
+namespace cpu::VECTOR_FORMS {
+
+template <class floatX>
+int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
+    const int threads = omp_get_max_threads();
+    int64_t most = layernorm_scratch_bytes(B * T, C);
+    for (const int64_t bytes : {exponentials_bytes(Vp), attention_scratch_bytes(T, C / NH)})
+        if (bytes * threads > most) most = bytes * threads;
+    return most;
+}
+
+}  // namespace cpu::VECTOR_FORMS
+
+INSTANTIATE(cpu::VECTOR_FORMS::scratch_bytes);
+INSTANTIATE(cpu::VECTOR_FORMS::encoder_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::encoder_backward);
+INSTANTIATE(cpu::VECTOR_FORMS::layernorm_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::residual_layernorm_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::layernorm_backward);
+INSTANTIATE(cpu::VECTOR_FORMS::attention_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::attention_backward);
+INSTANTIATE(cpu::VECTOR_FORMS::attention_decode);
+INSTANTIATE(cpu::VECTOR_FORMS::gelu_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::gelu_backward);
+INSTANTIATE(cpu::VECTOR_FORMS::cross_entropy_forward);
+INSTANTIATE(cpu::VECTOR_FORMS::cross_entropy);
+INSTANTIATE(cpu::VECTOR_FORMS::adamw);

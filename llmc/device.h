@@ -1,0 +1,83 @@
+// device.h: memory, copies, streams and events of the device, declared once; defined in cuda/device.cu and
+// cpu/device.cpp. On the CPU device memory is host memory and every call is complete when it returns.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtype.h"
+
+using Event = struct CUevent_st*;
+
+struct DeviceInfo {
+    std::string name;         // "NVIDIA H100 80GB HBM3", "2 threads, avx512 + amx"
+    int64_t memory_bytes;     // in all
+    double peak_flops_bf16;   // FLOP/s of the matrix units for the MFU line; 0: not known
+    double peak_flops_fp32;
+    std::string peak_source;  // "data sheet", "measured at start"
+};
+
+// To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
+void device_init(int local_rank, int threads);
+DeviceInfo device_info();
+bool device_has_bf16_units();     // matrix units for bf16: what --precision auto chooses by
+std::string device_libraries();  // those that do the products, with versions: "OpenBLAS 0.3.21"
+
+// Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.
+void* device_allocate(int64_t bytes, const char* purpose);
+void device_free(void* memory);
+int64_t device_bytes_allocated();  // now, by device_allocate
+// Host memory that the device copies from and to without a detour (pinned on CUDA).
+void* host_allocate(int64_t bytes);
+void host_free(void* memory);
+
+Stream create_stream();
+void destroy_stream(Stream stream);
+void wait_for_stream(Stream stream);
+void wait_for_device();
+Event create_event();
+void destroy_event(Event event);
+void record_event(Event event, Stream stream);
+void stream_wait_event(Stream stream, Event event);  // what is queued on stream later runs after the event
+bool event_done(Event event);                        // without blocking; on the CPU always
+void wait_for_event(Event event);                    // blocks the host
+
+void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);
+void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
+void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
+void fill_zero(void* device, int64_t bytes, Stream stream);
+
+// Working memory of the operations, shared by all of them (they run one after another). device_reserve_scratch makes
+// it at least that large, before training starts; device_scratch hands it out and grows it only for callers that
+// reserved nothing (tests).
+void device_reserve_scratch(int64_t bytes);
+void* device_scratch(int64_t bytes);
+
+// An owned array on the device.
+template <class T>
+struct DeviceBuffer {
+    T* data = nullptr;
+    int64_t size = 0;  // elements
+
+    DeviceBuffer() = default;
+    DeviceBuffer(int64_t size, const char* purpose)
+        : data(static_cast<T*>(device_allocate(size * int64_t(sizeof(T)), purpose))), size(size) {}
+    DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+        std::swap(data, other.data);
+        std::swap(size, other.size);
+        return *this;
+    }
+    ~DeviceBuffer() { device_free(data); }
+    int64_t bytes() const { return size * int64_t(sizeof(T)); }
+};
+
+template <class T>
+std::vector<T> to_host(const T* device, int64_t size) {
+    std::vector<T> host(size);
+    copy_to_host(host.data(), device, size * int64_t(sizeof(T)), nullptr);
+    wait_for_device();
+    return host;
+}

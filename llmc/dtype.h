@@ -1,0 +1,57 @@
+// dtype.h: bf16, a storage type, and what every operation is written with: Stream and INSTANTIATE.
+#pragma once
+#include <bit>
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(SIMT_EMULATOR)
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+// The upper half of a float. No arithmetic, and conversions are explicit: kernels widen, compute in float, round once.
+struct bf16 {
+    uint16_t bits;
+
+    bf16() = default;
+    // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
+    HOST_DEVICE __attribute__((always_inline)) explicit bf16(float x) {
+        const uint32_t u = std::bit_cast<uint32_t>(x);
+        bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
+    }
+    HOST_DEVICE __attribute__((always_inline)) explicit operator float() const {
+        return std::bit_cast<float>(uint32_t(bits) << 16);
+    }
+};
+static_assert(sizeof(bf16) == 2);
+
+// Distance from 1 to the next larger value.
+template <class floatX>
+constexpr float epsilon();
+template <>
+constexpr float epsilon<float>() {
+    return 0x1p-23f;
+}
+template <>
+constexpr float epsilon<bf16>() {
+    return 0x1p-7f;
+}
+
+template <class floatX>
+constexpr const char* dtype_name();
+template <>
+constexpr const char* dtype_name<float>() {
+    return "fp32";
+}
+template <>
+constexpr const char* dtype_name<bf16>() {
+    return "bf16";
+}
+
+// A queue of device work, in order: a CUDA stream, or nothing on the CPU, where a call returns when its work is done.
+using Stream = struct CUstream_st*;
+
+// Both instances of an operation that is declared in a header: INSTANTIATE(cpu::layernorm_forward);
+#define INSTANTIATE(op)                        \
+    template decltype(op<float>) op<float>;    \
+    template decltype(op<bf16>) op<bf16>

@@ -1,0 +1,8 @@
+// eval.h: the loss on a fixed set of text.
+#pragma once
+#include "dataloader.h"
+#include "gpt2.h"
+
+// Mean loss, in nats per token, over one pass of a loader with fixed_set; leaves it at the start of the next pass.
+template <class floatX>
+double evaluate(GPT2<floatX>& model, DataLoader& loader);

@@ -1,0 +1,97 @@
+// gpt2.h: the network: its weights, activations and gradients on the device, forward, backward, and one token at a time.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "device.h"
+#include "params.h"
+
+// What a layer computes from the residual stream x. backward needs all of it.
+template <class floatX>
+struct LayerActivations {
+    floatX* ln1;                   // (N, C)
+    float *ln1_mean, *ln1_rstd;    // (N)
+    floatX* qkv;                   // (N, 3C)    also the cache of keys and values when generating
+    floatX* att;                   // (N, C)
+    float* lse;                    // (B, NH, T)
+    floatX* residual2;             // (N, C)     x + attention
+    floatX* ln2;                   // (N, C)
+    float *ln2_mean, *ln2_rstd;    // (N)
+    floatX* fc;                    // (N, 4C)    before GELU
+    floatX* gelu;                  // (N, 4C)
+    floatX* residual3;             // (N, C)     residual2 + MLP: the next layer's x
+};
+
+// train keeps every layer's activations and has gradients; generate keeps every layer's qkv; eval keeps nothing.
+enum class Purpose { train, generate, eval };
+
+struct MemoryItem {
+    const char* purpose;
+    int64_t bytes;
+};
+
+// All that lies in the activations' block.
+template <class floatX>
+struct Activations {
+    std::vector<LayerActivations<floatX>> layer;
+    floatX* encoded;             // (N, C)
+    floatX* branch;              // (N, C)     what the next residual addition adds
+    floatX* lnf;                 // (N, C)
+    float *lnf_mean, *lnf_rstd;  // (N)
+    float* losses;               // (N)
+    float* loss;                 // (1)        the mean over the tokens of all micro-steps so far
+    floatX *dx, *dtmp;           // (N, C)     gradients of the residual stream, and within a layer
+    floatX* dlarge;              // (N, 4C)
+    floatX* logits;              // (head_rows, Vp)
+};
+
+template <class floatX>
+struct GPT2 {
+    ParamLayout layout;
+    GPT2Config config;
+    Purpose purpose;
+    int B, T;       // the largest micro-batch that fits
+    int head_rows;  // rows of logits in memory at a time
+    Stream stream = nullptr;
+
+    DeviceBuffer<floatX> weights;    // (layout.total)
+    DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
+    DeviceBuffer<float> grads;       // (layout.total), with Purpose::train
+    DeviceBuffer<std::byte> memory;  // of acts
+    Activations<floatX> acts;
+
+    // Weights are zero until set_param has given them. head_rows 0: as many as B * T, at most 2048.
+    GPT2(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows = 0);
+
+    floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
+    float* g(Param p, int l = 0) { return grads.data + layout.offset(p, l); }
+    Weight<floatX> matrix(Param p, int l = 0);
+
+    // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. pack_bucket comes after.
+    void set_param(Param p, int l, const float* values);
+    void pack_bucket(int bucket);  // after its weights have changed
+
+    // tokens (B, T) on the device, B and T at most those of the model. Ends with lnf.
+    void forward(const int* tokens, int B, int T);
+    // After forward: the loss of each token into acts.losses, without gradients.
+    void token_losses(const int* targets, int B, int T);
+    // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
+    // micro-step of a step overwrites the gradients of the matrices.
+    void zero_gradients();
+    void backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale);
+
+    // After forward of one sequence (B = 1) of t tokens: the next token, at position t; keys and values are in qkv.
+    void decode(const int* token, int t);
+    // Logits (Vp) of row `row` of lnf, on the device.
+    const floatX* row_logits(int row);
+
+  private:
+    void layer_forward(int l, int B, int T);
+    void layer_output(int l, int N);
+    void head_backward(const int* targets, int N, int micro_step, float scale);
+    void layer_backward(int l, int B, int T, bool accumulate);
+};
+
+// What GPT2(...) will allocate, without allocating it.
+template <class floatX>
+std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows = 0);

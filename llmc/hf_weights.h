@@ -1,0 +1,43 @@
+// hf_weights.h: a model's tensors in the names and layout of Hugging Face's GPT-2, to and from safetensors files.
+//
+// There the matrices are transposed, (in, out) for Conv1D, and wte has no padded rows. Nothing here knows the device:
+// tensors come and go through the two functions below, one at a time.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hf_config.h"
+#include "params.h"
+#include "safetensors.h"
+
+enum class StateKind { weights, m, v };  // fp32 master weights, AdamW's moments
+
+// Copies one tensor to or from `host`: layout.size(p) floats as ParamLayout has them in memory, padded rows included.
+// Called from one thread, in a fixed order: the tensors of the model, then layer by layer.
+using TensorReader = std::function<void(float* host, StateKind kind, Param p, int l)>;
+using TensorWriter = std::function<void(const float* host, StateKind kind, Param p, int l)>;
+
+// For state in flat host buffers of layout.total floats.
+TensorReader read_from_flat(const ParamLayout& layout, const float* weights, const float* m, const float* v);
+TensorWriter write_to_flat(const ParamLayout& layout, float* weights, float* m, float* v);
+
+// Tensors that lie together in a file: their names start with prefix.
+struct TensorGroup {
+    StateKind kind;
+    std::string prefix;  // "transformer." for weights as Hugging Face has them
+};
+// The tensors of the groups, with a dtype of "F32" or "BF16": what write_tensors will write.
+std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vector<TensorGroup>& groups,
+                                     const char* dtype);
+FileSum write_tensors(const std::string& path, const ParamLayout& layout, const std::vector<TensorGroup>& groups,
+                      const char* dtype, const TensorReader& read, const Metadata& metadata);
+// Refuses a missing tensor or another shape (EXIT_BAD_DATA) before the first one is handed over.
+void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
+                  const TensorWriter& write);
+
+// Weights only (StateKind::weights), from a Hugging Face GPT-2 directory, ours or another's: model.safetensors or the
+// files of its index; names with or without "transformer."; F32, BF16 or F16. Causal masks and an lm_head equal to wte
+// are ignored; a tensor that is missing, unexpected or of another shape is named (EXIT_BAD_DATA).
+void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);

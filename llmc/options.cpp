@@ -1,0 +1,601 @@
+#include "options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <type_traits>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+using Json = nlohmann::ordered_json;
+
+static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
+
+const char* command_name(Command command) { return command_names[int(command)]; }
+
+std::string version() {
+#ifdef GIT_COMMIT
+    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
+#else
+    return "train_gpt2 0.1.0";
+#endif
+}
+
+// ---- values: text to a field and back
+
+// The whole text is one number that fits, or it is refused.
+template <class T>
+static T parse_value(const std::string& name, const std::string& text) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        return text;
+    } else if constexpr (std::is_same_v<T, bool>) {
+        ENSURE(text == "0" || text == "1" || text == "true" || text == "false", "%s: '%s' is neither 0 nor 1",
+               name.c_str(), text.c_str());
+        return text == "1" || text == "true";
+    } else {
+        T value{};
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        ENSURE(error != std::errc::result_out_of_range, "%s: %s is out of range", name.c_str(), text.c_str());
+        ENSURE(error == std::errc() && stop == end, "%s: '%s' is not a %s", name.c_str(), text.c_str(),
+               std::is_floating_point_v<T> ? "number"
+               : std::is_signed_v<T>       ? "whole number"
+                                           : "whole number from 0 up");
+        return value;
+    }
+}
+
+// Text that reads back as the same value: 0.0006, 1e-08, 524288.
+template <class T>
+static std::string value_text(const T& value) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        return value;
+    } else if constexpr (std::is_same_v<T, bool>) {
+        return value ? "1" : "0";
+    } else if constexpr (std::is_floating_point_v<T>) {
+        std::string text;
+        for (int digits = 6; digits <= 17; digits++)
+            if (text = format("%.*g", digits, value); std::stod(text) == value) break;
+        return text;
+    } else {
+        return std::to_string(value);
+    }
+}
+
+// ---- declarations
+
+// One option: everything there is to know about it.
+struct Declaration {
+    std::string section;
+    std::string names;  // "-b,--micro-batch"
+    std::string unit;   // "SEQUENCES", "fp32|bf16|auto"; empty: a flag, without a value
+    std::string help;
+    std::string default_text;
+    std::string llmc_alias;                        // of a flag, as llm.c has it: -y 0, -y 1
+    std::function<void()> reset;                   // the field becomes its default
+    std::function<void(const std::string&)> read;  // text to the field, or refused
+    std::function<std::string()> text;
+    std::function<Json()> json;
+    std::vector<std::function<void()>> checks;  // of the field; a refused value throws
+
+    std::string long_name() const { return names.substr(names.find("--")); }
+    // What the help shows as the default, where that is not a value.
+    Declaration& shown(const std::string& as) { return default_text = as, *this; }
+    Declaration& check(std::function<void()> c) { return checks.push_back(std::move(c)), *this; }
+};
+
+using Declarations = std::deque<Declaration>;  // Section::add hands out references, so they must stay where they are
+
+// NaN is in no range.
+template <class T>
+static std::function<void()> in_range(const std::string& name, const T& field, T least, T most, bool most_too = true) {
+    return [name, &field, least, most, most_too] {
+        const bool bounded = most < std::numeric_limits<T>::max();
+        const std::string upper =
+            bounded ? format(" and %s %s", most_too ? "at most" : "below", value_text(most).c_str()) : "";
+        ENSURE(field >= least && (most_too ? field <= most : field < most), "%s %s must be at least %s%s", name.c_str(),
+               value_text(field).c_str(), value_text(least).c_str(), upper.c_str());
+    };
+}
+
+// What a section's function fills: s.add(names, field, default, unit, help), then what the value must satisfy.
+struct Section {
+    Declarations& all;
+    std::string title;
+
+    template <class T>
+    struct Added {
+        Declaration& declaration;
+        const T& field;
+
+        Added& between(T least, T most) {
+            return declaration.check(in_range(declaration.long_name(), field, least, most)), *this;
+        }
+        Added& from_to_below(T least, T below) {
+            return declaration.check(in_range(declaration.long_name(), field, least, below, false)), *this;
+        }
+        Added& at_least(T least) { return between(least, std::numeric_limits<T>::max()); }
+        Added& shown(const std::string& as) { return declaration.shown(as), *this; }
+        Added& one_of_unit() {  // the unit lists the choices: "fp32|bf16|auto"
+            const std::string name = declaration.long_name(), choices = declaration.unit;
+            const T& value = field;
+            declaration.check([name, choices, &value] {
+                const bool known = !value.empty() && value.find('|') == std::string::npos &&
+                                   ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
+                ENSURE(known, "%s %s is not known: %s", name.c_str(), value.c_str(), choices.c_str());
+            });
+            return *this;
+        }
+    };
+
+    template <class T>
+    Added<T> add(const char* names, T& field, std::type_identity_t<T> initial, const char* unit, const char* help) {
+        Declaration d{title, names, unit, help, value_text(initial), {}, {}, {}, {}, {}, {}};
+        d.reset = [&field, initial] { field = initial; };
+        d.read = [&field, name = d.long_name()](const std::string& text) { field = parse_value<T>(name, text); };
+        d.text = [&field] { return value_text(field); };
+        d.json = [&field] { return Json(field); };
+        all.push_back(d);
+        return {all.back(), field};
+    }
+
+    // On without a value, off by default.
+    void add_flag(const char* names, bool& field, const char* help, const char* llmc_alias = "") {
+        add(names, field, false, "", help).shown("").declaration.llmc_alias = llmc_alias;
+    }
+};
+
+// ---- the options, section by section
+
+static void model_options(Declarations& all, Options& o) {
+    Section s{all, "model"};
+    s.add("-e,--model", o.model, "", "NAME", "d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
+        .shown("d12, unless --init or --layers");
+    s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint");
+    s.add("--layers", o.layers, 0, "N", "with --heads and --channels: a model of this shape").at_least(0).shown("");
+    s.add("--heads", o.heads, 0, "N", "heads of attention in a layer").at_least(0).shown("");
+    s.add("--channels", o.channels, 0, "N", "width; a multiple of the heads").at_least(0).shown("");
+    s.add("--vocab-size", o.vocab_size, 0, "TOKENS", "0 = the tokenizer's, or 50257").between(0, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+        .between(0, 1 << 20);
+}
+
+static void precision_options(Declarations& all, Options& o, const char* title) {
+    Section s{all, title};
+    s.add("--precision", o.precision, "auto", "fp32|bf16|auto", "weights and activations; auto = bf16 on matrix units")
+        .one_of_unit();
+}
+
+static void data_options(Declarations& all, Options& o) {
+    Section s{all, "data"};
+    s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'");
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on");
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "for samples and checkpoints").shown("beside the training data");
+}
+
+static void batch_options(Declarations& all, Options& o) {
+    Section s{all, "batch"};
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "per rank and forward pass (B)").between(1, 1 << 20);
+    s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
+          "per optimizer step over all ranks; 0 = one micro-batch per rank")
+        .at_least(0)
+        .shown("524288 for d12 to d48, else 0");
+    s.add("--head-rows", o.head_rows, 0, "ROWS", "of logits at a time; 0 = chosen to fit the cache").at_least(0);
+}
+
+static void optimizer_options(Declarations& all, Options& o) {
+    Section s{all, "optimizer"};
+    s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch").at_least(-1);
+    s.add("--stop-after", o.stop_after, 0, "STEPS", "end this run after that many more, schedule unchanged; 0 = off")
+        .at_least(0);
+    s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
+    s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
+          "after warmup; wsd = constant, then 1 - sqrt over the last fifth")
+        .one_of_unit();
+    s.add("-u,--warmup", o.warmup, -1, "STEPS", "linear from the first step on")
+        .at_least(0)
+        .shown("700, or a tenth of a shorter run");
+    s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION", "of the peak rate, reached at the last step")
+        .between(0.0, 1.0);
+    s.add("-c,--weight-decay", o.weight_decay, 0.1, "FACTOR", "AdamW, of matrices and embeddings only; 0 = off")
+        .between(0.0, 100.0);
+    s.add("--beta1", o.beta1, 0.9, "FACTOR", "AdamW, of the mean").from_to_below(0.0, 1.0);
+    s.add("--beta2", o.beta2, 0.95, "FACTOR", "AdamW, of the mean square").from_to_below(0.0, 1.0);
+    s.add("--eps", o.eps, 1e-8, "VALUE", "AdamW, added to the root").between(1e-30, 1.0);
+    s.add("--grad-clip", o.grad_clip, 1.0, "NORM", "largest global norm of the gradients; 0 = off").between(0.0, 1e9);
+}
+
+static void report_options(Declarations& all, Options& o) {
+    Section s{all, "evaluation and samples"};
+    s.add("-v,--val-every", o.val_every, 250, "STEPS", "validation loss, and after the last step; 0 = never")
+        .at_least(0);
+    s.add("--val-batches", o.val_batches, 20, "BATCHES", "micro-batches of validation, always the same; 0 = all")
+        .at_least(0);
+    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text; 0 = never").at_least(0);
+    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "of a sample").between(1, 1 << 20);
+    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "of a sample").shown("<|endoftext|>");
+}
+
+static void checkpoint_options(Declarations& all, Options& o) {
+    Section s{all, "output"};
+    s.add("-o,--output", o.output, "out", "DIR", "logs and checkpoints; '' = write nothing");
+    s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS", "and after the last step; 0 = never").at_least(0);
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "delete older ones; 0 = keep all").at_least(0);
+    s.add_flag("--resume", o.resume, "continue from the newest checkpoint in --output, if there is one (-y 1)", "-y");
+    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "of model.safetensors").one_of_unit();
+}
+
+static void seed_option(Declarations& all, Options& o, const char* help) {
+    Section{all, "run"}.add("--seed", o.seed, 42, "N", help);
+}
+
+static void threads_option(Declarations& all, Options& o) {
+    Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, 4096);
+}
+
+static void quiet_option(Declarations& all, Options& o) {
+    Section{all, "run"}.add_flag("--quiet", o.quiet, "print errors only");
+}
+
+static void log_options(Declarations& all, Options& o) {
+    Section s{all, "run"};
+    s.add("--log-every", o.log_every, 1, "STEPS", "lines where there is no terminal; log.jsonl has every step")
+        .at_least(1);
+    s.add("--progress", o.progress, "auto", "auto|tty|plain", "a live line, or one line per step").one_of_unit();
+    quiet_option(all, o);
+}
+
+static void generate_options(Declarations& all, Options& o) {
+    Section s{all, "generate"};
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
+    s.add("--prompt", o.prompt, "", "TEXT", "to continue").shown("<|endoftext|>");
+    s.add("--max-tokens", o.max_tokens, 256, "TOKENS", "to generate at most").between(1, 1 << 20);
+    s.add("--temperature", o.temperature, 0.8, "VALUE", "divides the logits; 0 = always the likeliest token")
+        .between(0.0, 1000.0);
+    s.add("--top-k", o.top_k, 200, "TOKENS", "sample from the likeliest k only; 0 = off").at_least(0);
+    s.add("--top-p", o.top_p, 1.0, "FRACTION", "sample from the likeliest that sum to p only; 1 = off")
+        .between(1e-9, 1.0);
+    s.add("--num-samples", o.num_samples, 1, "N", "texts, one after the other").at_least(1);
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "").shown("the one in --init");
+    precision_options(all, o, "generate");
+}
+
+static void eval_options(Declarations& all, Options& o) {
+    Section s{all, "eval"};
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards");
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "per forward pass (B)").between(1, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+        .between(0, 1 << 20);
+    s.add("--batches", o.val_batches, 0, "BATCHES", "0 = all").at_least(0);
+    precision_options(all, o, "eval");
+}
+
+static void tokenize_options(Declarations& all, Options& o) {
+    Section s{all, "tokenize"};
+    s.add("-o,--output", o.output, "", "DIR", "for train_*.bin, val_*.bin and the tokenizer");
+    s.add("--train-bpe", o.train_bpe, 0, "TOKENS", "train a vocabulary of this size on the text; 0 = off")
+        .between(0, 1 << 20);
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "use this one: tokenizer.json, or vocab.json and merges.txt");
+    s.add("--val-fraction", o.val_fraction, 0.05, "FRACTION", "of the text held out").from_to_below(0.0, 1.0);
+    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "in one file").between(1, int64_t(1) << 31);
+    s.add("--split", o.split, "none", "none|blank-lines", "cut text files into documents").one_of_unit();
+    s.add("--text-key", o.text_key, "text", "KEY", "of the text in the objects of .jsonl files");
+    threads_option(all, o);
+    quiet_option(all, o);
+}
+
+// Which sections a command has. Order is that of --help.
+static Declarations declare(Command command, Options& o) {
+    Declarations all;
+    switch (command) {
+        case Command::train:
+        case Command::plan:
+            data_options(all, o);
+            model_options(all, o);
+            precision_options(all, o, "model");
+            batch_options(all, o);
+            optimizer_options(all, o);
+            report_options(all, o);
+            checkpoint_options(all, o);
+            seed_option(all, o, "of initial weights, data order and samples");
+            threads_option(all, o);
+            log_options(all, o);
+            break;
+        case Command::generate:
+            generate_options(all, o);
+            seed_option(all, o, "of the samples: the same seed gives the same text");
+            threads_option(all, o);
+            break;
+        case Command::eval:
+            eval_options(all, o);
+            threads_option(all, o);
+            break;
+        case Command::tokenize:
+            tokenize_options(all, o);
+            break;
+        case Command::help:
+            break;
+    }
+    return all;
+}
+
+// ---- parsing
+
+// Insertions, deletions, substitutions and swaps of neighbours that turn a into b.
+static int edit_distance(const std::string& a, const std::string& b) {
+    std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) above[j] = int(j);
+    for (size_t i = 1; i <= a.size(); i++) {
+        row[0] = int(i);
+        for (size_t j = 1; j <= b.size(); j++) {
+            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = std::min(row[j], before[j - 2] + 1);
+        }
+        before.swap(above);
+        above.swap(row);
+    }
+    return above[b.size()];
+}
+
+// Says what may have been meant: the nearest option of this command, or the other commands that have it.
+[[noreturn]] static void refuse_unknown(Command command, const Declarations& all, const std::string& argument) {
+    if (argument.size() < 2 || argument[0] != '-')
+        fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
+             argument.c_str());
+    const std::string name = argument.substr(0, argument.find('='));
+    std::string others;
+    for (Command other : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize}) {
+        Options o;
+        for (const Declaration& d : declare(other, o))
+            if (other != command && ("," + d.names + ",").find("," + name + ",") != std::string::npos)
+                others += (others.empty() ? "" : ", ") + std::string(command_name(other));
+    }
+    if (!others.empty())
+        fail(EXIT_USAGE, "%s has no option %s, which belongs to %s (see %s --help)", command_name(command),
+             name.c_str(), others.c_str(), command_name(command));
+    std::vector<std::string> known = {"--help", "--version"};
+    for (const Declaration& d : all) known.push_back(d.long_name());
+    std::string nearest;
+    int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // farther ones are no mistyped name
+    if (name.size() < 6) distance = 2;
+    for (const std::string& candidate : known)
+        if (const int e = edit_distance(name, candidate); e < distance) distance = e, nearest = candidate;
+    for (const std::string& candidate : known)  // --batch, --warm
+        if (nearest.empty() && name.size() > 4 && candidate.find(name.substr(2)) != std::string::npos)
+            nearest = candidate;
+    if (name.starts_with("--") && !nearest.empty())
+        fail(EXIT_USAGE, "unknown option %s; did you mean %s? (see --help)", name.c_str(), nearest.c_str());
+    fail(EXIT_USAGE, "unknown option %s (see --help)", name.c_str());
+}
+
+static std::string help_text(Command command, const std::string& program, const Declarations& all) {
+    const char* p = program.c_str();
+    std::string out;
+    if (command == Command::train) {
+        out = format("usage: %s [train] [options]\n", p);
+        out += format("       %s generate | eval | plan | tokenize [options]    each with its own --help\n", p);
+    } else {
+        const char* arguments =
+            command == Command::tokenize ? "INPUT... [options]    files, or folders of them" : "[options]";
+        out = format("usage: %s %s %s\n", p, command_name(command), arguments);
+    }
+    constexpr int column = 36;
+    std::string section;
+    for (const Declaration& d : all) {
+        if (d.section != section) out += "\n" + d.section + ":\n";
+        section = d.section;
+        const std::string left = "  " + d.names + (d.unit.empty() ? "" : " " + d.unit);
+        out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
+                                                     : std::string(column - left.size(), ' '));
+        out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";
+    }
+    return out +
+           "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
+}
+
+// What was given: the text of each option, by its place in the declarations.
+struct Given {
+    std::map<size_t, std::string> values;
+    std::vector<std::string> inputs, unknown;
+    bool help = false, version = false;
+};
+
+static Given split_arguments(Command command, const Declarations& all, int argc, const char* const* argv) {
+    Given given;
+    CLI::App app;
+    app.set_help_flag();
+    app.allow_extras();
+    struct Target {
+        size_t declaration;
+        CLI::Option* option;
+        std::string text;
+    };
+    std::deque<Target> targets;  // CLI11 keeps references to the texts
+    const auto add = [&](size_t i, const std::string& names, bool flag) {
+        Target& target = targets.emplace_back(Target{i, nullptr, ""});
+        target.option = flag ? app.add_flag(names, target.text) : app.add_option(names, target.text);
+        target.option->take_last()->type_name(all[i].unit);
+    };
+    for (size_t i = 0; i < all.size(); i++) {
+        add(i, all[i].names, all[i].unit.empty());
+        if (!all[i].llmc_alias.empty()) add(i, all[i].llmc_alias, false);
+    }
+    app.add_flag("-h,--help", given.help);
+    app.add_flag("--version", given.version);
+
+    // After "--" of tokenize there are only inputs, whatever they look like.
+    const bool has_inputs = command == Command::tokenize;
+    const char* const* end = has_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
+    std::vector<std::string> arguments;
+    for (const char* const* argument = argv; argument < end; argument++) {
+        arguments.push_back(*argument);
+        std::string& name = arguments.back();
+        if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
+        name.pop_back();  // "--name=": CLI11 would take the next argument for the value
+        arguments.push_back("");
+    }
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::ArgumentMismatch& error) {
+        const std::string text = error.what();
+        fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
+    } catch (const CLI::ParseError& error) {
+        fail(EXIT_USAGE, "%s (see --help)", error.what());
+    }
+    for (const Target& target : targets)
+        if (target.option->count() > 0) given.values[target.declaration] = target.text;
+    for (const std::string& extra : app.remaining())
+        (has_inputs && !extra.starts_with("-") ? given.inputs : given.unknown).push_back(extra);
+    if (end < argv + argc) given.inputs.insert(given.inputs.end(), end + 1, argv + argc);
+    return given;
+}
+
+// "--output --steps 5": CLI11 takes whatever follows an option for its value.
+static void check_values_follow(const Declarations& all, const Given& given) {
+    for (const auto& [i, text] : given.values)
+        for (const Declaration& other : all)
+            ENSURE(text != other.long_name(), "%s needs a value (%s), but the option %s follows",
+                   all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
+}
+
+// -e of llm.c: "d12", "gpt2:d12", or what to start from.
+static void sort_out_model(Options& o) {
+    if (o.model.starts_with("gpt2:")) o.model.erase(0, 5);
+    ENSURE(!o.model.ends_with(".bin"),
+           "--model %s: model files of llm.c are not read; give --init a Hugging Face directory", o.model.c_str());
+    const bool directory = o.model.find('/') != std::string::npos || o.model == "." || o.model == "..";
+    if (directory) {
+        ENSURE(o.init.empty() || o.init == o.model, "--model %s and --init %s are two places to start from; give one",
+               o.model.c_str(), o.init.c_str());
+        o.init = o.model;
+        o.model.clear();
+    }
+    const bool custom = o.layers || o.heads || o.channels;
+    ENSURE(!custom || (o.layers && o.heads && o.channels),
+           "--layers %d --heads %d --channels %d do not make a model; give all three, from 1 up", o.layers, o.heads,
+           o.channels);
+    ENSURE(!custom || o.model.empty(),
+           "--model %s has its own shape; leave it out, or --layers, --heads and --channels", o.model.c_str());
+    ENSURE(o.init.empty() || (o.model.empty() && !custom),
+           "--init %s brings its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
+    o.default_model = o.model.empty() && o.init.empty() && !custom;
+    if (o.default_model) o.model = "d12";
+    if (!o.model.empty() || custom) check_config(model_config(o));
+}
+
+static void check_training(Options& o, bool plan) {
+    sort_out_model(o);
+    if (o.steps == -1) o.steps = 0;
+    if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
+    ENSURE(plan || !o.train_data.empty(),
+           "--train-data is missing: quote a pattern of token shards, such as "
+           "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
+    ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
+}
+
+static void check_together(Options& o) {
+    switch (o.command) {
+        case Command::train:
+            check_training(o, false);
+            break;
+        case Command::plan:
+            check_training(o, true);
+            break;
+        case Command::eval:
+            ENSURE(!o.val_data.empty(), "--val-data is missing: quote a pattern of token shards to evaluate on");
+            [[fallthrough]];
+        case Command::generate:
+            ENSURE(!o.init.empty(),
+                   "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
+            break;
+        case Command::tokenize:
+            ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, or .jsonl files");
+            ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
+            ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
+                   "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
+            break;
+        case Command::help:
+            break;
+    }
+}
+
+Options parse_options(int argc, const char* const* argv) {
+    Options o{};
+    const std::string program =
+        argc > 0 ? std::string(argv[0]).substr(std::string(argv[0]).rfind('/') + 1) : "train_gpt2";
+    int first = 1;
+    o.command = Command::train;
+    for (Command command : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize})
+        if (argc > 1 && argv[1] == std::string(command_name(command))) o.command = command, first = 2;
+    for (Command command : {Command::tokenize, Command::eval, Command::generate, Command::train, o.command})
+        for (const Declaration& d : declare(command, o)) d.reset();  // the command's own defaults last
+
+    const Declarations all = declare(o.command, o);
+    Given given = split_arguments(o.command, all, std::max(0, argc - first), argv + first);
+    if (given.help || given.version) {
+        o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
+        o.command = Command::help;
+        return o;
+    }
+    check_values_follow(all, given);
+    if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
+    for (const auto& [i, text] : given.values) {
+        all[i].read(text);
+        for (const auto& check : all[i].checks) check();
+    }
+    o.inputs = std::move(given.inputs);
+    check_together(o);
+    return o;
+}
+
+// ---- what was declared, read back
+
+std::vector<Setting> settings(const Options& options) {
+    Options now = options, initial = options;
+    const Declarations all = declare(now.command, now), defaults = declare(now.command, initial);
+    std::vector<Setting> out;
+    for (size_t i = 0; i < all.size(); i++) {
+        defaults[i].reset();
+        const std::string value = all[i].text();
+        out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text()});
+    }
+    return out;
+}
+
+std::string options_json(const Options& options) {
+    Options o = options;
+    Json json = Json::object();
+    for (const Declaration& d : declare(o.command, o)) json[d.long_name().substr(2)] = d.json();
+    if (!o.inputs.empty()) json["inputs"] = o.inputs;
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // arguments need not be UTF-8
+}
+
+// ---- what follows from the options
+
+GPT2Config model_config(const Options& o, int default_vocab) {
+    GPT2Config config;
+    if (o.layers > 0)
+        config = {o.seq_len > 0 ? o.seq_len : 1024, 0, o.layers, o.heads, o.channels};
+    else
+        config = config_by_name(o.model.empty() ? "d12" : o.model);
+    config.max_T = std::max(config.max_T, o.seq_len);
+    config.V = o.vocab_size > 0 ? o.vocab_size : default_vocab;
+    return config;
+}
+
+void resolve_steps(Options& o, int64_t steps_per_epoch) {
+    if (o.steps == 0) {
+        ENSURE(steps_per_epoch > 0, "the training data make no full step: lower --global-batch, or give --steps");
+        o.steps = steps_per_epoch;
+    }
+    if (o.warmup == -1) o.warmup = std::min<int64_t>(700, o.steps / 10);
+    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld steps", static_cast<long long>(o.warmup),
+           static_cast<long long>(o.steps));
+}

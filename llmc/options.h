@@ -1,0 +1,104 @@
+// options.h: the command line. Every option is declared once, in options.cpp: names, default, unit, help, range. The
+// parser, --help, the settings printed at start-up and run.json all read that declaration.
+//
+// parse_options looks at the arguments only, at no file and no environment variable. What it returns is checked as far
+// as that goes: ranges, names, options that contradict each other.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "params.h"
+
+// help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
+enum class Command { train, generate, eval, plan, tokenize, help };
+
+const char* command_name(Command command);
+
+// No defaults here: parse_options sets every field, those of other commands too.
+struct Options {
+    Command command;
+    std::string text;
+
+    // model
+    std::string model;  // a name of config_by_name, or empty: the shape comes from layers, heads, channels or from init
+    bool default_model;  // neither model nor another shape was given: --resume takes that of the checkpoint
+    std::string init;    // a Hugging Face directory, a checkpoint, or a run's output directory
+    int layers, heads, channels;
+    int vocab_size;         // 0: the tokenizer's, or 50257
+    int seq_len;            // T; 0: the model's positions
+    std::string precision;  // fp32, bf16, auto
+
+    // data
+    std::string train_data, val_data;  // shell patterns
+    std::string tokenizer;             // directory or file; empty: beside the data or in init
+    std::string output;                // directory; empty: nothing is written
+    std::string export_dtype;          // fp32, bf16: of model.safetensors
+
+    // batch
+    int micro_batch;              // B
+    int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
+    int head_rows;                // rows of logits at a time; 0: chosen
+
+    // optimizer and schedule
+    int64_t steps;       // 0: one epoch, until resolve_steps
+    int64_t stop_after;  // 0: not
+    double lr, final_lr_fraction;
+    std::string schedule;
+    int64_t warmup;  // steps; -1: the default, until resolve_steps
+    double weight_decay, beta1, beta2, eps;
+    double grad_clip;  // 0: not
+
+    // evaluation, samples, checkpoints; every: steps, 0: never
+    int64_t val_every, sample_every, checkpoint_every;
+    int val_batches;  // 0: all
+    int sample_tokens;
+    std::string sample_prompt;
+    int keep;  // checkpoints; 0: all
+    bool resume;
+
+    // run
+    uint64_t seed;
+    int threads;  // 0: one per core
+    int64_t log_every;
+    std::string progress;  // auto, tty, plain
+    bool quiet;
+
+    // generate
+    std::string prompt;
+    int max_tokens, num_samples;
+    double temperature;  // 0: the likeliest token
+    int top_k;           // 0: not
+    double top_p;        // 1: not
+
+    // tokenize
+    std::vector<std::string> inputs;
+    int train_bpe;  // vocabulary size; 0: not
+    double val_fraction;
+    int64_t shard_tokens;
+    std::string split, text_key;
+};
+
+// Refuses, with EXIT_USAGE and one sentence, what cannot be; suggests the nearest option for an unknown one.
+Options parse_options(int argc, const char* const* argv);
+
+// One option of the command with its present value, as text: {"batch", "micro-batch", "4"}.
+struct Setting {
+    std::string section, name, value;
+    bool is_default;
+};
+// In the order of --help, the options of options.command.
+std::vector<Setting> settings(const Options& options);
+// The same as a JSON object, numbers as numbers: {"micro-batch":4,"lr":0.0006,...}.
+std::string options_json(const Options& options);
+
+// The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is taken when
+// --vocab-size is 0. Positions: --seq-len, and for a named model its own 1024 at least.
+GPT2Config model_config(const Options& options, int default_vocab = 50257);
+
+// Fills in what depends on the data: steps 0 becomes steps_per_epoch, and the default warmup 700 or a tenth of the
+// steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
+void resolve_steps(Options& options, int64_t steps_per_epoch);
+
+// "train_gpt2 0.1.0 (commit 1234abc)"; the commit when the build was told one.
+std::string version();

@@ -1,0 +1,81 @@
+#include "params.h"
+
+#include <cmath>
+
+#include "random.h"
+
+static_assert(count_parameters({1024, 50257, 12, 12, 768}) == 124439808);
+static_assert(count_parameters({1024, 50257, 24, 16, 1024}) == 354823168);
+static_assert(count_parameters({1024, 50257, 36, 20, 1280}) == 774030080);
+static_assert(count_parameters({1024, 50257, 48, 25, 1600}) == 1557611200);
+
+GPT2Config config_by_name(const std::string& name) {
+    struct Named {
+        const char *depth, *hf_name;
+        int L, NH, C;
+    };
+    static constexpr Named sizes[] = {{"d12", "gpt2", 12, 12, 768},
+                                      {"d24", "gpt2-medium", 24, 16, 1024},
+                                      {"d36", "gpt2-large", 36, 20, 1280},
+                                      {"d48", "gpt2-xl", 48, 25, 1600}};
+    std::string known;
+    for (const Named& s : sizes) {
+        if (name == s.depth || name == s.hf_name) return {1024, 50257, s.L, s.NH, s.C};
+        known += format("%s%s (%s)", known.empty() ? "" : ", ", s.depth, s.hf_name);
+    }
+    fail(EXIT_USAGE, "--model %s is not known: give one of %s, or --layers, --heads and --channels", name.c_str(),
+         known.c_str());
+}
+
+void check_config(const GPT2Config& config) {
+    const auto bounded = [](int value, const char* what, int most) {
+        ENSURE(value >= 1 && value <= most, "a model of %d %s cannot be built: 1 to %d", value, what, most);
+    };
+    bounded(config.L, "layers", 1024);
+    bounded(config.C, "channels", 65536);
+    bounded(config.NH, "heads", 1024);
+    bounded(config.max_T, "positions", 1 << 20);
+    bounded(config.V, "tokens in the vocabulary", 1 << 20);
+    ENSURE(config.C % config.NH == 0, "%d channels are not a multiple of %d heads; try --channels %d", config.C,
+           config.NH, round_up(config.C, config.NH));
+}
+
+ParamLayout::ParamLayout(const GPT2Config& config) : config(config) {
+    check_config(config);
+    int64_t at[2] = {0, 0};  // the end of the model's scope, of a layer
+    for (Scope scope : {Scope::model, Scope::layer})
+        for (bool decay : {true, false})
+            for (const ParamSpec& p : param_table) {
+                if (p.scope != scope || p.decay != decay) continue;
+                int64_t& end = at[scope == Scope::layer];
+                offsets[p.id] = end;
+                end += round_up<int64_t>(size(p.id), 64);
+            }
+    for (const ParamSpec& p : param_table)
+        if (p.scope == Scope::layer) offsets[p.id] += at[0];
+    layer_stride = at[1];
+    total = at[0] + config.L * layer_stride;
+}
+
+Bucket ParamLayout::bucket(int b) const {
+    if (b == 0) return {0, offsets[lnfw], offsets[qkvw]};
+    const int64_t begin = offset(qkvw, b - 1);
+    return {begin, offset(ln1w, b - 1), begin + layer_stride};
+}
+
+void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed) {
+    const ParamSpec& spec = param_table[p];
+    const int64_t count = int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p);  // without padded rows
+    const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
+    const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
+    const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < layout.size(p); i++) {
+        if (i >= count || spec.init == Init::zeros)
+            out[i] = 0.0f;
+        else if (spec.init == Init::ones)
+            out[i] = 1.0f;
+        else
+            out[i] = scale * random.normal(uint64_t(i));
+    }
+}

@@ -1,0 +1,28 @@
+// plan.h: what a run will need, worked out before it starts: batch arithmetic, memory by purpose, FLOPs. `plan` prints
+// it, `train` obeys it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gpt2.h"
+
+// Micro-batches of B sequences of T tokens on each of world_size ranks, grad_accum_steps of them in a step.
+struct BatchPlan {
+    int B, T, world_size, grad_accum_steps;
+    int64_t tokens_per_step;
+};
+
+// global_batch_tokens 0: one micro-batch on each rank. Refuses a number that does not divide, with the arithmetic and the
+// nearest one that does.
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
+
+// All that training allocates on the device.
+template <class floatX>
+std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, int head_rows);
+int64_t total_bytes(const std::vector<MemoryItem>& items);
+
+// "weights 237 MiB + gradients 475 MiB + ..."; items of 0 bytes are left out.
+std::string describe_memory(const std::vector<MemoryItem>& items);
+std::string describe_model(const GPT2Config& config);
+std::string describe_batch(const BatchPlan& batch);

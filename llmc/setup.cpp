@@ -1,0 +1,109 @@
+#include "setup.h"
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint.h"
+#include "files.h"
+#include "hf_config.h"
+#include "json.h"
+
+// The directory whose config.json --init means.
+static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
+    if (!is_directory(path)) fail(EXIT_NO_INPUT, "--init %s: there is no such directory", path.c_str());
+    if (path_exists(path + "/config.json")) return path;
+    const FoundCheckpoint found = find_latest(path);
+    notes.insert(notes.end(), found.notes.begin(), found.notes.end());
+    if (found.dir.empty())
+        fail(EXIT_NO_INPUT, "--init %s: neither a Hugging Face directory (no config.json) nor a run's output (no step_*)",
+             path.c_str());
+    return found.dir;
+}
+
+static bool has_tokenizer(const std::string& dir) {
+    for (const char* file : {"tokenizer.json", "vocab.json", "encoder.json"})
+        if (path_exists(dir + "/" + file)) return true;
+    return false;
+}
+
+static void find_tokenizer(Start& start, const Options& options) {
+    start.tokenizer_path = options.tokenizer;
+    if (start.tokenizer_path.empty() && !start.weights.empty() && has_tokenizer(start.weights))
+        start.tokenizer_path = start.weights;
+    const std::string data = parent_directory(options.train_data);
+    if (start.tokenizer_path.empty() && !options.train_data.empty() && has_tokenizer(data)) start.tokenizer_path = data;
+    if (!start.tokenizer_path.empty()) start.tokenizer = load_tokenizer(start.tokenizer_path);
+}
+
+static void check_tokenizer(const Start& start) {
+    if (!start.tokenizer) return;
+    ENSURE(start.tokenizer->vocab_size() <= start.config.V,
+           "the tokenizer %s has %d tokens, the model a vocabulary of %d; give the --tokenizer that belongs to it",
+           start.tokenizer_path.c_str(), start.tokenizer->vocab_size(), start.config.V);
+}
+
+static std::string shape(const GPT2Config& c) {
+    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
+}
+
+// A resumed run keeps its shape; options that ask for another one are a mistake.
+static void check_shape(const Start& start, const Options& options) {
+    if (options.default_model || (options.model.empty() && options.layers == 0)) return;
+    Options asked = options;
+    if (asked.vocab_size == 0) asked.vocab_size = start.config.V;
+    if (asked.seq_len == 0 && options.model.empty()) asked.seq_len = start.config.max_T;
+    const GPT2Config config = model_config(asked);
+    ENSURE(config == start.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
+           start.resume.c_str(), shape(start.config).c_str(), shape(config).c_str());
+}
+
+Start find_training_start(const Options& options) {
+    Start start;
+    if (options.resume && is_directory(options.output)) {
+        const FoundCheckpoint found = find_latest(options.output);
+        start.notes = found.notes;
+        start.resume = start.weights = found.dir;
+    }
+    if (options.resume && start.resume.empty())
+        start.notes.push_back(format("no checkpoint in %s yet: a new run", options.output.c_str()));
+    if (start.weights.empty() && !options.init.empty()) start.weights = resolve_init(options.init, start.notes);
+    find_tokenizer(start, options);
+    if (start.weights.empty()) {
+        start.config = model_config(options, start.tokenizer ? start.tokenizer->vocab_size() : 50257);
+    } else {
+        start.config = read_hf_config(start.weights).model;
+        if (!start.resume.empty()) check_shape(start, options);
+    }
+    check_config(start.config);
+    check_tokenizer(start);
+    return start;
+}
+
+Start find_trained_model(const Options& options, bool need_tokenizer) {
+    Start start;
+    start.weights = resolve_init(options.init, start.notes);
+    start.config = read_hf_config(start.weights).model;
+    if (need_tokenizer) {
+        find_tokenizer(start, options);
+        if (!start.tokenizer)
+            fail(EXIT_NO_INPUT, "%s has no tokenizer.json; name one with --tokenizer", start.weights.c_str());
+        check_tokenizer(start);
+    }
+    return start;
+}
+
+std::string changed_options(const std::string& saved, const std::string& now) {
+    // What a run may change freely: where and how often it reports.
+    static constexpr const char* harmless[] = {"stop-after", "resume",   "output",     "threads",   "log-every",
+                                               "progress",   "quiet",    "keep",       "val-every", "val-batches",
+                                               "sample-every", "sample-tokens", "sample-prompt", "checkpoint-every", "init",
+                                               "tokenizer"};
+    const nlohmann::json before = parse_json(saved, "the options in trainer.json"), after = parse_json(now, "the options");
+    std::string text;
+    for (const auto& [name, value] : after.items()) {
+        const bool skip = std::find(std::begin(harmless), std::end(harmless), name) != std::end(harmless);
+        if (skip || !before.contains(name) || before[name] == value) continue;
+        text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), value.dump().c_str(),
+                       before[name].dump().c_str());
+    }
+    return text;
+}

@@ -1,0 +1,41 @@
+// shard.h: token shards, llm.c's file format, and its second version for larger vocabularies.
+//
+// 256 little-endian int32: magic 20240520, version, number of tokens, and zeros; then the tokens. Version 1: uint16
+// tokens (as llm.c and its data sets have them). Version 2, ours: uint32 tokens, and header[3] is the vocabulary size.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct Shard {
+    std::string path;
+    int64_t tokens;
+    int bytes_per_token;  // 2 or 4
+};
+
+// Checks magic, version and that the file is exactly as long as its header promises. Missing file: EXIT_NO_INPUT; else
+// EXIT_BAD_DATA with the values and what to do.
+Shard open_shard(const std::string& path);
+// Tokens [begin, begin + count) of the shard. Refuses a token that is not below vocab_size (EXIT_BAD_DATA, with its place)
+// and a file that has become shorter.
+void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);
+
+// Files whose names match a shell pattern (or one plain file), sorted; refuses a pattern that matches nothing
+// (EXIT_NO_INPUT) and says what the option was.
+std::vector<std::string> glob_files(const std::string& pattern, const char* option);
+
+// Writes one shard under a temporary name and renames it when finish() has put the count into the header; a writer
+// that is destroyed unfinished removes its file.
+struct ShardWriter {
+    ShardWriter(const std::string& path, int vocab_size);
+    ~ShardWriter();
+    ShardWriter(const ShardWriter&) = delete;
+    void append(const int* tokens, int64_t count);
+    void finish();
+
+    std::string path;
+    int vocab_size;
+    int64_t tokens = 0;
+    int fd = -1;
+    std::vector<unsigned char> buffer;
+};

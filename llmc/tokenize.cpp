@@ -1,0 +1,261 @@
+// tokenize.cpp: chunks are read by one thread, encoded by all, and written in their order. A batch is four chunks per
+// thread, so a large input needs little memory; reading and writing take about 5 % of the time and are not overlapped.
+#include "tokenize.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+
+#include "common.h"
+#include "corpus.h"
+#include "files.h"
+#include "shard.h"
+#include "tokenizer.h"
+
+// ---- what the user sees
+
+struct Progress {
+    bool quiet, terminal;
+    double start = seconds_now(), shown = start;
+    bool line_open = false;
+
+    // At most ten times a second on a terminal, every ten seconds elsewhere.
+    void show(const std::string& text) {
+        const double now = seconds_now();
+        if (quiet || now - shown < (terminal ? 0.1 : 10.0)) return;
+        shown = now;
+        fprintf(stderr, terminal ? "\r%s\033[K" : "%s\n", text.c_str());
+        line_open = terminal;
+        fflush(stderr);
+    }
+    void end_line() {
+        if (line_open) fprintf(stderr, "\r\033[K");
+        line_open = false;
+    }
+    void restart() { end_line(), start = shown = seconds_now(); }
+    double seconds() const { return std::max(1e-3, seconds_now() - start); }
+};
+
+static Progress make_progress(bool quiet) {
+    const char* term = getenv("TERM");
+    return {quiet, isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0};
+}
+
+static std::string done_of_all(const char* verb, int64_t bytes, int64_t all, const Progress& progress) {
+    const double rate = double(bytes) / progress.seconds();
+    const double left = double(all - bytes) / std::max(1.0, rate);
+    return format("%s | %.1f of %.1f MB | %.1f MB/s | eta %dm%02ds", verb, double(bytes) / 1e6, double(all) / 1e6,
+                  rate / 1e6, int(left) / 60, int(left) % 60);
+}
+
+// ---- all threads on all chunks
+
+struct Batches {
+    CorpusReader reader;
+    int threads;
+
+    // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. Of several
+    // errors, the one of the first chunk is thrown, whatever the threads did.
+    void run(const std::function<void(const Chunk&, int slot, int thread)>& work,
+             const std::function<void(int slots)>& finish) {
+        std::vector<Chunk> chunks(size_t(4 * threads));
+        std::vector<std::exception_ptr> errors(chunks.size());
+        for (;;) {
+            int slots = 0;
+            while (slots < int(chunks.size()) && reader.next(chunks[size_t(slots)])) slots++;
+            if (slots == 0) return;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+            for (int slot = 0; slot < slots; slot++) {
+                try {
+                    work(chunks[size_t(slot)], slot, omp_get_thread_num());
+                } catch (...) {
+                    errors[size_t(slot)] = std::current_exception();
+                }
+            }
+            for (const std::exception_ptr& error : errors)
+                if (error) std::rethrow_exception(error);
+            finish(slots);
+        }
+    }
+};
+
+// ---- shards
+
+// train_000001.bin, train_000002.bin ...; removed again unless kept.
+struct ShardSet {
+    std::string prefix;
+    int next;
+    int64_t shard_tokens;
+    int vocab_size;
+    int64_t tokens = 0;
+    bool kept = false;
+    std::unique_ptr<ShardWriter> writer;
+    std::vector<std::pair<std::string, int64_t>> written;  // path, tokens
+
+    ShardSet(const TokenizeOptions& o, const char* name, int first, int vocab_size)
+        : prefix(o.output + "/" + name), next(first), shard_tokens(o.shard_tokens), vocab_size(vocab_size) {}
+    ShardSet(const ShardSet&) = delete;
+    ~ShardSet() {
+        for (const auto& [path, count] : written)
+            if (!kept) unlink(path.c_str());
+    }
+
+    void close() {
+        if (!writer) return;
+        writer->finish();
+        written.push_back({writer->path, writer->tokens});
+        writer.reset();
+    }
+
+    void append(const int* data, int64_t count) {
+        while (count > 0) {
+            if (writer && writer->tokens == shard_tokens) close();
+            if (!writer) writer = std::make_unique<ShardWriter>(prefix + format("_%06d.bin", next++), vocab_size);
+            const int64_t part = std::min(count, shard_tokens - writer->tokens);
+            writer->append(data, part);
+            data += part, count -= part, tokens += part;
+        }
+    }
+};
+
+// Shards of another run among ours would be read as if they belonged to it, with another tokenizer perhaps.
+static void refuse_old_shards(const std::string& output) {
+    for (const std::string& name : list_directory(output))
+        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin"))
+            fail(EXIT_CANNOT_CREATE, "%s: has token shards already (%s); delete them or choose another --output",
+                 output.c_str(), name.c_str());
+}
+
+// ---- the two passes
+
+static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
+                          int threads, Progress& progress) {
+    int64_t bytes = 0;
+    for (const TextFile& file : files) bytes += file.size;
+    Batches batches{{files, rules}, threads};
+    std::vector<PieceCounts> counts(static_cast<size_t>(threads));
+    const auto count = [&](const Chunk& chunk, int, int thread) {
+        for_each_document(chunk, rules,
+                          [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
+    };
+    progress.restart();
+    batches.run(count,
+                [&](int) { progress.show(done_of_all("counting words", batches.reader.bytes_read, bytes, progress)); });
+    for (int thread = 1; thread < threads; thread++) {
+        counts[0].add(counts[size_t(thread)]);
+        counts[size_t(thread)] = {};
+    }
+    return train_bpe(counts[0], o.train_bpe, [&](int done, int total) {
+        progress.show(
+            format("training the vocabulary | %s of %s merges", with_commas(done).c_str(), with_commas(total).c_str()));
+    });
+}
+
+struct Encoded {
+    std::vector<int> train, val;
+};
+
+struct Totals {
+    int64_t documents = 0, bytes = 0;
+};
+
+static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
+                         const Tokenizer& tokenizer, int threads, Progress& progress, ShardSet& train, ShardSet& val) {
+    int64_t bytes = 0;
+    for (const TextFile& file : files) bytes += file.size;
+    Batches batches{{files, rules}, threads};
+    std::vector<Encoder> encoders;
+    for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
+    std::vector<Encoded> results(size_t(4 * threads));
+    const auto work = [&](const Chunk& chunk, int slot, int thread) {
+        Encoded& result = results[size_t(slot)];
+        result.train.clear(), result.val.clear();
+        for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
+            std::vector<int>& out = held_out ? result.val : result.train;
+            if (starts) out.push_back(tokenizer.end_of_text);
+            encode(encoders[size_t(thread)], text, out);
+        });
+    };
+    const auto write = [&](int slots) {
+        for (int slot = 0; slot < slots; slot++) {
+            const Encoded& result = results[size_t(slot)];
+            const int64_t count = int64_t(result.train.size());
+            const int64_t first = std::min(count, std::max<int64_t>(0, o.val_tokens - val.tokens));
+            val.append(result.train.data(), o.val_tokens > 0 ? first : 0);
+            train.append(result.train.data() + first, count - first);
+            val.append(result.val.data(), int64_t(result.val.size()));
+        }
+        progress.show(done_of_all("encoding", batches.reader.bytes_read, bytes, progress) +
+                      format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
+    };
+    progress.restart();
+    batches.run(work, write);
+    return {batches.reader.documents, batches.reader.bytes_read};
+}
+
+static void check_options(const TokenizeOptions& o) {
+    ENSURE(!o.inputs.empty(), "tokenize needs text: name files or folders");
+    ENSURE(!o.output.empty(), "tokenize needs --output DIR for its shards");
+    ENSURE(o.tokenizer.empty() != (o.train_bpe == 0),
+           "tokenize needs either --train-bpe VOCAB_SIZE, to train a tokenizer on the text, or --tokenizer DIR|FILE");
+    ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
+           "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
+           MAX_VOCAB_SIZE);
+    ENSURE(o.shard_tokens > 0 && o.shard_tokens <= std::numeric_limits<int32_t>::max(),
+           "--shard-tokens %lld must be 1 to %d", static_cast<long long>(o.shard_tokens),
+           std::numeric_limits<int32_t>::max());
+    ENSURE(o.val_tokens >= 0, "--val-tokens %lld is negative", static_cast<long long>(o.val_tokens));
+    ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
+}
+
+static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
+                          double seconds) {
+    if (o.quiet) return;
+    for (const ShardSet* set : {&train, &val})
+        for (const auto& [path, tokens] : set->written)
+            printf("%s  %s tokens\n", path.c_str(), with_commas(tokens).c_str());
+    if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
+        printf(
+            "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n");
+    const int64_t tokens = train.tokens + val.tokens;
+    printf("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
+           with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
+           double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
+           double(totals.bytes) / 1e6 / seconds, train.written.size() + val.written.size(), o.output.c_str());
+    fflush(stdout);
+}
+
+int tokenize(const TokenizeOptions& o) {
+    check_options(o);
+    const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
+    const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
+    const std::vector<TextFile> files = find_text_files(o.inputs, o.output);
+    make_directories(o.output);
+    refuse_old_shards(o.output);
+    Progress progress = make_progress(o.quiet);
+    const Tokenizer tokenizer =
+        o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+
+    ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
+    const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
+    const double seconds = progress.seconds();
+    progress.end_line();
+    if (train.tokens == 0)
+        fail(EXIT_BAD_DATA,
+             val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"
+                             : "all of the text of the %zu input files (%s bytes) was held out; lower "
+                               "--val-tokens or --val-fraction",
+             files.size(), with_commas(totals.bytes).c_str());
+    train.close(), val.close();
+    save_tokenizer(tokenizer, o.output, 1024);
+    train.kept = val.kept = true;
+    print_summary(o, totals, train, val, seconds);
+    return 0;
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# install.sh [--tests]: installs the Debian or Ubuntu packages that are missing; with --tests also those of test.sh.
+# Asks nothing: as root directly, else by sudo. Does nothing when all is there.
+set -euo pipefail
+
+packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev curl ca-certificates
+          python3 python3-numpy python3-matplotlib)
+if [ "${1:-}" = --tests ]; then packages+=(clang strace); fi
+
+# Several packages provide the same library; the first is ours: its threads are those of the rest of the program.
+blas=(libopenblas-openmp-dev libopenblas-dev libopenblas-pthread-dev libopenblas-serial-dev)
+
+if ! command -v apt-get >/dev/null; then
+    echo "install.sh: no apt-get here; make needs g++ (12 or newer) or clang++ (14), GNU make, OpenBLAS, CLI11, doctest,"
+    echo "  nlohmann-json and xxHash with their headers, scripts/plot.py wants python3 with matplotlib"
+    exit 0
+fi
+
+installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q '^install ok installed'; }
+available() { apt-cache show "$1" >/dev/null 2>&1; }
+
+missing=()
+for package in "${packages[@]}"; do
+    # What came another way (a newer compiler, Python from elsewhere) serves as well.
+    case $package in g++ | make | clang | strace | curl | python3) command -v "$package" >/dev/null && continue ;; esac
+    installed "$package" || missing+=("$package")
+done
+has_blas=0
+for package in "${blas[@]}"; do if installed "$package"; then has_blas=1; fi; done
+
+if [ ${#missing[@]} = 0 ] && [ $has_blas = 1 ]; then exit 0; fi
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+    if ! command -v sudo >/dev/null; then
+        [ $has_blas = 1 ] || missing+=("${blas[0]}")
+        echo "install.sh: neither root nor sudo; ask an administrator for: apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+    as_root=(sudo)
+fi
+apt() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "$@"
+}
+
+# The lists are fetched when there are none, and again when they turn out to be too old.
+updated=0
+update() {
+    if [ $updated = 0 ]; then
+        echo "install.sh: apt-get update"
+        apt update || echo "install.sh: apt-get update failed; trying with the lists that are here" >&2
+    fi
+    updated=1
+}
+for package in g++ "${missing[@]}"; do available "$package" || update; done
+if [ $has_blas = 0 ]; then
+    for package in "${blas[@]}"; do
+        if available "$package"; then
+            missing+=("$package")
+            break
+        fi
+    done
+fi
+
+echo "install.sh: installing ${missing[*]}"
+install() { apt install --yes --no-install-recommends "${missing[@]}" >/dev/null; }
+if ! install; then
+    update
+    install || {
+        echo "install.sh: apt-get install ${missing[*]} failed (see above)" >&2
+        exit 1
+    }
+fi

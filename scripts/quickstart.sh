@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# quickstart.sh [FILE|DIR ...]: from a fresh clone to a model that writes text, in one command.
+#
+# Installs missing system packages, builds, prepares a corpus (your files, or the King James Bible and Jane Austen's
+# novels from the package mirror), trains a small GPT-2 for about four minutes, and shows a sample and the loss curve.
+# Run again, it goes on where it stopped and repeats nothing that is done. TRAIN_SECONDS=1200 trains longer.
+set -euo pipefail
+
+inputs=()
+for input in "$@"; do
+    case $input in
+        -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -*) echo "quickstart.sh: $input? only files and folders are expected; see --help" >&2; exit 2 ;;
+    esac
+    [ -e "$input" ] || { echo "quickstart.sh: $input: there is no such file or folder" >&2; exit 66; }
+    inputs+=("$(realpath "$input")")
+done
+cd "$(dirname "$0")/.."
+seconds=${TRAIN_SECONDS:-240}
+
+heading() { printf '\n== %s\n' "$*"; }
+die() { echo "quickstart.sh: $*" >&2; exit 1; }
+
+build() {
+    program=train_gpt2
+    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && make -n train_gpt2cu >/dev/null 2>&1; then
+        program=train_gpt2cu  # a GPU, and a Makefile that builds for it
+    fi
+    make -j"$(nproc)" found $program
+    program=./$program
+}
+
+# Sets data, prompt and run.
+prepare_corpus() {
+    if [ ${#inputs[@]} = 0 ]; then
+        name=bible_austen
+        data=data/bible_austen
+        prompt="In the beginning"
+        HIDE_TRAIN_COMMAND=1 data/bible_austen.sh
+    else
+        name=$(basename "${inputs[0]}")
+        name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
+        data=data/$name
+        prompt=""
+        HIDE_TRAIN_COMMAND=1 data/text.sh "${inputs[@]}" --out "$data"
+    fi
+    run=out/quickstart_$name
+}
+
+# Sets options: what to train. Two sizes of model, and short windows for a text of a few pages.
+choose_model() {
+    local size=$1 tokens
+    tokens=$(find "$data" -name 'train_*.bin' -printf '%s\n' | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }')
+    [ "$tokens" -ge 2100 ] || die "the text is $tokens tokens long; a model needs some pages, better a book: 100 kB or more"
+    options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin")
+    if [ "$size" = small ]; then options+=(--layers 4 --heads 4 --channels 256); else options+=(--layers 6 --heads 6 --channels 384); fi
+    if [ "$tokens" -ge 50000 ]; then
+        tokens_per_step=4096
+        options+=(--seq-len 256 --micro-batch 16 --global-batch 4096)
+    else
+        tokens_per_step=1024
+        options+=(--seq-len 64 --micro-batch 16 --global-batch 1024)
+    fi
+    most_steps=$((20 * tokens / tokens_per_step))  # 20 times through the text: more would be learning it by heart
+    if [ $most_steps -lt 100 ]; then most_steps=100; fi
+}
+
+# Sets steps: as many as fit into the time at the speed of a few steps (the median, so that a slow first one is nothing).
+measure() {
+    local scratch speed
+    scratch=$(mktemp -d)
+    "$program" "${options[@]}" --output "$scratch" --steps 8 --warmup 1 --val-every 0 --checkpoint-every 0 --quiet
+    speed=$(sed -n 's/.*"tokens_per_s": *\([0-9]*\).*/\1/p' "$scratch/log.jsonl" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+    rm -r "$scratch"
+    [ -n "$speed" ] || die "$program wrote no speed into its log"
+    steps=$((seconds * speed / tokens_per_step / 10 * 10))
+    echo "$speed tokens/s: $steps steps of $tokens_per_step tokens in $seconds s"
+    if [ "$steps" -gt "$most_steps" ]; then steps=$most_steps && echo "$steps are enough for this text"; fi
+    if [ "$steps" -lt 20 ]; then steps=20; fi
+}
+
+# Settings of a run are kept beside it, so that a second start continues the same run.
+choose_run() {
+    if [ -f "$run/quickstart" ] && [ "$(head -1 "$run/quickstart")" = "$(cksum <"$data/made_of")" ]; then
+        mapfile -t options < <(tail -n +2 "$run/quickstart")
+        echo "going on with $run"
+        return
+    fi
+    if [ -e "$run" ]; then
+        echo "$run was trained on another text and becomes $run.$(date +%s)"
+        mv "$run" "$run.$(date +%s)"
+    fi
+    choose_model middle
+    measure
+    if [ "$steps" -lt 300 ] && [ "$steps" -lt "$most_steps" ]; then
+        echo "too few for this model on this machine: a smaller one"
+        choose_model small
+        measure
+    fi
+    options+=(--steps "$steps" --lr 1e-3 --warmup $((steps / 12 + 1)) --schedule cosine --final-lr-fraction 0.1
+              --val-every $((steps / 10)) --sample-every $((steps / 4)) --checkpoint-every $((steps / 4)) --keep 1)
+    mkdir -p "$run"
+    { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
+}
+
+train() {
+    if [ -f "$run/finished" ]; then
+        echo "$run is trained; remove that folder to train again"
+        return
+    fi
+    local status=0
+    "$program" "${options[@]}" --output "$run" --log-every 20 --resume || status=$?
+    if [ $status = 75 ]; then echo "stopped; the same command goes on from here" && exit 75; fi
+    if [ $status != 0 ]; then exit $status; fi
+    touch "$run/finished"
+}
+
+plot() {
+    local python=python3
+    python3 -c 'import matplotlib' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3  # the packages' own
+    $python scripts/plot.py "$run" -o out/loss.png
+}
+
+heading "packages"
+./scripts/install.sh
+echo "everything needed is installed"
+heading "build"
+build
+heading "text"
+prepare_corpus
+heading "training: $run"
+choose_run
+train
+heading "a sample, for the prompt '$prompt'"
+"$program" generate --init "$run" --prompt "$prompt" --max-tokens 200 --seed 1
+heading "loss"
+plot
+heading "what next"
+cat <<END
+  $program generate --init $run --prompt "${prompt:-Once}" --temperature 0.7      more text; --help lists the options
+  $program eval --init $run --val-data '$data/val_*.bin'
+  TRAIN_SECONDS=1800 ./scripts/quickstart.sh my.txt      your own text, for half an hour
+  data/tinystories.sh                                    other texts (data/README.md)
+END

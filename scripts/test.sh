@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# test.sh [WORD...]: builds and runs every test; with words only the programs whose names contain one of them.
+#
+# First the release build: unit tests (build/release/test_*), the whole model against its reference (test_gpt2), the
+# command line (dev/test/test_*.sh). Then the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer, and each
+# fuzzer for FUZZ_SECONDS (5). The last line is "N passed, N failed", in test cases; a crash or a hang is one that failed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+export OMP_WAIT_POLICY=passive  # tests start many small parallel regions, and may share the machine
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+logs=build/test_logs
+words=("$@")
+passed=0 failed=0 failures=()
+
+heading() { printf '\n== %s (%d s)\n' "$*" $SECONDS; }
+
+wanted() {
+    if [ ${#words[@]} = 0 ]; then return 0; fi
+    for word in "${words[@]}"; do if [[ $1 == *"$word"* ]]; then return 0; fi; done
+    return 1
+}
+
+# count LOG STATUS: sets cases_passed and cases_failed from what the program printed.
+count() {
+    local log=$1 status=$2 line
+    cases_passed=0 cases_failed=0
+    if line=$(grep -a '^\[doctest\] test cases:' "$log"); then
+        [[ $line =~ ([0-9]+)\ passed\ \|\ *([0-9]+)\ failed ]] && cases_passed=${BASH_REMATCH[1]} cases_failed=${BASH_REMATCH[2]}
+    elif line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -1) && [ -n "$line" ]; then
+        [[ $line =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]] && cases_passed=${BASH_REMATCH[1]} cases_failed=${BASH_REMATCH[2]}
+    elif grep -aqE '^(PASS|FAIL)' "$log"; then
+        cases_passed=$(grep -acE '^PASS' "$log")
+        cases_failed=$(grep -acE '^FAIL' "$log")
+    elif [ "$status" = 0 ]; then
+        cases_passed=1
+    fi
+    # A program that says nothing of a failure, but does not end well, counts as one.
+    if [ "$status" != 0 ] && [ "$cases_failed" = 0 ]; then cases_failed=1; fi
+}
+
+# run NAME SECONDS COMMAND...: one test program, with a line for its result.
+run() {
+    local name=$1 limit=$2 status=0 start=$EPOCHREALTIME log result=ok note=""
+    shift 2
+    wanted "$name" || return 0
+    log=$logs/${name//\//_}.log
+    timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
+    count "$log" $status
+    if [ "$cases_failed" != 0 ]; then result=FAIL; fi
+    case $status in
+        0 | 1) ;;
+        124 | 137) note="  hang: ended after $limit s" ;;
+        *) note="  exit status $status" ;;
+    esac
+    printf '%-4s  %-40s %5d passed %3d failed %7.1f s%s\n' $result "$name" "$cases_passed" "$cases_failed" \
+        "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')" "$note"
+    passed=$((passed + cases_passed)) failed=$((failed + cases_failed))
+    if [ $result = FAIL ]; then
+        failures+=("$name ($log)")
+        tail -n 40 "$log" | sed 's/^/      /'
+    fi
+}
+
+# build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test; what could be built is still run.
+build() {
+    local title=$1
+    shift
+    heading "build: $title"
+    if ! make -j"$(nproc)" --keep-going "$@"; then
+        failed=$((failed + 1))
+        failures+=("build: $title")
+    fi
+}
+
+heading "packages"
+./scripts/install.sh --tests || exit 1
+mkdir -p $logs
+
+build "release" all tests
+heading "unit tests"
+for source in dev/test/test_*.cpp; do
+    name=$(basename "$source" .cpp)
+    run "$name" 300 "build/release/$name"
+done
+heading "the whole model"
+run test_gpt2 300 ./test_gpt2
+heading "the command line"
+for script in dev/test/test_*.sh; do
+    if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
+done
+
+sanitizers=address,undefined
+build "$sanitizers" SANITIZE=$sanitizers tests
+heading "unit tests under $sanitizers"
+for source in dev/test/test_*.cpp; do
+    name=$(basename "$source" .cpp)
+    run "$sanitizers/$name" 300 "build/${sanitizers/,/+}/$name"
+done
+
+if command -v clang++ >/dev/null && compgen -G 'dev/fuzz/fuzz_*.cpp' >/dev/null; then
+    build "fuzzers" fuzz
+    heading "fuzzers, ${FUZZ_SECONDS:=5} s each"
+    for source in dev/fuzz/fuzz_*.cpp; do
+        name=$(basename "$source" .cpp)
+        mkdir -p "build/fuzz/corpus_$name"  # what it finds is where the next run begins
+        run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" -max_total_time="$FUZZ_SECONDS" \
+            -max_len=4096 -rss_limit_mb=2048 -timeout=10 -artifact_prefix=$logs/ -print_final_stats=1
+    done
+fi
+
+heading "result"
+for failure in ${failures[@]+"${failures[@]}"}; do echo "failed: $failure"; done
+if [ $((passed + failed)) = 0 ]; then
+    echo "no test is called ${words[*]}"
+    failed=1
+fi
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

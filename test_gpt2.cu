@@ -1,0 +1,250 @@
+// test_gpt2.cu: the whole model against an independent GPT-2 in float64 (dev/test/reference.py wrote its results to
+// dev/test/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps of AdamW; and the
+// model against itself: micro-steps, rows of logits at a time, one token at a time, two runs.
+//
+//   ./test_gpt2 [dev/test/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "llmc/gpt2.h"
+#include "llmc/hf_config.h"
+#include "llmc/ops.h"
+#include "llmc/optimizer.h"
+#include "llmc/safetensors.h"
+
+static int passed = 0, failed = 0;
+
+static void report(bool ok, const std::string& line) {
+    (ok ? passed : failed)++;
+    printf("%s  %s\n", ok ? "  ok" : "FAIL", line.c_str());
+}
+
+// Largest |got - want| over the largest |want|: an element's error comes from sums over the whole tensor's scale, so
+// small elements of a tensor are as uncertain as large ones. NaN fails.
+static void compare(const std::string& name, const std::vector<float>& got, const std::vector<float>& want, int columns,
+                    double tolerance) {
+    if (got.size() != want.size())
+        return report(false, format("%s has %zu elements instead of %zu", name.c_str(), got.size(), want.size()));
+    double scale = 0.0, worst = 0.0;
+    size_t place = 0;
+    for (float x : want) scale = std::fmax(scale, std::fabs(double(x)));
+    for (size_t i = 0; i < want.size(); i++) {
+        const double error = std::fabs(double(got[i]) - double(want[i])) / scale;
+        if (error <= worst) continue;
+        worst = error, place = i;  // NaN too: it compares false
+        if (std::isnan(error)) break;
+    }
+    report(worst <= tolerance,
+           format("%-20s error %.2e of %.3g, at most %.1e; worst at [%zu, %zu]: got %.9g, want %.9g", name.c_str(), worst,
+                  scale, tolerance, place / columns, place % columns, double(got[place]), double(want[place])));
+}
+
+struct Reference {
+    Safetensors file;
+    GPT2Config config;
+    int B, T;
+    std::vector<int> tokens, targets;
+
+    std::vector<float> read(const std::string& name) const {
+        const TensorInfo* tensor = file.find(name);
+        if (!tensor) fail(EXIT_BAD_DATA, "%s has no tensor %s", file.path.c_str(), name.c_str());
+        std::vector<float> values(tensor->elements());
+        file.read(values.data(), *tensor);
+        return values;
+    }
+};
+
+static std::vector<int> read_ints(const Reference& reference, const std::string& name) {
+    std::vector<int> values;
+    for (float x : reference.read(name)) values.push_back(int(x));
+    return values;
+}
+
+static Reference open_reference(const std::string& path) {
+    Reference r{open_safetensors(path), {}, 0, 0, {}, {}};
+    r.config = parse_hf_config(r.file.metadata.at("config"), path).model;
+    const TensorInfo* tokens = r.file.find("tokens");
+    if (!tokens) fail(EXIT_BAD_DATA, "%s has no tokens", path.c_str());
+    r.B = int(tokens->shape[0]), r.T = int(tokens->shape[1]);
+    r.tokens = read_ints(r, "tokens"), r.targets = read_ints(r, "targets");
+    return r;
+}
+
+static std::string hf_name(Param p, int l) {
+    const ParamSpec& spec = param_table[p];
+    return spec.scope == Scope::layer ? format("h.%d.%s", l, spec.hf_name) : spec.hf_name;
+}
+
+// From Hugging Face's layout to that of memory, padded rows zero.
+static std::vector<float> to_memory(const std::vector<float>& hf, const ParamLayout& layout, Param p) {
+    std::vector<float> out(layout.size(p), 0.0f);
+    const int cols = layout.cols(p), rows = int(hf.size()) / cols;
+    const bool transposed = param_table[p].hf_layout == HFLayout::transposed;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++)
+            out[int64_t(r) * cols + c] = hf[transposed ? int64_t(c) * rows + r : int64_t(r) * cols + c];
+    return out;
+}
+
+template <class floatX>
+struct Trained {
+    GPT2<floatX> model;
+    AdamW<floatX> optimizer;
+    DeviceBuffer<int> tokens, targets;
+    int B, T;
+
+    Trained(const Reference& r, int head_rows = 0)
+        : model(r.config, Purpose::train, r.B, r.T, head_rows),
+          optimizer(model, AdamWConfig{}),
+          tokens(r.B * r.T, "tokens"),
+          targets(r.B * r.T, "targets"),
+          B(r.B),
+          T(r.T) {
+        for (const ParamSpec& spec : param_table)
+            for (int l = 0; l < model.layout.layers(spec.id); l++) {
+                const std::vector<float> hf = r.read("transformer." + hf_name(spec.id, l));
+                optimizer.set_param(spec.id, l, to_memory(hf, model.layout, spec.id).data());
+            }
+        for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+        copy_to_device(tokens.data, r.tokens.data(), tokens.bytes(), nullptr);
+        copy_to_device(targets.data, r.targets.data(), targets.bytes(), nullptr);
+    }
+
+    // Gradients of the mean loss over the batch, in micro-steps of B / micro_steps sequences each.
+    float gradients(int micro_steps = 1) {
+        const int b = B / micro_steps;
+        model.zero_gradients();
+        for (int i = 0; i < micro_steps; i++) {
+            const int64_t at = int64_t(i) * b * T;
+            model.forward(tokens.data + at, b, T);
+            model.backward(tokens.data + at, targets.data + at, b, T, i, 1.0f / float(micro_steps));
+        }
+        return to_host(model.acts.loss, 1)[0];
+    }
+
+    std::vector<float> all_gradients() { return to_host(model.grads.data, model.layout.total); }
+
+    std::vector<float> logits(int row) {
+        const std::vector<floatX> x = to_host(model.row_logits(row), model.config.V);
+        std::vector<float> out;
+        for (floatX value : x) out.push_back(float(value));
+        return out;
+    }
+};
+
+// Errors relative to a tensor's largest element. fp32: on its way through two layers and back a value passes some 30
+// roundings of 2^-24, 1.8e-6 if they all point one way, and sums of up to 192 terms, whose errors add like their square
+// root, double or triple that. bf16: every activation and its gradient is rounded to 2^-9; about 14 of them per layer
+// follow one another, there and back, and add like sqrt(2 * 2 * 14) = 7.5: 1.5e-2, of which the worst of some thousand
+// elements is 4 times. A dropped bias, mask or scale changes a tensor by 0.1 and more.
+template <class floatX>
+constexpr double tensor_tolerance = sizeof(floatX) == 4 ? 5e-6 : 6e-2;
+// The loss is a mean over 51 tokens, whose errors mostly cancel. AdamW's first steps have the size lr in every element,
+// also where noise decides the sign of a small gradient, so that after ten steps losses agree to a digit less.
+template <class floatX>
+constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-6 : 2e-3;
+// Gradients are sums in fp32 of the same products, in another order.
+constexpr double order_tolerance = 5e-6;
+
+template <class floatX>
+static void test_against_reference(const Reference& r) {
+    const std::string dtype = dtype_name<floatX>();
+    Trained<floatX> t(r);
+    const ParamLayout& layout = t.model.layout;
+
+    t.model.forward(t.tokens.data, t.B, t.T);
+    std::vector<float> logits;
+    for (int n = 0; n < t.B * t.T; n++)
+        for (float x : t.logits(n)) logits.push_back(x);
+    compare(dtype + " logits", logits, r.read("logits"), r.config.V, tensor_tolerance<floatX>);
+    compare(dtype + " loss", {t.gradients()}, r.read("loss"), 1, loss_tolerance<floatX>);
+
+    for (const ParamSpec& spec : param_table) {
+        std::vector<float> got, want;
+        for (int l = 0; l < layout.layers(spec.id); l++) {
+            for (float x : to_host(t.model.g(spec.id, l), layout.size(spec.id))) got.push_back(x);
+            for (float x : to_memory(r.read("grad." + hf_name(spec.id, l)), layout, spec.id)) want.push_back(x);
+        }
+        compare(dtype + " d" + spec.name, got, want, layout.cols(spec.id), tensor_tolerance<floatX>);
+    }
+
+    std::vector<float> losses, norms;
+    const size_t steps = r.read("losses").size();
+    for (size_t step = 0; step < steps; step++) {
+        losses.push_back(t.gradients());
+        t.optimizer.clip(1.0f);
+        norms.push_back(to_host(t.optimizer.norm(), 1)[0]);
+        t.optimizer.step(1e-3f, int(step) + 1);
+    }
+    compare(dtype + " losses", losses, r.read("losses"), 1, 10 * loss_tolerance<floatX>);
+    compare(dtype + " gradient norms", norms, r.read("grad_norms"), 1, 10 * loss_tolerance<floatX>);
+}
+
+template <class floatX>
+static void test_against_itself(const Reference& r) {
+    const std::string dtype = dtype_name<floatX>();
+    Trained<floatX> a(r), b(r);
+    const float loss = a.gradients();
+    const std::vector<float> grads = a.all_gradients();
+    const float loss_again = b.gradients();
+    report(loss == loss_again && std::memcmp(grads.data(), b.all_gradients().data(), grads.size() * 4) == 0,
+           dtype + " two runs        the same bits");
+
+    b.gradients(r.B);
+    compare(dtype + " micro-steps", b.all_gradients(), grads, 1, order_tolerance);
+    Trained<floatX> c(r, 7);
+    c.gradients();
+    compare(dtype + " 7 rows of logits", c.all_gradients(), grads, 1, order_tolerance);
+
+    // One token at a time, from half a sequence on: the same sums over keys, in another order.
+    a.model.forward(a.tokens.data, 1, a.T);
+    const std::vector<float> whole = a.logits(a.T - 1);
+    a.model.forward(a.tokens.data, 1, a.T / 2);
+    for (int t = a.T / 2; t < a.T; t++) a.model.decode(a.tokens.data + t, t);
+    compare(dtype + " token by token", a.logits(0), whole, 1, tensor_tolerance<floatX>);
+}
+
+// A gradient that is not finite must leave the weights alone, and so must every step after it.
+template <class floatX>
+static void test_nan_gradient(const Reference& r) {
+    Trained<floatX> t(r);
+    const std::vector<float> nan = {std::nanf("")};
+    const auto weights = [&] { return to_host(reinterpret_cast<const char*>(t.model.weights.data), t.model.weights.bytes()); };
+    const std::vector<char> before = weights();
+    t.gradients();
+    copy_to_device(t.model.g(fcw, 1), nan.data(), sizeof(float), nullptr);
+    t.optimizer.clip(1.0f);
+    t.optimizer.step(1e-3f, 1);
+    const bool first = weights() == before;
+    t.gradients();
+    t.optimizer.clip(1.0f);
+    t.optimizer.step(1e-3f, 2);
+    report(first && weights() == before, std::string(dtype_name<floatX>()) + " NaN gradient    weights untouched");
+    report(!std::isfinite(to_host(t.optimizer.factor(), 1)[0]),
+           std::string(dtype_name<floatX>()) + " NaN gradient    seen a step late");
+}
+
+template <class floatX>
+static void test_all(const Reference& r) {
+    test_against_reference<floatX>(r);
+    test_against_itself<floatX>(r);
+    test_nan_gradient<floatX>(r);
+}
+
+int main(int argc, char** argv) try {
+    device_init(0, 0);
+    const Reference reference = open_reference(argc > 1 ? argv[1] : "dev/test/reference.safetensors");
+    printf("GPT-2 with %d layers, %d heads, %d channels, %d tokens; %d x %d tokens on %s\n", reference.config.L,
+           reference.config.NH, reference.config.C, reference.config.V, reference.B, reference.T,
+           device_info().name.c_str());
+    test_all<float>(reference);
+    test_all<bf16>(reference);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? EXIT_INTERNAL : 0;
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

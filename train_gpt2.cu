@@ -1,0 +1,479 @@
+// train_gpt2.cu: main(), the dispatch to a command, the training loop.
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "llmc/checkpoint.h"
+#include "llmc/dataloader.h"
+#include "llmc/eval.h"
+#include "llmc/files.h"
+#include "llmc/generate.h"
+#include "llmc/gpt2.h"
+#include "llmc/log.h"
+#include "llmc/mfu.h"
+#include "llmc/optimizer.h"
+#include "llmc/options.h"
+#include "llmc/plan.h"
+#include "llmc/schedule.h"
+#include "llmc/setup.h"
+#include "llmc/tokenize.h"
+
+// SIGINT, SIGTERM and SIGUSR1: finish the step, save, leave with EXIT_PREEMPTED. A second one kills.
+static volatile std::sig_atomic_t stop_requested = 0;
+
+static void stop_on_signals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = 1; };
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+}
+
+// The results of a step on their way to the host.
+struct PendingStep {
+    StepRecord record;
+    float* host;  // (3) loss, gradient norm, clip factor
+    Event done;
+    bool waiting = false;
+};
+
+template <class floatX>
+struct Trainer {
+    const Options& options;
+    Start start;
+    BatchPlan batch;
+    Log& log;
+    Schedule schedule;
+    GPT2<floatX> model;
+    AdamW<floatX> optimizer;
+    DataLoader& loader;
+    DataLoader* val_loader;  // null: no validation
+    TrainerState state;      // as of the steps that are known to be good
+    PendingStep pending[2];  // of even and odd steps
+    double clock = 0.0;      // when the step began whose time is measured
+    int failed_saves = 0;
+    int64_t saved_step = -1;
+};
+
+// One optimizer step on grad_accum_steps micro-batches. Nothing here waits for the device.
+template <class floatX>
+static void train_step(Trainer<floatX>& t, int64_t step) {
+    GPT2<floatX>& model = t.model;
+    model.zero_gradients();
+    for (int micro_step = 0; micro_step < t.batch.grad_accum_steps; micro_step++) {
+        const Batch batch = t.loader.next();
+        model.forward(batch.tokens, batch.B, batch.T);
+        model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step, 1.0f / float(t.batch.grad_accum_steps));
+    }
+    t.optimizer.clip(float(t.options.grad_clip));
+    t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
+
+    PendingStep& p = t.pending[step % 2];
+    p.record.step = step;
+    p.record.step_tokens = t.batch.tokens_per_step;
+    p.record.tokens = t.state.tokens + (t.pending[(step + 1) % 2].waiting ? 2 : 1) * t.batch.tokens_per_step;
+    p.record.lr = float(learning_rate(t.schedule, step));
+    copy_to_host(p.host, model.acts.loss, sizeof(float), model.stream);
+    copy_to_host(p.host + 1, t.optimizer.norm(), sizeof(float), model.stream);
+    copy_to_host(p.host + 2, t.optimizer.factor(), sizeof(float), model.stream);
+    record_event(p.done, model.stream);
+    p.waiting = true;
+}
+
+template <class floatX>
+static void save(Trainer<floatX>& t) {
+    if (t.options.output.empty() || t.options.checkpoint_every == 0 || t.saved_step == t.state.step) return;
+    const auto flat = [&](StateKind kind) {
+        return kind == StateKind::weights ? t.optimizer.masters() : kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
+    };
+    const ParamLayout& layout = t.model.layout;
+    const auto read = [&](float* host, StateKind kind, Param p, int l) {
+        copy_to_host(host, flat(kind) + layout.offset(p, l), layout.size(p) * int64_t(sizeof(float)), t.model.stream);
+        wait_for_stream(t.model.stream);
+    };
+    SaveOptions save_options;
+    save_options.output = t.options.output;
+    save_options.keep = t.options.keep;
+    save_options.bf16_weights = t.options.export_dtype == "bf16";
+    if (t.start.tokenizer) {
+        save_options.end_of_text = t.start.tokenizer->end_of_text;
+        save_options.write_tokenizer = [&](const std::string& dir) {
+            save_tokenizer(*t.start.tokenizer, dir, t.model.config.max_T);
+        };
+    }
+    const double begin = seconds_now();
+    const SavedCheckpoint saved = save_checkpoint(save_options, layout, read, t.state);
+    t.saved_step = t.state.step;
+    t.log.checkpoint(t.state.step, saved.dir, 1e3 * (seconds_now() - begin));
+    for (const std::string& line : saved.notes) t.log.note(line);
+}
+
+// A failed save is no reason to stop: the older checkpoints are intact. Three in a row are.
+template <class floatX>
+static void save_or_warn(Trainer<floatX>& t) {
+    try {
+        save(t);
+        t.failed_saves = 0;
+    } catch (const Error& error) {
+        if (++t.failed_saves == 3) throw;
+        t.log.warn(format("the checkpoint of step %lld was not saved: %s; training goes on",
+                          static_cast<long long>(t.state.step), error.what()));
+    }
+}
+
+// Logs a step, or stops the run where its gradients were not finite: adamw has left the weights as they were then.
+template <class floatX>
+static void settle(Trainer<floatX>& t, PendingStep& p) {
+    if (!p.waiting) return;
+    wait_for_event(p.done);
+    p.waiting = false;
+    p.record.loss = p.host[0], p.record.grad_norm = p.host[1];
+    const double now = seconds_now();
+    p.record.step_ms = 1e3 * (now - t.clock);
+    t.clock = now;
+    t.log.step(p.record);
+    if (p.host[2] == p.host[2]) {  // not NaN
+        t.state.step = p.record.step + 1;
+        t.state.position += t.loader.config.samples_per_step;
+        t.state.tokens = p.record.tokens;
+        return;
+    }
+    save_or_warn(t);
+    fail(EXIT_INTERNAL,
+         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr, a longer --warmup or "
+         "--precision fp32 may help",
+         static_cast<long long>(p.record.step), double(p.record.loss), double(p.record.grad_norm),
+         t.saved_step == t.state.step ? format(" and are saved as of step %lld", static_cast<long long>(t.state.step)).c_str() : "");
+}
+
+template <class floatX>
+static void settle_all(Trainer<floatX>& t, int64_t step) {
+    settle(t, t.pending[step % 2]);
+    settle(t, t.pending[(step + 1) % 2]);
+}
+
+template <class floatX>
+static void sample(Trainer<floatX>& t, int64_t step) {
+    const Tokenizer& tokenizer = *t.start.tokenizer;
+    std::vector<int> prompt = {tokenizer.end_of_text};
+    if (!t.options.sample_prompt.empty()) prompt = encode(tokenizer, t.options.sample_prompt);
+    Sampler sampler;
+    sampler.seed = t.options.seed;
+    std::string text = t.options.sample_prompt;
+    generate(t.model, prompt, t.options.sample_tokens, sampler, uint64_t(step), [&](int token) {
+        if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+        text += tokenizer.tokens[token];
+        return true;
+    });
+    t.log.sample(step, text);
+}
+
+// What is due before step `step` begins, that is, after `step` updates. Saving comes first: a crash later costs nothing.
+template <class floatX>
+static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool stop) {
+    const Options& o = t.options;
+    const bool last = step == o.steps;
+    const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || last); };
+    const bool save_due = step > first && (due(o.checkpoint_every) || stop);
+    const bool val_due = t.val_loader && due(o.val_every), sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
+    if (!save_due && !val_due && !sample_due) return;
+    settle_all(t, step);
+    if (save_due) stop ? save(t) : save_or_warn(t);
+    if (val_due) {
+        t.state.val_loss = evaluate(t.model, *t.val_loader);
+        t.log.val(step, t.state.val_loss);
+    }
+    if (sample_due) sample(t, step);
+    t.clock = seconds_now();
+}
+
+template <class floatX>
+static void load_state(Trainer<floatX>& t) {
+    const ParamLayout& layout = t.model.layout;
+    const auto write = [&](const float* host, StateKind kind, Param p, int l) {
+        if (kind == StateKind::weights) return t.optimizer.set_param(p, l, host);
+        float* flat = kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
+        copy_to_device(flat + layout.offset(p, l), host, layout.size(p) * int64_t(sizeof(float)), t.model.stream);
+        wait_for_stream(t.model.stream);
+    };
+    t.state.seed = t.options.seed;
+    if (!t.start.resume.empty()) {
+        t.state = load_checkpoint(t.start.resume, layout, write);
+    } else if (!t.start.weights.empty()) {
+        load_weights(t.start.weights, layout, write);
+    } else {
+        std::vector<float> values;
+        for (const ParamSpec& spec : param_table)
+            for (int l = 0; l < layout.layers(spec.id); l++) {
+                values.resize(layout.size(spec.id));
+                init_param(values.data(), layout, spec.id, l, t.options.seed);
+                t.optimizer.set_param(spec.id, l, values.data());
+            }
+    }
+    for (int b = 0; b < layout.num_buckets(); b++) t.model.pack_bucket(b);
+}
+
+static std::string describe_schedule(const Options& o) {
+    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(),
+                  o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction, static_cast<long long>(o.steps), o.beta1,
+                  o.beta2, o.weight_decay, o.grad_clip);
+}
+
+static std::string describe_start(const Start& start, const Options& o) {
+    if (!start.resume.empty()) return "resumed from " + start.resume;
+    if (!start.weights.empty()) return "weights of " + start.weights;
+    return format("GPT-2's initialization, seed %llu", static_cast<unsigned long long>(o.seed));
+}
+
+static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
+    const double peak = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
+                  device.peak_source.c_str());
+}
+
+static std::string describe_tokenizer(const Start& start) {
+    if (!start.tokenizer) return "none: no samples, and checkpoints without one (--tokenizer)";
+    return format("%s, %d tokens", start.tokenizer_path.c_str(), start.tokenizer->vocab_size());
+}
+
+static std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
+    return format("%zu shard%s, %s tokens, %s windows of %d: an epoch is %.1f steps", corpus.shards.size(),
+                  corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
+                  with_commas(corpus.num_samples).c_str(), corpus.T, double(corpus.num_samples) / double(samples_per_step));
+}
+
+// The table of settings at start-up, and of `plan`.
+template <class floatX>
+static std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device) {
+    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, o.head_rows);
+    return {{"model", describe_model(start.config)},
+            {"start", describe_start(start, o)},
+            {"tokenizer", describe_tokenizer(start)},
+            {"batch", describe_batch(batch)},
+            {"precision", dtype_name<floatX>()},
+            {"device", describe_device(device, dtype_name<floatX>())},
+            {"memory", human_bytes(total_bytes(memory)) + ": " + describe_memory(memory)}};
+}
+
+static RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, const Corpus& corpus,
+                        const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
+    RunInfo info;
+    info.options = options_json(o);
+    info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
+    info.libraries = device_libraries();
+    info.data = o.train_data, info.data_fingerprint = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
+    info.layers = start.config.L, info.heads = start.config.NH, info.channels = start.config.C;
+    info.vocab_size = start.config.V, info.positions = start.config.max_T;
+    info.parameters = count_parameters(start.config), info.tokens_per_step = batch.tokens_per_step, info.steps = o.steps;
+    info.train_tokens = corpus.tokens, info.seed = o.seed;
+    info.flops_per_token = flops_per_token(start.config, batch.T);
+    info.peak_flops = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    info.peak_source = device.peak_source;
+    return info;
+}
+
+// A new run must not write among the checkpoints of another.
+static void check_output(const Options& o) {
+    if (o.output.empty()) return;
+    make_directories(o.output);
+    if (o.resume) return;
+    const FoundCheckpoint found = find_latest(o.output);
+    ENSURE(found.dir.empty(), "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
+           o.output.c_str(), found.dir.c_str());
+}
+
+template <class floatX>
+static void train_loop(Trainer<floatX>& t) {
+    const Options& o = t.options;
+    const int64_t first = t.state.step, stop_at = o.stop_after ? first + o.stop_after : o.steps;
+    t.clock = seconds_now();
+    for (int64_t step = first;; step++) {
+        const bool stop = step >= std::min(stop_at, o.steps) || stop_requested;
+        between_steps(t, step, first, stop);
+        if (stop) break;
+        train_step(t, step);
+        settle(t, t.pending[(step + 1) % 2]);                              // the step before, by now long done
+        if (event_done(t.pending[step % 2].done)) settle(t, t.pending[step % 2]);  // on the CPU: this one
+    }
+    settle_all(t, t.state.step);
+}
+
+template <class floatX>
+static int train(Options o, const std::string& command_line) {
+    check_output(o);
+    Start start = find_training_start(o);
+    const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
+    const int64_t samples_per_step = batch.tokens_per_step / T;
+    DataLoaderConfig data = {o.train_data, "--train-data", batch.B, T, start.config.V, o.seed, samples_per_step};
+    DataLoader loader(data);
+    std::unique_ptr<DataLoader> val_loader;
+    if (!o.val_data.empty() && o.val_every > 0) {
+        DataLoaderConfig val = {o.val_data, "--val-data", batch.B, T, start.config.V};
+        val.fixed_set = true, val.max_batches = o.val_batches;
+        val_loader = std::make_unique<DataLoader>(val);
+    }
+    resolve_steps(o, loader.corpus.num_samples / samples_per_step);
+
+    const DeviceInfo device = device_info();
+    const RunInfo info = run_info(o, start, batch, loader.corpus, device, dtype_name<floatX>(), command_line);
+    const TrainerState saved = start.resume.empty() ? TrainerState{} : read_trainer_state(start.resume);
+    LogOptions log_options = {o.output, o.progress, o.quiet, o.log_every, o.steps};
+    if (!start.resume.empty()) log_options.resume_step = saved.step;
+    log_options.flops_per_token = info.flops_per_token, log_options.peak_flops = info.peak_flops;
+    Log log(log_options);
+    if (!o.output.empty())
+        for (const std::string& line : remove_leftovers(o.output)) log.note(line);
+    for (const std::string& line : start.notes) log.note(line);
+    if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
+        log.warn("changed since the checkpoint: " + changed);
+    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
+    rows.push_back({"data", describe_data(loader.corpus, samples_per_step)});
+    rows.push_back({"schedule", describe_schedule(o)});
+    rows.push_back({"output", o.output.empty() ? "none" : o.output});
+    log.table(rows);
+    log.run(info);
+
+    AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay)};
+    Trainer<floatX> t = {o, start, batch, log, make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
+                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, o.head_rows), AdamW<floatX>(t.model, adamw),
+                         loader, val_loader.get(), {}, {}};
+    for (PendingStep& p : t.pending) p.host = static_cast<float*>(host_allocate(3 * sizeof(float))), p.done = create_event();
+    load_state(t);
+    if (t.state.step > 0) loader.seek(t.state.position);
+    t.saved_step = t.start.resume.empty() ? -1 : t.state.step;
+    t.state.options = info.options;
+    const std::string fingerprint = "{\"train\":\"" + info.data_fingerprint + "\"}";
+    if (!t.start.resume.empty() && t.state.data != fingerprint)
+        log.warn("the training data differ from those of the checkpoint; going on at the same place of the new ones");
+    t.state.data = fingerprint;
+    if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals();
+
+    train_loop(t);
+    log.finish();
+    for (PendingStep& p : t.pending) host_free(p.host), destroy_event(p.done);
+    if (!stop_requested) return 0;
+    log.note(format("stopped on request; step %lld is saved, --resume goes on", static_cast<long long>(t.state.step)));
+    return EXIT_PREEMPTED;
+}
+
+template <class floatX>
+static int plan(Options o) {
+    const Start start = find_training_start(o);
+    const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
+    const DeviceInfo device = device_info();
+    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
+    if (!o.train_data.empty()) {
+        const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
+        rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});
+        resolve_steps(o, corpus.num_samples * T / batch.tokens_per_step);
+    }
+    const double flops = flops_per_token(start.config, T), per_step = flops * double(batch.tokens_per_step);
+    const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+    rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
+    const auto time_of = [&](double share) {
+        std::string text = format("%s per step at %.0f %% of the peak", duration_text(per_step / (share * peak)).c_str(), 100 * share);
+        if (o.steps > 0) text += format(", %s for %s steps", duration_text(double(o.steps) * per_step / (share * peak)).c_str(), with_commas(o.steps).c_str());
+        return text;
+    };
+    if (peak > 0) rows.push_back({"time", time_of(1.0) + "; " + time_of(0.3)});
+    const int64_t checkpoint = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
+    rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(), o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    Log log({});
+    log.table(rows);
+    for (const std::string& line : start.notes) log.note(line);
+    return 0;
+}
+
+template <class floatX>
+static void load_model(GPT2<floatX>& model, const Start& start) {
+    load_weights(start.weights, model.layout, [&](const float* host, StateKind, Param p, int l) { model.set_param(p, l, host); });
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+}
+
+// Prints the text as it comes; notes go to stderr, so that stdout holds text alone.
+template <class floatX>
+static int generate_text(const Options& o) {
+    const Start start = find_trained_model(o, true);
+    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
+    const Tokenizer& tokenizer = *start.tokenizer;
+    std::vector<int> prompt = {tokenizer.end_of_text};
+    if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
+    GPT2<floatX> model(start.config, Purpose::generate, 1, start.config.max_T);
+    load_model(model, start);
+    Sampler sampler;
+    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p), sampler.seed = o.seed;
+    for (int i = 0; i < o.num_samples; i++) {
+        TerminalText terminal;  // only a terminal has to be protected from control characters
+        const bool raw = !stdout_is_terminal();
+        const auto print = [&](const std::string& bytes) {
+            const std::string text = raw ? bytes : terminal.add(bytes);
+            fwrite(text.data(), 1, text.size(), stdout);
+            fflush(stdout);
+        };
+        print(o.prompt);
+        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+            print(tokenizer.tokens[token]);
+            return true;
+        });
+        const std::string rest = raw ? "" : terminal.finish();
+        printf("%s\n%s", rest.c_str(), i + 1 < o.num_samples ? "---\n" : "");
+    }
+    return 0;
+}
+
+template <class floatX>
+static int eval_loss(const Options& o) {
+    const Start start = find_trained_model(o, false);
+    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
+    const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, start.config.V};
+    data.fixed_set = true, data.max_batches = o.val_batches;
+    DataLoader loader(data);
+    GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
+    load_model(model, start);
+    const double loss = evaluate(model, loader);
+    printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
+           o.val_data.c_str(), loss, std::exp(loss), with_commas(std::min(loader.num_batches * o.micro_batch, loader.corpus.num_samples)).c_str(), T);
+    return 0;
+}
+
+template <class floatX>
+static int run(const Options& options, const std::string& command_line) {
+    switch (options.command) {
+        case Command::train: return train<floatX>(options, command_line);
+        case Command::plan: return plan<floatX>(options);
+        case Command::generate: return generate_text<floatX>(options);
+        case Command::eval: return eval_loss<floatX>(options);
+        default: return EXIT_INTERNAL;
+    }
+}
+
+static int tokenize_text(const Options& o) {
+    TokenizeOptions t;
+    t.inputs = o.inputs, t.output = o.output, t.tokenizer = o.tokenizer, t.train_bpe = o.train_bpe;
+    t.val_fraction = o.val_fraction, t.shard_tokens = o.shard_tokens, t.split = o.split, t.text_key = o.text_key;
+    t.threads = o.threads, t.quiet = o.quiet;
+    return tokenize(t);
+}
+
+int main(int argc, char** argv) try {
+    prepare_standard_streams();
+    const Options options = parse_options(argc, argv);
+    if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
+    if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
+    device_init(0, options.threads);
+    std::string command_line;
+    for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
+    std::string precision = options.precision;
+    if (precision == "auto") precision = device_has_bf16_units() ? "bf16" : "fp32";
+    return precision == "fp32" ? run<float>(options, command_line) : run<bf16>(options, command_line);
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+} catch (const std::bad_alloc&) {
+    fprintf(stderr, "error: out of memory\n");
+    return EXIT_INTERNAL;
+}
