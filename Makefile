@@ -6,14 +6,17 @@ SANITIZE ?=
 DEBUG    ?= 0
 OPENBLAS ?= 1
 
-ARCH := $(shell uname -m)
+ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 WARN := -Wall -Wextra -Werror
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
 OPT  := -O3 -fno-math-errno -fno-trapping-math
+ifneq ($(SANITIZE),)
+OPT  := -O1 -fno-math-errno -fno-trapping-math
+endif
 ifeq ($(DEBUG),1)
 OPT  := -O0
 endif
-CXXFLAGS := -std=c++20 $(OPT) -g $(WARN) -fopenmp -pthread
+CXXFLAGS  = -std=c++20 $(OPT) -g $(WARN) -fopenmp -pthread
 LDLIBS   := -lxxhash
 
 # What is there. A probe asks for a header and links with the given flags.
@@ -33,7 +36,7 @@ endif
 
 ifeq ($(HAVE_OPENBLAS),1)
 CXXFLAGS += -DUSE_OPENBLAS
-LDLIBS   += -lopenblas
+LDLIBS   += -ldl
 OPENBLAS_FOUND := OpenBLAS $(shell printf '$(HASH)include <openblas_config.h>\nOPENBLAS_VERSION\n' | $(CXX) -E -P -x c++ - 2>/dev/null | tail -1 | sed 's@[^0-9.]@@g')
 else
 OPENBLAS_FOUND := OpenBLAS off (fp32 products will be slow)
@@ -60,6 +63,9 @@ LIB_OBJECTS  := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
+
+# Code that runs once or in tests, with headers that take the optimizer long.
+$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o setup.o): OPT := -O1
 
 # One translation unit per instruction set; which one runs is chosen at run time, by feature bits (llmc/cpu/isa.h).
 ifeq ($(ARCH),x86_64)
@@ -106,11 +112,19 @@ $(BUILD)/%.o: %.cu Makefile
 	$(call say,CXX   $<)
 	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 
-# Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is compiled with.
-build/fuzz/%: dev/fuzz/%.cpp $(LIB_SOURCES) Makefile
+# Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is linked with.
+FUZZFLAGS := -std=c++20 -O1 -g $(WARN) -pthread -fsanitize=address,undefined
+fuzz_sources = $(shell sed -n '1s@^// sources: @@p' $(1:build/fuzz/%=dev/fuzz/%.cpp))
+$(foreach f,$(FUZZERS),$(eval $(f): $(f:build/fuzz/%=build/fuzz/dev/fuzz/%.o) $(patsubst %.cpp,build/fuzz/%.o,$(call fuzz_sources,$(f)))))
+
+$(FUZZERS):
+	$(call say,LINK  $@)
+	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer $^ -o $@ -lxxhash
+
+build/fuzz/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
-	$(call say,FUZZ  $@)
-	$(Q)clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined $< $(shell sed -n '1s@^// sources: @@p' dev/fuzz/$*.cpp) -o $@ -lxxhash -pthread
+	$(call say,CXX   $< (fuzz))
+	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
 tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2
 bench: $(BENCHES)
@@ -131,4 +145,4 @@ help:
 	@echo "make clean                    remove build/"
 	@echo "options: CXX=clang++  DEBUG=1  OPENBLAS=0  SANITIZE=address,undefined  V=1 (show commands)"
 
--include $(shell find build/$(CONFIG) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include <unistd.h>
+
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
 #include "llmc/eval.h"
@@ -62,6 +64,7 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     model.zero_gradients();
     for (int micro_step = 0; micro_step < t.batch.grad_accum_steps; micro_step++) {
         const Batch batch = t.loader.next();
+        t.log.working(step, "micro-step", micro_step, t.batch.grad_accum_steps);
         model.forward(batch.tokens, batch.B, batch.T);
         model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step, 1.0f / float(t.batch.grad_accum_steps));
     }
@@ -180,7 +183,9 @@ static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool 
     settle_all(t, step);
     if (save_due) stop ? save(t) : save_or_warn(t);
     if (val_due) {
-        t.state.val_loss = evaluate(t.model, *t.val_loader);
+        t.state.val_loss = evaluate(t.model, *t.val_loader, [&](int64_t done, int64_t of) {
+            t.log.working(step, "validation batch", done, of);
+        });
         t.log.val(step, t.state.val_loss);
     }
     if (sample_due) sample(t, step);
@@ -231,6 +236,12 @@ static std::string describe_device(const DeviceInfo& device, const std::string& 
                   device.peak_source.c_str());
 }
 
+static std::string describe_precision(const std::string& precision) {
+    if (precision == "fp32") return "fp32";
+    if (device_has_bf16_units()) return "bf16, with fp32 master weights, gradients and moments";
+    return "bf16 without matrix units for it: products are widened to fp32, and --precision fp32 is faster";
+}
+
 static std::string describe_tokenizer(const Start& start) {
     if (!start.tokenizer) return "none: no samples, and checkpoints without one (--tokenizer)";
     return format("%s, %d tokens", start.tokenizer_path.c_str(), start.tokenizer->vocab_size());
@@ -250,7 +261,8 @@ static std::vector<Row> plan_table(const Options& o, const Start& start, const B
             {"start", describe_start(start, o)},
             {"tokenizer", describe_tokenizer(start)},
             {"batch", describe_batch(batch)},
-            {"precision", dtype_name<floatX>()},
+            {"precision", describe_precision(dtype_name<floatX>())},
+            {"libraries", device_libraries()},
             {"device", describe_device(device, dtype_name<floatX>())},
             {"memory", human_bytes(total_bytes(memory)) + ": " + describe_memory(memory)}};
 }
@@ -434,7 +446,12 @@ static int eval_loss(const Options& o) {
     DataLoader loader(data);
     GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
     load_model(model, start);
-    const double loss = evaluate(model, loader);
+    const double loss = evaluate(model, loader, [last = seconds_now()](int64_t done, int64_t of) mutable {
+        if (seconds_now() - last < 1.0) return;
+        last = seconds_now();
+        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done), static_cast<long long>(of));
+    });
+    if (isatty(2)) fprintf(stderr, "\r\033[K");
     printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
            o.val_data.c_str(), loss, std::exp(loss), with_commas(std::min(loader.num_batches * o.micro_batch, loader.corpus.num_samples)).c_str(), T);
     return 0;

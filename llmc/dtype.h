@@ -1,6 +1,5 @@
 // dtype.h: bf16, a storage type, and what every operation is written with: Stream and INSTANTIATE.
 #pragma once
-#include <bit>
 #include <cstdint>
 
 #if defined(__CUDACC__) || defined(SIMT_EMULATOR)
@@ -9,6 +8,9 @@
 #define HOST_DEVICE
 #endif
 
+// __builtin_bit_cast: std::bit_cast would be a function, which the linker may share between units of other instruction
+// sets, and which device code may not call.
+
 // The upper half of a float. No arithmetic, and conversions are explicit: kernels widen, compute in float, round once.
 struct bf16 {
     uint16_t bits;
@@ -16,11 +18,11 @@ struct bf16 {
     bf16() = default;
     // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
     HOST_DEVICE __attribute__((always_inline)) explicit bf16(float x) {
-        const uint32_t u = std::bit_cast<uint32_t>(x);
+        const uint32_t u = __builtin_bit_cast(uint32_t, x);
         bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
     }
     HOST_DEVICE __attribute__((always_inline)) explicit operator float() const {
-        return std::bit_cast<float>(uint32_t(bits) << 16);
+        return __builtin_bit_cast(float, uint32_t(bits) << 16);
     }
 };
 static_assert(sizeof(bf16) == 2);

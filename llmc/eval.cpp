@@ -1,10 +1,11 @@
 #include "eval.h"
 
 template <class floatX>
-double evaluate(GPT2<floatX>& model, DataLoader& loader) {
+double evaluate(GPT2<floatX>& model, DataLoader& loader, const std::function<void(int64_t done, int64_t of)>& progress) {
     double sum = 0.0;
     int64_t tokens = 0;
     for (int64_t i = 0; i < loader.num_batches; i++) {
+        progress(i, loader.num_batches);
         const Batch batch = loader.next();
         model.forward(batch.tokens, batch.B, batch.T);
         model.token_losses(batch.targets, batch.B, batch.T);
@@ -15,5 +16,5 @@ double evaluate(GPT2<floatX>& model, DataLoader& loader) {
     return sum / double(tokens);
 }
 
-template double evaluate<float>(GPT2<float>&, DataLoader&);
-template double evaluate<bf16>(GPT2<bf16>&, DataLoader&);
+template double evaluate<float>(GPT2<float>&, DataLoader&, const std::function<void(int64_t, int64_t)>&);
+template double evaluate<bf16>(GPT2<bf16>&, DataLoader&, const std::function<void(int64_t, int64_t)>&);

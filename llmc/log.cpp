@@ -262,8 +262,9 @@ void Log::step(const StepRecord& r) {
     const double tokens_per_s = smoothed_ms > 0 ? 1e3 * smoothed_tokens / smoothed_ms : 0.0;
     const double eta = 1e-3 * smoothed_ms / weight * double(options.total_steps - r.step - 1);
     const bool last = r.step + 1 == options.total_steps;
+    last_step = seconds_now();
     if (live) {
-        live_line = step_line(options, r, tokens_per_s, eta);
+        live_line = step_text = step_line(options, r, tokens_per_s, eta);
         if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
     } else if (last || r.step % options.log_every == 0) {
         print_line(*this, step_line(options, r, tokens_per_s, eta));
@@ -280,6 +281,20 @@ void Log::step(const StepRecord& r) {
     if (options.peak_flops > 0)
         json["mfu"] = std::round(1e4 * mfu(rate, options.flops_per_token, options.peak_flops)) / 1e4;
     append_line(*this, json);
+}
+
+void Log::working(int64_t step, const char* what, int64_t done, int64_t of) {
+    if (last_step == 0.0) last_step = seconds_now();
+    const std::string text = format("%s %lld/%lld", what, static_cast<long long>(done), static_cast<long long>(of));
+    const double now = seconds_now();
+    if (live && now - last_step >= 1.0 && now - last_drawn >= 0.1) {
+        live_line = step_text + (step_text.empty() ? "" : " | ") + text;
+        draw_live_line(*this);
+    } else if (!live && now - last_step >= 60.0) {
+        print_line(*this, format("step %lld/%lld | %s", static_cast<long long>(step),
+                                 static_cast<long long>(options.total_steps), text.c_str()));
+        last_step = now;
+    }
 }
 
 void Log::val(int64_t step, double val_loss) {

@@ -62,7 +62,8 @@ struct Log {
     int64_t lost_lines = 0;
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
-    std::string live_line;
+    double last_step = 0.0;                                         // seconds_now() of the last step or working line
+    std::string live_line, step_text;  // what is drawn; the last step's part of it
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
     // lies beyond resume_step (steps, validation and samples from it on, checkpoints after it) and half a last line.
@@ -76,6 +77,8 @@ struct Log {
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
+    // Within a step that takes long: "micro-step 37/512" behind the live line after a second, a plain line each minute.
+    void working(int64_t step, const char* what, int64_t done, int64_t of);
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms);

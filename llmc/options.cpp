@@ -1,15 +1,10 @@
 #include "options.h"
 
 #include <algorithm>
-#include <charconv>
-#include <deque>
-#include <functional>
-#include <limits>
-#include <map>
-#include <type_traits>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+
+#include "arguments.h"
 
 using Json = nlohmann::ordered_json;
 
@@ -24,130 +19,6 @@ std::string version() {
     return "train_gpt2 0.1.0";
 #endif
 }
-
-// ---- values: text to a field and back
-
-// The whole text is one number that fits, or it is refused.
-template <class T>
-static T parse_value(const std::string& name, const std::string& text) {
-    if constexpr (std::is_same_v<T, std::string>) {
-        return text;
-    } else if constexpr (std::is_same_v<T, bool>) {
-        ENSURE(text == "0" || text == "1" || text == "true" || text == "false", "%s: '%s' is neither 0 nor 1",
-               name.c_str(), text.c_str());
-        return text == "1" || text == "true";
-    } else {
-        T value{};
-        const char* end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
-        ENSURE(error != std::errc::result_out_of_range, "%s: %s is out of range", name.c_str(), text.c_str());
-        ENSURE(error == std::errc() && stop == end, "%s: '%s' is not a %s", name.c_str(), text.c_str(),
-               std::is_floating_point_v<T> ? "number"
-               : std::is_signed_v<T>       ? "whole number"
-                                           : "whole number from 0 up");
-        return value;
-    }
-}
-
-// Text that reads back as the same value: 0.0006, 1e-08, 524288.
-template <class T>
-static std::string value_text(const T& value) {
-    if constexpr (std::is_same_v<T, std::string>) {
-        return value;
-    } else if constexpr (std::is_same_v<T, bool>) {
-        return value ? "1" : "0";
-    } else if constexpr (std::is_floating_point_v<T>) {
-        std::string text;
-        for (int digits = 6; digits <= 17; digits++)
-            if (text = format("%.*g", digits, value); std::stod(text) == value) break;
-        return text;
-    } else {
-        return std::to_string(value);
-    }
-}
-
-// ---- declarations
-
-// One option: everything there is to know about it.
-struct Declaration {
-    std::string section;
-    std::string names;  // "-b,--micro-batch"
-    std::string unit;   // "SEQUENCES", "fp32|bf16|auto"; empty: a flag, without a value
-    std::string help;
-    std::string default_text;
-    std::string llmc_alias;                        // of a flag, as llm.c has it: -y 0, -y 1
-    std::function<void()> reset;                   // the field becomes its default
-    std::function<void(const std::string&)> read;  // text to the field, or refused
-    std::function<std::string()> text;
-    std::function<Json()> json;
-    std::vector<std::function<void()>> checks;  // of the field; a refused value throws
-
-    std::string long_name() const { return names.substr(names.find("--")); }
-    // What the help shows as the default, where that is not a value.
-    Declaration& shown(const std::string& as) { return default_text = as, *this; }
-    Declaration& check(std::function<void()> c) { return checks.push_back(std::move(c)), *this; }
-};
-
-using Declarations = std::deque<Declaration>;  // Section::add hands out references, so they must stay where they are
-
-// NaN is in no range.
-template <class T>
-static std::function<void()> in_range(const std::string& name, const T& field, T least, T most, bool most_too = true) {
-    return [name, &field, least, most, most_too] {
-        const bool bounded = most < std::numeric_limits<T>::max();
-        const std::string upper =
-            bounded ? format(" and %s %s", most_too ? "at most" : "below", value_text(most).c_str()) : "";
-        ENSURE(field >= least && (most_too ? field <= most : field < most), "%s %s must be at least %s%s", name.c_str(),
-               value_text(field).c_str(), value_text(least).c_str(), upper.c_str());
-    };
-}
-
-// What a section's function fills: s.add(names, field, default, unit, help), then what the value must satisfy.
-struct Section {
-    Declarations& all;
-    std::string title;
-
-    template <class T>
-    struct Added {
-        Declaration& declaration;
-        const T& field;
-
-        Added& between(T least, T most) {
-            return declaration.check(in_range(declaration.long_name(), field, least, most)), *this;
-        }
-        Added& from_to_below(T least, T below) {
-            return declaration.check(in_range(declaration.long_name(), field, least, below, false)), *this;
-        }
-        Added& at_least(T least) { return between(least, std::numeric_limits<T>::max()); }
-        Added& shown(const std::string& as) { return declaration.shown(as), *this; }
-        Added& one_of_unit() {  // the unit lists the choices: "fp32|bf16|auto"
-            const std::string name = declaration.long_name(), choices = declaration.unit;
-            const T& value = field;
-            declaration.check([name, choices, &value] {
-                const bool known = !value.empty() && value.find('|') == std::string::npos &&
-                                   ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
-                ENSURE(known, "%s %s is not known: %s", name.c_str(), value.c_str(), choices.c_str());
-            });
-            return *this;
-        }
-    };
-
-    template <class T>
-    Added<T> add(const char* names, T& field, std::type_identity_t<T> initial, const char* unit, const char* help) {
-        Declaration d{title, names, unit, help, value_text(initial), {}, {}, {}, {}, {}, {}};
-        d.reset = [&field, initial] { field = initial; };
-        d.read = [&field, name = d.long_name()](const std::string& text) { field = parse_value<T>(name, text); };
-        d.text = [&field] { return value_text(field); };
-        d.json = [&field] { return Json(field); };
-        all.push_back(d);
-        return {all.back(), field};
-    }
-
-    // On without a value, off by default.
-    void add_flag(const char* names, bool& field, const char* help, const char* llmc_alias = "") {
-        add(names, field, false, "", help).shown("").declaration.llmc_alias = llmc_alias;
-    }
-};
 
 // ---- the options, section by section
 
@@ -326,23 +197,6 @@ static Declarations declare(Command command, Options& o) {
 
 // ---- parsing
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn a into b.
-static int edit_distance(const std::string& a, const std::string& b) {
-    std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) above[j] = int(j);
-    for (size_t i = 1; i <= a.size(); i++) {
-        row[0] = int(i);
-        for (size_t j = 1; j <= b.size(); j++) {
-            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                row[j] = std::min(row[j], before[j - 2] + 1);
-        }
-        before.swap(above);
-        above.swap(row);
-    }
-    return above[b.size()];
-}
-
 // Says what may have been meant: the nearest option of this command, or the other commands that have it.
 [[noreturn]] static void refuse_unknown(Command command, const Declarations& all, const std::string& argument) {
     if (argument.size() < 2 || argument[0] != '-')
@@ -359,16 +213,7 @@ static int edit_distance(const std::string& a, const std::string& b) {
     if (!others.empty())
         fail(EXIT_USAGE, "%s has no option %s, which belongs to %s (see %s --help)", command_name(command),
              name.c_str(), others.c_str(), command_name(command));
-    std::vector<std::string> known = {"--help", "--version"};
-    for (const Declaration& d : all) known.push_back(d.long_name());
-    std::string nearest;
-    int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // farther ones are no mistyped name
-    if (name.size() < 6) distance = 2;
-    for (const std::string& candidate : known)
-        if (const int e = edit_distance(name, candidate); e < distance) distance = e, nearest = candidate;
-    for (const std::string& candidate : known)  // --batch, --warm
-        if (nearest.empty() && name.size() > 4 && candidate.find(name.substr(2)) != std::string::npos)
-            nearest = candidate;
+    const std::string nearest = nearest_option(all, name);
     if (name.starts_with("--") && !nearest.empty())
         fail(EXIT_USAGE, "unknown option %s; did you mean %s? (see --help)", name.c_str(), nearest.c_str());
     fail(EXIT_USAGE, "unknown option %s (see --help)", name.c_str());
@@ -385,84 +230,8 @@ static std::string help_text(Command command, const std::string& program, const 
             command == Command::tokenize ? "INPUT... [options]    files, or folders of them" : "[options]";
         out = format("usage: %s %s %s\n", p, command_name(command), arguments);
     }
-    constexpr int column = 36;
-    std::string section;
-    for (const Declaration& d : all) {
-        if (d.section != section) out += "\n" + d.section + ":\n";
-        section = d.section;
-        const std::string left = "  " + d.names + (d.unit.empty() ? "" : " " + d.unit);
-        out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
-                                                     : std::string(column - left.size(), ' '));
-        out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";
-    }
-    return out +
+    return out + list_options(all) +
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
-}
-
-// What was given: the text of each option, by its place in the declarations.
-struct Given {
-    std::map<size_t, std::string> values;
-    std::vector<std::string> inputs, unknown;
-    bool help = false, version = false;
-};
-
-static Given split_arguments(Command command, const Declarations& all, int argc, const char* const* argv) {
-    Given given;
-    CLI::App app;
-    app.set_help_flag();
-    app.allow_extras();
-    struct Target {
-        size_t declaration;
-        CLI::Option* option;
-        std::string text;
-    };
-    std::deque<Target> targets;  // CLI11 keeps references to the texts
-    const auto add = [&](size_t i, const std::string& names, bool flag) {
-        Target& target = targets.emplace_back(Target{i, nullptr, ""});
-        target.option = flag ? app.add_flag(names, target.text) : app.add_option(names, target.text);
-        target.option->take_last()->type_name(all[i].unit);
-    };
-    for (size_t i = 0; i < all.size(); i++) {
-        add(i, all[i].names, all[i].unit.empty());
-        if (!all[i].llmc_alias.empty()) add(i, all[i].llmc_alias, false);
-    }
-    app.add_flag("-h,--help", given.help);
-    app.add_flag("--version", given.version);
-
-    // After "--" of tokenize there are only inputs, whatever they look like.
-    const bool has_inputs = command == Command::tokenize;
-    const char* const* end = has_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
-    std::vector<std::string> arguments;
-    for (const char* const* argument = argv; argument < end; argument++) {
-        arguments.push_back(*argument);
-        std::string& name = arguments.back();
-        if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
-        name.pop_back();  // "--name=": CLI11 would take the next argument for the value
-        arguments.push_back("");
-    }
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::ArgumentMismatch& error) {
-        const std::string text = error.what();
-        fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
-    } catch (const CLI::ParseError& error) {
-        fail(EXIT_USAGE, "%s (see --help)", error.what());
-    }
-    for (const Target& target : targets)
-        if (target.option->count() > 0) given.values[target.declaration] = target.text;
-    for (const std::string& extra : app.remaining())
-        (has_inputs && !extra.starts_with("-") ? given.inputs : given.unknown).push_back(extra);
-    if (end < argv + argc) given.inputs.insert(given.inputs.end(), end + 1, argv + argc);
-    return given;
-}
-
-// "--output --steps 5": CLI11 takes whatever follows an option for its value.
-static void check_values_follow(const Declarations& all, const Given& given) {
-    for (const auto& [i, text] : given.values)
-        for (const Declaration& other : all)
-            ENSURE(text != other.long_name(), "%s needs a value (%s), but the option %s follows",
-                   all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
 }
 
 // -e of llm.c: "d12", "gpt2:d12", or what to start from.
@@ -538,18 +307,14 @@ Options parse_options(int argc, const char* const* argv) {
         for (const Declaration& d : declare(command, o)) d.reset();  // the command's own defaults last
 
     const Declarations all = declare(o.command, o);
-    Given given = split_arguments(o.command, all, std::max(0, argc - first), argv + first);
+    Given given = split_arguments(all, o.command == Command::tokenize, std::max(0, argc - first), argv + first);
     if (given.help || given.version) {
         o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
         o.command = Command::help;
         return o;
     }
-    check_values_follow(all, given);
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
-    for (const auto& [i, text] : given.values) {
-        all[i].read(text);
-        for (const auto& check : all[i].checks) check();
-    }
+    read_values(all, given);
     o.inputs = std::move(given.inputs);
     check_together(o);
     return o;
@@ -572,7 +337,12 @@ std::vector<Setting> settings(const Options& options) {
 std::string options_json(const Options& options) {
     Options o = options;
     Json json = Json::object();
-    for (const Declaration& d : declare(o.command, o)) json[d.long_name().substr(2)] = d.json();
+    for (const Declaration& d : declare(o.command, o)) {
+        Json& value = json[d.long_name().substr(2)];
+        if (d.kind == ValueKind::text) value = d.text();
+        if (d.kind == ValueKind::flag) value = d.text() == "1";
+        if (d.kind == ValueKind::number) value = Json::parse(d.text());
+    }
     if (!o.inputs.empty()) json["inputs"] = o.inputs;
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // arguments need not be UTF-8
 }

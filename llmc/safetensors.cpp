@@ -261,7 +261,6 @@ void Safetensors::read(float* out, const TensorInfo& tensor, int64_t first, int6
     for (int64_t at = 0; at < count; at += chunk_elements) {
         const int64_t n = std::min(chunk_elements, count - at);
         file.read_at(chunk.data(), begin + (first + at) * 2, n * 2);
-#pragma omp parallel for schedule(static) if (n > 1 << 16)
         for (int64_t i = 0; i < n; i++)
             out[at + i] = half ? half_to_float(chunk[i]) : std::bit_cast<float>(uint32_t(chunk[i]) << 16);
     }
@@ -306,7 +305,6 @@ void SafetensorsWriter::write(const float* data, int64_t count) {
         std::vector<bf16> chunk(size_t(std::min(count, chunk_elements)));
         for (int64_t at = 0; at < count; at += chunk_elements) {
             const int64_t n = std::min(chunk_elements, count - at);
-#pragma omp parallel for schedule(static) if (n > 1 << 16)
             for (int64_t i = 0; i < n; i++) chunk[i] = bf16(data[at + i]);
             file.write(chunk.data(), n * 2);
         }

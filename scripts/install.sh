@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# install.sh [--tests]: installs the Debian or Ubuntu packages that are missing; with --tests also those of test.sh.
-# Asks nothing: as root directly, else by sudo. Does nothing when all is there.
+# install.sh [PACKAGE...]: installs the Debian or Ubuntu packages that are missing, ours and those named. Asks nothing: as
+# root directly, else by sudo. Does nothing when all is there.
 set -euo pipefail
 
 packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev curl ca-certificates
-          python3 python3-numpy python3-matplotlib)
-if [ "${1:-}" = --tests ]; then packages+=(clang strace); fi
+          python3 python3-numpy python3-matplotlib "$@")
 
 # Several packages provide the same library; the first is ours: its threads are those of the rest of the program.
 blas=(libopenblas-openmp-dev libopenblas-dev libopenblas-pthread-dev libopenblas-serial-dev)
@@ -22,7 +21,7 @@ available() { apt-cache show "$1" >/dev/null 2>&1; }
 missing=()
 for package in "${packages[@]}"; do
     # What came another way (a newer compiler, Python from elsewhere) serves as well.
-    case $package in g++ | make | clang | strace | curl | python3) command -v "$package" >/dev/null && continue ;; esac
+    case $package in g++ | make | clang | curl | python3) command -v "$package" >/dev/null && continue ;; esac
     installed "$package" || missing+=("$package")
 done
 has_blas=0

@@ -98,7 +98,7 @@ choose_run() {
         measure
     fi
     options+=(--steps "$steps" --lr 1e-3 --warmup $((steps / 12 + 1)) --schedule cosine --final-lr-fraction 0.1
-              --val-every $((steps / 10)) --sample-every $((steps / 4)) --checkpoint-every $((steps / 4)) --keep 1)
+              --val-every $(((steps + 9) / 10)) --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
 }

@@ -1,5 +1,5 @@
-// bench.h: what the benchmarks share: the best of several timings, and random operands. Benchmarks print tables and never
-// pass or fail.
+// bench.h: what the benchmarks share: the best of several timings, and random operands. Benchmarks print tables and
+// never pass or fail.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -8,8 +8,8 @@
 #include "../../llmc/device.h"
 #include "../../llmc/random.h"
 
-// Seconds of the fastest of at least 3 runs, repeated for about `budget` seconds. The machine may be shared: the fastest
-// run is the one that says what the code can do.
+// Seconds of the fastest of at least 3 runs, repeated for about `budget` seconds. The machine may be shared: the
+// fastest run is the one that says what the code can do.
 template <class Run>
 double best_seconds(const Run& run, double budget = 0.3) {
     run();  // page faults and first-time set-up

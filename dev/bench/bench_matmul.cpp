@@ -1,6 +1,6 @@
-// bench_matmul.cpp: GFLOP/s of the products of GPT-2 124M, forward and backward (input and weight gradients), everything
-// included: packing of activations, bias, GELU and its derivative, rounding. Weights are packed in advance, as in
-// training; packing them is timed apart.
+// bench_matmul.cpp: GFLOP/s of the products of GPT-2 124M, forward and backward (input and weight gradients),
+// everything included: packing of activations, bias, GELU and its derivative, rounding. Weights are packed in advance,
+// as in training; packing them is timed apart.
 //
 //   bench_matmul                                   five shapes, 1024 rows, both precisions, 1 thread and all
 //   bench_matmul --shape 768 3072 --rows 4096 --threads 2 --dtype bf16
@@ -23,7 +23,8 @@ struct Case {
 // One row: forward, backward and packing of one weight.
 template <class floatX>
 void time_case(const Case& c, int N, double budget) {
-    const auto inp = random_buffer<floatX>(int64_t(N) * c.IC, 1), weight = random_buffer<floatX>(int64_t(c.OC) * c.IC, 2);
+    const auto inp = random_buffer<floatX>(int64_t(N) * c.IC, 1),
+               weight = random_buffer<floatX>(int64_t(c.OC) * c.IC, 2);
     const auto bias = random_buffer<floatX>(c.OC, 3), dout = random_buffer<floatX>(int64_t(N) * c.OC, 4);
     const auto inp_pre_gelu = random_buffer<floatX>(int64_t(N) * c.IC, 5);
     DeviceBuffer<floatX> out(int64_t(N) * c.OC, "out"), pre_gelu(int64_t(N) * c.OC, "pre_gelu");

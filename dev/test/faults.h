@@ -36,6 +36,7 @@ inline int child_result(const std::function<int()>& f) {
 inline int in_child(const std::function<int()>& f) {
     const pid_t child = fork();
     if (child == 0) _exit(child_result(f));
+    if (child < 0) return CHILD_SKIPPED;
     int status = 0;
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -84,7 +85,8 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error) {
         raise(SIGSTOP);
         _exit(child_result(f));
     }
-    FaultResult result{0, false, ""};
+    FaultResult result{CHILD_SKIPPED, false, ""};
+    if (child < 0) return result;  // and never kill(-1): that is everybody
     int status = 0, seen = 0;
     waitpid(child, &status, 0);
     if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);

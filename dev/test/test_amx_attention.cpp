@@ -1,5 +1,6 @@
-// test_amx_attention.cpp: cpu::amx::attention_* against the definition, cpu::plain, for every head size that it takes, at
-// lengths around its blocks of 32 and its chunks; rows that can be read off; the bits on different numbers of threads.
+// test_amx_attention.cpp: cpu::amx::attention_* against the definition, cpu::plain, for every head size that it takes,
+// at lengths around its blocks of 32 and its chunks; rows that can be read off; the bits on different numbers of
+// threads.
 #include <omp.h>
 
 #include <cstring>
@@ -49,7 +50,8 @@ void compare(Shape s, float scale = 1.0f) {
     const std::string name = format("B=%d T=%d NH=%d HS=%d ", s.B, s.T, s.NH, s.HS);
     const auto qkv = random_qkv(s, scale);
     const auto dout = random_tensor<bf16>(int64_t(s.B) * s.T * s.NH * s.HS, 2);
-    const Forward want = forward(cpu::plain::attention_forward, qkv, s), got = forward(cpu::amx::attention_forward, qkv, s);
+    const Forward want = forward(cpu::plain::attention_forward, qkv, s),
+                  got = forward(cpu::amx::attention_forward, qkv, s);
     const float step = epsilon<bf16>();
     expect_close(name + "out", got.out, want.out, s.NH * s.HS, step, 2 * step * scale);
     expect_close(name + "lse", got.lse, want.lse, s.T, 1e-6f, 1e-5f * scale * scale);
@@ -98,7 +100,8 @@ TEST_CASE("large, but not one-hot scores") {
     if (!amx_is_here()) return;
     const Shape s{1, 200, 2, 64};
     const auto qkv = random_qkv(s, 4.0f);  // scores are normal with a deviation of 16
-    const Forward want = forward(cpu::plain::attention_forward, qkv, s), got = forward(cpu::amx::attention_forward, qkv, s);
+    const Forward want = forward(cpu::plain::attention_forward, qkv, s),
+                  got = forward(cpu::amx::attention_forward, qkv, s);
     expect_close("out", got.out, want.out, s.NH * s.HS, epsilon<bf16>(), 8 * epsilon<bf16>());
     expect_close("lse", got.lse, want.lse, s.T, 1e-6f, 1e-4f);
 }

@@ -4,11 +4,15 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/wait.h>
+
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <set>
 
+#include "../../llmc/checkpoint.h"
 #include "temporary.h"
 #include "small_state.h"
 
@@ -258,4 +262,48 @@ TEST_CASE("a directory without safetensors is refused, with what to do") {
     write_bytes(dir / "pytorch_model.bin", "\x80\x02");
     CHECK(refusal().starts_with("65 "));
     CHECK(refusal().find("convert to safetensors") != std::string::npos);
+}
+
+// The weights of dev/test/reference.safetensors go into a checkpoint; transformers must compute the reference's logits
+// from it, and what it writes in four ways must be read here as the same weights.
+TEST_CASE("transformers computes the same from what we write, and we read what it writes") {
+    const std::string fixture = "dev/test/reference.safetensors";
+    if (!path_exists(fixture)) {
+        MESSAGE("skipped: " << fixture << " is not there; run in the root of the repository");
+        return;
+    }
+    const Safetensors reference = open_safetensors(fixture);
+    const HFConfig config = parse_hf_config(reference.metadata.at("config"), fixture);
+    FlatState state(config.model, 1);
+    read_tensors(reference, {StateKind::weights, "transformer."}, state.layout, state.writer());
+    const TemporaryDirectory dir;
+    SaveOptions options;
+    options.output = dir / "out", options.end_of_text = config.end_of_text;
+    const std::string saved = save_checkpoint(options, state.layout, state.reader(), {}).dir;
+
+    const char* python = getenv("PYTHON");
+    const std::string command = std::string(python ? python : "python3") + " dev/test/hf_check.py " + saved +
+                                " --logits " + fixture + " --export " + (dir / "hf") + " > " + (dir / "log") + " 2>&1";
+    const int status = std::system(command.c_str());
+    const std::string log = read_bytes(dir / "log");
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    if (code == 77 || code == 127) {  // no transformers; no Python
+        MESSAGE(log);
+        return;
+    }
+    CHECK_MESSAGE(status == 0, log);
+    if (status != 0) return;
+    MESSAGE(log);
+    for (const char* way : {"one", "sharded", "bare", "half"}) {
+        CAPTURE(way);
+        const std::string written = (dir / "hf/") + way;
+        CHECK(read_hf_config(written).model == config.model);
+        CHECK(path_exists(written + "/model.safetensors.index.json") == (std::string(way) == "sharded"));
+        FlatState want = state, got(config.model, 0);
+        load_weights(written, got.layout, got.writer());
+        if (std::string(way) == "half")  // the fixture's values are bf16: small ones lose bits in F16's narrow range
+            for (size_t i = 0; i < got.weights.size(); i++)
+                if (std::fabs(got.weights[i] - want.weights[i]) <= 0x1p-25f) want.weights[i] = got.weights[i];
+        CHECK(same_tensors(got, want, false));
+    }
 }

@@ -2,6 +2,7 @@
 // shapes like GPT-2's and at awkward ones; the forms' bits on different numbers of threads; NaN and infinity.
 #include <omp.h>
 
+#include <cstring>
 #include <functional>
 
 #include "../../llmc/cpu/forms.h"
@@ -110,9 +111,9 @@ void check_shape(Shape s, std::vector<Options> all_options) {
     for (const Options& options : all_options) {
         const auto want = run(plain_form<floatX>, in, options);
         at_each_isa([&](const std::string& level) {
-            const std::string name = format("%s %s N=%d IC=%d OC=%d bias=%d gelu=%d accumulate=%d packed=%d",
-                                            dtype_name<floatX>(), level.c_str(), s.N, s.IC, s.OC, options.bias,
-                                            options.gelu, options.accumulate, options.packed);
+            const std::string name =
+                format("%s %s N=%d IC=%d OC=%d bias=%d gelu=%d accumulate=%d packed=%d", dtype_name<floatX>(),
+                       level.c_str(), s.N, s.IC, s.OC, options.bias, options.gelu, options.accumulate, options.packed);
             compare(name, run(chosen_form<floatX>, in, options), want, s, options);
         });
     }
@@ -127,6 +128,22 @@ const std::vector<Options> every_option = {{.bias = false},
 
 }  // namespace
 
+// First of all tests, because working memory only grows: it must not, beyond what scratch_bytes said.
+TEST_CASE("scratch_bytes covers the products of the model") {
+    const int B = 2, T = 40, C = 64, NH = 2, Vp = 256;
+    const Isa before = isa();
+    for (int level = int(best_isa()); level >= 0; level--) {  // AMX takes less than the forms that widen
+        set_isa(Isa(level));
+        device_scratch(cpu::scratch_bytes<bf16>(B, T, C, NH, Vp));
+        const int64_t allocated = device_bytes_allocated();
+        for (const Shape s : {Shape{B * T, C, 3 * C}, {B * T, 4 * C, C}, {B * T, C, Vp}}) {
+            run(chosen_form<bf16>, Inputs<bf16>(s), {.packed = false});
+            CHECK(device_bytes_allocated() == allocated);
+        }
+    }
+    set_isa(before);
+}
+
 TEST_CASE_TEMPLATE("a block of GPT-2: 96 and 384 channels", floatX, float, bf16) {
     for (const Shape s : {Shape{64, 96, 288}, {64, 96, 96}, {64, 96, 384}, {64, 384, 96}, {300, 128, 160}})
         check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true}});
@@ -140,11 +157,94 @@ TEST_CASE_TEMPLATE("awkward sizes", floatX, float, bf16) {
     const int sizes[] = {1, 7, 17, 33, 65};
     for (const int N : sizes)
         for (const int IC : sizes)
-            for (const int OC : sizes) check_shape<floatX>({N, IC, OC}, {{.gelu = true, .accumulate = (N + OC) % 3 == 0}});
+            for (const int OC : sizes)
+                check_shape<floatX>({N, IC, OC}, {{.gelu = true, .accumulate = (N + OC) % 3 == 0}});
 }
 
 TEST_CASE_TEMPLATE("every option, at one round and one ragged shape", floatX, float, bf16) {
     check_shape<floatX>({64, 64, 64}, every_option);
     check_shape<floatX>({37, 51, 70}, every_option);
     check_shape<floatX>({1, 100, 130}, every_option);
+}
+
+// Larger than what the forms do in one go: 8192 rows, and of those 4096 output channels.
+TEST_CASE("more rows and more output channels than are packed at a time") {
+    if (best_isa() < Isa::amx) {
+        MESSAGE("skipped: this machine has no AMX");
+        return;
+    }
+    check_shape<bf16>({8200, 33, 9}, {{.gelu = true, .accumulate = true}});
+    check_shape<bf16>({8200, 3, 8230}, {{.gelu = true}});
+}
+
+template <class T>
+static bool same_bits(const Tensor<T>& a, const Tensor<T>& b) {
+    return memcmp(a.data(), b.data(), a.buffer.bytes()) == 0;
+}
+
+TEST_CASE_TEMPLATE("the same bits on 1, 2 and 3 threads", floatX, float, bf16) {
+    const int before = omp_get_max_threads();
+    for (const Shape s : {Shape{520, 300, 700}, {33, 1000, 65}, {1, 70, 600}}) {
+        const Inputs<floatX> in(s);
+        at_each_isa([&](const std::string& level) {
+            CAPTURE(level);
+            omp_set_num_threads(1);
+            const auto want = run(chosen_form<floatX>, in, {.gelu = true});
+            for (const int threads : {2, 3}) {
+                omp_set_num_threads(threads);
+                const auto got = run(chosen_form<floatX>, in, {.gelu = true});
+                CHECK(same_bits(got.out, want.out));
+                CHECK(same_bits(got.pre_gelu, want.pre_gelu));
+                CHECK(same_bits(got.dinp, want.dinp));
+                CHECK(same_bits(got.dweight, want.dweight));
+                CHECK(same_bits(got.dbias, want.dbias));
+            }
+        });
+    }
+    omp_set_num_threads(before);
+}
+
+TEST_CASE_TEMPLATE("NaN and infinity reach exactly what depends on them", floatX, float, bf16) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+        for (const int N : {40, 1}) {
+            const int IC = 50, OC = 70, n = N - 1, i = 33, o = 65;
+            Inputs<floatX> in({N, IC, OC});
+            in.inp[n * IC + i] = floatX(bad);
+            in.dout[n * OC + o] = floatX(bad);
+            at_each_isa([&](const std::string& level) {
+                CAPTURE(level);
+                const auto r = run(chosen_form<floatX>, in, {});
+                for (int at = 0; at < N * OC; at++) CHECK(std::isfinite(float(r.out[at])) == (at / OC != n));
+                for (int at = 0; at < N * IC; at++) CHECK(std::isfinite(float(r.dinp[at])) == (at / IC != n));
+                for (int at = 0; at < OC * IC; at++)
+                    CHECK(std::isfinite(r.dweight[at]) == (at / IC != o && at % IC != i));
+                for (int at = 0; at < OC; at++) CHECK(std::isfinite(r.dbias[at]) == (at != o));
+            });
+        }
+}
+
+// Numbers whose sums are exact in any order: small integers.
+TEST_CASE_TEMPLATE("small integers: every form is exact", floatX, float, bf16) {
+    const Shape s{70, 300, 90};
+    Inputs<floatX> in(s);
+    const Philox random{7, 0};
+    for (Tensor<floatX>* x : {&in.inp, &in.weight, &in.bias, &in.dout})
+        for (int64_t i = 0; i < x->size(); i++) (*x)[i] = floatX(float(int(random(uint64_t(i))[0] % 5) - 2));
+    const auto want = run(plain_form<floatX>, in, {});
+    at_each_isa([&](const std::string& level) {
+        CAPTURE(level);
+        const auto got = run(chosen_form<floatX>, in, {});
+        CHECK(same_bits(got.out, want.out));
+        CHECK(same_bits(got.dinp, want.dinp));
+        CHECK(same_bits(got.dweight, want.dweight));
+        CHECK(same_bits(got.dbias, want.dbias));
+    });
+}
+
+TEST_CASE("sizes below 1 are refused") {
+    const Inputs<float> in({1, 1, 1});
+    auto out = poisoned<float>(1);
+    CHECK_THROWS_WITH_AS(cpu::matmul_forward<float>(out.data(), nullptr, in.inp.data(), {in.weight.data(), nullptr},
+                                                    nullptr, 0, 1, 1, nullptr),
+                         doctest::Contains("every size must be at least 1"), Error);
 }

@@ -23,10 +23,10 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
 TEST_CASE_TEMPLATE("training allocates what the plan names", floatX, float, bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
+    device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
     const int64_t before = device_bytes_allocated();
     GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, 16);
     AdamW<floatX> optimizer(model, AdamWConfig{});
-    // Scratch is shared by all models of the process and counted apart.
     int64_t planned = 0;
     for (const MemoryItem& item : training_memory<floatX>(config, batch, 16))
         if (std::string(item.purpose) != "scratch") planned += item.bytes;

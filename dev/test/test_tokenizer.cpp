@@ -186,13 +186,13 @@ TEST_CASE("contractions: lower case, ASCII apostrophe, at the start of a piece o
 TEST_CASE("white space is Unicode's, without U+180E, U+FEFF, U+200B and U+001C") {
     for (const char* white : {"\t", "\v", "\f", "\r", "\u0085", "\u00a0", "\u1680", "\u2000", "\u200a", "\u2028",
                               "\u2029", "\u202f", "\u205f", "\u3000"}) {
-        CAPTURE(white);
+        CAPTURE(std::string(white));
         CHECK(pieces(std::string("a") + white + "b") == Strings{"a", white, "b"});
         CHECK(pieces(std::string("a ") + white + "b") == Strings{"a", " ", white, "b"});
         CHECK(pieces(std::string("a") + white + " b") == Strings{"a", white, " b"});
     }
     for (const char* other : {"\u180e", "\ufeff", "\u200b", "\u2060", "\x1c", "\x1f", "\u0301"}) {
-        CAPTURE(other);
+        CAPTURE(std::string(other));
         CHECK(pieces(std::string("a ") + other + "b") == Strings{"a", std::string(" ") + other, "b"});
     }
 }
@@ -299,6 +299,20 @@ TEST_CASE("a cached piece gives the same tokens, also when its slot is taken by 
     }
 }
 
+TEST_CASE("pieces of every length and number of tokens, from the cache and not") {
+    const Tokenizer tokenizer = tokenizer_from_merges({});
+    Encoder encoder(tokenizer, 2);
+    for (int pass = 0; pass < 2; pass++)
+        for (int length = 1; length < 40; length++)
+            for (int repeat = 0; repeat < 3; repeat++) {
+                std::string piece;
+                for (int i = 0; i < length; i++) piece += char('a' + i % 26);
+                std::vector<int> got;
+                encode(encoder, piece, got);
+                REQUIRE(decode(tokenizer, got.data(), int64_t(got.size())) == piece);
+            }
+}
+
 TEST_CASE("pieces that differ in trailing zero bytes are told apart") {
     const Tokenizer& tokenizer = small_tokenizer();
     Encoder encoder(tokenizer);
@@ -367,7 +381,7 @@ TEST_CASE("GPT-2: test vectors") {
     CHECK(tokenizer->vocab_size() == 50257);
     CHECK(tokenizer->end_of_text == 50256);
     const auto check = [&](const char* text, const std::vector<int>& want) {
-        CAPTURE(text);
+        CAPTURE(std::string(text));
         CHECK(encode(*tokenizer, text) == want);
     };
     check("Hello world", {15496, 995});
@@ -532,6 +546,10 @@ TEST_CASE("training counts in 64 bits, and leaves out pieces above 1024 bytes") 
     PieceCounts counts;
     counts.add("xy", int64_t(3) << 32), counts.add("xz", int64_t(2) << 32), counts.add("zz", (int64_t(1) << 32) + 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"xy", "xz", "zz"});
+    PieceCounts zeros;  // as keys, they differ in their lengths only
+    zeros.add(std::string("x"), 1), zeros.add(std::string("x\0", 2), 5), zeros.add(std::string("x\0\0", 3), 4);
+    CHECK(merged_tokens(train_bpe(zeros, 257 + 2)) == Strings{std::string("x\0", 2), std::string("x\0\0", 3)});
+    CHECK(zeros.used == 3);
     PieceCounts longest, too_long;
     longest.add_text(std::string(1024, 'a')), too_long.add_text(std::string(1025, 'a'));
     CHECK(merged_tokens(train_bpe(longest, 258)) == Strings{"aa"});
@@ -664,7 +682,7 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
         {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
         {"\"!\": 0", "\"漢\": 0", "has a character that stands for no byte"},
         {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
-        {"\"<|endoftext|>\": 258", "\"<|eot|>\": 258", "the added token \"<|endoftext|>\" has the id 258"},
+        {"\"<|endoftext|>\": 258", "\"<|eot|>\": 258", "two tokens have the id 258"},
         {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
         {"\"id\": 258", "\"id\": 257", "has the id 257, in the vocabulary it has 258"},
         {"\"id\": 258", "\"id\": -258", "an added token has no content or no id"},
@@ -680,12 +698,12 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
         {"\"a b\"", "[\"a\"]", "merge 1 is [\"a\"], not a pair of tokens"},
         {"\"a b\"", "[\"a\", 7]", "not a pair of tokens"},
         {"\"a b\"", "7", "merge 1 is 7, not a pair of tokens"},
-        {"\"a b\"", "\"a b\", \"a b\"", "merge 1 is there twice"},
+        {"\"a b\"", "\"a b\", \"a b\"", "merge 2 is there twice"},
         {"\"ab c\"", "\"<|endoftex t|>\"", "merge 2 needs the token \"<|endoftex\""},
         {"\"ab c\"", "[\"<|endoftext|>\", \"\"]", "merge 2 needs the token \"\""},
     };
     for (const Broken& broken : cases) {
-        CAPTURE(broken.to);
+        CAPTURE(std::string(broken.to));
         const std::string wrong = replaced(text, broken.from, broken.to);
         CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"), doctest::Contains(broken.message), Error);
         try {
@@ -694,6 +712,21 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
             CHECK(error.exit_code == EXIT_BAD_DATA);
             CHECK(std::string(error.what()).starts_with("test: "));
         }
+    }
+}
+
+TEST_CASE("tokenizer.json: a token of 64 KiB is taken, a longer one refused") {
+    const std::string text = small_json();
+    for (const size_t length : {65536, 65537}) {
+        const std::string token = "\"abc\": 257, \"" + std::string(length, 'x') + "\": 259";
+        const std::string wrong = replaced(text, "\"abc\": 257", token);
+        if (length == 65536)
+            CHECK(parse_tokenizer_json(wrong, "test").tokens[259].size() == length);
+        else
+            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
+                                 "test: token 259 has 65537 bytes; at most 65536 are "
+                                 "supported",
+                                 Error);
     }
 }
 

@@ -1,5 +1,7 @@
 // test_vec.cpp: the vector arithmetic of vec.h, compiled here for the baseline (4 lanes, no FMA), against the C library
 // in double and against bf16's own conversions. The wider builds of it are tested through the operations.
+#include <bit>
+
 #include "../../llmc/cpu/vec.h"
 
 #include "test.h"
@@ -68,7 +70,7 @@ TEST_CASE("sums, maxima, square roots, transposition") {
     }
     transpose(rows);
     for (int i = 0; i < VL; i++)
-        for (int j = 0; j < VL; j++) CHECK(rows[i][j] == float(10 * j + i));
+        for (int j = 0; j < VL; j++) CHECK(float(rows[i][j]) == float(10 * j + i));
 }
 
 TEST_CASE("gelu and its derivative") {

@@ -1,10 +1,11 @@
 // amx.cpp: bf16 products on AMX tiles, and the packed copies of weights.
 //
-// A product packs its activations into tiles (amx.h), then computes blocks of the result as tasks: the inner dimension in
-// steps of DEPTH tile pairs, so that the running panel of B (16 KiB) stays in the first-level cache and the block's panels
-// of A and sums stay in the second (2 MiB). Sums live in compact 32 x 32 blocks: in rows of the result they would meet in
-// few cache sets whenever the row is a multiple of 4 KiB. When the last step is done, bias, GELU or its derivative are
-// applied while the 32 x 32 sums are in the first-level cache, and the result is rounded and stored, once.
+// A product packs its activations into tiles (amx.h), then computes blocks of the result as tasks: the inner dimension
+// in steps of DEPTH tile pairs, so that the running panel of B (16 KiB) stays in the first-level cache and the block's
+// panels of A and sums stay in the second (2 MiB). Sums live in compact 32 x 32 blocks: in rows of the result they
+// would meet in few cache sets whenever the row is a multiple of 4 KiB. When the last step is done, bias, GELU or its
+// derivative are applied while the 32 x 32 sums are in the first-level cache, and the result is rounded and stored,
+// once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks: the bits depend
 // neither on the number of threads nor on how the work is split.
@@ -22,7 +23,10 @@ namespace cpu::amx {
 
 namespace {
 
-constexpr int DEPTH = 8;  // tile pairs of one step along the inner dimension: 256 numbers
+#ifndef VDEPTH
+#define VDEPTH 8
+#endif
+constexpr int DEPTH = VDEPTH;  // tile pairs of one step along the inner dimension: 256 numbers
 
 // An operand in tiles: panels of `depth` tile pairs, `stride` numbers from one panel to the next.
 struct Packed {
@@ -50,7 +54,10 @@ Packed packed_backward(const void* copies, int OC, int IC) {
 struct Split {
     int rows, columns, row_tasks, column_tasks;
 };
-constexpr int TASK_PANELS = 128;
+#ifndef VPANELS
+#define VPANELS 128
+#endif
+constexpr int TASK_PANELS = VPANELS;
 #ifndef SPLIT_ROWS
 #define SPLIT_ROWS 16
 #endif
@@ -71,24 +78,33 @@ struct Task {
     int i0, i1, j0, j1;
 
     Task(const Split& split, const Packed& a, const Packed& b, int number) {
-        // Tasks that follow each other share the panels of a.
-        i0 = number / split.column_tasks * split.rows, i1 = std::min(a.panels, i0 + split.rows);
-        j0 = number % split.column_tasks * split.columns, j1 = std::min(b.panels, j0 + split.columns);
+        // The larger operand is walked through once, and the smaller one, which the caches may hold, again and again.
+        const bool walk_b = b.panels > a.panels;
+        const int row = walk_b ? number % split.row_tasks : number / split.column_tasks;
+        const int column = walk_b ? number / split.row_tasks : number % split.column_tasks;
+        i0 = row * split.rows, i1 = std::min(a.panels, i0 + split.rows);
+        j0 = column * split.columns, j1 = std::min(b.panels, j0 + split.columns);
     }
 };
 
-// To be called by all threads of a parallel region, which does not wait at the end. store(sums, i, j) gets each 32 x 32
-// block of a b in rows of 32 floats, at panel i of a and panel j of b. scratch: the calling thread's sums of a task.
+// To be called by all threads of a parallel region, which does not wait at the end. store.rows(sums, i, j, r0, r1) gets
+// rows r0 ... r1 - 1 of each 32 x 32 block of a b, in rows of 32 floats, at panel i of a and panel j of b. scratch: the
+// calling thread's sums of a task.
 template <class Store>
 void multiply(float* scratch, const Packed& a, const Packed& b, const Store& store) {
     const Split s = split(a.panels, b.panels);
+    const int tasks = s.row_tasks * s.column_tasks;
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int number = 0; number < s.row_tasks * s.column_tasks; number++) {
-        const Task task(s, a, b, number), next(s, a, b, std::min(number + 1, s.row_tasks * s.column_tasks - 1));
+    for (int number = 0; number < tasks; number++) {
+        const Task task(s, a, b, number), next(s, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
         const int rows = task.i1 - task.i0, columns = task.j1 - task.j0;
         const TileRegisters registers;
+        struct {
+            const float* sums = nullptr;
+            int i = 0, j = 0;
+        } finished;  // stored while the next block is computed: the stores alone would wait for memory
         for (int k = 0; k < a.depth; k += DEPTH) {
-            const int depth = std::min(DEPTH, a.depth - k);
+            const int depth = std::min(DEPTH, a.depth - k), rows_per_step = ceil_div(PANEL, depth);
             const bool last = k + depth == a.depth;
             // While this step runs, fetch what the next one reads: each product a part of one panel of a and of b.
             const Task& then = last ? next : task;
@@ -99,12 +115,27 @@ void multiply(float* scratch, const Packed& a, const Packed& b, const Store& sto
                 for (int i = 0; i < rows; i++) {
                     float* sums = scratch + (j * rows + i) * BLOCK;
                     const int a_part = depth * ahead.a_lines * 64, b_part = depth * ahead.b_lines * 64;
-                    ahead.a = reinterpret_cast<const char*>(a.at(std::min(then.i0 + i, then.i1 - 1), then_k)) + j * a_part;
-                    ahead.b = reinterpret_cast<const char*>(b.at(std::min(then.j0 + j, then.j1 - 1), then_k)) + i * b_part;
-                    multiply_panels(sums, PANEL, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, ahead);
-                    if (last) store(sums, task.i0 + i, task.j0 + j);
+                    ahead.a =
+                        reinterpret_cast<const char*>(a.at(std::min(then.i0 + i, then.i1 - 1), then_k)) + j * a_part;
+                    ahead.b =
+                        reinterpret_cast<const char*>(b.at(std::min(then.j0 + j, then.j1 - 1), then_k)) + i * b_part;
+                    multiply_panels(sums, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, [&](int step) {
+#ifndef NOAHEAD
+                        ahead.step();
+#endif
+#ifndef NOFETCH
+                        if (last)
+                            store.fetch(task.i0 + i, task.j0 + j, std::min(PANEL, step * rows_per_step),
+                                        std::min(PANEL, (step + 1) * rows_per_step));
+#endif
+                        if (finished.sums)
+                            store.rows(finished.sums, finished.i, finished.j, std::min(PANEL, step * rows_per_step),
+                                       std::min(PANEL, (step + 1) * rows_per_step));
+                    });
+                    if (last) finished = {sums, task.i0 + i, task.j0 + j};
                 }
         }
+        store.rows(finished.sums, finished.i, finished.j, 0, PANEL);
     }
     _mm_sfence();  // streaming stores are seen by other threads after the next barrier
 }
@@ -143,27 +174,39 @@ void for_each_block(const bf16* matrix, int rows, int columns, const Pack& pack)
 
 bf16* pair_at(bf16* packed, int panel, int k, int depth) { return packed + (int64_t(panel) * depth + k) * TILE_PAIR; }
 
+// A part of the lines of a row-major matrix at block (i, j), rows r0 ... r1 - 1, into the first-level cache.
+template <class T>
+FORCE_INLINE void fetch_rows(const T* matrix, int rows, int columns, int i, int j, int r0, int r1) {
+    const T* from = matrix + int64_t(i * PANEL + r0) * columns + j * PANEL;
+    for (int r = r0; r < std::min(r1, rows - i * PANEL); r++, from += columns)
+        for (int line = 0; line < PANEL * int(sizeof(T)); line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(from) + line, _MM_HINT_T0);
+}
+
 // What becomes of the sums of a forward product.
 struct ForwardStore {
     bf16 *out, *pre_gelu;
     const bf16* bias;
     int N, OC;
 
-    void operator()(const float* sums, int i, int j) const {
-        whole_lines(out, OC, j * PANEL) ? store<true>(sums, i, j) : store<false>(sums, i, j);
+    FORCE_INLINE void fetch(int, int, int, int) const {}
+
+    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+        r1 = std::min(r1, N - i * PANEL);
+        whole_lines(out, OC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
-    void store(const float* sums, int i, int j) const {
-        const int rows = std::min(PANEL, N - i * PANEL), column = j * PANEL;
+    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+        const int column = j * PANEL;
         const __mmask32 mask = first_of_32(OC - column);
         __m512 bias0 = all(0.0f), bias1 = all(0.0f);
         if (bias) {
             const __m512i x = _mm512_maskz_loadu_epi16(mask, bias + column);
             bias0 = widen(_mm512_castsi512_si256(x)), bias1 = widen(_mm512_extracti64x4_epi64(x, 1));
         }
-        int64_t at = int64_t(i) * PANEL * OC + column;
-        for (int r = 0; r < rows; r++, at += OC) {
+        int64_t at = int64_t(i * PANEL + r0) * OC + column;
+        for (int r = r0; r < r1; r++, at += OC) {
             __m512 x0 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r), bias0);
             __m512 x1 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r + 16), bias1);
             if (pre_gelu) {
@@ -181,16 +224,21 @@ struct InputGradientStore {
     const float* partial;  // of PartialStore, or null
     int N, IC;
 
-    void operator()(const float* sums, int i, int j) const {
-        whole_lines(dinp, IC, j * PANEL) ? store<true>(sums, i, j) : store<false>(sums, i, j);
+    FORCE_INLINE void fetch(int i, int j, int r0, int r1) const {
+        if (pre_gelu) fetch_rows(pre_gelu, N, IC, i, j, r0, r1);
+    }
+
+    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+        r1 = std::min(r1, N - i * PANEL);
+        whole_lines(dinp, IC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
-    void store(const float* sums, int i, int j) const {
-        const int rows = std::min(PANEL, N - i * PANEL), column = j * PANEL;
+    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+        const int column = j * PANEL;
         const __mmask32 mask = first_of_32(IC - column);
-        int64_t at = int64_t(i) * PANEL * IC + column;
-        for (int r = 0; r < rows; r++, at += IC) {
+        int64_t at = int64_t(i * PANEL + r0) * IC + column;
+        for (int r = r0; r < r1; r++, at += IC) {
             __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
             if (partial) {
                 const float* before = partial + (int64_t(i) * panels_of(IC) + j) * BLOCK + PANEL * r;
@@ -211,19 +259,24 @@ struct WeightGradientStore {
     int OC, IC;
     bool accumulate;
 
-    void operator()(const float* sums, int i, int j) const {
+    FORCE_INLINE void fetch(int i, int j, int r0, int r1) const {
+        if (accumulate) fetch_rows(dweight, OC, IC, i, j, r0, r1);
+    }
+
+    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+        r1 = std::min(r1, OC - i * PANEL);
         if (!accumulate && whole_lines(dweight, IC, j * PANEL))
-            store<true>(sums, i, j);
+            store<true>(sums, i, j, r0, r1);
         else
-            store<false>(sums, i, j);
+            store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
-    void store(const float* sums, int i, int j) const {
-        const int rows = std::min(PANEL, OC - i * PANEL), column = j * PANEL;
+    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+        const int column = j * PANEL;
         const __mmask16 mask0 = first_of_16(IC - column), mask1 = first_of_16(IC - column - 16);
-        float* to = dweight + int64_t(i) * PANEL * IC + column;
-        for (int r = 0; r < rows; r++, to += IC) {
+        float* to = dweight + int64_t(i * PANEL + r0) * IC + column;
+        for (int r = r0; r < r1; r++, to += IC) {
             __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
             if (accumulate) {
                 x0 = _mm512_add_ps(x0, _mm512_maskz_loadu_ps(mask0, to));
@@ -246,9 +299,11 @@ struct PartialStore {
     int columns;
     bool first;
 
-    void operator()(const float* sums, int i, int j) const {
+    FORCE_INLINE void fetch(int, int, int, int) const {}
+
+    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
         float* to = partial + (int64_t(i) * columns + j) * BLOCK;
-        for (int x = 0; x < BLOCK; x += 16)
+        for (int x = r0 * PANEL; x < r1 * PANEL; x += 16)
             _mm512_store_ps(to + x, first ? _mm512_load_ps(sums + x)
                                           : _mm512_add_ps(_mm512_load_ps(to + x), _mm512_load_ps(sums + x)));
     }
@@ -275,8 +330,11 @@ void pack_both(void* packed, const bf16* weight, int OC, int IC) {
 }
 
 // How a product is cut so that its working memory stays bounded: rows at a time, and in backward output channels.
-constexpr int MAX_ROWS = 8192;
-constexpr int MAX_PACKED = 32 << 20;  // numbers of dout that are packed at a time, twice
+constexpr int MAX_ROWS = 4096;
+#ifndef VPACKED
+#define VPACKED 8
+#endif
+constexpr int MAX_PACKED = VPACKED << 20;  // numbers of dout that are packed at a time, twice
 constexpr int BIAS_PANELS = 4;        // row panels whose bias gradients are summed in one go
 
 int rows_at_a_time(int N) { return std::min(N, MAX_ROWS); }
@@ -396,9 +454,7 @@ void pack_weight<bf16>(void* packed, const bf16* weight, int OC, int IC, Stream)
 }
 
 // Backward takes more than forward.
-int64_t matmul_scratch_bytes(int N, int IC, int OC) {
-    return BackwardScratch().lay_out(nullptr, N, IC, OC);
-}
+int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
 
 template <>
 void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias, int N,
@@ -437,8 +493,18 @@ void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16*
         if (!weight.packed) pack_both(scratch.own_copy, weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const bf16* pre = pre_gelu ? pre_gelu + n * IC : nullptr;
-            Backward{dout + n * OC, inp + n * IC, pre, dinp + n * IC, dweight, dbias, w, std::min(N - int(n), MAX_ROWS),
-                     IC, OC, accumulate || n > 0, scratch}
+            Backward{dout + n * OC,
+                     inp + n * IC,
+                     pre,
+                     dinp + n * IC,
+                     dweight,
+                     dbias,
+                     w,
+                     std::min(N - int(n), MAX_ROWS),
+                     IC,
+                     OC,
+                     accumulate || n > 0,
+                     scratch}
                 .run();
 #pragma omp barrier
         }
@@ -451,11 +517,16 @@ double measure_peak_flops() {
     {
         const TileRegisters registers;
         std::vector<bf16> memory(3 * DEPTH * TILE_PAIR);
-        for (size_t i = 0; i < memory.size(); i++) memory[i] = bf16(float(i * 37 % 101) - 50.0f);  // zeros would be faster
+        for (size_t i = 0; i < memory.size(); i++)
+            memory[i] = bf16(float(i * 37 % 101) - 50.0f);  // zeros would be faster
         const auto* a = reinterpret_cast<bf16*>(round_up<uintptr_t>(uintptr_t(memory.data()), 64));
         alignas(64) float sums[BLOCK];
-        const auto run = [&] { multiply_panels(sums, PANEL, a, a + DEPTH * TILE_PAIR, DEPTH, false); };
-        flops = peak_of([&] { for (int i = 0; i < 100; i++) run(); }, 200.0 * PANEL * PANEL * PANEL * DEPTH);
+        const auto run = [&] { multiply_panels(sums, a, a + DEPTH * TILE_PAIR, DEPTH, false); };
+        flops = peak_of(
+            [&] {
+                for (int i = 0; i < 100; i++) run();
+            },
+            200.0 * PANEL * PANEL * PANEL * DEPTH);
     }
     return flops;
 }

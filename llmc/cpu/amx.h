@@ -1,8 +1,9 @@
 // amx.h: what the AMX kernels are made of: tile registers, operands packed into tiles, the innermost product, and a few
 // functions of 16 floats. For translation units compiled with AVX-512 and AMX only (amx.cpp, amx_attention.cpp).
 //
-// A tile is 16 rows of 64 bytes. tdpbf16ps adds to a tile of 16 x 16 floats the product of two bf16 tiles: A, 16 rows of
-// 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n: 16,384 operations in 16 cycles.
+// A tile is 16 rows of 64 bytes. tdpbf16ps adds to a tile of 16 x 16 floats the product of two bf16 tiles: A, 16 rows
+// of 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n: 16,384 operations in 16
+// cycles.
 //
 // A packed operand is cut into panels of 32 rows of A or 32 columns of B; a panel is a sequence of tile pairs, one pair
 // (outer 0..15, outer 16..31) for each 32 steps of the inner dimension. Edges are filled with zeros. Four ways to pack
@@ -34,10 +35,10 @@ namespace cpu::amx {
 
 #define FORCE_INLINE inline __attribute__((always_inline))
 
-constexpr int PANEL = 32;               // rows or columns
-constexpr int TILE = 512;               // bf16 numbers in a tile
-constexpr int TILE_PAIR = 2 * TILE;     // and in the 32 x 32 block of a panel
-constexpr int BLOCK = PANEL * PANEL;    // floats of a 32 x 32 result
+constexpr int PANEL = 32;             // rows or columns
+constexpr int TILE = 512;             // bf16 numbers in a tile
+constexpr int TILE_PAIR = 2 * TILE;   // and in the 32 x 32 block of a panel
+constexpr int BLOCK = PANEL * PANEL;  // floats of a 32 x 32 result
 
 FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
 
@@ -67,15 +68,16 @@ struct Ahead {
     }
 };
 
-// sums (32 x 32, in rows of ld floats) = or += the product of `depth` tile pairs of a and of b.
-FORCE_INLINE void multiply_panels(float* sums, int ld, const bf16* a, const bf16* b, int depth, bool add,
-                                  Ahead ahead = {}) {
-    const int stride = ld * int(sizeof(float));
+// sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called at each, and its work hides
+// behind that of the tiles: 64 cycles and more.
+template <class Step>
+FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
+    constexpr int stride = PANEL * sizeof(float);
     if (add) {
         _tile_loadd(0, sums, stride);
         _tile_loadd(1, sums + 16, stride);
-        _tile_loadd(2, sums + 16 * ld, stride);
-        _tile_loadd(3, sums + 16 * ld + 16, stride);
+        _tile_loadd(2, sums + BLOCK / 2, stride);
+        _tile_loadd(3, sums + BLOCK / 2 + 16, stride);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -88,15 +90,18 @@ FORCE_INLINE void multiply_panels(float* sums, int ld, const bf16* a, const bf16
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + TILE, 64);
         _tile_dpbf16ps(1, 4, 7);
-        ahead.step();
+        step(k);
         _tile_loadd(5, a + TILE, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, sums, stride);
     _tile_stored(1, sums + 16, stride);
-    _tile_stored(2, sums + 16 * ld, stride);
-    _tile_stored(3, sums + 16 * ld + 16, stride);
+    _tile_stored(2, sums + BLOCK / 2, stride);
+    _tile_stored(3, sums + BLOCK / 2 + 16, stride);
+}
+FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add) {
+    multiply_panels(sums, a, b, depth, add, [](int) {});
 }
 
 // The first count of 32, or of 16, lanes.
@@ -143,7 +148,8 @@ FORCE_INLINE void transpose(__m512i* x) {
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {  // then the 4 x 4 lanes
-        const __m512i even0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0x88), odd0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0xdd);
+        const __m512i even0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0x88),
+                      odd0 = _mm512_shuffle_i32x4(x[c], x[c + 4], 0xdd);
         const __m512i even1 = _mm512_shuffle_i32x4(x[c + 8], x[c + 12], 0x88);
         const __m512i odd1 = _mm512_shuffle_i32x4(x[c + 8], x[c + 12], 0xdd);
         y[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
@@ -225,9 +231,7 @@ bool whole_lines(const T* matrix, int ld, int column) {
 FORCE_INLINE __m512 all(float x) { return _mm512_set1_ps(x); }
 
 // 16 of bf16 as floats.
-FORCE_INLINE __m512 widen(__m256i x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
+FORCE_INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 FORCE_INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
 // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN; below -87 the result is about 0.

@@ -1,10 +1,10 @@
 // amx_attention.cpp: causal attention in bf16 on AMX tiles, for heads of 32, 64, 96 or 128 channels.
 //
 // A task is one head of one sequence. It packs the head's q, k, v (amx.h) and goes through blocks of 32 queries by 32
-// keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32 queries for
-// up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled online); backward
-// keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores, softmax and all sums are
-// float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend on threads.
+// keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32 queries
+// for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled online);
+// backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores, softmax and all
+// sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend on threads.
 #include <omp.h>
 
 #include <algorithm>
@@ -115,7 +115,7 @@ void scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, int i, i
     for (int r = 0; r < PANEL; r++) _mm512_store_ps(best[r], all(-INFINITY));
     for (int j = j0; j < j1; j++) {
         float* s = out + (j - j0) * BLOCK;
-        multiply_panels(s, PANEL, q + int64_t(i) * channels * TILE_PAIR, k + int64_t(j) * channels * TILE_PAIR, channels,
+        multiply_panels(s, q + int64_t(i) * channels * TILE_PAIR, k + int64_t(j) * channels * TILE_PAIR, channels,
                         false);
         for (int r = 0; r < PANEL; r++) {
             const Visible visible(i == j, r);
@@ -126,7 +126,8 @@ void scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, int i, i
         }
     }
     for (int r = 0; r < PANEL; r++) {
-        const float before = softmax.largest[r], now = std::max(before, scale * _mm512_reduce_max_ps(_mm512_load_ps(best[r])));
+        const float before = softmax.largest[r],
+                    now = std::max(before, scale * _mm512_reduce_max_ps(_mm512_load_ps(best[r])));
         softmax.rescale[r] = before == now ? 1.0f : std::exp(before - now);
         softmax.largest[r] = now;
     }
@@ -176,7 +177,7 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
                         for (float* x : {sums + c * BLOCK + r * PANEL, sums + c * BLOCK + r * PANEL + 16})
                             _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), all(softmax.rescale[r])));
             for (int c = 0; c < channels; c++)
-                multiply_panels(sums + c * BLOCK, PANEL, p, packed_v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0,
+                multiply_panels(sums + c * BLOCK, p, packed_v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0,
                                 j0 > 0);
         }
         alignas(64) float factor[PANEL];
@@ -201,8 +202,8 @@ RowNumbers row_numbers(const Head& out, const Head& dout, const float* lse, int 
         const int64_t t = block * PANEL + r;
         __m512 sum = all(0.0f);
         for (int c = 0; c < out.HS; c += 16)
-            sum = _mm512_fmadd_ps(load16(out.data + t * out.ld + c, 0xffff), load16(dout.data + t * dout.ld + c, 0xffff),
-                                  sum);
+            sum = _mm512_fmadd_ps(load16(out.data + t * out.ld + c, 0xffff),
+                                  load16(dout.data + t * dout.ld + c, 0xffff), sum);
         numbers.D[r] = _mm512_reduce_add_ps(sum);
         numbers.lse[r] = lse[t];
     }
@@ -231,18 +232,29 @@ struct HeadBackward {
     const float* lse;
     int blocks, channels;
     float scale;
-    bf16 *q_a, *dout_a;              // A operands: a block's channels inside
-    bf16 *k_b, *v_b;                 // B operands: the same
+    bf16 *q_a, *dout_a;                 // A operands: a block's channels inside
+    bf16 *k_b, *v_b;                    // B operands: the same
     bf16 *q_cols, *k_cols, *dout_cols;  // B operands: tokens inside
-    bf16 *p_t, *ds_t, *ds;           // P^T and dS^T of a chunk, panels of keys, queries inside; dS of one block of queries
+    bf16 *p_t, *ds_t, *ds;  // P^T and dS^T of a chunk, panels of keys, queries inside; dS of one block of queries
     float *dq_sums, *dk_sums, *dv_sums, *s, *dp;
 
     HeadBackward(const Head& dq, const Head& dk, const Head& dv, const Head& dout, const Head& out, const float* lse,
                  const Head& q, const Head& k, const Head& v, Arena arena)
-        : dq(dq), dk(dk), dv(dv), dout(dout), out(out), q(q), k(k), v(v), lse(lse), blocks(panels_of(q.T)),
-          channels(q.HS / PANEL), scale(1.0f / std::sqrt(float(q.HS))) {
+        : dq(dq),
+          dk(dk),
+          dv(dv),
+          dout(dout),
+          out(out),
+          q(q),
+          k(k),
+          v(v),
+          lse(lse),
+          blocks(panels_of(q.T)),
+          channels(q.HS / PANEL),
+          scale(1.0f / std::sqrt(float(q.HS))) {
         const int64_t size = int64_t(blocks) * PANEL * q.HS;
-        for (bf16** operand : {&q_a, &dout_a, &k_b, &v_b, &q_cols, &k_cols, &dout_cols}) *operand = arena.take<bf16>(size);
+        for (bf16** operand : {&q_a, &dout_a, &k_b, &v_b, &q_cols, &k_cols, &dout_cols})
+            *operand = arena.take<bf16>(size);
         for (bf16** operand : {&p_t, &ds_t}) *operand = arena.take<bf16>(int64_t(CHUNK) * CHUNK * BLOCK);
         ds = arena.take<bf16>(CHUNK * BLOCK);
         dq_sums = arena.take<float>(size);
@@ -252,7 +264,8 @@ struct HeadBackward {
 
     void run() {
         pack_as_a(q_a, q), pack_as_a(dout_a, dout), pack_as_b(k_b, k), pack_as_b(v_b, v);
-        pack_as_b_tokens_inside(q_cols, q), pack_as_b_tokens_inside(k_cols, k), pack_as_b_tokens_inside(dout_cols, dout);
+        pack_as_b_tokens_inside(q_cols, q), pack_as_b_tokens_inside(k_cols, k),
+            pack_as_b_tokens_inside(dout_cols, dout);
         for (int j0 = 0; j0 < blocks; j0 += CHUNK) {
             const int j1 = std::min(blocks, j0 + CHUNK);
             for (int i0 = j0; i0 < blocks; i0 += CHUNK) {
@@ -271,10 +284,10 @@ struct HeadBackward {
     void queries(int i, int i0, int j0, int j1) {
         const RowNumbers rows = row_numbers(out, dout, lse, i);
         for (int j = j0; j < j1; j++) {
-            multiply_panels(s, PANEL, q_a + int64_t(i) * channels * TILE_PAIR, k_b + int64_t(j) * channels * TILE_PAIR,
+            multiply_panels(s, q_a + int64_t(i) * channels * TILE_PAIR, k_b + int64_t(j) * channels * TILE_PAIR,
                             channels, false);
-            multiply_panels(dp, PANEL, dout_a + int64_t(i) * channels * TILE_PAIR,
-                            v_b + int64_t(j) * channels * TILE_PAIR, channels, false);
+            multiply_panels(dp, dout_a + int64_t(i) * channels * TILE_PAIR, v_b + int64_t(j) * channels * TILE_PAIR,
+                            channels, false);
             __m512i p_rows[32], ds_rows[32];
             probabilities(p_rows, ds_rows, s, dp, rows, i == j, scale);
             pack_rows(ds + (j - j0) * TILE_PAIR, ds_rows);
@@ -284,7 +297,7 @@ struct HeadBackward {
         }
         float* sums = dq_sums + int64_t(i) * channels * BLOCK;
         for (int c = 0; c < channels; c++)
-            multiply_panels(sums + c * BLOCK, PANEL, ds, k_cols + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0, j0 > 0);
+            multiply_panels(sums + c * BLOCK, ds, k_cols + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0, j0 > 0);
         if (j1 == i + 1) store_block(dq, i, sums);
     }
 
@@ -295,8 +308,8 @@ struct HeadBackward {
         for (int c = 0; c < channels; c++) {
             const int64_t to = (int64_t(j - j0) * channels + c) * BLOCK;
             const int64_t inside = (int64_t(c) * blocks + first) * TILE_PAIR;
-            multiply_panels(dk_sums + to, PANEL, ds_t + from, q_cols + inside, i1 - first, i0 > j0);
-            multiply_panels(dv_sums + to, PANEL, p_t + from, dout_cols + inside, i1 - first, i0 > j0);
+            multiply_panels(dk_sums + to, ds_t + from, q_cols + inside, i1 - first, i0 > j0);
+            multiply_panels(dv_sums + to, p_t + from, dout_cols + inside, i1 - first, i0 > j0);
         }
     }
 };
@@ -325,8 +338,8 @@ void attention_forward<bf16>(bf16* out, float* lse, const bf16* qkv, int B, int 
                 bf16* rows = const_cast<bf16*>(qkv) + int64_t(b) * T * 3 * C + which * C + h * HS;
                 return Head{rows, T, HS, 3 * C};
             };
-            head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, part(0), part(1),
-                         part(2), {scratch + own * omp_get_thread_num()});
+            head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, part(0),
+                         part(1), part(2), {scratch + own * omp_get_thread_num()});
             _mm_sfence();
         }
 }

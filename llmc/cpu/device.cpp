@@ -1,7 +1,7 @@
 // device.cpp: device.h on the CPU. Device memory is host memory, streams and events do nothing.
 //
-// Large blocks are mapped on huge pages (about 25 % of the speed of L3-sized arrays) and touched at once, so that a lack
-// of memory is a message here and not a kill in the middle of training: Linux promises more than it has.
+// Large blocks are mapped on huge pages (about 25 % of the speed of L3-sized arrays) and touched at once, so that a
+// lack of memory is a message here and not a kill in the middle of training: Linux promises more than it has.
 #include "../device.h"
 
 #include <sys/mman.h>
@@ -19,10 +19,6 @@
 #include "../common.h"
 #include "isa.h"
 #include "matmul.h"
-
-#ifdef USE_OPENBLAS
-#include <cblas.h>
-#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER
@@ -66,27 +62,33 @@ int64_t number_in(const std::string& path, int64_t otherwise) {
     return file >> value ? value : otherwise;
 }
 
-// A field of /proc/meminfo, in bytes.
-int64_t meminfo(const std::string& field, int64_t otherwise) {
-    std::ifstream file("/proc/meminfo");
+// The number after a name in a file such as /proc/meminfo.
+int64_t field(const std::string& path, const std::string& name, int64_t otherwise) {
+    std::ifstream file(path);
     for (std::string line; std::getline(file, line);)
-        if (line.rfind(field + ":", 0) == 0) return atoll(line.c_str() + field.size() + 1) * 1024;
+        if (line.rfind(name, 0) == 0) return atoll(line.c_str() + name.size());
     return otherwise;
 }
 
-// What this process's control group and those above it still allow (version 2; no limit where there is none).
-// in_all: the limit itself, not what is left of it.
-int64_t control_group_bytes(bool in_all) {
+// What a control group still allows (version 2; no limit where there is none), its file cache counted as free: the
+// kernel drops it before it kills. in_all: the limit itself.
+int64_t control_group_bytes(const std::string& folder, bool in_all) {
+    const int64_t limit = number_in(folder + "memory.max", INT64_MAX);  // or the word "max"
+    if (in_all || limit == INT64_MAX) return limit;
+    const std::string stat = folder + "memory.stat";
+    const int64_t cache = field(stat, "active_file ", 0) + field(stat, "inactive_file ", 0);
+    return limit - number_in(folder + "memory.current", 0) + cache;
+}
+
+// The least of this process's control group and those above it.
+int64_t control_groups_bytes(bool in_all) {
     std::ifstream file("/proc/self/cgroup");
     int64_t least = INT64_MAX;
     for (std::string line; std::getline(file, line);) {
         if (line.rfind("0::", 0) != 0) continue;
         for (std::string path = line.substr(3);; path.resize(path.rfind('/'))) {
             while (!path.empty() && path.back() == '/') path.pop_back();
-            const std::string folder = "/sys/fs/cgroup" + path + "/";
-            const int64_t limit = number_in(folder + "memory.max", INT64_MAX);
-            if (limit != INT64_MAX)
-                least = std::min(least, in_all ? limit : limit - number_in(folder + "memory.current", 0));
+            least = std::min(least, control_group_bytes("/sys/fs/cgroup" + path + "/", in_all));
             if (path.empty()) break;
         }
     }
@@ -94,7 +96,8 @@ int64_t control_group_bytes(bool in_all) {
 }
 
 int64_t available_bytes() {
-    return std::max<int64_t>(0, std::min(meminfo("MemAvailable", INT64_MAX), control_group_bytes(false)) - KEEP_FREE);
+    const int64_t memory = 1024 * field("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
+    return std::max<int64_t>(0, std::min(memory, control_groups_bytes(false)) - KEEP_FREE);
 }
 
 [[noreturn]] void out_of_memory(int64_t bytes, const char* purpose) {
@@ -215,8 +218,9 @@ void device_init(int, int threads) {
 DeviceInfo device_info() {
     static const DeviceInfo info = [] {
         const int64_t memory_bytes = int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-        return DeviceInfo{.name = format("%s, %d threads, %s", cpu_model().c_str(), omp_get_max_threads(), isa_name(isa())),
-                          .memory_bytes = std::min(memory_bytes, control_group_bytes(true)),
+        return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), omp_get_max_threads(),
+                                         omp_get_max_threads() == 1 ? "" : "s", isa_name(isa())),
+                          .memory_bytes = std::min(memory_bytes, control_groups_bytes(true)),
                           .peak_flops_bf16 = cpu::measure_peak_flops<bf16>(),
                           .peak_flops_fp32 = cpu::measure_peak_flops<float>(),
                           .peak_source = "measured at start"};
@@ -226,13 +230,7 @@ DeviceInfo device_info() {
 
 bool device_has_bf16_units() { return isa() == Isa::amx; }
 
-std::string device_libraries() {
-#ifdef USE_OPENBLAS
-    return openblas_get_config();
-#else
-    return "none: this build has no OpenBLAS, and fp32 products are slow";
-#endif
-}
+std::string device_libraries() { return cpu::blas_name(); }
 
 void* device_allocate(int64_t bytes, const char* purpose) { return allocate(bytes, purpose, true); }
 void device_free(void* pointer) { release(pointer); }

@@ -131,7 +131,8 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
                     int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
     if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx && N > 1)  // one row (generation) is bound by reading the weight, and packed is twice that
+        if (isa() == Isa::amx &&
+            N > 1)  // one row (generation) is bound by reading the weight, and packed is twice that
             return amx::matmul_forward<bf16>(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
     fast::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
 }
@@ -143,7 +144,8 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
     check_sizes(N, IC, OC);
     if constexpr (sizeof(floatX) == 2)
         if (isa() == Isa::amx)
-            return amx::matmul_backward<bf16>(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+            return amx::matmul_backward<bf16>(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate,
+                                              stream);
     fast::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
 }
 

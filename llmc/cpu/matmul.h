@@ -7,13 +7,17 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "../ops.h"
 
 namespace cpu {
 
-// c (M, N) = a (M, K) b (K, N) + beta c, on the calling thread. Row-major; a_transposed: a is stored (K, M), b_transposed:
-// b is stored (N, K). lda, ldb, ldc: elements from one stored row to the next. beta is 0 or 1; with 0, c is not read.
+std::string blas_name();  // the library behind sgemm
+
+// c (M, N) = a (M, K) b (K, N) + beta c, on the calling thread. Row-major; a_transposed: a is stored (K, M),
+// b_transposed: b is stored (N, K). lda, ldb, ldc: elements from one stored row to the next. beta is 0 or 1; with 0, c
+// is not read.
 void sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed, int ldb,
            int M, int N, int K, float beta);
 

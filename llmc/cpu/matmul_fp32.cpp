@@ -1,12 +1,13 @@
 // matmul_fp32.cpp: fp32 products, and bf16 ones where there are no matrix units, by widening panels to fp32.
 //
 // The result is split into tasks whose sizes depend on the shape alone, and each is computed by one thread: the bits do
-// not depend on the number of threads. A bf16 task widens at most a (TASK_ROWS, PANEL) and a (TASK_COLUMNS, PANEL) panel
-// at a time and adds the products of the panels in fp32, so results are rounded once and the working memory is bounded.
-// Bias, GELU and its derivative are applied to a task's result while it is in the cache.
+// not depend on the number of threads. A bf16 task widens at most a (TASK_ROWS, PANEL) and a (TASK_COLUMNS, PANEL)
+// panel at a time and adds the products of the panels in fp32, so results are rounded once and the working memory is
+// bounded. Bias, GELU and its derivative are applied to a task's result while it is in the cache.
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 
 #include "../device.h"
@@ -153,7 +154,8 @@ Operand<float> widened(float* wide, const Operand<bf16>& x, int row, int column,
     return {wide, x.transposed, stored_columns};
 }
 
-// c (M, N) = a (M, K) b (K, N) + beta c in tasks. finish(row, column, columns, sums) gets each row of each task's result.
+// c (M, N) = a (M, K) b (K, N) + beta c in tasks. finish(row, column, columns, sums) gets each row of each task's
+// result.
 template <class Rows, class floatX, class Finish>
 void product(float* c, int ldc, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, float beta,
              const Finish& finish) {

@@ -1,5 +1,5 @@
-// sgemm.cpp: the fp32 product of one thread, by OpenBLAS, or by a kernel of our own where it is not built in (two thirds
-// of its speed on AVX-512, where OpenBLAS reaches 90 % of the peak).
+// sgemm.cpp: the fp32 product of one thread, by OpenBLAS, or by a kernel of our own where it is not built in (two
+// thirds of its speed on AVX-512, where OpenBLAS reaches 90 % of the peak).
 #include <omp.h>
 
 #include <algorithm>
@@ -11,24 +11,58 @@
 
 #ifdef USE_OPENBLAS
 #include <cblas.h>
+#include <dlfcn.h>
 
-// Our own OpenMP loops are the only parallelism: OpenBLAS splits by the number of threads, and so would the bits.
-static bool use_one_thread() {
-    const int threads = omp_get_max_threads();
-    openblas_set_num_threads(1);
-    omp_set_num_threads(threads);  // some versions set it too
-    return true;
+#include <cstdlib>
+
+namespace {
+
+struct OpenBLAS {
+    decltype(&cblas_sgemm) sgemm;
+    std::string config;  // version, options, kernels
+};
+
+template <class Function>
+Function* symbol(void* library, const char* name) {
+    void* found = dlsym(library, name);
+    if (!found) fail(EXIT_INTERNAL, "libopenblas.so.0 has no %s: reinstall it, or build with OPENBLAS=0", name);
+    return reinterpret_cast<Function*>(found);
 }
 
-void cpu::sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed, int ldb,
-                int M, int N, int K, float beta) {
-    static const bool one_thread = use_one_thread();
-    (void)one_thread;
-    cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, M, N,
-                K, 1.0f, a, lda, b, ldb, beta, c, ldc);
+// Loaded here and not by the linker, because it chooses its kernels while it is loaded, by model number: a processor
+// newer than it, or a virtual machine's, gets those of SSE3, a tenth of the speed. OPENBLAS_CORETYPE names the ones
+// that the feature bits allow; what the user has set stays.
+OpenBLAS load_openblas() {
+    if (best_isa() >= Isa::avx2) setenv("OPENBLAS_CORETYPE", best_isa() >= Isa::avx512 ? "SkylakeX" : "Haswell", 0);
+    void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail(EXIT_INTERNAL, "%s; apt-get install libopenblas0-openmp, or build with OPENBLAS=0", dlerror());
+    // Our own OpenMP loops are the only parallelism: OpenBLAS splits by the number of threads, and so would the bits.
+    const int threads = omp_get_max_threads();
+    symbol<decltype(openblas_set_num_threads)>(library, "openblas_set_num_threads")(1);
+    omp_set_num_threads(threads);  // some versions set it too
+    return {symbol<decltype(cblas_sgemm)>(library, "cblas_sgemm"),
+            symbol<decltype(openblas_get_config)>(library, "openblas_get_config")()};
+}
+
+const OpenBLAS& openblas() {
+    static const OpenBLAS loaded = load_openblas();
+    return loaded;
+}
+
+}  // namespace
+
+std::string cpu::blas_name() { return openblas().config; }
+
+void cpu::sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed,
+                int ldb, int M, int N, int K, float beta) {
+    openblas().sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
+                     M, N, K, 1.0f, a, lda, b, ldb, beta, c, ldc);
 }
 
 #else
+
+std::string cpu::blas_name() { return "none: this build has no OpenBLAS, and fp32 products are slower"; }
+
 
 namespace {
 
@@ -97,8 +131,8 @@ void add_sums(float* c, int ldc, const float* sums, int sums_ld, int rows, int c
 
 }  // namespace
 
-void cpu::sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed, int ldb,
-                int M, int N, int K, float beta) {
+void cpu::sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed,
+                int ldb, int M, int N, int K, float beta) {
     const Kernel kernel = choose_kernel();
     const int64_t a_outer = a_transposed ? 1 : lda, a_inner = a_transposed ? lda : 1;
     const int64_t b_outer = b_transposed ? ldb : 1, b_inner = b_transposed ? 1 : ldb;
@@ -132,8 +166,9 @@ double cpu::measure_peak_flops<float>() {
 #pragma omp parallel reduction(+ : flops)
     {
         std::vector<float> a(rows * depth, 1.0f), b(rows * depth, 1.0f), c(rows * rows);
-        flops = peak_of([&] { sgemm(c.data(), rows, a.data(), false, depth, b.data(), false, rows, rows, rows, depth, 0.0f); },
-                        2.0 * rows * rows * depth);
+        flops = peak_of(
+            [&] { sgemm(c.data(), rows, a.data(), false, depth, b.data(), false, rows, rows, rows, depth, 0.0f); },
+            2.0 * rows * rows * depth);
     }
     return flops;
 }

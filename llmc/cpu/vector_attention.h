@@ -142,10 +142,11 @@ static void attend(const QueryBlock& block, float* scores, const float* k, const
 
 // The floats that a task works in, cut from one piece of scratch.
 struct Cutter {
-    float* next;
+    float *next, *end;
     float* cut(int64_t count) {
         float* piece = next;
         next += count;
+        assert(next <= end);
         return piece;
     }
 };
@@ -160,7 +161,7 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
                                    float* scratch) {
     const int HSp = padded(HS), blocks = ceil_div(last - first, QUERIES);
     const float scale = 1.0f / sqrtf(float(HS));
-    Cutter room{scratch};
+    Cutter room{scratch, scratch + forward_floats(HS)};
     float *k = room.cut(KEYS * HSp), *v = room.cut(KEYS * HSp), *scores = room.cut(KEYS * QUERIES);
     float* rows = room.cut(QUERIES * HSp);
     QueryBlock block[QUERY_BLOCKS];
@@ -247,7 +248,7 @@ static void attention_backward_task(floatX* dqkv, const floatX* dout, const floa
                                     const floatX* qkv, int T, int C, int HS, float* scratch) {
     const int HSp = padded(HS);
     const float scale = 1.0f / sqrtf(float(HS));
-    Cutter room{scratch};
+    Cutter room{scratch, scratch + backward_floats(T, HS)};
     float *k = room.cut(int64_t(T) * HSp), *v = room.cut(int64_t(T) * HSp);
     float *dk = room.cut(int64_t(T) * HSp), *dv = room.cut(int64_t(T) * HSp);
     float *q = room.cut(QUERIES * HSp), *q_t = room.cut(QUERIES * HSp);  // (QUERIES, HSp) and transposed

@@ -5,7 +5,8 @@
 // into pieces that depend on the sizes alone, and each piece is summed in one order: the bits do not depend on the
 // number of threads. Pieces are handed out as threads ask for them, so that a thread which loses its core holds up
 // nobody.
-#include <cmath>
+#include <assert.h>
+#include <math.h>  // the C functions: std::log(float) is an inline function with a public name
 #include <omp.h>
 
 #include "../device.h"

@@ -1,0 +1,65 @@
+// bench_attention.cpp: milliseconds of causal attention of one layer of GPT-2 124M (12 heads of 64 channels), forward,
+// backward and, for generation, one token; at every level of instructions that this machine has.
+//
+//   bench_attention                        1024 tokens as 4 x 256 and 1 x 1024, both precisions, all threads
+//   bench_attention --batch 2 --seq-len 4096 --heads 8 --head-size 128
+#include <CLI/CLI.hpp>
+
+#include <omp.h>
+
+#include "../../llmc/cpu/isa.h"
+#include "../../llmc/ops.h"
+#include "bench.h"
+
+namespace {
+
+template <class floatX>
+void time_case(int B, int T, int NH, int HS, double budget) {
+    const int64_t size = int64_t(B) * T * NH * HS;
+    const auto qkv = random_buffer<floatX>(3 * size, 1), dout = random_buffer<floatX>(size, 2);
+    DeviceBuffer<floatX> out(size, "out"), dqkv(3 * size, "dqkv");
+    DeviceBuffer<float> lse(int64_t(B) * NH * T, "lse");
+    const double forward =
+        best_seconds([&] { cpu::attention_forward(out.data, lse.data, qkv.data, B, T, NH, HS, nullptr); }, budget);
+    const double backward = best_seconds(
+        [&] { cpu::attention_backward(dqkv.data, dout.data, out.data, lse.data, qkv.data, B, T, NH, HS, nullptr); },
+        budget);
+    const double decode =
+        best_seconds([&] { cpu::attention_decode(out.data, qkv.data, T, NH, HS, nullptr); }, budget / 4);
+    // Half of the T x T products: two forward, five backward (the scores once more).
+    const double gflop = 1e-9 * B * NH * double(T) * T * HS;
+    printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()), dtype_name<floatX>(),
+           omp_get_max_threads(), B, T, NH, HS, 1e3 * forward, 1e3 * backward, 1e3 * decode, 2 * gflop / forward,
+           5 * gflop / backward);
+    fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    int batch = 0, seq_len = 1024, heads = 12, head_size = 64, threads = 0;
+    double budget = 0.2;
+    CLI::App app("Times causal attention.");
+    app.add_option("--batch", batch, "sequences [4 x 256 and 1 x 1024 tokens]");
+    app.add_option("--seq-len", seq_len, "tokens of each");
+    app.add_option("--heads", heads, "heads");
+    app.add_option("--head-size", head_size, "channels of each");
+    app.add_option("--threads", threads, "threads; 0 = one per core");
+    app.add_option("--seconds", budget, "to spend on each figure");
+    CLI11_PARSE(app, argc, argv);
+
+    device_init(0, threads);
+    std::vector<std::pair<int, int>> cases = {{4, 256}, {1, 1024}};
+    if (batch) cases = {{batch, seq_len}};
+    printf("%-7s %-5s %2s %4s %6s %4s %4s | %9s %9s %9s | %8s %8s\n", "", "", "th", "B", "T", "NH", "HS", "ms fwd",
+           "bwd", "decode", "GFLOP/s", "bwd");
+    for (const auto& [B, T] : cases)
+        for (int level = int(Isa::avx2); level <= int(best_isa()); level++) {
+            set_isa(Isa(level));
+            time_case<bf16>(B, T, heads, head_size, budget);
+            if (level < int(Isa::amx)) time_case<float>(B, T, heads, head_size, budget);
+        }
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

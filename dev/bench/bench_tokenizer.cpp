@@ -1,0 +1,92 @@
+// bench_tokenizer.cpp: MB/s on one thread of cutting into pieces, encoding (with an empty cache, and with one that has
+// seen the text) and training. Best of several runs.
+//
+//   build/release/bench_tokenizer TEXT...                     a vocabulary of 50,257 trained on the text
+//   build/release/bench_tokenizer --tokenizer DIR TEXT...     another one; --vocab-size 8192: how many to train
+//   build/release/bench_tokenizer --cpu-time ...              time of the thread, for a machine that is busy
+// dev/bench/tokenizers_baseline.py prints the same lines for Hugging Face's tokenizers.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <ctime>
+#include <functional>
+
+#include "../../llmc/common.h"
+#include "../../llmc/files.h"
+#include "../../llmc/tokenizer.h"
+
+static bool cpu_time = false;
+
+static double seconds() {
+    timespec t;
+    clock_gettime(cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+static double best_of(int runs, const std::function<void()>& f) {
+    double best = 1e30;
+    for (int run = 0; run < runs; run++) {
+        const double start = seconds();
+        f();
+        best = std::min(best, seconds() - start);
+    }
+    return best;
+}
+
+static void print_row(const char* what, size_t bytes, double time, const std::string& detail) {
+    printf("%-14s %8.1f MB/s  %8.3f s   %s\n", what, double(bytes) / 1e6 / time, time, detail.c_str());
+}
+
+int main(int argc, char** argv) try {
+    std::vector<std::string> paths;
+    std::string tokenizer_path;
+    int vocab_size = 50257, runs = 3;
+    CLI::App app("MB/s of the tokenizer on one thread");
+    app.add_option("TEXT", paths, "files")->required();
+    app.add_option("--tokenizer", tokenizer_path, "to encode with; else the one that is trained");
+    app.add_option("--vocab-size", vocab_size, "to train");
+    app.add_option("--runs", runs, "best of");
+    app.add_flag("--cpu-time", cpu_time, "time of the thread instead of the clock");
+    CLI11_PARSE(app, argc, argv);
+    std::string text;
+    for (const std::string& path : paths) text += read_file(path, int64_t(1) << 32);
+
+    int64_t pieces = 0;
+    const double scan = best_of(runs, [&] {
+        pieces = 0;
+        for (const char *p = text.data(), *end = p + text.size(); p < end; pieces++) p = piece_end(p, end);
+    });
+    print_row("scan", text.size(), scan, with_commas(pieces) + " pieces");
+
+    Tokenizer trained;
+    const double train = best_of(runs, [&] {
+        PieceCounts counts;
+        counts.add_text(text);
+        trained = train_bpe(counts, vocab_size);
+    });
+    print_row("train", text.size(), train, with_commas(int64_t(trained.merges.size())) + " merges");
+
+    const Tokenizer tokenizer = tokenizer_path.empty() ? trained : load_tokenizer(tokenizer_path);
+    std::vector<int> tokens;
+    const double cold = best_of(runs, [&] {
+        Encoder encoder(tokenizer);
+        tokens.clear();
+        encode(encoder, text, tokens);
+    });
+    print_row("encode", text.size(), cold, with_commas(int64_t(tokens.size())) + " tokens, cache empty at first");
+    Encoder encoder(tokenizer);
+    encode(encoder, text, tokens);
+    const double warm = best_of(runs, [&] {
+        tokens.clear();
+        encode(encoder, text, tokens);
+    });
+    print_row("encode again", text.size(), warm, "the cache has seen the text");
+    const double decoding = best_of(runs, [&] {
+        if (decode(tokenizer, tokens.data(), int64_t(tokens.size())) != text) fail(EXIT_INTERNAL, "decoding differs");
+    });
+    print_row("decode", text.size(), decoding, "");
+    return 0;
+} catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

@@ -1,0 +1,66 @@
+// sources: llmc/bpe_train.cpp llmc/common.cpp llmc/files.cpp llmc/json.cpp llmc/tokenizer*.cpp llmc/unicode.cpp
+// fuzz_bpe.cpp: any bytes as text. Pieces must tile it; a vocabulary trained on it and a fixed one must give it back; a
+// cut at a safe place must not show; what goes to a terminal must be valid UTF-8 without control characters, however
+// the bytes arrive.
+#include <algorithm>
+#include <cstdlib>
+
+#include "../../llmc/common.h"
+#include "../../llmc/tokenizer.h"
+
+static void require(bool condition) {
+    if (!condition) abort();
+}
+
+static std::vector<int> encoded(Encoder& encoder, std::string_view text) {
+    std::vector<int> tokens;
+    encode(encoder, text, tokens);
+    return tokens;
+}
+
+static void check(const Tokenizer& tokenizer, std::string_view text) {
+    Encoder encoder(tokenizer, 3);
+    const std::vector<int> tokens = encoded(encoder, text);
+    require(decode(tokenizer, tokens.data(), int64_t(tokens.size())) == text);
+    require(std::count(tokens.begin(), tokens.end(), tokenizer.end_of_text) == 0);
+    require(encoded(encoder, text) == tokens);  // now from the cache
+    const size_t cut = last_safe_cut(text);
+    std::vector<int> parts = encoded(encoder, text.substr(0, cut));
+    const std::vector<int> second = encoded(encoder, text.substr(cut));
+    parts.insert(parts.end(), second.begin(), second.end());
+    require(parts == tokens);
+}
+
+static void check_terminal(std::string_view text) {
+    TerminalText whole, bytewise;
+    const std::string at_once = whole.add(text) + whole.finish();
+    std::string one_by_one;
+    for (const char byte : text) one_by_one += bytewise.add({&byte, 1});
+    one_by_one += bytewise.finish();
+    require(at_once == one_by_one);
+    for (const char *p = at_once.data(), *end = p + at_once.size(); p < end;) {
+        const Char c = char_at(p, end);
+        require(c.valid && (uint8_t(*p) >= 0x20 || *p == '\n' || *p == '\t') && *p != 0x7f);
+        p += c.bytes;
+    }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const Tokenizer fixed = tokenizer_from_merges({{64, 64}, {256, 256}, {65, 64}, {258, 64}, {220, 64}});
+    const std::string_view text(reinterpret_cast<const char*>(data), size);
+    const char* const end = text.data() + size;
+    for (const char *p = text.data(), *next; p < end; p = next) {
+        next = piece_end(p, end);
+        require(next > p && next <= end);
+    }
+    check(fixed, text);
+    check_terminal(text);
+    PieceCounts counts;
+    counts.add_text(text);
+    try {
+        check(train_bpe(counts, 257 + int(size % 64)), text);
+    } catch (const Error& error) {
+        require(error.exit_code == EXIT_BAD_DATA);
+    }
+    return 0;
+}

@@ -1,0 +1,70 @@
+// sources: llmc/common.cpp llmc/files.cpp llmc/json.cpp llmc/tokenizer*.cpp llmc/unicode.cpp
+// fuzz_tokenizer.cpp: any bytes as tokenizer.json, as vocab.json, as merges.txt, and as changes to good ones: a random
+// file would hardly have a token for each byte. What is accepted must encode any text, and give it back.
+#include <cstdlib>
+
+#include "../../llmc/common.h"
+#include "../../llmc/tokenizer.h"
+
+static void check(const Tokenizer& tokenizer, const std::string& text) {
+    const std::vector<int> tokens = encode(tokenizer, text);
+    for (const int token : tokens)
+        if (token < 0 || token >= tokenizer.vocab_size() || token == tokenizer.end_of_text) abort();
+    if (decode(tokenizer, tokens.data(), int64_t(tokens.size())) != text) abort();
+}
+
+static std::string quoted(const std::string& text) { return "\"" + text + "\""; }
+
+// The byte tokens as GPT-2 writes them; then "ab", "abc" and <|endoftext|>.
+static std::string good_vocab() {
+    std::string out;
+    int id = 0;
+    const auto add = [&](const std::string& token) {
+        out += (id ? "," : "{") + quoted(token) + ":" + std::to_string(id);
+        id++;
+    };
+    for (int code = 33; code < 0x144; code++) {
+        if (code > 126 && (code < 161 || code == 173)) continue;
+        const std::string one = {char(code)}, two = {char(0xc0 | code >> 6), char(0x80 | (code & 63))};
+        add(code == '"' || code == '\\' ? "\\" + one : code < 128 ? one : two);
+    }
+    add("ab"), add("abc"), add(END_OF_TEXT);
+    return out;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const std::string vocab = good_vocab();
+    static const std::string cutter = R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false})";
+    if (size == 0) return 0;
+    const std::string input(reinterpret_cast<const char*>(data) + 1, size - 1);
+    try {
+        Tokenizer tokenizer;
+        switch (data[0] % 6) {
+            case 0:
+                tokenizer = parse_tokenizer_json(input, "fuzz");
+                break;
+            case 1:
+                tokenizer = parse_vocab_and_merges(input, "a b\n", "fuzz");
+                break;
+            case 2:
+                tokenizer = parse_vocab_and_merges(vocab + "}", input, "fuzz");
+                break;
+            case 3:
+                tokenizer = parse_vocab_and_merges(vocab + "," + input + "}", "a b\nab c\n", "fuzz");
+                break;
+            case 4:
+                tokenizer = parse_tokenizer_json(
+                    "{" + cutter + R"(,"model":{"vocab":)" + vocab + R"(},"merges":[)" + input + "]}}", "fuzz");
+                break;
+            case 5:
+                tokenizer = parse_tokenizer_json(
+                    "{" + cutter + "," + input + R"(,"model":{"vocab":)" + vocab + R"(},"merges":["a b",["ab","c"]]}})",
+                    "fuzz");
+                break;
+        }
+        check(tokenizer, "abc ab" + input + "abcabc");
+    } catch (const Error& error) {
+        if (error.exit_code != EXIT_BAD_DATA) abort();
+    }
+    return 0;
+}

@@ -1,0 +1,95 @@
+// test_device.cpp: device.h on the CPU: what allocations promise, how they fail, copies, and working memory.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "test.h"
+
+TEST_CASE("memory is zeroed, aligned and counted, small or mapped") {
+    const int64_t before = device_bytes_allocated();
+    for (const int64_t bytes : {1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7}) {
+        char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
+        CHECK(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
+        int64_t nonzero = 0;
+        for (int64_t i = 0; i < bytes; i++) nonzero += memory[i] != 0;
+        CHECK(nonzero == 0);
+        CHECK(device_bytes_allocated() == before + bytes);
+        memset(memory, 1, size_t(bytes));  // the next block must not show it
+        device_free(memory);
+        CHECK(device_bytes_allocated() == before);
+    }
+    CHECK(device_allocate(0, "nothing") == nullptr);
+    device_free(nullptr);
+}
+
+TEST_CASE("too large a request is refused with its purpose and its size, and leaves nothing behind") {
+    const int64_t before = device_bytes_allocated(), petabyte = int64_t(1) << 50;
+    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"),
+                         doctest::Contains("no memory for logits: 1,125,899,906,842,624 bytes asked"), Error);
+    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains("available"), Error);
+    CHECK(device_bytes_allocated() == before);
+}
+
+#if !defined(__SANITIZE_ADDRESS__)  // which needs the address space for itself
+TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") {
+    const pid_t child = fork();
+    if (child == 0) {
+        const rlimit limit{rlim_t(1) << 30, rlim_t(1) << 30};
+        setrlimit(RLIMIT_AS, &limit);
+        try {
+            device_allocate(int64_t(1) << 30, "weights");
+        } catch (const Error& error) {
+            _exit(strstr(error.what(), "under a limit of 1.00 GiB (ulimit -v)") ? 0 : 2);
+        }
+        _exit(1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
+
+TEST_CASE("host memory is not device memory") {
+    const int64_t before = device_bytes_allocated();
+    void* memory = host_allocate(1000);
+    CHECK(device_bytes_allocated() == before);
+    host_free(memory);
+}
+
+TEST_CASE("copies and zeros, also where several threads share them") {
+    for (const int64_t size : {int64_t(1), int64_t(1000), (int64_t(5) << 20) + 3}) {
+        std::vector<char> from(size), back(size);
+        for (int64_t i = 0; i < size; i++) from[i] = char(i * 31 % 127);
+        DeviceBuffer<char> a(size, "a"), b(size, "b");
+        copy_to_device(a.data, from.data(), size, nullptr);
+        copy_on_device(b.data, a.data, size, nullptr);
+        copy_to_host(back.data(), b.data, size, nullptr);
+        CHECK(back == from);
+        fill_zero(b.data, size, nullptr);
+        CHECK(to_host(b.data, size) == std::vector<char>(size));
+    }
+}
+
+TEST_CASE("working memory grows until it is reserved, and then refuses to") {
+    device_scratch(1000);
+    device_scratch(2000);
+    device_reserve_scratch(5000);
+    const int64_t allocated = device_bytes_allocated();
+    CHECK(device_scratch(5000) == device_scratch(1));
+    CHECK(device_bytes_allocated() == allocated);
+    CHECK_THROWS_WITH_AS(device_scratch(5001), doctest::Contains("5,001 bytes of working memory, 5,000 are reserved"),
+                         Error);
+}
+
+TEST_CASE("device_info names the processor, the threads and the instructions, and measures a peak") {
+    device_init(0, 1);
+    const DeviceInfo info = device_info();
+    CHECK(info.name.find("1 thread,") != std::string::npos);
+    CHECK(info.memory_bytes > 0);
+    CHECK(info.peak_flops_fp32 > 1e8);
+    CHECK(info.peak_flops_bf16 > 1e8);
+    CHECK(info.peak_source == "measured at start");
+    CHECK_THROWS_WITH_AS(device_init(0, -1), doctest::Contains("--threads -1"), Error);
+}

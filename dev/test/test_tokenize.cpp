@@ -1,0 +1,454 @@
+// test_tokenize.cpp: the files that `tokenize` writes against documents encoded one by one; the rule for validation;
+// the same bytes for every number of threads; bad input.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "../../llmc/corpus.h"
+#include "../../llmc/files.h"
+#include "../../llmc/random.h"
+#include "../../llmc/shard.h"
+#include "../../llmc/tokenize.h"
+#include "../../llmc/tokenizer.h"
+#include "faults.h"
+#include "temporary.h"
+
+using Tokens = std::vector<int>;
+
+// Bytes only, and a few merges.
+static const Tokenizer& tokenizer() {
+    static const Tokenizer t = [] {
+        PieceCounts counts;
+        counts.add_text("the theme of these others is there in the thesis, in another thing");
+        return train_bpe(counts, 257 + 20);
+    }();
+    return t;
+}
+
+struct Run {
+    TemporaryDirectory folder;
+    TokenizeOptions options;
+
+    Run() {
+        save_tokenizer(tokenizer(), folder.path, 128);
+        std::filesystem::create_directory(folder / "in");
+        options.tokenizer = folder / "tokenizer.json";
+        options.output = folder / "out";
+        options.inputs = {folder / "in"};
+        options.val_fraction = 0.0;
+        options.quiet = true;
+    }
+    void file(const std::string& name, const std::string& bytes) { write_bytes(folder / ("in/" + name), bytes); }
+    std::string out(const std::string& name) const { return options.output + "/" + name; }
+
+    // All tokens of train_* or val_*.
+    Tokens tokens(const std::string& set) const {
+        Tokens all;
+        for (const std::string& name : list_directory(options.output)) {
+            if (!name.starts_with(set)) continue;
+            const Shard shard = open_shard(out(name));
+            all.resize(all.size() + size_t(shard.tokens));
+            read_tokens(shard, 0, shard.tokens, tokenizer().vocab_size(), all.data() + all.size() - shard.tokens);
+        }
+        return all;
+    }
+};
+
+static Tokens documents(const std::vector<std::string>& texts) {
+    Tokens out;
+    for (const std::string& text : texts) {
+        out.push_back(tokenizer().end_of_text);
+        const Tokens tokens = encode(tokenizer(), text);
+        out.insert(out.end(), tokens.begin(), tokens.end());
+    }
+    return out;
+}
+
+// Words over lines of ten, some with white space of more than one byte; at least that many bytes.
+static std::string prose(size_t bytes, uint64_t seed = 1) {
+    static const char* words[] = {"the", "theme", "others", "in", "it's", "there", "42", "\u3000", "caf\u00e9", "--"};
+    const Philox random{seed, 0};
+    std::string text;
+    for (uint64_t i = 0; text.size() < bytes; i++) {
+        text += words[random(i)[0] % std::size(words)];
+        text += i % 10 == 9 ? "\n" : " ";
+    }
+    return text;
+}
+
+static void check_refused(Run& run, int exit_code, const char* message) {
+    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains(message), Error);
+    try {
+        tokenize(run.options);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == exit_code);
+    }
+    if (is_directory(run.options.output))
+        for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
+}
+
+TEST_CASE("a text file is one document, after <|endoftext|>; the tokenizer is beside the shards") {
+    Run run;
+    run.file("b.txt", "the theme <|endoftext|> of these\n\nothers");
+    run.file("a.md", "first");
+    CHECK(tokenize(run.options) == 0);
+    CHECK(run.tokens("train_") == documents({"first", "the theme <|endoftext|> of these\n\nothers"}));
+    CHECK(list_directory(run.options.output) == std::vector<std::string>{"merges.txt", "special_tokens_map.json",
+                                                                         "tokenizer.json", "tokenizer_config.json",
+                                                                         "train_000001.bin", "vocab.json"});
+    CHECK(load_tokenizer(run.options.output).tokens == tokenizer().tokens);
+}
+
+TEST_CASE("folders are searched by name; hidden and other files are left out, named files are taken") {
+    Run run;
+    std::filesystem::create_directories(run.folder / "in/z/y");
+    std::filesystem::create_directories(run.folder / "in/.git");
+    run.file("z/y/c.txt", "c");
+    run.file("z/b.rst", "b");
+    run.file("a.jsonl", "{\"text\": \"a\"}");
+    run.file(".git/x.txt", "hidden");
+    run.file(".x.txt", "hidden");
+    run.file("z/x.py", "program");
+    write_bytes(run.folder / "named", "named");
+    run.options.inputs.push_back(run.folder / "named");
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"a", "b", "c", "named"}));
+}
+
+TEST_CASE("the merges.txt of the output is no input") {
+    Run run;
+    run.file("a.txt", "a");
+    run.options.output = run.folder / "in";
+    tokenize(run.options);
+    std::filesystem::remove(run.out("train_000001.bin"));
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"a"}));
+}
+
+TEST_CASE("a byte order mark is dropped") {
+    Run run;
+    run.file("a.txt", "\xef\xbb\xbfthe");
+    run.file("b.jsonl", "\xef\xbb\xbf{\"text\": \"b\"}");
+    run.file("c.txt", "\xef\xbb\xbf");
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"the", "b"}));
+}
+
+TEST_CASE("JSONL: one document a line, blank lines and empty texts left out, escapes decoded") {
+    Run run;
+    run.file("a.jsonl",
+             "{\"text\": \"one\\n\\u00e9\\ud83d\\ude00\", \"n\": 1}\r\n\n{\"text\": \"\"}\n  \n{\"text\": \"two\"}");
+    run.file("b.ndjson", "{\"text\": \"three\"}\n");
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"one\né😀", "two", "three"}));
+}
+
+TEST_CASE("split by blank lines, and by <|endoftext|>") {
+    Run run;
+    run.file("a.txt", "one\n\ntwo\r\n\r\nthree\n\n\n\n\nfour\n");
+    run.options.split = "blank-lines";
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"one\n\n", "two\r\n\r\n", "three\n\n", "\nfour\n"}));
+
+    Run marked;
+    marked.file("a.txt", "\n<|endoftext|>\none\n<|endoftext|>  two two <|endoftext|><|endoftext|>\nthree");
+    marked.options.split = "end-of-text";
+    tokenize(marked.options);
+    CHECK(marked.tokens("train_") == documents({"one", "two two", "three"}));
+}
+
+// Chunks are 2 MiB: the borders fall into the file's one document.
+TEST_CASE("chunks and threads leave no trace") {
+    const std::string text = prose(5 << 20);
+    Run run;
+    run.file("a.txt", text);
+    run.file("b.jsonl", "{\"text\": \"" + std::string(3 << 20, 'x') + "\"}\n{\"text\": \"short\"}\n");
+    run.file("c.txt", std::string(5 << 20, 'y'));
+    Tokens first;
+    for (int threads : {1, 2, 7}) {
+        run.options.threads = threads;
+        tokenize(run.options);
+        const Tokens got = run.tokens("train_");
+        if (threads == 1) first = documents({text, std::string(3 << 20, 'x'), "short", std::string(5 << 20, 'y')});
+        CHECK(got == first);
+        remove_tree(run.options.output);
+    }
+}
+
+TEST_CASE("chunks leave no trace in split files") {
+    std::string text;
+    std::vector<std::string> sections;
+    for (uint64_t i = 0; i < 3000; i++) sections.push_back(prose(1000, i) + "x\n\n");
+    for (const std::string& section : sections) text += section;
+    Run run;
+    run.file("a.txt", text);
+    run.options.split = "blank-lines";
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents(sections));
+}
+
+TEST_CASE("shards are filled to the token") {
+    Run run;
+    const std::string text = prose(20000);
+    run.file("a.txt", text);
+    run.options.shard_tokens = 1000;
+    tokenize(run.options);
+    const Tokens want = documents({text});
+    CHECK(run.tokens("train_") == want);
+    for (int i = 1; i <= int(want.size()) / 1000; i++)
+        CHECK(open_shard(run.out(format("train_%06d.bin", i))).tokens == 1000);
+    CHECK(open_shard(run.out(format("train_%06d.bin", int(want.size()) / 1000 + 1))).tokens ==
+          int64_t(want.size()) % 1000);
+}
+
+TEST_CASE("a vocabulary above 65536 gives shards of version 2") {
+    Run run;
+    std::vector<std::pair<int, int>> merges;
+    for (int i = 0; i < 65536 - 256; i++) merges.push_back({i / 256, i % 256});  // all pairs of bytes but the last 256
+    for (int i = 0; i < 10; i++) merges.push_back({256 + i, 0});
+    save_tokenizer(tokenizer_from_merges(merges), run.folder.path, 128);
+    run.file("a.txt", "!!!");
+    tokenize(run.options);
+    const Shard shard = open_shard(run.out("train_000001.bin"));
+    CHECK(shard.bytes_per_token == 4);
+    Tokens tokens(2);
+    REQUIRE(shard.tokens == 2);
+    read_tokens(shard, 0, 2, 65536 + 11, tokens.data());
+    CHECK(tokens == Tokens{65546, 65536});
+}
+
+// ---- validation
+
+TEST_CASE("validation: a single small file gives its end, from a line's start") {
+    Run run;
+    const std::string text = prose(20000);
+    run.file("a.txt", text);
+    run.options.val_fraction = 0.1;
+    tokenize(run.options);
+    const size_t cut = text.find('\n', size_t(double(text.size()) * 0.9)) + 1;
+    CHECK(run.tokens("train_") == documents({text.substr(0, cut)}));
+    CHECK(run.tokens("val_") == documents({text.substr(cut)}));
+    CHECK(path_exists(run.out("val_000000.bin")));
+}
+
+TEST_CASE("validation: every document of 64 KiB gives its end, of others the second of every k") {
+    const std::string text = prose(100000);
+    const size_t cut = text.find('\n', size_t(double(text.size()) * 0.75)) + 1;
+    Run run;
+    std::vector<std::string> train, val;
+    for (int i = 0; i < 12; i++) {
+        const std::string small = prose(50, uint64_t(i));
+        run.file(format("%02d.txt", i), i == 6 ? text : small);
+        if (i == 6)
+            train.push_back(text.substr(0, cut)), val.push_back(text.substr(cut));
+        else
+            (i % 4 == 1 ? val : train).push_back(small);
+    }
+    run.options.val_fraction = 0.25;
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents(train));
+    CHECK(run.tokens("val_") == documents(val));
+}
+
+TEST_CASE("validation: lines of JSONL by the same rule") {
+    const std::string text(100000, 'z'), head(75000, 'z');
+    Run run;
+    std::vector<std::string> train, val;
+    std::string lines;
+    for (int i = 0; i < 10; i++) {
+        const std::string small = format("document %d", i);
+        lines += "{\"text\": \"" + (i == 5 ? head + "\\n" + std::string(25000, 'z') : small) + "\"}\n";
+        if (i == 5)
+            train.push_back(head + "\n"), val.push_back(std::string(25000, 'z'));
+        else
+            (i % 4 == 1 ? val : train).push_back(small);
+    }
+    run.file("a.jsonl", lines);
+    run.options.val_fraction = 0.25;
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents(train));
+    CHECK(run.tokens("val_") == documents(val));
+}
+
+TEST_CASE("validation: about the fraction that was asked for") {
+    for (double fraction : {0.01, 0.05, 0.2, 0.5}) {
+        Run run;
+        std::string lines;
+        for (int i = 0; i < 1000; i++) lines += "{\"text\": \"" + std::string(40, 'a') + "\"}\n";
+        run.file("a.jsonl", lines);
+        run.file("b.txt", prose(200000));
+        run.options.val_fraction = fraction;
+        tokenize(run.options);
+        const double train = double(run.tokens("train_").size()), val = double(run.tokens("val_").size());
+        CHECK(val / (train + val) ==
+              doctest::Approx(fraction).epsilon(0.02));  // a line of prose, and one document in k
+    }
+}
+
+TEST_CASE("validation: the first tokens, as llm.c has them") {
+    Run run;
+    const std::string text = prose(5000);
+    run.file("a.txt", text);
+    run.file("b.txt", text);
+    run.options.val_tokens = 700;
+    run.options.val_fraction = 0.1;
+    tokenize(run.options);
+    const Tokens all = documents({text, text});
+    CHECK(run.tokens("val_") == Tokens(all.begin(), all.begin() + 700));
+    CHECK(run.tokens("train_") == Tokens(all.begin() + 700, all.end()));
+}
+
+static std::string sha256_of(const std::string& path) {
+    std::string out;
+    FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");
+    REQUIRE(pipe);
+    for (int c; (c = fgetc(pipe)) != EOF;) out += char(c);
+    pclose(pipe);
+    return out.substr(0, 64);
+}
+
+TEST_CASE("tinyshakespeare, cut at blank lines, is llm.c's, byte for byte") {
+    const std::string data = "../shared/data";
+    if (!path_exists(data + "/gpt2-bpe") || !path_exists(data + "/tinyshakespeare")) {
+        MESSAGE("skipped: no gpt2-bpe and tinyshakespeare in ", data);
+        return;
+    }
+    Run run;
+    run.options.tokenizer = data + "/gpt2-bpe";
+    run.options.inputs = {data + "/tinyshakespeare/input.txt"};
+    run.options.split = "blank-lines";
+    run.options.val_tokens = 32768;
+    tokenize(run.options);
+    CHECK(sha256_of(run.out("val_000000.bin")) == "fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62");
+    CHECK(sha256_of(run.out("train_000001.bin")) == "8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8");
+}
+
+// ---- a trained vocabulary
+
+TEST_CASE("a vocabulary trained on the text: the same for every number of threads") {
+    Run run;
+    run.file("a.txt", prose(3 << 20, 1));
+    run.file("b.jsonl", "{\"body\": \"the others\"}\n");
+    run.options.tokenizer = "", run.options.train_bpe = 290, run.options.text_key = "body";
+    std::string first;
+    for (int threads : {1, 3}) {
+        run.options.threads = threads;
+        tokenize(run.options);
+        const std::string merges = read_bytes(run.out("merges.txt")) + read_bytes(run.out("train_000001.bin"));
+        if (threads == 1) first = merges;
+        CHECK(merges == first);
+        remove_tree(run.options.output);
+    }
+    PieceCounts counts;
+    counts.add_text(prose(3 << 20, 1)), counts.add_text("the others");
+    tokenize(run.options);
+    CHECK(load_tokenizer(run.options.output).tokens == train_bpe(counts, 290).tokens);
+}
+
+// ---- what is refused
+
+TEST_CASE("options that cannot be") {
+    Run run;
+    run.file("a.txt", "a");
+    const auto refused = [&](auto change, const char* message) {
+        const TokenizeOptions before = run.options;
+        change(run.options);
+        check_refused(run, EXIT_USAGE, message);
+        run.options = before;
+    };
+    refused([](TokenizeOptions& o) { o.inputs.clear(); }, "name files or folders");
+    refused([](TokenizeOptions& o) { o.output = ""; }, "needs --output");
+    refused([](TokenizeOptions& o) { o.tokenizer = ""; }, "needs either --train-bpe");
+    refused([](TokenizeOptions& o) { o.train_bpe = 300; }, "needs either --train-bpe");
+    refused([](TokenizeOptions& o) { o.tokenizer = "", o.train_bpe = 256; }, "--train-bpe 256 must be 257");
+    refused([](TokenizeOptions& o) { o.val_fraction = 0.6; }, "--val-fraction 0.6 must be 0 to 0.5");
+    refused([](TokenizeOptions& o) { o.val_fraction = -0.1; }, "--val-fraction -0.1");
+    refused([](TokenizeOptions& o) { o.shard_tokens = 0; }, "--shard-tokens 0 must be 1 to");
+    refused([](TokenizeOptions& o) { o.shard_tokens = int64_t(1) << 31; }, "--shard-tokens 2147483648");
+    refused([](TokenizeOptions& o) { o.split = "words"; }, "--split words is not known");
+    refused([](TokenizeOptions& o) { o.threads = -1; }, "--threads -1");
+}
+
+TEST_CASE("inputs that are not there, or are no text") {
+    Run run;
+    run.options.inputs = {run.folder / "missing.txt"};
+    check_refused(run, EXIT_NO_INPUT, "missing.txt: there is no such file or folder");
+    run.options.inputs = {run.folder / "in"};
+    check_refused(run, EXIT_NO_INPUT, "in: no file in it ends in .txt");
+    struct {
+        const char *name, *bytes, *message;
+    } const cases[] = {{"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
+                       {"a.txt",
+                        "\x28\xb5\x2f\xfd"
+                        "xxxx",
+                        "is compressed (zstd)"},
+                       {"a.txt",
+                        "\xff\xfe"
+                        "a",
+                        "is UTF-16, not text; convert it with iconv"},
+                       {"a.jsonl", "PAR1xxxx", "is a Parquet file"},
+                       {"a.txt", "", "the 1 input files hold no text (0 bytes)"}};
+    for (const auto& c : cases) {
+        run.file(c.name, c.bytes);
+        check_refused(run, EXIT_BAD_DATA, c.message);
+        std::filesystem::remove(run.folder / (std::string("in/") + c.name));
+    }
+}
+
+TEST_CASE("broken JSONL: the file and the line, the first of them with any number of threads") {
+    Run run;
+    const std::string good = "{\"text\": \"" + std::string(1000, 'a') + "\"}\n";
+    std::string many;
+    for (int i = 0; i < 5000; i++) many += good;  // more than two chunks
+    struct {
+        const char *line, *message;
+    } const cases[] = {
+        {"{\"text\": \"a\"", "a.jsonl:5002: is not valid JSON"},
+        {"[1]", "a.jsonl:5002: is JSON, but no object"},
+        {"{\"body\": \"x\", \"n\": 1, \"title\": \"y\"}",
+         "a.jsonl:5002: has no text under the key \"text\" (--text-key); "
+         "keys with text: body, title"},
+        {"{\"text\": 7}", "keys with text: none"},
+        {"{\"text\": \"\xff\"}", "a.jsonl:5002: is not valid JSON"},
+    };
+    for (const auto& c : cases)
+        for (int threads : {1, 4}) {
+            run.options.threads = threads;
+            run.file("a.jsonl", many + "\n" + c.line + "\n" + many + "broken\n");
+            check_refused(run, EXIT_BAD_DATA, c.message);
+        }
+}
+
+TEST_CASE("too little text for the vocabulary, or for what is held out") {
+    Run run;
+    run.file("a.txt", "a text of few words");
+    run.options.tokenizer = "", run.options.train_bpe = 5000;
+    check_refused(run, EXIT_BAD_DATA, "too short for a vocabulary of 5000 tokens");
+    run.options.train_bpe = 257, run.options.val_tokens = 1000;
+    check_refused(run, EXIT_BAD_DATA, "was held out; lower --val-tokens");
+}
+
+TEST_CASE("output that cannot be written") {
+    Run run;
+    run.file("a.txt", "a");
+    run.options.output = run.folder / "in/a.txt/out";
+    check_refused(run, EXIT_CANNOT_CREATE, "cannot create the directory");
+    run.options.output = run.folder / "out";
+    tokenize(run.options);
+    const std::string before = read_bytes(run.out("train_000001.bin"));
+    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("has token shards already (train_000001.bin)"),
+                         Error);
+    CHECK(read_bytes(run.out("train_000001.bin")) == before);
+}
+
+TEST_CASE("a full disk: the error is told, and no shard of the run remains") {
+    Run run;
+    run.file("a.txt", prose(100000));
+    run.options.shard_tokens = 1000, run.options.threads = 1;
+    const int code = in_child([&] {
+        limit_file_size(5000);  // the shards fit, tokenizer.json does not
+        return tokenize(run.options);
+    });
+    CHECK(code == EXIT_IO);
+    for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
+}
