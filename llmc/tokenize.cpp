@@ -1,5 +1,5 @@
 // tokenize.cpp: chunks are read by one thread, encoded by all, and written in their order. A batch is four chunks per
-// thread, so a large input needs little memory; reading and writing take about 5 % of the time and are not overlapped.
+// thread, so a large input needs little memory; reading and writing are short beside encoding, and not overlapped.
 #include "tokenize.h"
 
 #include <omp.h>

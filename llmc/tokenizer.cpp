@@ -1,7 +1,7 @@
 // tokenizer.cpp: encoding and decoding.
 //
 // Encoding costs three things per piece: finding its end, hashing it, and one cache line of a table of pieces seen
-// before, direct-mapped, replaced on a miss. On English text 97 % of the pieces are found there; the others are merged:
+// before, direct-mapped, replaced on a miss. On English text nearly all pieces are found there; the others are merged:
 // up to 64 bytes by a scan for the lowest rank in each round, longer ones with a heap, so that a piece of a million
 // letters stays n log n.
 #include "tokenizer.h"
