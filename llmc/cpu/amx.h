@@ -234,6 +234,19 @@ FORCE_INLINE __m512 all(float x) { return _mm512_set1_ps(x); }
 FORCE_INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 FORCE_INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
+constexpr float LOG2_E = 1.44269504f;
+
+// 2^x for x <= 127: a polynomial on [-1/2, 1/2] and a change of the exponent; relative error 2e-7. NaN stays NaN.
+FORCE_INLINE __m512 exp2_16(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_fmadd_ps(all(0.00133908634f), f, all(0.00967603192f));
+    p = _mm512_fmadd_ps(p, f, all(0.0555035711f));
+    p = _mm512_fmadd_ps(p, f, all(0.240221075f));
+    p = _mm512_fmadd_ps(p, f, all(0.693147188f));
+    p = _mm512_fmadd_ps(p, f, all(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
 // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN; below -87 the result is about 0.
 FORCE_INLINE __m512 exp16(__m512 x) {
     x = _mm512_min_ps(all(88.0f), _mm512_max_ps(all(-87.0f), x));  // the second operand where one is NaN
@@ -250,21 +263,36 @@ FORCE_INLINE __m512 exp16(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), with
-// u = sqrt(2 / pi) (x + 0.044715 x^3).
-FORCE_INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
-    const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(all(-1.5957691216f * 0.044715f), x_squared, all(-1.5957691216f)));
-    return _mm512_div_ps(all(1.0f), _mm512_add_ps(all(1.0f), exp16(u)));
+// 1 / x, by an estimate and one step of Newton's method: a division takes as long as ten multiplications.
+FORCE_INLINE __m512 reciprocal(__m512 x) {
+    const __m512 r = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(r, _mm512_fnmadd_ps(x, r, all(2.0f)));
 }
 
-FORCE_INLINE __m512 gelu16(__m512 x) { return _mm512_mul_ps(x, gelu_logistic(x, _mm512_mul_ps(x, x))); }
+// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), with
+// u = sqrt(2 / pi) (x + 0.044715 x^3). Beyond +-9 that is 1 or 0 to more digits than a float has, and x is taken to be
+// the end: nothing overflows.
+constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f, GELU_END = 9.0f;  // 2 sqrt(2 / pi)
+
+FORCE_INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
+    constexpr float slope = -GELU_SLOPE * LOG2_E;
+    const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(all(slope * GELU_CUBIC), x_squared, all(slope)));
+    return reciprocal(_mm512_add_ps(all(1.0f), exp2_16(u)));
+}
+
+// min and max return their second operand where one is NaN.
+FORCE_INLINE __m512 gelu16(__m512 x) {
+    x = _mm512_max_ps(all(-GELU_END), x);
+    const __m512 end = _mm512_min_ps(all(GELU_END), x);
+    return _mm512_mul_ps(x, gelu_logistic(end, _mm512_mul_ps(end, end)));
+}
 
 FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
+    x = _mm512_min_ps(all(GELU_END), _mm512_max_ps(all(-GELU_END), x));
     const __m512 x_squared = _mm512_mul_ps(x, x), s = gelu_logistic(x, x_squared);
-    const __m512 slope = _mm512_fmadd_ps(all(1.5957691216f * 3 * 0.044715f), x_squared, all(1.5957691216f));
-    const __m512 bend = _mm512_mul_ps(s, _mm512_sub_ps(all(1.0f), s));
-    const __mmask16 bends = _mm512_cmp_ps_mask(bend, all(0.0f), _CMP_NEQ_UQ);  // where it does not, slope may overflow
-    return _mm512_mask3_fmadd_ps(_mm512_mul_ps(x, slope), bend, s, bends);
+    const __m512 slope = _mm512_fmadd_ps(all(GELU_SLOPE * 3 * GELU_CUBIC), x_squared, all(GELU_SLOPE));
+    const __m512 bend = _mm512_fnmadd_ps(s, s, s);
+    return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), bend, s);
 }
 
 }  // namespace cpu::amx
