@@ -471,13 +471,15 @@ static int run(const Options& options, const std::string& command_line) {
 static int tokenize_text(const Options& o) {
     TokenizeOptions t;
     t.inputs = o.inputs, t.output = o.output, t.tokenizer = o.tokenizer, t.train_bpe = o.train_bpe;
-    t.val_fraction = o.val_fraction, t.shard_tokens = o.shard_tokens, t.split = o.split, t.text_key = o.text_key;
+    t.val_fraction = o.val_fraction, t.val_tokens = o.val_tokens,
+    t.shard_tokens = o.shard_tokens, t.split = o.split, t.text_key = o.text_key;
     t.threads = o.threads, t.quiet = o.quiet;
     return tokenize(t);
 }
 
 int main(int argc, char** argv) try {
     prepare_standard_streams();
+    signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
     const Options options = parse_options(argc, argv);
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks

@@ -143,8 +143,6 @@ static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t
 CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules) : files(files), rules(rules) {
     ENSURE(rules.split == "none" || rules.split == "blank-lines" || rules.split == "end-of-text",
            "--split %s is not known: none, blank-lines or end-of-text", rules.split.c_str());
-    ENSURE(rules.val_fraction >= 0.0 && rules.val_fraction <= 0.5, "--val-fraction %g must be 0 to 0.5",
-           rules.val_fraction);
     few_files = double(files.size()) * rules.val_fraction < 1.0;
 }
 

@@ -36,7 +36,7 @@ struct CorpusRules {
     // cuts tinyshakespeare. "end-of-text": what stands between two <|endoftext|>, without white space around it.
     std::string split = "none";
     std::string text_key = "text";
-    double val_fraction = 0.0;
+    double val_fraction = 0.0;  // 0 to 0.5
 };
 
 // A document, or what a chunk has of it.

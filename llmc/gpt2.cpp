@@ -143,10 +143,15 @@ Weight<floatX> GPT2<floatX>::matrix(Param p, int l) {
 
 template <class floatX>
 void GPT2<floatX>::set_param(Param p, int l, const float* values) {
-    std::vector<floatX> rounded(layout.size(p));
-    for (int64_t i = 0; i < layout.size(p); i++) rounded[i] = floatX(values[i]);
-    copy_to_device(w(p, l), rounded.data(), layout.size(p) * int64_t(sizeof(floatX)), stream);
-    wait_for_stream(stream);  // rounded goes away
+    constexpr int64_t piece = 1 << 20;
+    std::vector<floatX> rounded(std::min(layout.size(p), piece));
+    for (int64_t begin = 0; begin < layout.size(p); begin += piece) {
+        const int64_t count = std::min(piece, layout.size(p) - begin);
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++) rounded[i] = floatX(values[begin + i]);
+        copy_to_device(w(p, l) + begin, rounded.data(), count * int64_t(sizeof(floatX)), stream);
+        wait_for_stream(stream);  // rounded is used again
+    }
 }
 
 template <class floatX>

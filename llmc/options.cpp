@@ -152,9 +152,13 @@ static void tokenize_options(Declarations& all, Options& o) {
     s.add("--train-bpe", o.train_bpe, 0, "TOKENS", "train a vocabulary of this size on the text; 0 = off")
         .between(0, 1 << 20);
     s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "use this one: tokenizer.json, or vocab.json and merges.txt");
-    s.add("--val-fraction", o.val_fraction, 0.05, "FRACTION", "of the text held out").from_to_below(0.0, 1.0);
+    s.add("--val-fraction", o.val_fraction, -1, "FRACTION", "of the text held out for validation; 0 = none")
+        .between(0.0, 0.5)
+        .shown("0.05, unless --val-tokens");
+    s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "held out instead: the first so many of all, as llm.c; 0 = off")
+        .at_least(0);
     s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "in one file").between(1, int64_t(1) << 31);
-    s.add("--split", o.split, "none", "none|blank-lines", "cut text files into documents").one_of_unit();
+    s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "cut text files into documents").one_of_unit();
     s.add("--text-key", o.text_key, "text", "KEY", "of the text in the objects of .jsonl files");
     threads_option(all, o);
     quiet_option(all, o);
@@ -289,6 +293,10 @@ static void check_together(Options& o) {
             ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
             ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
                    "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
+            ENSURE(o.val_tokens == 0 || o.val_fraction == -1,
+                   "--val-tokens %lld and --val-fraction %g are two ways to hold out text; give one",
+                   static_cast<long long>(o.val_tokens), o.val_fraction);
+            if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
             break;
         case Command::help:
             break;

@@ -73,8 +73,9 @@ struct Options {
 
     // tokenize
     std::vector<std::string> inputs;
-    int train_bpe;  // vocabulary size; 0: not
-    double val_fraction;
+    int train_bpe;        // vocabulary size; 0: not
+    double val_fraction;  // 0: nothing held out
+    int64_t val_tokens;   // instead of val_fraction; 0: not
     int64_t shard_tokens;
     std::string split, text_key;
 };

@@ -1,5 +1,6 @@
 #include "params.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "random.h"
@@ -69,13 +70,15 @@ void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t 
     const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
     const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
     const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
+    if (spec.init == Init::zeros || spec.init == Init::ones) {
+        std::fill_n(out, count, spec.init == Init::ones ? 1.0f : 0.0f);
+    } else {
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < layout.size(p); i++) {
-        if (i >= count || spec.init == Init::zeros)
-            out[i] = 0.0f;
-        else if (spec.init == Init::ones)
-            out[i] = 1.0f;
-        else
-            out[i] = scale * random.normal(uint64_t(i));
+        for (int64_t i = 0; i < count; i += 2) {
+            const auto pair = random.normals(uint64_t(i / 2));
+            out[i] = scale * pair[0];
+            if (i + 1 < count) out[i + 1] = scale * pair[1];
+        }
     }
+    std::fill(out + count, out + layout.size(p), 0.0f);
 }

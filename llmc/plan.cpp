@@ -20,6 +20,10 @@ template <class floatX>
 std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, int head_rows) {
     std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, head_rows);
     for (const MemoryItem& item : optimizer_memory<floatX>(config)) items.push_back(item);
+    const ParamLayout layout(config);
+    int64_t largest = 0;
+    for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
+    items.push_back({"loading", largest * int64_t(sizeof(float))});
     return items;
 }
 

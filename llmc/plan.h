@@ -17,7 +17,8 @@ struct BatchPlan {
 // nearest one that does.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
 
-// All that training allocates on the device.
+// The memory that training takes: what it allocates on the device, and on the host the largest tensor, which is loaded
+// whole while all of that is there.
 template <class floatX>
 std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, int head_rows);
 int64_t total_bytes(const std::vector<MemoryItem>& items);

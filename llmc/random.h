@@ -1,4 +1,5 @@
-// random.h: random numbers as a function of (seed, stream, index), so that they do not depend on threads, ranks or order.
+// random.h: random numbers as a function of (seed, stream, index), so that they do not depend on threads, ranks or
+// order.
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
@@ -28,11 +29,13 @@ struct Philox {
     // In [0, 1), a multiple of 2^-24.
     float uniform(uint64_t index) const { return float((*this)(index)[0] >> 8) * 0x1p-24f; }
 
-    // Standard normal, by Box and Muller: elements 2k and 2k+1 share one call.
-    float normal(uint64_t index) const {
-        const auto x = (*this)(index / 2);
+    // Two standard normal numbers, elements 2 pair and 2 pair + 1, by Box and Muller.
+    std::array<float, 2> normals(uint64_t pair) const {
+        const auto x = (*this)(pair);
         const double radius = std::sqrt(-2.0 * std::log((x[0] + 0.5) * 0x1p-32));
         const double angle = 6.283185307179586 * x[1] * 0x1p-32;
-        return float(index % 2 ? radius * std::sin(angle) : radius * std::cos(angle));
+        return {float(radius * std::cos(angle)), float(radius * std::sin(angle))};
     }
+
+    float normal(uint64_t index) const { return normals(index / 2)[index % 2]; }
 };

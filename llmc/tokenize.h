@@ -9,7 +9,7 @@ struct TokenizeOptions {
     std::string output;               // folder; made if it is missing, refused if it has shards already
     std::string tokenizer;            // directory or file, see load_tokenizer(); or
     int train_bpe = 0;                // the size of a vocabulary to be trained on all of the text
-    double val_fraction = 0.05;       // of the text, held out by the rule in corpus.h; 0: nothing
+    double val_fraction = 0.05;       // of the text, up to 0.5, held out by the rule in corpus.h; 0: nothing
     int64_t val_tokens = 0;           // instead: the first so many tokens of all, as llm.c's scripts do; 0: off
     int64_t shard_tokens = 100'000'000;
     std::string split = "none";     // documents of a text file: none, blank-lines, end-of-text (corpus.h)

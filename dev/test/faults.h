@@ -1,5 +1,5 @@
-// faults.h: runs code in a child process that is killed, or given an error, at its n-th system call; and code that sees
-// a full disk. For tests of what must survive that.
+// faults.h: runs code in a child process that is killed, or given an error, at its n-th system call; code that sees a
+// full disk; and code whose changes of files are recorded. For tests of what must survive that.
 #pragma once
 #include <fcntl.h>
 #include <omp.h>
@@ -8,14 +8,21 @@
 #include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
+#include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "../../llmc/common.h"
 
@@ -70,6 +77,69 @@ inline bool is_file_call(long number) {
     return false;
 }
 
+// A call that succeeded and changed files, or brought them to disk. create: of a file or directory; to: of a rename.
+struct FileChange {
+    enum Kind { create, write, sync, rename, remove } kind;
+    std::string path, to;
+};
+
+#ifdef __x86_64__
+// What the call that just returned did; false: nothing that FileChange knows. Paths of the child are absolute here.
+inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChange& change) {
+    const auto text = [&](unsigned long long at) {
+        std::string out(PATH_MAX, '\0');  // a read that ends at an unmapped page is cut there, not refused
+        const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
+        iovec to = {out.data(), out.size()};
+        iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
+                         {reinterpret_cast<void*>(at + first), size_t(PATH_MAX - first)}};
+        process_vm_readv(child, &to, 1, from, 2, 0);
+        return std::string(out.c_str());
+    };
+    const auto link = [&](const std::string& name) {
+        std::error_code ignored;
+        const auto path = std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/" + name, ignored);
+        return path.string();
+    };
+    const auto of_fd = [&](unsigned long long fd) { return link("fd/" + std::to_string(int(fd))); };
+    const auto path_at = [&](unsigned long long fd, unsigned long long at) {
+        const std::filesystem::path folder = int(fd) == AT_FDCWD ? link("cwd") : of_fd(fd);
+        return (folder / text(at)).lexically_normal().string();  // an absolute path replaces the folder
+    };
+    constexpr auto here = static_cast<unsigned long long>(AT_FDCWD);
+    if (static_cast<long long>(regs.rax) < 0) return false;
+    switch (regs.orig_rax) {
+        case SYS_openat:
+            return change = {FileChange::create, path_at(regs.rdi, regs.rsi), ""}, (regs.rdx & O_CREAT) != 0;
+        case SYS_open:
+            return change = {FileChange::create, path_at(here, regs.rdi), ""}, (regs.rsi & O_CREAT) != 0;
+        case SYS_mkdir:
+            return change = {FileChange::create, path_at(here, regs.rdi), ""}, true;
+        case SYS_mkdirat:
+            return change = {FileChange::create, path_at(regs.rdi, regs.rsi), ""}, true;
+        case SYS_write:
+        case SYS_writev:
+        case SYS_pwrite64:
+        case SYS_ftruncate:
+            return change = {FileChange::write, of_fd(regs.rdi), ""}, true;
+        case SYS_fsync:
+        case SYS_fdatasync:
+            return change = {FileChange::sync, of_fd(regs.rdi), ""}, true;
+        case SYS_rename:
+            return change = {FileChange::rename, path_at(here, regs.rdi), path_at(here, regs.rsi)}, true;
+        case SYS_renameat:
+        case SYS_renameat2:
+            return change = {FileChange::rename, path_at(regs.rdi, regs.rsi), path_at(regs.rdx, regs.r10)}, true;
+        case SYS_unlink:
+        case SYS_rmdir:
+            return change = {FileChange::remove, path_at(here, regs.rdi), ""}, true;
+        case SYS_unlinkat:
+            return change = {FileChange::remove, path_at(regs.rdi, regs.rsi), ""}, true;
+        default:
+            return false;
+    }
+}
+#endif
+
 struct FaultResult {
     int code;      // what child_result gave; 128 + SIGKILL when it was killed
     bool reached;  // there was an n-th call
@@ -77,8 +147,10 @@ struct FaultResult {
 };
 
 // Runs f in a child. Its n-th system call on files (from 0) is not made: the child is killed (error 0), or sees the
-// call fail with `error`. A code of CHILD_SKIPPED: tracing is not permitted here.
-inline FaultResult with_fault(const std::function<int()>& f, int n, int error) {
+// call fail with `error`. A code of CHILD_SKIPPED: tracing is not permitted here. With n = -1 there is no fault;
+// changes: what the child's main thread does to files is added (on x86-64 only).
+inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
+                              std::vector<FileChange>* changes = nullptr) {
     const pid_t child = fork();
     if (child == 0) {
         if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(CHILD_SKIPPED);
@@ -109,6 +181,8 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error) {
                 failing = false;
                 regs.rax = static_cast<unsigned long long>(-error);
                 ptrace(PTRACE_SETREGS, child, nullptr, &regs);
+            } else if (FileChange change; !entry && changes && describe_change(child, regs, change)) {
+                changes->push_back(change);
             }
         }
 #else
@@ -116,7 +190,7 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error) {
             result.reached = true;
             kill(child, SIGKILL);
         }
-        (void)failing;
+        (void)failing, (void)changes;
 #endif
         const int pass_on =
             WSTOPSIG(status) == SIGSTOP || WSTOPSIG(status) == SIGTRAP || syscall_stop ? 0 : WSTOPSIG(status);

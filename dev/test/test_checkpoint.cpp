@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include "faults.h"
 #include "small_state.h"
@@ -355,6 +356,77 @@ TEST_CASE("an error while a tensor is fetched leaves no trace") {
     CHECK_THROWS_WITH_AS(save_checkpoint(save_options(dir / "out"), state.layout, failing, trainer_state(2)),
                          "the device is gone", Error);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
+}
+
+static bool is_below(const std::string& path, const std::string& dir) { return path.starts_with(dir + "/"); }
+
+// What a power failure could take away although the program goes on as if it were on disk; empty: nothing. The rules:
+//   * what gets a new name is on disk with all that is below it: files, and directories with the names in them;
+//   * a new name is on disk before another thing is renamed to `latest`, and before anything but a .tmp is removed: it
+//     may be the only copy;
+//   * at the end all is on disk, but removals.
+static std::string lost_by_power_failure(const std::vector<FileChange>& changes, const std::string& below) {
+    std::set<std::string> files, names, renames;  // not on disk: files with new bytes, directories with new names
+    const auto find = [](const std::set<std::string>& paths, const std::string& at) {
+        for (const std::string& path : paths)
+            if (path == at || is_below(path, at)) return path;
+        return std::string();
+    };
+    for (const FileChange& change : changes) {
+        const std::string &path = change.path, parent = parent_directory(path);
+        if (!is_below(path, below) && path != below) continue;
+        switch (change.kind) {
+            case FileChange::create:
+                names.insert(parent);
+                break;
+            case FileChange::write:
+                files.insert(path);
+                break;
+            case FileChange::sync:
+                files.erase(path), names.erase(path), renames.erase(path);
+                break;
+            case FileChange::rename:
+                if (const std::string file = find(files, path); !file.empty())
+                    return file + ": renamed before it was on disk";
+                if (const std::string dir = find(names, path); !dir.empty())
+                    return dir + ": renamed before the names in it were on disk";
+                if (change.to.ends_with("/latest") && !renames.empty())
+                    return *renames.begin() + ": `latest` moved before the new name in it was on disk";
+                names.insert(parent), names.insert(parent_directory(change.to));
+                renames.insert(parent_directory(change.to));
+                break;
+            case FileChange::remove:
+                if (path.find(".tmp") == std::string::npos && !renames.empty())
+                    return path + ": removed before the new name in " + *renames.begin() + " was on disk";
+                files.erase(path), names.erase(path);
+                break;
+        }
+    }
+    if (!files.empty()) return *files.begin() + ": never brought to disk";
+    if (!names.empty()) return *names.begin() + ": the names in it were never brought to disk";
+    return "";
+}
+
+TEST_CASE("everything is on disk before the name that publishes it, and the name before the old one goes") {
+    const TemporaryDirectory dir;
+    const auto check = [&](int64_t step, const std::string& output, size_t least) {
+        std::vector<FileChange> changes;
+        const FaultResult result = with_fault([&] { return save(save_options(output, 2), step), 0; }, -1, 0, &changes);
+        if (result.code == CHILD_SKIPPED || (result.code == 0 && changes.empty())) {
+            MESSAGE("skipped: tracing is not permitted, or changes of files are not recorded here");
+            return;
+        }
+        CAPTURE(step);
+        CHECK(result.code == 0);
+        CHECK(std::count_if(changes.begin(), changes.end(),
+                            [](const FileChange& c) { return c.kind == FileChange::sync; }) >= int64_t(least));
+        CHECK(lost_by_power_failure(changes, dir.path) == "");
+    };
+    // 7 files, their directory, the output and what holds it, `latest` and the output again.
+    check(1, dir / "out", 12);
+    check(2, dir / "out", 12);
+    check(2, dir / "out", 12);  // replaces
+    check(1, dir / "out", 12);  // sets aside
 }
 
 // In memory, so that hundreds of saves are fast; there is nothing to lose but what the process itself has not written.

@@ -44,12 +44,49 @@ for isa in plain avx2 avx512 amx; do
     fi
 done
 
+# The number of tokens, and of documents: each begins with the same token.
+shard_counts() {
+    python3 - "$1" <<'PY'
+import array, sys
+data = open(sys.argv[1], "rb").read()
+tokens = array.array("H", data[1024:])
+print(len(tokens), tokens.count(tokens[0]))
+PY
+}
+printf 'one king\n<|endoftext|>\nthe old queen\n\nand a river\n<|endoftext|>\n' >"$scratch/documents.txt"
+check "tokenize --split end-of-text" "$program" tokenize "$scratch/documents.txt" --output "$scratch/documents" \
+    --tokenizer "$scratch/data" --split end-of-text --val-fraction 0 --quiet
+check "--split end-of-text makes two documents" grep -q ' 2$' <(shard_counts "$scratch/documents/train_000001.bin")
+check "tokenize --val-tokens" "$program" tokenize "$scratch/data.txt" --output "$scratch/held_out" --tokenizer "$scratch/data" \
+    --val-tokens 777 --quiet
+check "--val-tokens holds out exactly so many" grep -q '^777 ' <(shard_counts "$scratch/held_out/val_000000.bin")
+shakespeare=../shared/data/tinyshakespeare/input.txt bpe=../shared/data/gpt2-bpe
+if [ -e $shakespeare ] && [ -e $bpe ]; then
+    tree=$scratch/tree
+    mkdir -p "$tree/data/tinyshakespeare" "$tree/data/gpt2"
+    cp data/*.sh "$tree/data/" && ln -s "$program" "$tree/train_gpt2"
+    cp $shakespeare "$tree/data/tinyshakespeare/"
+    cp $bpe/encoder.json "$tree/data/gpt2/vocab.json" && cp $bpe/vocab.bpe "$tree/data/gpt2/merges.txt"
+    check "tinyshakespeare.sh" "$tree/data/tinyshakespeare.sh"
+    check "tinyshakespeare.sh makes llm.c's validation shard" sha256sum --check --quiet - \
+        <<<"fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62  $tree/data/tinyshakespeare/val_000000.bin"
+    check "tinyshakespeare.sh makes llm.c's training shard" sha256sum --check --quiet - \
+        <<<"8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8  $tree/data/tinyshakespeare/train_000001.bin"
+else
+    echo "skipped: tinyshakespeare.sh (its text and GPT-2's vocabulary are not here)"
+fi
+
 # ---- usage
 refused "unknown option" 2 "did you mean --micro-batch?" "$program" --mirco-batch 4
 refused "no training data" 2 "--train-data is missing" "$program"
 refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
 refused "unknown precision" 2 "--precision fp8 is not known" "$program" "${data[@]}" --precision fp8
 refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
+refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
+    --output "$scratch/never" --train-bpe 300 --val-fraction 0.6
+refused "two ways to hold out" 2 "are two ways to hold out text; give one" "$program" tokenize "$scratch/data.txt" \
+    --output "$scratch/never" --train-bpe 300 --val-fraction 0.1 --val-tokens 100
+check "refused before anything is made" test ! -e "$scratch/never"
 refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${train[@]}" --channels 33
 refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
 refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
@@ -93,6 +130,16 @@ check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch
 # ---- output that cannot be written
 : >"$scratch/file"
 refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
+# Of 200 KiB a file may have, model.safetensors takes 140: the write of optimizer.safetensors fails in the middle, three
+# saves in a row.
+limited=$scratch/limited_run
+check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
+refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \
+    "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 30 --checkpoint-every 6 --resume
+check "a limit on the size of files: the failed saves leave nothing" test "$(find "$limited" -name 'step_*' -printf '%f ')" = "step_000006 "
+check "a limit on the size of files: the checkpoint before goes on" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" \
+    --steps 12 --checkpoint-every 6 --resume
+check "a limit on the size of files: it was resumed" grep -q '"step":11,' "$limited/log.jsonl"
 if unshare --mount true 2>/dev/null; then
     disk=$scratch/disk
     mkdir "$disk"

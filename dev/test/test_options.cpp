@@ -150,6 +150,13 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");
     CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
     CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
+    const auto bad_tokenize = [](const char* name, const char* value) {
+        return refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", name, value});
+    };
+    CHECK(bad_tokenize("--val-fraction", "0.6") == "--val-fraction 0.6 must be at least 0 and at most 0.5");
+    CHECK(bad_tokenize("--val-fraction", "-1") == "--val-fraction -1 must be at least 0 and at most 0.5");
+    CHECK(bad_tokenize("--val-tokens", "-1") == "--val-tokens -1 must be at least 0");
+    CHECK(bad_tokenize("--split", "words") == "--split words is not known: none|blank-lines|end-of-text");
     CHECK(bad("--precision", "fp16") == "--precision fp16 is not known: fp32|bf16|auto");
     CHECK(bad("--schedule", "cosine|linear") == "--schedule cosine|linear is not known: cosine|linear|constant|wsd");
     CHECK(bad("--schedule", "") == "--schedule  is not known: cosine|linear|constant|wsd");
@@ -206,6 +213,27 @@ TEST_CASE("options that contradict each other, or lack another, are refused") {
     CHECK(contains(refusal({"tokenize", "a", "--output", "d"}), "give one of --train-bpe"));
     CHECK(
         contains(refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--tokenizer", "t"}), "give one of"));
+    CHECK(refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--val-tokens", "9", "--val-fraction",
+                   "0.05"}) == "--val-tokens 9 and --val-fraction 0.05 are two ways to hold out text; give one");
+    CHECK(contains(
+        refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--val-tokens", "9", "--val-fraction", "0"}),
+        "two ways to hold out text"));
+}
+
+TEST_CASE("what is held out for validation: a twentieth, unless a fraction or a number of tokens is given") {
+    const auto tokenize = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"tokenize", "a", "--output", "d", "--train-bpe", "300"});
+        return parse(arguments);
+    };
+    CHECK(tokenize({}).val_fraction == 0.05);
+    CHECK(tokenize({}).val_tokens == 0);
+    CHECK(tokenize({"--val-fraction", "0.5"}).val_fraction == 0.5);
+    CHECK(tokenize({"--val-fraction", "0"}).val_fraction == 0.0);
+    CHECK(tokenize({"--val-tokens", "32768"}).val_tokens == 32768);
+    CHECK(tokenize({"--val-tokens", "32768"}).val_fraction == 0.0);
+    CHECK(tokenize({"--val-tokens", "0"}).val_fraction == 0.05);
+    CHECK(tokenize({"--val-tokens", "0", "--val-fraction", "0.1"}).val_fraction == 0.1);
+    CHECK(tokenize({"--split", "end-of-text"}).split == "end-of-text");
 }
 
 TEST_CASE("tokenize takes any number of inputs, after -- whatever they look like") {

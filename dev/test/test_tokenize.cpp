@@ -361,8 +361,6 @@ TEST_CASE("options that cannot be") {
     refused([](TokenizeOptions& o) { o.tokenizer = ""; }, "needs either --train-bpe");
     refused([](TokenizeOptions& o) { o.train_bpe = 300; }, "needs either --train-bpe");
     refused([](TokenizeOptions& o) { o.tokenizer = "", o.train_bpe = 256; }, "--train-bpe 256 must be 257");
-    refused([](TokenizeOptions& o) { o.val_fraction = 0.6; }, "--val-fraction 0.6 must be 0 to 0.5");
-    refused([](TokenizeOptions& o) { o.val_fraction = -0.1; }, "--val-fraction -0.1");
     refused([](TokenizeOptions& o) { o.shard_tokens = 0; }, "--shard-tokens 0 must be 1 to");
     refused([](TokenizeOptions& o) { o.shard_tokens = int64_t(1) << 31; }, "--shard-tokens 2147483648");
     refused([](TokenizeOptions& o) { o.split = "words"; }, "--split words is not known");

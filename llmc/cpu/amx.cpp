@@ -23,10 +23,7 @@ namespace cpu::amx {
 
 namespace {
 
-#ifndef VDEPTH
-#define VDEPTH 8
-#endif
-constexpr int DEPTH = VDEPTH;  // tile pairs of one step along the inner dimension: 256 numbers
+constexpr int DEPTH = 8;  // tile pairs of one step along the inner dimension: 256 numbers
 
 // An operand in tiles: panels of `depth` tile pairs, `stride` numbers from one panel to the next.
 struct Packed {
@@ -54,16 +51,10 @@ Packed packed_backward(const void* copies, int OC, int IC) {
 struct Split {
     int rows, columns, row_tasks, column_tasks;
 };
-#ifndef VPANELS
-#define VPANELS 128
-#endif
-constexpr int TASK_PANELS = VPANELS;
-#ifndef SPLIT_ROWS
-#define SPLIT_ROWS 16
-#endif
+constexpr int TASK_PANELS = 128, TASK_ROWS = 16;
 
 Split split(int row_panels, int column_panels) {
-    int rows = std::min(SPLIT_ROWS, row_panels), columns = std::min(TASK_PANELS / rows, column_panels);
+    int rows = std::min(TASK_ROWS, row_panels), columns = std::min(TASK_PANELS / rows, column_panels);
     const auto tasks = [&] { return ceil_div(row_panels, rows) * ceil_div(column_panels, columns); };
     while (tasks() < 3 * omp_get_num_threads() && rows * columns > 4)
         if (rows > columns)
@@ -120,14 +111,10 @@ void multiply(float* scratch, const Packed& a, const Packed& b, const Store& sto
                     ahead.b =
                         reinterpret_cast<const char*>(b.at(std::min(then.j0 + j, then.j1 - 1), then_k)) + i * b_part;
                     multiply_panels(sums, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, [&](int step) {
-#ifndef NOAHEAD
                         ahead.step();
-#endif
-#ifndef NOFETCH
                         if (last)
                             store.fetch(task.i0 + i, task.j0 + j, std::min(PANEL, step * rows_per_step),
                                         std::min(PANEL, (step + 1) * rows_per_step));
-#endif
                         if (finished.sums)
                             store.rows(finished.sums, finished.i, finished.j, std::min(PANEL, step * rows_per_step),
                                        std::min(PANEL, (step + 1) * rows_per_step));
@@ -324,18 +311,16 @@ void pack_both(void* packed, const bf16* weight, int OC, int IC) {
     bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
     const int row_panels = panels_of(OC), column_panels = panels_of(IC);
     for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
-        pack_rows_as_b(pair_at(forward, r, c, column_panels), x);
-        pack_columns_as_b(pair_at(backward, c, r, row_panels), x);
+        pack_rows_as_b<true>(pair_at(forward, r, c, column_panels), x);
+        pack_columns_as_b<true>(pair_at(backward, c, r, row_panels), x);
     });
+    _mm_sfence();  // as in multiply
 }
 
 // How a product is cut so that its working memory stays bounded: rows at a time, and in backward output channels.
 constexpr int MAX_ROWS = 4096;
-#ifndef VPACKED
-#define VPACKED 8
-#endif
-constexpr int MAX_PACKED = VPACKED << 20;  // numbers of dout that are packed at a time, twice
-constexpr int BIAS_PANELS = 4;        // row panels whose bias gradients are summed in one go
+constexpr int MAX_PACKED = 8 << 20;  // numbers of dout that are packed at a time, twice
+constexpr int BIAS_PANELS = 4;       // row panels whose bias gradients are summed in one go
 
 int rows_at_a_time(int N) { return std::min(N, MAX_ROWS); }
 int channels_at_a_time(int rows, int OC) {

@@ -18,8 +18,9 @@ namespace cpu::fast {
 
 namespace {
 
-constexpr int TASK_ROWS = 256, TASK_COLUMNS = 384, PANEL = 512;
-constexpr int GEMV_COLUMNS = 64;  // results per task of a product with one row
+constexpr int TASK_ROWS = 512, TASK_COLUMNS = 768, PANEL = 512;  // at most
+constexpr int MIN_TASKS = 16;                                    // where that leaves some hundred rows and columns
+constexpr int GEMV_COLUMNS = 64;                                 // results per task of a product with one row
 
 // exp for the GELU, written so that compilers turn loops over it into vector code: 2^n times a polynomial on
 // [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN.
@@ -154,12 +155,25 @@ Operand<float> widened(float* wide, const Operand<bf16>& x, int row, int column,
     return {wide, x.transposed, stored_columns};
 }
 
+// The rows and columns of a task: as large as they may be, because sgemm packs its operands anew for each.
+struct Task {
+    int rows, columns;
+};
+Task task_of(int M, int N) {
+    Task task = {TASK_ROWS, TASK_COLUMNS};
+    const auto tasks = [&] { return ceil_div(M, task.rows) * ceil_div(N, task.columns); };
+    if (tasks() < MIN_TASKS) task.rows /= 2;
+    if (tasks() < MIN_TASKS) task.columns /= 2;
+    return task;
+}
+
 // c (M, N) = a (M, K) b (K, N) + beta c in tasks. finish(row, column, columns, sums) gets each row of each task's
 // result.
 template <class Rows, class floatX, class Finish>
 void product(float* c, int ldc, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, float beta,
              const Finish& finish) {
-    const int row_tasks = ceil_div(M, TASK_ROWS), column_tasks = ceil_div(N, TASK_COLUMNS);
+    const Task task = task_of(M, N);
+    const int row_tasks = ceil_div(M, task.rows), column_tasks = ceil_div(N, task.columns);
     float* scratch = nullptr;
     if (!std::is_same_v<floatX, float>)
         scratch = static_cast<float*>(device_scratch(widened_bytes_per_thread() * omp_get_max_threads()));
@@ -167,8 +181,8 @@ void product(float* c, int ldc, const Operand<floatX>& a, const Operand<floatX>&
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int ct = 0; ct < column_tasks; ct++)
         for (int rt = 0; rt < row_tasks; rt++) {
-            const int row = rt * TASK_ROWS, rows = std::min(TASK_ROWS, M - row);
-            const int column = ct * TASK_COLUMNS, columns = std::min(TASK_COLUMNS, N - column);
+            const int row = rt * task.rows, rows = std::min(task.rows, M - row);
+            const int column = ct * task.columns, columns = std::min(task.columns, N - column);
             float* sums = c ? c + int64_t(row) * ldc + column : nullptr;
             int ld = ldc;
             if constexpr (std::is_same_v<floatX, float>) {

@@ -258,12 +258,14 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
 // A lane sums a part of its piece in float, the rest is in double.
 void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
     constexpr int max_pieces = 1024;
+    constexpr int64_t ahead = 2048 / sizeof(float);  // what the hardware fetches by itself fills half of the bandwidth
     const int64_t piece = round_up<int64_t>(ceil_div<int64_t>(count, max_pieces), 4096);
     double sums[max_pieces] = {};
     for_pieces(count, piece, [=, &sums](int64_t begin, int64_t end) {
         floatv a = {}, b = {}, c = {}, d = {};  // four, so that an addition need not wait for the one before it
         int64_t i = begin;
         for (; i + 4 * VL <= end; i += 4 * VL) {
+            for (int line = 0; line < 4 * VL; line += 16) __builtin_prefetch(x + i + ahead + line);
             const floatv p = load(x + i), q = load(x + i + VL), r = load(x + i + 2 * VL), s = load(x + i + 3 * VL);
             a += p * p, b += q * q, c += r * r, d += s * s;
         }
