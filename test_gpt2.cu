@@ -38,8 +38,8 @@ static void compare(const std::string& name, const std::vector<float>& got, cons
         if (std::isnan(error)) break;
     }
     report(worst <= tolerance,
-           format("%-20s error %.2e of %.3g, at most %.1e; worst at [%zu, %zu]: got %.9g, want %.9g", name.c_str(), worst,
-                  scale, tolerance, place / columns, place % columns, double(got[place]), double(want[place])));
+           format("%-20s error %.2e of %.3g, at most %.1e; worst at [%zu, %zu]: got %.9g, want %.9g", name.c_str(),
+                  worst, scale, tolerance, place / columns, place % columns, double(got[place]), double(want[place])));
 }
 
 struct Reference {
@@ -212,7 +212,9 @@ template <class floatX>
 static void test_nan_gradient(const Reference& r) {
     Trained<floatX> t(r);
     const std::vector<float> nan = {std::nanf("")};
-    const auto weights = [&] { return to_host(reinterpret_cast<const char*>(t.model.weights.data), t.model.weights.bytes()); };
+    const auto weights = [&] {
+        return to_host(reinterpret_cast<const char*>(t.model.weights.data), t.model.weights.bytes());
+    };
     const std::vector<char> before = weights();
     t.gradients();
     copy_to_device(t.model.g(fcw, 1), nan.data(), sizeof(float), nullptr);

@@ -66,7 +66,8 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
         const Batch batch = t.loader.next();
         t.log.working(step, "micro-step", micro_step, t.batch.grad_accum_steps);
         model.forward(batch.tokens, batch.B, batch.T);
-        model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step, 1.0f / float(t.batch.grad_accum_steps));
+        model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step,
+                       1.0f / float(t.batch.grad_accum_steps));
     }
     t.optimizer.clip(float(t.options.grad_clip));
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
@@ -87,7 +88,9 @@ template <class floatX>
 static void save(Trainer<floatX>& t) {
     if (t.options.output.empty() || t.options.checkpoint_every == 0 || t.saved_step == t.state.step) return;
     const auto flat = [&](StateKind kind) {
-        return kind == StateKind::weights ? t.optimizer.masters() : kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
+        return kind == StateKind::weights ? t.optimizer.masters()
+               : kind == StateKind::m     ? t.optimizer.m.data
+                                          : t.optimizer.v.data;
     };
     const ParamLayout& layout = t.model.layout;
     const auto read = [&](float* host, StateKind kind, Param p, int l) {
@@ -143,10 +146,12 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     }
     save_or_warn(t);
     fail(EXIT_INTERNAL,
-         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr, a longer --warmup or "
-         "--precision fp32 may help",
+         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr, a longer --warmup "
+         "or --precision fp32 may help",
          static_cast<long long>(p.record.step), double(p.record.loss), double(p.record.grad_norm),
-         t.saved_step == t.state.step ? format(" and are saved as of step %lld", static_cast<long long>(t.state.step)).c_str() : "");
+         t.saved_step == t.state.step
+             ? format(" and are saved as of step %lld", static_cast<long long>(t.state.step)).c_str()
+             : "");
 }
 
 template <class floatX>
@@ -171,14 +176,15 @@ static void sample(Trainer<floatX>& t, int64_t step) {
     t.log.sample(step, text);
 }
 
-// What is due before step `step` begins, that is, after `step` updates. Saving comes first: a crash later costs nothing.
+// What is due before step `step` begins, after `step` updates. Saving comes first: a crash later costs nothing.
 template <class floatX>
 static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool stop) {
     const Options& o = t.options;
     const bool last = step == o.steps;
     const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || last); };
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
-    const bool val_due = t.val_loader && due(o.val_every), sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
+    const bool val_due = t.val_loader && due(o.val_every),
+               sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
     if (!save_due && !val_due && !sample_due) return;
     settle_all(t, step);
     if (save_due) stop ? save(t) : save_or_warn(t);
@@ -219,9 +225,9 @@ static void load_state(Trainer<floatX>& t) {
 }
 
 static std::string describe_schedule(const Options& o) {
-    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(),
-                  o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction, static_cast<long long>(o.steps), o.beta1,
-                  o.beta2, o.weight_decay, o.grad_clip);
+    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g",
+                  o.schedule.c_str(), o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction,
+                  static_cast<long long>(o.steps), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_start(const Start& start, const Options& o) {
@@ -250,12 +256,14 @@ static std::string describe_tokenizer(const Start& start) {
 static std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
     return format("%zu shard%s, %s tokens, %s windows of %d: an epoch is %.1f steps", corpus.shards.size(),
                   corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
-                  with_commas(corpus.num_samples).c_str(), corpus.T, double(corpus.num_samples) / double(samples_per_step));
+                  with_commas(corpus.num_samples).c_str(), corpus.T,
+                  double(corpus.num_samples) / double(samples_per_step));
 }
 
 // The table of settings at start-up, and of `plan`.
 template <class floatX>
-static std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device) {
+static std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch,
+                                   const DeviceInfo& device) {
     const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, o.head_rows);
     return {{"model", describe_model(start.config)},
             {"start", describe_start(start, o)},
@@ -273,10 +281,12 @@ static RunInfo run_info(const Options& o, const Start& start, const BatchPlan& b
     info.options = options_json(o);
     info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
     info.libraries = device_libraries();
-    info.data = o.train_data, info.data_fingerprint = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
+    info.data = o.train_data,
+    info.data_fingerprint = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
     info.layers = start.config.L, info.heads = start.config.NH, info.channels = start.config.C;
     info.vocab_size = start.config.V, info.positions = start.config.max_T;
-    info.parameters = count_parameters(start.config), info.tokens_per_step = batch.tokens_per_step, info.steps = o.steps;
+    info.parameters = count_parameters(start.config), info.tokens_per_step = batch.tokens_per_step,
+    info.steps = o.steps;
     info.train_tokens = corpus.tokens, info.seed = o.seed;
     info.flops_per_token = flops_per_token(start.config, batch.T);
     info.peak_flops = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
@@ -290,7 +300,8 @@ static void check_output(const Options& o) {
     make_directories(o.output);
     if (o.resume) return;
     const FoundCheckpoint found = find_latest(o.output);
-    ENSURE(found.dir.empty(), "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
+    ENSURE(found.dir.empty(),
+           "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
            o.output.c_str(), found.dir.c_str());
 }
 
@@ -304,7 +315,7 @@ static void train_loop(Trainer<floatX>& t) {
         between_steps(t, step, first, stop);
         if (stop) break;
         train_step(t, step);
-        settle(t, t.pending[(step + 1) % 2]);                              // the step before, by now long done
+        settle(t, t.pending[(step + 1) % 2]);                                      // the step before, by now long done
         if (event_done(t.pending[step % 2].done)) settle(t, t.pending[step % 2]);  // on the CPU: this one
     }
     settle_all(t, t.state.step);
@@ -347,10 +358,19 @@ static int train(Options o, const std::string& command_line) {
     log.run(info);
 
     AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay)};
-    Trainer<floatX> t = {o, start, batch, log, make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
-                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, o.head_rows), AdamW<floatX>(t.model, adamw),
-                         loader, val_loader.get(), {}, {}};
-    for (PendingStep& p : t.pending) p.host = static_cast<float*>(host_allocate(3 * sizeof(float))), p.done = create_event();
+    Trainer<floatX> t = {o,
+                         start,
+                         batch,
+                         log,
+                         make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
+                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, o.head_rows),
+                         AdamW<floatX>(t.model, adamw),
+                         loader,
+                         val_loader.get(),
+                         {},
+                         {}};
+    for (PendingStep& p : t.pending)
+        p.host = static_cast<float*>(host_allocate(3 * sizeof(float))), p.done = create_event();
     load_state(t);
     if (t.state.step > 0) loader.seek(t.state.position);
     t.saved_step = t.start.resume.empty() ? -1 : t.state.step;
@@ -385,13 +405,17 @@ static int plan(Options o) {
     const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
     rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
     const auto time_of = [&](double share) {
-        std::string text = format("%s per step at %.0f %% of the peak", duration_text(per_step / (share * peak)).c_str(), 100 * share);
-        if (o.steps > 0) text += format(", %s for %s steps", duration_text(double(o.steps) * per_step / (share * peak)).c_str(), with_commas(o.steps).c_str());
+        std::string text =
+            format("%s per step at %.0f %% of the peak", duration_text(per_step / (share * peak)).c_str(), 100 * share);
+        if (o.steps > 0)
+            text += format(", %s for %s steps", duration_text(double(o.steps) * per_step / (share * peak)).c_str(),
+                           with_commas(o.steps).c_str());
         return text;
     };
     if (peak > 0) rows.push_back({"time", time_of(1.0) + "; " + time_of(0.3)});
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
-    rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(), o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),
+                                   o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
     Log log({});
     log.table(rows);
     for (const std::string& line : start.notes) log.note(line);
@@ -400,7 +424,8 @@ static int plan(Options o) {
 
 template <class floatX>
 static void load_model(GPT2<floatX>& model, const Start& start) {
-    load_weights(start.weights, model.layout, [&](const float* host, StateKind, Param p, int l) { model.set_param(p, l, host); });
+    load_weights(start.weights, model.layout,
+                 [&](const float* host, StateKind, Param p, int l) { model.set_param(p, l, host); });
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
 }
 
@@ -415,7 +440,8 @@ static int generate_text(const Options& o) {
     GPT2<floatX> model(start.config, Purpose::generate, 1, start.config.max_T);
     load_model(model, start);
     Sampler sampler;
-    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p), sampler.seed = o.seed;
+    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p),
+    sampler.seed = o.seed;
     for (int i = 0; i < o.num_samples; i++) {
         TerminalText terminal;  // only a terminal has to be protected from control characters
         const bool raw = !stdout_is_terminal();
@@ -449,30 +475,37 @@ static int eval_loss(const Options& o) {
     const double loss = evaluate(model, loader, [last = seconds_now()](int64_t done, int64_t of) mutable {
         if (seconds_now() - last < 1.0) return;
         last = seconds_now();
-        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done), static_cast<long long>(of));
+        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
+                static_cast<long long>(of));
     });
     if (isatty(2)) fprintf(stderr, "\r\033[K");
     printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
-           o.val_data.c_str(), loss, std::exp(loss), with_commas(std::min(loader.num_batches * o.micro_batch, loader.corpus.num_samples)).c_str(), T);
+           o.val_data.c_str(), loss, std::exp(loss),
+           with_commas(std::min(loader.num_batches * o.micro_batch, loader.corpus.num_samples)).c_str(), T);
     return 0;
 }
 
 template <class floatX>
 static int run(const Options& options, const std::string& command_line) {
     switch (options.command) {
-        case Command::train: return train<floatX>(options, command_line);
-        case Command::plan: return plan<floatX>(options);
-        case Command::generate: return generate_text<floatX>(options);
-        case Command::eval: return eval_loss<floatX>(options);
-        default: return EXIT_INTERNAL;
+        case Command::train:
+            return train<floatX>(options, command_line);
+        case Command::plan:
+            return plan<floatX>(options);
+        case Command::generate:
+            return generate_text<floatX>(options);
+        case Command::eval:
+            return eval_loss<floatX>(options);
+        default:
+            return EXIT_INTERNAL;
     }
 }
 
 static int tokenize_text(const Options& o) {
     TokenizeOptions t;
     t.inputs = o.inputs, t.output = o.output, t.tokenizer = o.tokenizer, t.train_bpe = o.train_bpe;
-    t.val_fraction = o.val_fraction, t.val_tokens = o.val_tokens,
-    t.shard_tokens = o.shard_tokens, t.split = o.split, t.text_key = o.text_key;
+    t.val_fraction = o.val_fraction, t.val_tokens = o.val_tokens, t.shard_tokens = o.shard_tokens, t.split = o.split,
+    t.text_key = o.text_key;
     t.threads = o.threads, t.quiet = o.quiet;
     return tokenize(t);
 }

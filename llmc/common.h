@@ -29,8 +29,8 @@ std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void fail(int exit_code, const char* text, ...) __attribute__((format(printf, 2, 3)));
 
 // Refuses arguments or options that cannot work. For what a user can cause; assert() is for what only a bug can break.
-#define ENSURE(condition, ...)                          \
-    do {                                                \
+#define ENSURE(condition, ...)                           \
+    do {                                                 \
         if (!(condition)) fail(EXIT_USAGE, __VA_ARGS__); \
     } while (0)
 
@@ -51,6 +51,6 @@ inline int narrow(int64_t value) {
     return static_cast<int>(value);
 }
 
-std::string with_commas(int64_t n);     // 124439808 -> "124,439,808"
+std::string with_commas(int64_t n);      // 124439808 -> "124,439,808"
 std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
 double seconds_now();                    // monotonic clock

@@ -12,9 +12,9 @@
 using Event = struct CUevent_st*;
 
 struct DeviceInfo {
-    std::string name;         // "NVIDIA H100 80GB HBM3", "2 threads, avx512 + amx"
-    int64_t memory_bytes;     // in all
-    double peak_flops_bf16;   // FLOP/s of the matrix units for the MFU line; 0: not known
+    std::string name;        // "NVIDIA H100 80GB HBM3", "2 threads, avx512 + amx"
+    int64_t memory_bytes;    // in all
+    double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
     std::string peak_source;  // "data sheet", "measured at start"
 };
@@ -22,7 +22,7 @@ struct DeviceInfo {
 // To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
-bool device_has_bf16_units();     // matrix units for bf16: what --precision auto chooses by
+bool device_has_bf16_units();    // matrix units for bf16: what --precision auto chooses by
 std::string device_libraries();  // those that do the products, with versions: "OpenBLAS 0.3.21"
 
 // Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.

@@ -54,6 +54,6 @@ constexpr const char* dtype_name<bf16>() {
 using Stream = struct CUstream_st*;
 
 // Both instances of an operation that is declared in a header: INSTANTIATE(cpu::layernorm_forward);
-#define INSTANTIATE(op)                        \
-    template decltype(op<float>) op<float>;    \
+#define INSTANTIATE(op)                     \
+    template decltype(op<float>) op<float>; \
     template decltype(op<bf16>) op<bf16>

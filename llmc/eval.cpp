@@ -1,7 +1,8 @@
 #include "eval.h"
 
 template <class floatX>
-double evaluate(GPT2<floatX>& model, DataLoader& loader, const std::function<void(int64_t done, int64_t of)>& progress) {
+double evaluate(GPT2<floatX>& model, DataLoader& loader,
+                const std::function<void(int64_t done, int64_t of)>& progress) {
     double sum = 0.0;
     int64_t tokens = 0;
     for (int64_t i = 0; i < loader.num_batches; i++) {

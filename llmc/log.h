@@ -63,7 +63,7 @@ struct Log {
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
-    std::string live_line, step_text;  // what is drawn; the last step's part of it
+    std::string live_line, step_text;                               // what is drawn; the last step's part of it
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
     // lies beyond resume_step (steps, validation and samples from it on, checkpoints after it) and half a last line.

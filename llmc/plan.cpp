@@ -9,10 +9,11 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
     if (global_batch_tokens == 0) global_batch_tokens = once;
     const int64_t below = global_batch_tokens / once * once, above = below + once;
     const bool nearer_below = below > 0 && global_batch_tokens - below < above - global_batch_tokens;
-    ENSURE(global_batch_tokens % once == 0,
-           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %lld",
-           static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
-           world_size == 1 ? "" : "s", static_cast<long long>(nearer_below ? below : above));
+    ENSURE(
+        global_batch_tokens % once == 0,
+        "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %lld",
+        static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
+        world_size == 1 ? "" : "s", static_cast<long long>(nearer_below ? below : above));
     return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / once), global_batch_tokens};
 }
 
@@ -36,13 +37,15 @@ int64_t total_bytes(const std::vector<MemoryItem>& items) {
 std::string describe_memory(const std::vector<MemoryItem>& items) {
     std::string text;
     for (const MemoryItem& item : items)
-        if (item.bytes) text += format("%s%s %s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str());
+        if (item.bytes)
+            text += format("%s%s %s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str());
     return text;
 }
 
 std::string describe_model(const GPT2Config& config) {
-    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d (%d in memory), %s parameters", config.L,
-                  config.NH, config.C, config.max_T, config.V, config.Vp(), with_commas(count_parameters(config)).c_str());
+    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d (%d in memory), %s parameters",
+                  config.L, config.NH, config.C, config.max_T, config.V, config.Vp(),
+                  with_commas(count_parameters(config)).c_str());
 }
 
 std::string describe_batch(const BatchPlan& batch) {

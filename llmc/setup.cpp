@@ -14,7 +14,8 @@ static std::string resolve_init(const std::string& path, std::vector<std::string
     const FoundCheckpoint found = find_latest(path);
     notes.insert(notes.end(), found.notes.begin(), found.notes.end());
     if (found.dir.empty())
-        fail(EXIT_NO_INPUT, "--init %s: neither a Hugging Face directory (no config.json) nor a run's output (no step_*)",
+        fail(EXIT_NO_INPUT,
+             "--init %s: neither a Hugging Face directory (no config.json) nor a run's output (no step_*)",
              path.c_str());
     return found.dir;
 }
@@ -93,11 +94,12 @@ Start find_trained_model(const Options& options, bool need_tokenizer) {
 
 std::string changed_options(const std::string& saved, const std::string& now) {
     // What a run may change freely: where and how often it reports.
-    static constexpr const char* harmless[] = {"stop-after", "resume",   "output",     "threads",   "log-every",
-                                               "progress",   "quiet",    "keep",       "val-every", "val-batches",
-                                               "sample-every", "sample-tokens", "sample-prompt", "checkpoint-every", "init",
-                                               "tokenizer"};
-    const nlohmann::json before = parse_json(saved, "the options in trainer.json"), after = parse_json(now, "the options");
+    static constexpr const char* harmless[] = {"stop-after",    "resume",           "output",       "threads",
+                                               "log-every",     "progress",         "quiet",        "keep",
+                                               "val-every",     "val-batches",      "sample-every", "sample-tokens",
+                                               "sample-prompt", "checkpoint-every", "init",         "tokenizer"};
+    const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
+                         after = parse_json(now, "the options");
     std::string text;
     for (const auto& [name, value] : after.items()) {
         const bool skip = std::find(std::begin(harmless), std::end(harmless), name) != std::end(harmless);

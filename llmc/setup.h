@@ -10,11 +10,11 @@
 
 struct Start {
     GPT2Config config;
-    std::string weights;               // Hugging Face directory or checkpoint; empty: initialized from the seed
-    std::string resume;                // the checkpoint that training continues; empty: a new run
+    std::string weights;  // Hugging Face directory or checkpoint; empty: initialized from the seed
+    std::string resume;   // the checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;
-    std::string tokenizer_path;        // where that was found; empty: nowhere
-    std::vector<std::string> notes;    // lines to print: what was passed over, and why
+    std::string tokenizer_path;      // where that was found; empty: nowhere
+    std::vector<std::string> notes;  // lines to print: what was passed over, and why
 };
 
 // For train and plan: --resume, else --init, else the shape that the options ask for. The vocabulary of a new model is

@@ -16,8 +16,8 @@ struct Shard {
 // Checks magic, version and that the file is exactly as long as its header promises. Missing file: EXIT_NO_INPUT; else
 // EXIT_BAD_DATA with the values and what to do.
 Shard open_shard(const std::string& path);
-// Tokens [begin, begin + count) of the shard. Refuses a token that is not below vocab_size (EXIT_BAD_DATA, with its place)
-// and a file that has become shorter.
+// Tokens [begin, begin + count) of the shard. Refuses a token that is not below vocab_size (EXIT_BAD_DATA, with its
+// place) and a file that has become shorter.
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);
 
 // Files whose names match a shell pattern (or one plain file), sorted; refuses a pattern that matches nothing

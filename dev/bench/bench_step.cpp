@@ -59,9 +59,11 @@ static void bench(const Options& options, const GPT2Config& config) {
         step.end();
         loss = to_host(model.acts.loss, 1)[0];
     }
-    printf("%s B %d T %d %s | %.1f ms = %.0f tok/s | forward %.1f, head and backward %.1f, norm %.1f, update %.1f | loss %.4f\n",
-           dtype_name<floatX>(), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best, forward.best * 1e3,
-           backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
+    printf(
+        "%s B %d T %d %s | %.1f ms = %.0f tok/s | forward %.1f, head and backward %.1f, norm %.1f, update %.1f | loss "
+        "%.4f\n",
+        dtype_name<floatX>(), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best, forward.best * 1e3,
+        backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
 }
 
 int main(int argc, char** argv) try {

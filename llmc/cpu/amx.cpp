@@ -9,6 +9,7 @@
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks: the bits depend
 // neither on the number of threads nor on how the work is split.
+#if defined(__x86_64__)
 #include <omp.h>
 
 #include <algorithm>
@@ -517,3 +518,4 @@ double measure_peak_flops() {
 }
 
 }  // namespace cpu::amx
+#endif

@@ -5,6 +5,7 @@
 // for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled online);
 // backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores, softmax and all
 // sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend on threads.
+#if defined(__x86_64__)
 #include <omp.h>
 
 #include <algorithm>
@@ -367,3 +368,4 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
 }
 
 }  // namespace cpu::amx
+#endif

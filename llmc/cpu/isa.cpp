@@ -50,7 +50,8 @@ static Isa chosen_at_start() {
     if (!wanted || !*wanted) return best_isa();
     for (int i = 0; i < int(std::size(names)); i++)
         if (std::string(wanted) == names[i]) {
-            ENSURE(Isa(i) <= best_isa(), "CPU_ISA=%s, but this machine offers %s at most", wanted, isa_name(best_isa()));
+            ENSURE(Isa(i) <= best_isa(), "CPU_ISA=%s, but this machine offers %s at most", wanted,
+                   isa_name(best_isa()));
             return Isa(i);
         }
     fail(EXIT_USAGE, "CPU_ISA=%s is not known: plain, avx2, avx512 or amx", wanted);

@@ -1,5 +1,5 @@
-// isa.h: which instruction set the CPU operations run on, found once by feature bits, never by the model number: virtual
-// machines report models that do not exist.
+// isa.h: which instruction set the CPU operations run on, found once by feature bits, never by the model number:
+// virtual machines report models that do not exist.
 #pragma once
 
 #include <string>

@@ -63,7 +63,6 @@ void cpu::sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, c
 
 std::string cpu::blas_name() { return "none: this build has no OpenBLAS, and fp32 products are slower"; }
 
-
 namespace {
 
 constexpr int DEPTH = 256;    // of the inner dimension at a time
