@@ -53,7 +53,7 @@ int64_t backward_bytes(int T, int HS) {
 }
 
 // Panels of 32 tokens, the channels inside (pack_rows, pack_rows_as_b), or panels of 32 channels, the tokens inside
-// (pack_columns_as_b): the latter are num_blocks pairs apart.
+// (pack_columns, pack_columns_as_b): the latter are as many pairs apart as there are blocks of tokens.
 template <class Pack>
 void pack_head(bf16* packed, const Head& head, bool tokens_inside, const Pack& pack) {
     const int blocks = panels_of(head.T), channels = head.HS / PANEL;
@@ -70,6 +70,9 @@ void pack_as_a(bf16* packed, const Head& head) {
 }
 void pack_as_b(bf16* packed, const Head& head) {
     pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows_as_b(pair, x); });
+}
+void pack_as_a_tokens_inside(bf16* packed, const Head& head) {
+    pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns(pair, x); });
 }
 void pack_as_b_tokens_inside(bf16* packed, const Head& head) {
     pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns_as_b(pair, x); });
@@ -192,13 +195,17 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
 
 // ---- Backward: with P = exp(scale q k^T - lse), dP = dout v^T and D = row sums of dout * out,
 //      dS = scale P (dP - D), dq = dS k, dk = dS^T q, dv = P^T dout.
+//
+// Blocks of P and dS are computed transposed, a row for each key: as they are, their rows are then A operands for dk
+// and dv, and pairs of rows the B operand for dq^T = k^T dS^T. Only dq has to be turned back, once.
 
-struct RowNumbers {
+// Of the 32 queries of a block.
+struct QueryNumbers {
     alignas(64) float lse[PANEL], D[PANEL];
 };
 
-RowNumbers row_numbers(const Head& out, const Head& dout, const float* lse, int block) {
-    RowNumbers numbers = {};
+QueryNumbers query_numbers(const Head& out, const Head& dout, const float* lse, int block) {
+    QueryNumbers numbers = {};
     for (int r = 0; r < std::min(PANEL, out.T - block * PANEL); r++) {
         const int64_t t = block * PANEL + r;
         __m512 sum = all(0.0f);
@@ -211,20 +218,52 @@ RowNumbers row_numbers(const Head& out, const Head& dout, const float* lse, int 
     return numbers;
 }
 
-// Rows of P and of dS for a 32 x 32 block, as bf16.
-FORCE_INLINE void probabilities(__m512i (&p)[32], __m512i (&ds)[32], const float* s, const float* dp,
-                                const RowNumbers& rows, bool diagonal, float scale) {
-    for (int r = 0; r < PANEL; r++) {
-        const Visible visible(diagonal, r);
-        const __m512 lse = all(rows.lse[r]), D = all(rows.D[r]), f = all(scale);
-        const __m512 x0 = _mm512_fmsub_ps(f, _mm512_load_ps(s + r * PANEL), lse);
-        const __m512 x1 = _mm512_fmsub_ps(f, _mm512_load_ps(s + r * PANEL + 16), lse);
-        const __m512 p0 = _mm512_maskz_mov_ps(visible.first, exp16(x0));
-        const __m512 p1 = _mm512_maskz_mov_ps(visible.last, exp16(x1));
-        p[r] = narrow(p0, p1);
-        ds[r] = narrow(_mm512_mul_ps(_mm512_mul_ps(p0, f), _mm512_sub_ps(_mm512_load_ps(dp + r * PANEL), D)),
-                       _mm512_mul_ps(_mm512_mul_ps(p1, f), _mm512_sub_ps(_mm512_load_ps(dp + r * PANEL + 16), D)));
+// Rows of P^T and dS^T for a key: 32 queries, as bf16.
+struct KeyRow {
+    __m512i p, ds;
+};
+
+FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryNumbers& queries, int key, bool diagonal,
+                            float scale) {
+    const __mmask32 sees = diagonal ? ~0u << key : ~0u;  // queries from the key on
+    __m512 p[2], ds[2];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        const int at = 16 * half;
+        const __m512 x = _mm512_fmsub_ps(all(scale), _mm512_load_ps(s + at), _mm512_load_ps(queries.lse + at));
+        p[half] = _mm512_maskz_mov_ps(__mmask16(sees >> at), exp16(x));
+        ds[half] = _mm512_mul_ps(_mm512_mul_ps(p[half], all(scale)),
+                                 _mm512_sub_ps(_mm512_load_ps(dp + at), _mm512_load_ps(queries.D + at)));
     }
+    return {narrow(p[0], p[1]), narrow(ds[0], ds[1])};
+}
+
+// Panels of A operands for dv and dk, and of the B operand for dq^T, from the sums of a block.
+FORCE_INLINE void probabilities(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* s, const float* dp,
+                                const QueryNumbers& queries, bool diagonal, float scale) {
+    for (int r = 0; r < PANEL; r += 2) {
+        const KeyRow even = key_row(s + r * PANEL, dp + r * PANEL, queries, r, diagonal, scale);
+        const KeyRow odd = key_row(s + (r + 1) * PANEL, dp + (r + 1) * PANEL, queries, r + 1, diagonal, scale);
+        _mm512_store_si512(p_t + r * PANEL, even.p);
+        _mm512_store_si512(p_t + (r + 1) * PANEL, odd.p);
+        _mm512_store_si512(ds_t + r * PANEL, even.ds);
+        _mm512_store_si512(ds_t + (r + 1) * PANEL, odd.ds);
+        for (int half = 0; half < 2; half++)
+            _mm512_store_si512(ds_b + half * TILE + r / 2 * PANEL, interleave(even.ds, odd.ds, half));
+    }
+}
+
+// A 32 x 32 block of sums, turned in place.
+void transpose_block(float* block) {
+    __m512i quarter[2][2][16];
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            for (int r = 0; r < 16; r++) quarter[i][j][r] = _mm512_load_si512(block + (16 * i + r) * PANEL + 16 * j);
+            transpose(quarter[i][j]);
+        }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            for (int r = 0; r < 16; r++) _mm512_store_si512(block + (16 * i + r) * PANEL + 16 * j, quarter[j][i][r]);
 }
 
 struct HeadBackward {
@@ -233,11 +272,12 @@ struct HeadBackward {
     const float* lse;
     int blocks, channels;
     float scale;
-    bf16 *q_a, *dout_a;                 // A operands: a block's channels inside
-    bf16 *k_b, *v_b;                    // B operands: the same
-    bf16 *q_cols, *k_cols, *dout_cols;  // B operands: tokens inside
-    bf16 *p_t, *ds_t, *ds;  // P^T and dS^T of a chunk, panels of keys, queries inside; dS of one block of queries
-    float *dq_sums, *dk_sums, *dv_sums, *s, *dp;
+    bf16 *k_a, *v_a;           // A operands: a block's channels inside
+    bf16 *q_b, *dout_b;        // B operands: the same
+    bf16* k_t;                 // A operand: tokens inside
+    bf16 *q_cols, *dout_cols;  // B operands: the same
+    bf16 *p_t, *ds_t, *ds_b;   // P^T and dS^T of a chunk, panels of keys, queries inside; dS of one block of queries
+    float *dq_t, *dk_sums, *dv_sums, *s, *dp;
 
     HeadBackward(const Head& dq, const Head& dk, const Head& dv, const Head& dout, const Head& out, const float* lse,
                  const Head& q, const Head& k, const Head& v, Arena arena)
@@ -254,19 +294,17 @@ struct HeadBackward {
           channels(q.HS / PANEL),
           scale(1.0f / std::sqrt(float(q.HS))) {
         const int64_t size = int64_t(blocks) * PANEL * q.HS;
-        for (bf16** operand : {&q_a, &dout_a, &k_b, &v_b, &q_cols, &k_cols, &dout_cols})
-            *operand = arena.take<bf16>(size);
+        for (bf16** operand : {&k_a, &v_a, &q_b, &dout_b, &k_t, &q_cols, &dout_cols}) *operand = arena.take<bf16>(size);
         for (bf16** operand : {&p_t, &ds_t}) *operand = arena.take<bf16>(int64_t(CHUNK) * CHUNK * BLOCK);
-        ds = arena.take<bf16>(CHUNK * BLOCK);
-        dq_sums = arena.take<float>(size);
+        ds_b = arena.take<bf16>(CHUNK * BLOCK);
+        dq_t = arena.take<float>(size);
         for (float** sums : {&dk_sums, &dv_sums}) *sums = arena.take<float>(int64_t(CHUNK) * PANEL * q.HS);
         for (float** block : {&s, &dp}) *block = arena.take<float>(BLOCK);
     }
 
     void run() {
-        pack_as_a(q_a, q), pack_as_a(dout_a, dout), pack_as_b(k_b, k), pack_as_b(v_b, v);
-        pack_as_b_tokens_inside(q_cols, q), pack_as_b_tokens_inside(k_cols, k),
-            pack_as_b_tokens_inside(dout_cols, dout);
+        pack_as_a(k_a, k), pack_as_a(v_a, v), pack_as_b(q_b, q), pack_as_b(dout_b, dout);
+        pack_as_a_tokens_inside(k_t, k), pack_as_b_tokens_inside(q_cols, q), pack_as_b_tokens_inside(dout_cols, dout);
         for (int j0 = 0; j0 < blocks; j0 += CHUNK) {
             const int j1 = std::min(blocks, j0 + CHUNK);
             for (int i0 = j0; i0 < blocks; i0 += CHUNK) {
@@ -283,23 +321,21 @@ struct HeadBackward {
 
     // P^T and dS^T of query block i and keys j0 ... j1 - 1, and what they add to dq.
     void queries(int i, int i0, int j0, int j1) {
-        const RowNumbers rows = row_numbers(out, dout, lse, i);
+        const QueryNumbers numbers = query_numbers(out, dout, lse, i);
         for (int j = j0; j < j1; j++) {
-            multiply_panels(s, q_a + int64_t(i) * channels * TILE_PAIR, k_b + int64_t(j) * channels * TILE_PAIR,
+            multiply_panels(s, k_a + int64_t(j) * channels * TILE_PAIR, q_b + int64_t(i) * channels * TILE_PAIR,
                             channels, false);
-            multiply_panels(dp, dout_a + int64_t(i) * channels * TILE_PAIR, v_b + int64_t(j) * channels * TILE_PAIR,
+            multiply_panels(dp, v_a + int64_t(j) * channels * TILE_PAIR, dout_b + int64_t(i) * channels * TILE_PAIR,
                             channels, false);
-            __m512i p_rows[32], ds_rows[32];
-            probabilities(p_rows, ds_rows, s, dp, rows, i == j, scale);
-            pack_rows(ds + (j - j0) * TILE_PAIR, ds_rows);
             const int64_t at = (int64_t(j - j0) * CHUNK + i - i0) * TILE_PAIR;
-            pack_columns(p_t + at, p_rows);
-            pack_columns(ds_t + at, ds_rows);
+            probabilities(p_t + at, ds_t + at, ds_b + (j - j0) * TILE_PAIR, s, dp, numbers, i == j, scale);
         }
-        float* sums = dq_sums + int64_t(i) * channels * BLOCK;
+        float* sums = dq_t + int64_t(i) * channels * BLOCK;
         for (int c = 0; c < channels; c++)
-            multiply_panels(sums + c * BLOCK, ds, k_cols + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0, j0 > 0);
-        if (j1 == i + 1) store_block(dq, i, sums);
+            multiply_panels(sums + c * BLOCK, k_t + (int64_t(c) * blocks + j0) * TILE_PAIR, ds_b, j1 - j0, j0 > 0);
+        if (j1 < i + 1) return;
+        for (int c = 0; c < channels; c++) transpose_block(sums + c * BLOCK);
+        store_block(dq, i, sums);
     }
 
     // What the query blocks i0 ... i1 - 1 add to dk and dv of key block j.
