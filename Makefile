@@ -62,6 +62,7 @@ LIB_SOURCES  := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
 LIB_OBJECTS  := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
+EMU_TESTS    := $(patsubst dev/test/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/test_*.cu))
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
 # Code that runs once or in tests, with headers that take the optimizer long.
@@ -76,7 +77,7 @@ $(BUILD)/llmc/cpu/avx512.o: CXXFLAGS += $(AVX512)
 $(BUILD)/llmc/cpu/amx.o $(BUILD)/llmc/cpu/amx_attention.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 endif
 
-.PHONY: all found tests bench fuzz test clean help
+.PHONY: all found tests emulator bench fuzz test clean help
 all: found train_gpt2 test_gpt2
 
 found:
@@ -112,6 +113,29 @@ $(BUILD)/%.o: %.cu Makefile
 	$(call say,CXX   $<)
 	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 
+# CUDA sources as a CPU runs them. The emulator's own files are never instrumented: they tell a sanitizer, if one is
+# linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
+EMUFLAGS := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing
+EMU_LIB  := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart)
+
+$(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/%.o $(EMU_LIB) $(BUILD)/dev/test/main.o
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
+
+# The emulator's own test needs nothing of the model.
+$(BUILD)/emulator/test_simt: $(BUILD)/llmc/common.o
+$(filter-out %/test_simt,$(EMU_TESTS)): $(BUILD)/libllmc.a
+
+$(BUILD)/emulator/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $< (emulator))
+	$(Q)$(CXX) $(EMUFLAGS) $(filter -fsanitize=%,$(CXXFLAGS)) -MMD -MP -x c++ -include dev/simt/emulator.h -c $< -o $@
+
+$(BUILD)/emulator/dev/simt/%.o: dev/simt/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $<)
+	$(Q)$(CXX) $(EMUFLAGS) -O2 -MMD -MP -c $< -o $@
+
 # Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is linked with.
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) -pthread -fsanitize=address,undefined
 fuzz_sources = $(shell sed -n '1s@^// sources: @@p' $(1:build/fuzz/%=dev/fuzz/%.cpp))
@@ -127,6 +151,7 @@ build/fuzz/%.o: %.cpp Makefile
 	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
 tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2
+emulator: $(EMU_TESTS)
 bench: $(BENCHES)
 fuzz: $(FUZZERS)
 
@@ -140,6 +165,7 @@ help:
 	@echo "make                          train_gpt2 and test_gpt2, into build/<config>/ and linked here"
 	@echo "make test                     build and run every test (./scripts/test.sh)"
 	@echo "make tests                    build the test programs, build/<config>/test_*"
+	@echo "make emulator                 build the tests of the CUDA kernels for a CPU, build/<config>/emulator/test_*"
 	@echo "make bench                    build the benchmarks, build/<config>/bench_*"
 	@echo "make fuzz                     build the fuzzers with clang's libFuzzer, build/fuzz/*"
 	@echo "make clean                    remove build/"

@@ -2,15 +2,20 @@
 # test.sh [WORD...]: builds and runs every test; with words only the programs whose names contain one of them.
 #
 # First the release build: unit tests (build/release/test_*), the whole model against its reference (test_gpt2), the
-# command line (dev/test/test_*.sh). Then the quick unit tests under AddressSanitizer and UndefinedBehaviorSanitizer, and
-# with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed", in test cases; a crash
-# or a hang is one that failed.
+# command line (dev/test/test_*.sh), CUDA kernels in the emulator (dev/test/test_*.cu). Then the quick unit tests and the
+# kernels under AddressSanitizer and UndefinedBehaviorSanitizer, the emulator's under ThreadSanitizer too, by clang where
+# there is one, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed", in
+# test cases; a crash or a hang is one that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 export OMP_WAIT_POLICY=passive  # tests start many small parallel regions, and may share the machine
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 logs=build/test_logs
+kernels=()
+if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks as x86-64 does it
+    mapfile -t kernels < <(for source in dev/test/test_*.cu; do basename "$source" .cu; done)
+fi
 words=("$@")
 passed=0 failed=0 failures=()
 
@@ -80,12 +85,13 @@ heading "packages"
 if [ "$FUZZ_SECONDS" = 0 ]; then ./scripts/install.sh; else ./scripts/install.sh clang; fi || exit 1
 mkdir -p $logs
 
-build "release" all tests
+build "release" all tests "${kernels[@]/#/build/release/emulator/}"
 heading "unit tests"
 for source in dev/test/test_*.cpp; do
     name=$(basename "$source" .cpp)
     run "$name" 300 "build/release/$name"
 done
+for name in "${kernels[@]}"; do run "$name" 120 "build/release/emulator/$name"; done
 heading "the whole model"
 run test_gpt2 300 ./test_gpt2
 heading "the command line"
@@ -97,9 +103,20 @@ done
 slow='^test_(checkpoint|matmul|tokenize)$'
 folder=build/address+undefined
 mapfile -t names < <(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow")
-build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}"
+build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}" "${kernels[@]/#/$folder/emulator/}"
 heading "unit tests under address,undefined"
 for name in "${names[@]}"; do run "sanitized/$name" 300 "$folder/$name"; done
+
+for name in "${kernels[@]}"; do run "sanitized/$name" 120 "$folder/emulator/$name"; done
+
+if [ ${#kernels[@]} != 0 ]; then
+    compiler=${CXX:-g++}
+    if command -v clang++ >/dev/null; then compiler=clang++; fi  # its ThreadSanitizer is many times faster with fibers
+    folder=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$compiler")" ;; esac)
+    build "thread" SANITIZE=thread CXX="$compiler" "$folder/emulator/test_simt"
+    heading "the emulator under thread"
+    run thread/test_simt 120 "$folder/emulator/test_simt"
+fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then
     build "fuzzers" fuzz

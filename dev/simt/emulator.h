@@ -1,0 +1,351 @@
+// emulator.h: runs CUDA kernels on a CPU and reports their mistakes. It stands in for nvcc's built-in names and for the
+// CUDA runtime, needs neither CUDA nor a GPU, and comes in front of a .cu or .cuh file by `-x c++ -include`.
+//
+// Every CUDA thread is a fiber on the host's one thread, so a kernel runs the same way each time. What it reports
+// itself, with the place in the source, ends the program: divergence at barriers and in warp operations, deadlock,
+// misaligned 16-byte accesses, damaged red zones around shared variables and device arrays, copies in the wrong
+// direction, cp.async never waited for, memory, streams and events left at exit. Uninitialised memory reads as NaN
+// (bytes of 0xff), and a device pointer that the host dereferences faults. The sanitizers see the rest:
+// AddressSanitizer each access out of bounds or after cudaFree, MemorySanitizer values that nobody wrote, and
+// ThreadSanitizer, to which each fiber is a thread, a missing __syncthreads, __syncwarp, __threadfence, atomic, event
+// or synchronisation, with both lines.
+//
+// What it cannot see: a GPU's rounding (FMA, __expf, the order inside mma), its speed, waiting loops between threads
+// (fibers are not preempted), and instructions that simt.h has no wrapper for.
+//
+// Environment, or simt::config:
+//   SIMT_ORDER=forward|reverse|random[:SEED]   in which threads of a block, and blocks, take turns [forward]
+//   SIMT_CP_ASYNC=lazy|eager                   cp.async lands when it is waited for, or at once [lazy]
+//   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, streams mixed [now]
+#pragma once
+#define SIMT_EMULATOR 1
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+// The emulator must own this memory to poison it, and nvcc's keyword would silently make it local to each thread.
+#define __shared__ static_assert(false, "write SHARED(name, type)");
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+struct CUstream_st;
+struct CUevent_st;
+
+namespace simt {
+
+enum class Order { forward, reverse, random };
+
+struct Config {
+    Order order = Order::forward;
+    uint64_t order_seed = 1;
+    bool eager_cp_async = false;
+    bool deferred_streams = false;
+    uint64_t stream_seed = 1;
+};
+extern Config config;
+
+// Where an operation stands in the source. As a default argument it names the caller's line, whatever is inlined or
+// unrolled; lanes that meet compare it.
+struct Site {
+    const char* file;
+    int line;
+};
+#define SIMT_SITE ::simt::Site site = {__builtin_FILE(), __builtin_LINE()}
+
+// Prints what is wrong, where, and who waits for what; ends the program.
+[[noreturn]] void report(const char* what, Site site);
+
+// Defined in emulator.cpp, which is never instrumented: arguments go by value where they can, so that it does not read
+// memory of the kernel behind a sanitizer's back.
+int block_barrier(bool vote, Site site);  // returns the number of votes
+void warp_barrier(unsigned mask, Site site);
+uint64_t shuffle(unsigned mask, uint64_t bits, int source_lane, Site site);
+unsigned ballot(unsigned mask, bool vote, Site site);
+unsigned match(unsigned mask, uint64_t bits, Site site);
+void mma(float* acc, const uint32_t* a, const uint32_t* b, Site site);
+void ldmatrix(uint32_t* registers, bool transpose, uint64_t low, uint64_t high, Site site);
+int lane();
+void fence();
+void acquire_fences();
+
+void* shared_variable(const void* key, const char* name, size_t bytes, size_t align);
+void* dynamic_shared_memory();
+bool is_shared(const void* p, size_t bytes);
+
+struct Copy {
+    void* to;
+    const void* from;
+};
+void cp_async_begin(Copy copy, Site site);
+void cp_async_commit();
+bool cp_async_next(int groups_kept, Copy* copy);  // the next copy that has to land; false: no more
+
+// A kernel with its arguments, owned by the stream until the host has waited for it.
+struct Call {
+    virtual ~Call() = default;
+    virtual void run() = 0;  // as one CUDA thread
+};
+void enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, struct CUstream_st* stream, Site site);
+
+// A stream argument that knows where the launch is.
+struct StreamAt {
+    struct CUstream_st* stream;
+    Site site;
+    StreamAt(struct CUstream_st* stream, SIMT_SITE) : stream(stream), site(site) {}
+};
+
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt at,
+            std::type_identity_t<P>... args) {
+    struct Bound : Call {
+        void (*kernel)(P...);
+        std::tuple<P...> args;
+        Bound(void (*kernel)(P...), P... args) : kernel(kernel), args(args...) {}
+        void run() override { std::apply(kernel, args); }
+    };
+    enqueue(new Bound(kernel, args...), grid, block, shared_bytes, at.stream, at.site);
+}
+
+template <class T>
+T* dynamic_shared() {
+    return static_cast<T*>(dynamic_shared_memory());
+}
+
+template <class T>
+T shuffle_as(unsigned mask, T value, int source_lane, Site site) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    bits = shuffle(mask, bits, source_lane, site);
+    std::memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+inline void check_aligned_16(const void* p, const char* what, Site site) {
+    if (reinterpret_cast<uintptr_t>(p) % 16 != 0) report(what, site);
+}
+
+}  // namespace simt
+
+// The static of the lambda is one key per declaration and per template instance.
+#define SHARED(name, ...)                                                                  \
+    auto& name = *static_cast<std::type_identity_t<__VA_ARGS__>*>(::simt::shared_variable( \
+        [] {                                                                               \
+            static const char key = 0;                                                     \
+            return &key;                                                                   \
+        }(),                                                                               \
+        #name, sizeof(std::type_identity_t<__VA_ARGS__>), alignof(std::type_identity_t<__VA_ARGS__>)))
+
+// Barriers, shuffles and votes.
+
+inline void __syncthreads(SIMT_SITE) { simt::block_barrier(false, site); }
+inline int __syncthreads_count(int predicate, SIMT_SITE) { return simt::block_barrier(predicate, site); }
+inline int __syncthreads_or(int predicate, SIMT_SITE) { return simt::block_barrier(predicate, site) != 0; }
+inline int __syncthreads_and(int predicate, SIMT_SITE) { return simt::block_barrier(!predicate, site) == 0; }
+inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_SITE) { simt::warp_barrier(mask, site); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = warpSize, SIMT_SITE) {
+    const int segment = simt::lane() & ~(width - 1);
+    return simt::shuffle_as(mask, value, segment + (source & (width - 1)), site);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, SIMT_SITE) {
+    const int lane = simt::lane(), source = lane ^ lane_mask, end = (lane & ~(width - 1)) + width;
+    return simt::shuffle_as(mask, value, source < end ? source : lane, site);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, SIMT_SITE) {
+    const int lane = simt::lane(), source = lane + int(delta), end = (lane & ~(width - 1)) + width;
+    return simt::shuffle_as(mask, value, source < end ? source : lane, site);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, SIMT_SITE) {
+    const int lane = simt::lane(), source = lane - int(delta), begin = lane & ~(width - 1);
+    return simt::shuffle_as(mask, value, source >= begin ? source : lane, site);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, predicate, site); }
+inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, predicate, site) != 0; }
+inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, !predicate, site) == 0; }
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value, SIMT_SITE) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    return simt::match(mask, bits, site);
+}
+
+// Atomics and fences. CUDA's atomics are relaxed; ThreadSanitizer knows no fences, so atomics acquire what fences
+// release.
+
+namespace simt {
+template <class T, class F>
+T atomic_update(T* p, F updated) {
+    std::atomic_ref<T> word(*p);
+    T old = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(old, updated(old), std::memory_order_relaxed)) {
+    }
+    acquire_fences();
+    return old;
+}
+}  // namespace simt
+
+template <class T>
+T atomicAdd(T* p, std::type_identity_t<T> value) {
+    return simt::atomic_update(p, [=](T old) { return T(old + value); });
+}
+template <class T>
+T atomicMax(T* p, std::type_identity_t<T> value) {
+    return simt::atomic_update(p, [=](T old) { return old < value ? value : old; });
+}
+template <class T>
+T atomicMin(T* p, std::type_identity_t<T> value) {
+    return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
+}
+template <class T>
+T atomicExch(T* p, std::type_identity_t<T> value) {
+    return simt::atomic_update(p, [=](T) { return value; });
+}
+template <class T>
+T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+    return simt::atomic_update(p, [=](T old) { return old == expected ? value : old; });
+}
+inline unsigned atomicInc(unsigned* p, unsigned limit) {
+    return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
+}
+inline void __threadfence() { simt::fence(); }
+inline void __threadfence_block() { simt::fence(); }
+
+// Device functions that a host compiler lacks.
+
+template <class T>
+T __ldg(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+    return *p;
+}
+template <class T>
+void __stcs(T* p, const std::type_identity_t<T>& value) {
+    *p = value;
+}
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+// glibc's math.h declares these two, but nobody defines them.
+extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
+extern "C" inline float __logf(float x) noexcept { return std::log(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+
+// The CUDA runtime, as far as llmc/cuda uses it. The null stream is a stream like the others: it waits for none of
+// them.
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault,
+};
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
+};
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
+
+cudaError_t cudaMalloc(void** p, size_t bytes, SIMT_SITE);
+template <class T>
+cudaError_t cudaMalloc(T** p, size_t bytes, SIMT_SITE) {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes, site);
+    *p = static_cast<T*>(memory);
+    return error;
+}
+cudaError_t cudaFree(void* p, SIMT_SITE);
+cudaError_t cudaMallocHost(void** p, size_t bytes);
+template <class T>
+cudaError_t cudaMallocHost(T** p, size_t bytes) {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMallocHost(&memory, bytes);
+    *p = static_cast<T*>(memory);
+    return error;
+}
+cudaError_t cudaFreeHost(void* p);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, SIMT_SITE);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr, SIMT_SITE);
+cudaError_t cudaMemset(void* p, int value, size_t bytes, SIMT_SITE);
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream = nullptr, SIMT_SITE);
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);

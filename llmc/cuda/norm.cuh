@@ -1,0 +1,55 @@
+// norm.cuh: the global gradient norm and the factor that clips it.
+//
+// A block sums a fixed part of the gradients, and one block the sums of the blocks: the order depends on the count
+// alone, there are no atomics, and the same gradients give the same bits. 4*count bytes are read once, which bounds the
+// time (498 MB for 124M parameters).
+#pragma once
+#include <cmath>
+
+#include "../device.h"
+#include "../ops.h"
+#include "simt.h"
+
+constexpr int NORM_THREADS = 512, NORM_MAX_BLOCKS = 1024;
+
+// partial[blockIdx.x] = sum of x^2 over the block's part: per_block numbers, a multiple of 4.
+__global__ void __launch_bounds__(NORM_THREADS)
+    squares_kernel(float* partial, const float* x, int64_t count, int64_t per_block) {
+    using V = Vec<float>;
+    const int64_t begin = int64_t(blockIdx.x) * per_block, end = begin + per_block < count ? begin + per_block : count;
+    float sum = 0.0f;
+    int64_t i = begin + threadIdx.x * V::size;
+    for (; i + V::size <= end; i += NORM_THREADS * V::size) {
+        const V v = load128(x + i);  // AdamW reads it next: what the second-level cache can keep of it, it should
+        for (int k = 0; k < V::size; k++) sum += v[k] * v[k];
+    }
+    for (; i < end; i++) sum += x[i] * x[i];  // the last few: one thread has them
+    const float total = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+__global__ void __launch_bounds__(NORM_MAX_BLOCKS) sum_partials_kernel(float* out, const float* partial, int count) {
+    const float total = block_sum(int(threadIdx.x) < count ? partial[threadIdx.x] : 0.0f);
+    if (threadIdx.x == 0) *out = total;
+}
+
+__global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, float max_norm) {
+    if (threadIdx.x > 0) return;
+    const float n = sqrtf(*squares);
+    const bool stopped = std::isnan(*factor) || !std::isfinite(n);
+    *norm = n;
+    *factor = stopped ? nanf("") : max_norm > 0.0f && n > max_norm ? max_norm / n : 1.0f;
+}
+
+inline void gpu::sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
+    constexpr int64_t step = NORM_THREADS * Vec<float>::size;
+    const int64_t per_block = round_up(ceil_div(count > 0 ? count : 1, int64_t(NORM_MAX_BLOCKS)), step);
+    const int blocks = count > 0 ? int(ceil_div(count, per_block)) : 1;
+    float* partial = static_cast<float*>(device_scratch(NORM_MAX_BLOCKS * sizeof(float)));
+    simt::launch(squares_kernel, blocks, NORM_THREADS, 0, stream, partial, x, count, per_block);
+    simt::launch(sum_partials_kernel, 1, NORM_MAX_BLOCKS, 0, stream, out, partial, blocks);
+}
+
+inline void gpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream stream) {
+    simt::launch(clip_factor_kernel, 1, WARP_SIZE, 0, stream, norm, factor, squares, max_norm);
+}

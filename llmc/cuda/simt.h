@@ -1,0 +1,228 @@
+// simt.h: what kernels are written with: launches, shared memory, 16-byte vectors, sums over warps and blocks,
+// tensor-core and copy instructions. All PTX of the program is here.
+//
+// nvcc compiles the first half for a GPU. A plain C++ compiler takes the second and runs the same kernels on a CPU,
+// where mistakes are reported: that build puts the emulator's header in front of every file.
+//
+// What a kernel keeps to, so that both agree: blocks are multiples of 32 threads; masks are full or come from a ballot;
+// no thread returns before a __syncthreads of its kernel; a shuffle orders no memory, so __syncwarp stands between the
+// shared-memory phases of a warp; no thread waits in a loop for another.
+#pragma once
+#include "../common.h"
+#include "../dtype.h"
+
+#include <type_traits>
+
+constexpr int WARP_SIZE = 32;
+constexpr unsigned FULL_MASK = 0xffffffffu;
+
+// 16 bytes of T: the widest access of a thread.
+template <class T>
+struct alignas(16) Vec {
+    static constexpr int size = 16 / sizeof(T);
+    T values[size];
+    HOST_DEVICE T& operator[](int i) { return values[i]; }
+    HOST_DEVICE const T& operator[](int i) const { return values[i]; }
+};
+
+#if defined(__CUDACC__)
+
+#include <cuda_runtime.h>
+
+// In front of a loop over an array that must stay in registers.
+#define UNROLL _Pragma("unroll")
+
+// SHARED(tile, float[32][33]): a variable of the block.
+#define SHARED(name, ...) __shared__ std::type_identity_t<__VA_ARGS__> name
+
+namespace simt {
+
+// The shared memory that the launch asked for, aligned to 16 bytes.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
+    return reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
+// Queues kernel(args...) on the stream.
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, Stream stream,
+            std::type_identity_t<P>... args) {
+    constexpr int granted_to_all = 48 * 1024;
+    cudaError_t error = cudaSuccess;
+    if (shared_bytes > granted_to_all)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+    if (error == cudaSuccess) {
+        kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
+        error = cudaGetLastError();
+    }
+    if (error != cudaSuccess)
+        fail(EXIT_INTERNAL, "launch of (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s",
+             grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
+             cudaGetErrorString(error));
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+}  // namespace simt
+
+template <class T>
+__device__ __forceinline__ Vec<T> load128(const T* p) {
+    return __builtin_bit_cast(Vec<T>, *reinterpret_cast<const int4*>(p));
+}
+// "cs" streams: evicted first, for what is not read again soon.
+template <class T>
+__device__ __forceinline__ Vec<T> load128cs(const T* p) {
+    return __builtin_bit_cast(Vec<T>, __ldcs(reinterpret_cast<const int4*>(p)));
+}
+template <class T>
+__device__ __forceinline__ void store128(T* p, Vec<T> v) {
+    *reinterpret_cast<int4*>(p) = __builtin_bit_cast(int4, v);
+}
+template <class T>
+__device__ __forceinline__ void store128cs(T* p, Vec<T> v) {
+    __stcs(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
+}
+
+// acc (16, 8) += A (16, 16) * B (16, 8), bf16 in, float out, by a whole warp. With g = lane / 4 and t = lane % 4 * 2 a
+// lane holds, in pairs of columns (A, acc) or rows (B), the even one in the low half:
+//   a[0] = A[g][t..]   a[1] = A[g + 8][t..]   a[2] = A[g][t + 8..]   a[3] = A[g + 8][t + 8..]
+//   b[0] = B[t..][g]   b[1] = B[t + 8..][g]   acc[0..1] = acc[g][t..]   acc[2..3] = acc[g + 8][t..]
+__device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory: lane 8 j + i names row i of matrix j (16 bytes, aligned),
+// and gets in r[j] the two elements [g][t..] of matrix j, or of its transpose.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(simt::shared_address(row))
+                 : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(simt::shared_address(row))
+                 : "memory");
+}
+
+// Starts a copy of 16 bytes to shared memory. A commit closes a group of copies; cp_async_wait<N> waits until at most N
+// groups of this thread are under way. The other threads see the bytes after a barrier behind the wait.
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(simt::shared_address(shared)), "l"(global)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+#elif defined(SIMT_EMULATOR)  // SHARED, dynamic_shared and launch are the emulator's
+
+#define UNROLL
+
+template <class T>
+Vec<T> load128(const T* p, SIMT_SITE) {
+    simt::check_aligned_16(p, "misaligned 16-byte load", site);
+    Vec<T> v;
+    std::memcpy(&v, p, 16);
+    return v;
+}
+template <class T>
+Vec<T> load128cs(const T* p, SIMT_SITE) {
+    return load128(p, site);
+}
+template <class T>
+void store128(T* p, Vec<T> v, SIMT_SITE) {
+    simt::check_aligned_16(p, "misaligned 16-byte store", site);
+    std::memcpy(p, &v, 16);
+}
+template <class T>
+void store128cs(T* p, Vec<T> v, SIMT_SITE) {
+    store128(p, v, site);
+}
+
+inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
+    simt::mma(acc, a, b, site);
+}
+
+template <bool TRANSPOSE>
+void ldmatrix_rows(uint32_t (&r)[4], const void* row, simt::Site site) {
+    simt::check_aligned_16(row, "ldmatrix: a row is not 16-byte aligned", site);
+    if (!simt::is_shared(row, 16)) simt::report("ldmatrix: a row is not in shared memory", site);
+    uint64_t bits[2];
+    std::memcpy(bits, row, 16);  // here, where the sanitizers see it
+    for (uint32_t& pair : r) pair = 0;
+    simt::ldmatrix(r, TRANSPOSE, bits[0], bits[1], site);
+}
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix_rows<false>(r, row, site); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix_rows<true>(r, row, site); }
+
+inline void cp_async_16(void* shared, const void* global, SIMT_SITE) {
+    simt::check_aligned_16(shared, "cp.async: the destination is not 16-byte aligned", site);
+    simt::check_aligned_16(global, "cp.async: the source is not 16-byte aligned", site);
+    if (!simt::is_shared(shared, 16)) simt::report("cp.async: the destination is not in shared memory", site);
+    if (simt::config.eager_cp_async) std::memcpy(shared, global, 16);
+    simt::cp_async_begin({shared, global}, site);
+}
+inline void cp_async_commit() { simt::cp_async_commit(); }
+template <int N>
+void cp_async_wait() {
+    simt::Copy copy{};
+    while (simt::cp_async_next(N, &copy))
+        if (!simt::config.eager_cp_async) std::memcpy(copy.to, copy.from, 16);
+}
+
+#else
+#error "neither nvcc nor the emulator compiles this file"
+#endif
+
+// Sums and maxima, in an order that is always the same; every lane or thread gets the result. A maximum drops NaN.
+
+__device__ inline float warp_sum(float x) {
+    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_MASK, x, distance);
+    return x;
+}
+__device__ inline float warp_max(float x) {
+    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, distance));
+    return x;
+}
+
+// Of all threads of a one-dimensional block, all of which must call it.
+__device__ inline float block_sum(float x) {
+    SHARED(partial, float[WARP_SIZE]);
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    x = warp_sum(x);
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? partial[lane] : 0.0f);
+    __syncthreads();  // the next call writes partial again
+    return x;
+}
+__device__ inline float block_max(float x) {
+    SHARED(partial, float[WARP_SIZE]);
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    x = warp_max(x);
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? partial[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+// Blocks that cover count elements, per_block each.
+inline dim3 blocks_for(int64_t count, int64_t per_block) { return dim3(unsigned(ceil_div(count, per_block))); }
+
+// run(c) with c, of 1 to MOST, as a constant: a kernel's template argument.
+template <int MOST, class Run>
+void with_constant(int c, const Run& run) {
+    if constexpr (MOST > 1)
+        if (c < MOST) return with_constant<MOST - 1>(c, run);
+    run(std::integral_constant<int, MOST>{});
+}
