@@ -6,11 +6,8 @@ set -euo pipefail
 packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev curl ca-certificates
           python3 python3-numpy python3-matplotlib "$@")
 
-# Several packages provide the same library; the first is ours: its threads are those of the rest of the program.
-blas=(libopenblas-openmp-dev libopenblas-dev libopenblas-pthread-dev libopenblas-serial-dev)
-
 if ! command -v apt-get >/dev/null; then
-    echo "install.sh: no apt-get here; make needs g++ (12 or newer) or clang++ (14), GNU make, OpenBLAS, CLI11, doctest,"
+    echo "install.sh: no apt-get here; make needs g++ (12 or newer) or clang++ (14), GNU make, CLI11, doctest,"
     echo "  nlohmann-json and xxHash with their headers, scripts/plot.py wants python3 with matplotlib"
     exit 0
 fi
@@ -24,15 +21,11 @@ for package in "${packages[@]}"; do
     case $package in g++ | make | clang | curl | python3) command -v "$package" >/dev/null && continue ;; esac
     installed "$package" || missing+=("$package")
 done
-has_blas=0
-for package in "${blas[@]}"; do if installed "$package"; then has_blas=1; fi; done
-
-if [ ${#missing[@]} = 0 ] && [ $has_blas = 1 ]; then exit 0; fi
+if [ ${#missing[@]} = 0 ]; then exit 0; fi
 
 as_root=()
 if [ "$(id -u)" != 0 ]; then
     if ! command -v sudo >/dev/null; then
-        [ $has_blas = 1 ] || missing+=("${blas[0]}")
         echo "install.sh: neither root nor sudo; ask an administrator for: apt-get install ${missing[*]}" >&2
         exit 1
     fi
@@ -52,15 +45,6 @@ update() {
     updated=1
 }
 for package in g++ "${missing[@]}"; do available "$package" || update; done
-if [ $has_blas = 0 ]; then
-    for package in "${blas[@]}"; do
-        if available "$package"; then
-            missing+=("$package")
-            break
-        fi
-    done
-fi
-
 echo "install.sh: installing ${missing[*]}"
 install() { apt install --yes --no-install-recommends "${missing[@]}" >/dev/null; }
 if ! install; then

@@ -1,25 +1,16 @@
 // matmul.h: what the forms of the matrix products share with each other and with device.cpp.
 //
 // matmul.cpp       the definition (cpu::plain), which form runs, and the working memory of all operations
-// matmul_fp32.cpp  fp32 products, and bf16 ones by widening panels to fp32
-// sgemm.cpp        the single-threaded fp32 product under those: OpenBLAS, or our own where it is not built in
+// matmul_fp32.cpp  fp32 products, and bf16 ones widened to fp32
+// strips.h         the loops of those, compiled for each instruction set
 // amx.cpp          bf16 products on AMX tiles
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "../ops.h"
 
 namespace cpu {
-
-std::string blas_name();  // the library behind sgemm
-
-// c (M, N) = a (M, K) b (K, N) + beta c, on the calling thread. Row-major; a_transposed: a is stored (K, M),
-// b_transposed: b is stored (N, K). lda, ldb, ldc: elements from one stored row to the next. beta is 0 or 1; with 0, c
-// is not read.
-void sgemm(float* c, int ldc, const float* a, bool a_transposed, int lda, const float* b, bool b_transposed, int ldb,
-           int M, int N, int K, float beta);
 
 // FLOP/s of the innermost product on operands in the near caches, on all threads: what MFU is a share of. Takes 0.05 s.
 // For bf16: of the AMX tiles, or of the fp32 product where there are none.
@@ -38,7 +29,7 @@ double peak_of(const Run& run, double flop) {
     return best;
 }
 
-namespace fast {  // by sgemm(): float itself, bf16 in panels widened to float
+namespace fast {  // by strips: float itself, bf16 widened to float
 
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC);

@@ -1,230 +1,161 @@
-// matmul_fp32.cpp: fp32 products, and bf16 ones where there are no matrix units, by widening panels to fp32.
+// matmul_fp32.cpp: fp32 products, and bf16 ones where there are no matrix units, widened to fp32 where they are packed.
 //
-// The result is split into tasks whose sizes depend on the shape alone, and each is computed by one thread: the bits do
-// not depend on the number of threads. A bf16 task widens at most a (TASK_ROWS, PANEL) and a (TASK_COLUMNS, PANEL)
-// panel at a time and adds the products of the panels in fp32, so results are rounded once and the working memory is
-// bounded. Bias, GELU and its derivative are applied to a task's result while it is in the cache.
+// The operands are copied into strips, in the order in which the innermost product (strips.h) reads them: DEPTH of
+// the inner dimension at a time, b by all threads together, a by each thread for its own task. Strips of b go through
+// the first-level cache, a task's strips of a stay in the second (Goto and van de Geijn 2008). Every element of the
+// result is a sum in the order of k, so the bits depend neither on the number of threads nor on the cut into tasks.
+// Bias, GELU and its derivative are applied to a piece of the result while it is in the cache.
 #include <omp.h>
 
 #include <algorithm>
-#include <bit>
 #include <type_traits>
+#include <vector>
 
 #include "../device.h"
 #include "isa.h"
 #include "matmul.h"
+#include "strips.h"
 
 namespace cpu::fast {
 
 namespace {
 
-constexpr int TASK_ROWS = 512, TASK_COLUMNS = 768, PANEL = 512;  // at most
-constexpr int MIN_TASKS = 16;                                    // where that leaves some hundred rows and columns
-constexpr int GEMV_COLUMNS = 64;                                 // results per task of a product with one row
+using strips::DEPTH, strips::Operand;
 
-// exp for the GELU, written so that compilers turn loops over it into vector code: 2^n times a polynomial on
-// [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN.
-inline __attribute__((always_inline)) float exp_inline(float x) {
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
-    const float n = shifted - 12582912.0f;
-    const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 0.5f;
-    p = p * f * f + f + 1.0f;
-    return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
-}
+constexpr int MOST_STRIPS = 12, FEWEST_STRIPS = 6;      // of a, per task: 256 KiB, and enough to pay for packed b
+constexpr int PIECE_STRIPS = 8;                         // of b, until the result is finished
+constexpr int CHUNK_ROWS = 2048, CHUNK_COLUMNS = 3072;  // of the result at a time; rows: where it has no room for sums
+constexpr int GEMV_COLUMNS = 64;                        // results per task of a product with one row
 
-// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)).
-inline __attribute__((always_inline)) float gelu(float x) {
-    return x / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x)));
-}
-
-inline __attribute__((always_inline)) float gelu_derivative(float x) {
-    const float s = 1.0f / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x)));
-    const float bend = s * (1.0f - s), slope = 1.5957691216f * x * (1.0f + 3 * 0.044715f * x * x);
-    return bend == 0.0f ? s : s + bend * slope;  // slope may overflow
-}
-
-// What is done to a row of a task's result or operand.
-struct RowBodies {
-    template <class floatX>
-    static inline __attribute__((always_inline)) void finish(floatX* out, floatX* pre_gelu, const float* sums,
-                                                             const floatX* bias, int count) {
-        for (int i = 0; i < count; i++) {
-            const float x = bias ? sums[i] + float(bias[i]) : sums[i];
-            if (pre_gelu) pre_gelu[i] = floatX(x);
-            out[i] = floatX(pre_gelu ? gelu(x) : x);
-        }
-    }
-    template <class floatX>
-    static inline __attribute__((always_inline)) void finish_gradient(floatX* dinp, const float* sums,
-                                                                      const floatX* pre_gelu, int count) {
-        for (int i = 0; i < count; i++)
-            dinp[i] = floatX(pre_gelu ? sums[i] * gelu_derivative(float(pre_gelu[i])) : sums[i]);
-    }
-    static inline __attribute__((always_inline)) void widen(float* wide, const bf16* narrow, int count) {
-        for (int i = 0; i < count; i++) wide[i] = float(narrow[i]);
-    }
-    template <class floatX>
-    static inline __attribute__((always_inline)) void add(float* sums, const floatX* x, int count) {
-        for (int i = 0; i < count; i++) sums[i] += float(x[i]);
-    }
-    // In 16 interleaved partial sums, so that it can be vector code without reassociation.
-    template <class floatX>
-    static inline __attribute__((always_inline)) float dot(const floatX* x, const floatX* y, int count) {
-        float partial[16] = {};
-        int i = 0;
-        for (; i + 16 <= count; i += 16)
-            for (int k = 0; k < 16; k++) partial[k] += float(x[i + k]) * float(y[i + k]);
-        for (; i < count; i++) partial[0] += float(x[i]) * float(y[i]);
-        for (int width = 8; width > 0; width /= 2)
-            for (int k = 0; k < width; k++) partial[k] += partial[k + width];
-        return partial[0];
-    }
-};
-
-// RowBodies compiled for each instruction set.
-#define ROW_FUNCTIONS(name, target)                                                                              \
-    struct name {                                                                                                \
-        template <class floatX>                                                                                  \
-        target static void finish(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, int n) { \
-            if (pre_gelu)                                                                                        \
-                RowBodies::finish(out, pre_gelu, sums, bias, n);                                                 \
-            else                                                                                                 \
-                RowBodies::finish(out, static_cast<floatX*>(nullptr), sums, bias, n);                            \
-        }                                                                                                        \
-        template <class floatX>                                                                                  \
-        target static void finish_gradient(floatX* dinp, const float* sums, const floatX* pre_gelu, int n) {     \
-            RowBodies::finish_gradient(dinp, sums, pre_gelu, n);                                                 \
-        }                                                                                                        \
-        target static void widen(float* wide, const bf16* narrow, int n) { RowBodies::widen(wide, narrow, n); }  \
-        template <class floatX>                                                                                  \
-        target static void add(float* sums, const floatX* x, int n) {                                            \
-            RowBodies::add(sums, x, n);                                                                          \
-        }                                                                                                        \
-        template <class floatX>                                                                                  \
-        target static float dot(const floatX* x, const floatX* y, int n) {                                       \
-            return RowBodies::dot(x, y, n);                                                                      \
-        }                                                                                                        \
-    }
-ROW_FUNCTIONS(PlainRows, );
-#if defined(__x86_64__)
-ROW_FUNCTIONS(Avx2Rows, __attribute__((target("avx2,fma"))));
-ROW_FUNCTIONS(Avx512Rows, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))));
-#endif
-#undef ROW_FUNCTIONS
-
-// Calls run with the row functions of isa().
+// Calls run with the loops of isa().
 template <class Run>
-void with_rows(const Run& run) {
+auto with_strips(const Run& run) {
 #if defined(__x86_64__)
-    if (isa() >= Isa::avx512) return run(Avx512Rows{});
-    if (isa() >= Isa::avx2) return run(Avx2Rows{});
+    if (isa() >= Isa::avx512) return run(strips::Avx512{});
+    if (isa() >= Isa::avx2) return run(strips::Avx2{});
 #endif
-    run(PlainRows{});
+    return run(strips::Plain{});
 }
 
-// A matrix as sgemm reads it. transposed: stored (columns, rows).
-template <class floatX>
-struct Operand {
-    const floatX* data;
-    bool transposed;
-    int ld;
-
-    const floatX* at(int row, int column) const {
-        return transposed ? data + int64_t(column) * ld + row : data + int64_t(row) * ld + column;
+// How the tasks of a product are cut, for at most M rows and N columns. The bits do not depend on it: every element of
+// the result is summed in the order of k, in pieces of DEPTH.
+template <class Strips>
+struct Cut {
+    int rows, columns;  // of a task, whole strips
+    Cut(int M, int N) {
+        const int threads = omp_get_max_threads(), strips = ceil_div(M, Strips::rows);
+        int row_tasks = round_up(ceil_div(strips, MOST_STRIPS), threads);
+        row_tasks = std::max(1, std::min(row_tasks, strips / FEWEST_STRIPS));
+        const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
+        rows = ceil_div(strips, row_tasks) * Strips::rows;
+        columns = round_up(ceil_div(N, column_tasks), Strips::columns);
     }
 };
 
-int64_t widened_bytes_per_thread() {
-    return int64_t(sizeof(float)) * (TASK_ROWS * TASK_COLUMNS + (TASK_ROWS + TASK_COLUMNS) * PANEL);
-}
+int chunk_rows(int M, bool in_place) { return in_place ? M : std::min(M, CHUNK_ROWS); }
 
-// The rows x columns block of an operand, as float, without gaps.
-template <class Rows>
-Operand<float> widened(float* wide, const Operand<bf16>& x, int row, int column, int rows, int columns) {
-    const int stored_rows = x.transposed ? columns : rows, stored_columns = x.transposed ? rows : columns;
-    for (int r = 0; r < stored_rows; r++)
-        Rows::widen(wide + int64_t(r) * stored_columns, x.at(row, column) + int64_t(r) * x.ld, stored_columns);
-    return {wide, x.transposed, stored_columns};
-}
-
-// The rows and columns of a task: as large as they may be, because sgemm packs its operands anew for each.
-struct Task {
-    int rows, columns;
+// Floats of working memory: packed strips of b, of a for each thread, and sums where the result has no room for them.
+template <class Strips>
+struct Workspace {
+    static constexpr int64_t packed_a = int64_t(DEPTH) * MOST_STRIPS * Strips::rows;
+    int64_t packed_b, sums;
+    Workspace(int M, int N, bool in_place) {
+        const int columns = std::min(N, CHUNK_COLUMNS), rows = chunk_rows(M, in_place);
+        packed_b = int64_t(DEPTH) * round_up(columns, Strips::columns);
+        sums = in_place ? 0 : int64_t(rows) * columns;
+    }
+    int64_t bytes() const { return int64_t(sizeof(float)) * (packed_b + packed_a * omp_get_max_threads() + sums); }
 };
-Task task_of(int M, int N) {
-    Task task = {TASK_ROWS, TASK_COLUMNS};
-    const auto tasks = [&] { return ceil_div(M, task.rows) * ceil_div(N, task.columns); };
-    if (tasks() < MIN_TASKS) task.rows /= 2;
-    if (tasks() < MIN_TASKS) task.columns /= 2;
-    return task;
+
+// c (rows, columns) = or += packed strips of a times packed strips of b.
+template <class Strips>
+void multiply_packed(float* c, int ldc, const float* a, const float* b, int rows, int columns, int depth, bool add) {
+    float tile[Strips::rows * Strips::columns];
+    for (int j = 0; j < columns; j += Strips::columns)
+        for (int i = 0; i < rows; i += Strips::rows) {
+            float* at = c + int64_t(i) * ldc + j;
+            const float *strip_a = a + int64_t(i) * depth, *strip_b = b + int64_t(j) * depth;
+            const int height = std::min(Strips::rows, rows - i), width = std::min(Strips::columns, columns - j);
+            if (height == Strips::rows && width == Strips::columns) {
+                Strips::multiply(at, ldc, strip_a, strip_b, depth, add);
+                continue;
+            }
+            for (int r = 0; r < height && add; r++)
+                std::copy_n(at + int64_t(r) * ldc, width, tile + r * Strips::columns);
+            Strips::multiply(tile, Strips::columns, strip_a, strip_b, depth, add);
+            for (int r = 0; r < height; r++) std::copy_n(tile + r * Strips::columns, width, at + int64_t(r) * ldc);
+        }
 }
 
-// c (M, N) = a (M, K) b (K, N) + beta c in tasks. finish(row, column, columns, sums) gets each row of each task's
-// result.
-template <class Rows, class floatX, class Finish>
-void product(float* c, int ldc, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, float beta,
-             const Finish& finish) {
-    const Task task = task_of(M, N);
-    const int row_tasks = ceil_div(M, task.rows), column_tasks = ceil_div(N, task.columns);
-    float* scratch = nullptr;
-    if (!std::is_same_v<floatX, float>)
-        scratch = static_cast<float*>(device_scratch(widened_bytes_per_thread() * omp_get_max_threads()));
-
+// A chunk of the product below, with sums (M, N) that are c or working memory.
+template <class Strips, class floatX, class Finish>
+void product_of_chunk(float* sums, int ld, float* packed_b, float* packed_a, const Operand<floatX>& a,
+                      const Operand<floatX>& b, int M, int N, int K, bool accumulate, const Finish& finish) {
+    const Cut<Strips> cut(M, N);
+    constexpr int piece = PIECE_STRIPS * Strips::columns;
+    for (int k = 0; k < K; k += DEPTH) {
+        const int depth = std::min(DEPTH, K - k);
+#pragma omp parallel for schedule(static)
+        for (int j = 0; j < N; j += piece)
+            Strips::pack_b(packed_b + int64_t(j) * depth, b.from(k, j), std::min(piece, N - j), depth);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int ct = 0; ct < column_tasks; ct++)
-        for (int rt = 0; rt < row_tasks; rt++) {
-            const int row = rt * task.rows, rows = std::min(task.rows, M - row);
-            const int column = ct * task.columns, columns = std::min(task.columns, N - column);
-            float* sums = c ? c + int64_t(row) * ldc + column : nullptr;
-            int ld = ldc;
-            if constexpr (std::is_same_v<floatX, float>) {
-                sgemm(sums, ld, a.at(row, 0), a.transposed, a.ld, b.at(0, column), b.transposed, b.ld, rows, columns, K,
-                      beta);
-            } else {
-                float* own = scratch + widened_bytes_per_thread() / int64_t(sizeof(float)) * omp_get_thread_num();
-                float *wide_a = own + TASK_ROWS * TASK_COLUMNS, *wide_b = wide_a + TASK_ROWS * PANEL;
-                if (!c) sums = own, ld = columns;
-                for (int k = 0; k < K; k += PANEL) {
-                    const int depth = std::min(PANEL, K - k);
-                    const auto x = widened<Rows>(wide_a, a, row, k, rows, depth);
-                    const auto y = widened<Rows>(wide_b, b, k, column, depth, columns);
-                    sgemm(sums, ld, x.data, x.transposed, x.ld, y.data, y.transposed, y.ld, rows, columns, depth,
-                          k ? 1.0f : beta);
+        for (int column = 0; column < N; column += cut.columns)
+            for (int row = 0; row < M; row += cut.rows) {
+                const int rows = std::min(cut.rows, M - row), end = std::min(column + cut.columns, N);
+                float* own_a = packed_a + Workspace<Strips>::packed_a * omp_get_thread_num();
+                Strips::pack_a(own_a, a.from(row, k), rows, depth);
+                for (int j = column; j < end; j += piece) {
+                    const int columns = std::min(piece, end - j);
+                    float* c = sums + int64_t(row) * ld + j;
+                    multiply_packed<Strips>(c, ld, own_a, packed_b + int64_t(j) * depth, rows, columns, depth,
+                                            accumulate || k > 0);
+                    if (k + depth == K)
+                        for (int r = 0; r < rows; r++) finish(row + r, j, columns, c + int64_t(r) * ld);
                 }
             }
-            for (int r = 0; r < rows; r++) finish(row + r, column, columns, sums + int64_t(r) * ld);
+    }
+}
+
+// c (M, N) = or += a (M, K) b (K, N); c may be null: the sums are then working memory. finish(row, column, columns,
+// sums) gets every row of the result, in pieces, once it is complete.
+template <class Strips, class floatX, class Finish>
+void product(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
+             const Finish& finish) {
+    const Workspace<Strips> workspace(M, N, c != nullptr);
+    float* packed_b = static_cast<float*>(device_scratch(workspace.bytes()));
+    float *packed_a = packed_b + workspace.packed_b, *own = packed_a + workspace.packed_a * omp_get_max_threads();
+    const int height = chunk_rows(M, c != nullptr);
+    for (int row = 0; row < M; row += height)
+        for (int column = 0; column < N; column += CHUNK_COLUMNS) {
+            const int rows = std::min(height, M - row), columns = std::min(CHUNK_COLUMNS, N - column);
+            product_of_chunk<Strips>(
+                c ? c + int64_t(row) * N + column : own, c ? N : columns, packed_b, packed_a, a.from(row, 0),
+                b.from(0, column), rows, columns, K, accumulate,
+                [&](int r, int j, int count, const float* sums) { finish(row + r, column + j, count, sums); });
         }
 }
 
 // One row times the weight's rows: bound by reading the weight once.
-template <class Rows, class floatX>
+template <class Strips, class floatX>
 void forward_one_row(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
                      int OC) {
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < OC; first += GEMV_COLUMNS) {
         const int count = std::min(GEMV_COLUMNS, OC - first);
         float sums[GEMV_COLUMNS];
-        for (int i = 0; i < count; i++) sums[i] = Rows::dot(inp, weight + int64_t(first + i) * IC, IC);
-        Rows::finish(out + first, pre_gelu ? pre_gelu + first : nullptr, sums, bias ? bias + first : nullptr, count);
+        for (int i = 0; i < count; i++) sums[i] = Strips::dot(inp, weight + int64_t(first + i) * IC, IC);
+        Strips::finish(out + first, pre_gelu ? pre_gelu + first : nullptr, sums, bias ? bias + first : nullptr, count);
     }
 }
 
-template <class Rows, class floatX>
+template <class Strips, class floatX>
 void column_sums(float* sums, const floatX* x, int N, int columns, bool accumulate) {
     constexpr int chunk = 256;
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < columns; first += chunk) {
         const int count = std::min(chunk, columns - first);
         float total[chunk] = {};
-        for (int n = 0; n < N; n++) Rows::add(total, x + int64_t(n) * columns + first, count);
+        for (int n = 0; n < N; n++) Strips::add(total, x + int64_t(n) * columns + first, count);
         for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
     }
 }
@@ -236,21 +167,25 @@ inline float* as_float(bf16*) { return nullptr; }
 }  // namespace
 
 template <class floatX>
-int64_t matmul_scratch_bytes(int, int, int) {
-    return std::is_same_v<floatX, float> ? 0 : widened_bytes_per_thread() * omp_get_max_threads();
+int64_t matmul_scratch_bytes(int N, int IC, int OC) {
+    constexpr bool in_place = std::is_same_v<floatX, float>;
+    return with_strips([&]<class Strips>(Strips) {
+        using Space = Workspace<Strips>;
+        return std::max({Space(N, OC, in_place).bytes(), Space(N, IC, in_place).bytes(), Space(OC, IC, true).bytes()});
+    });
 }
 
 template <class floatX>
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
                     int IC, int OC, Stream) {
-    with_rows([&]<class Rows>(Rows) {
-        if (N == 1) return forward_one_row<Rows>(out, pre_gelu, inp, weight.rows, bias, IC, OC);
+    with_strips([&]<class Strips>(Strips) {
+        if (N == 1) return forward_one_row<Strips>(out, pre_gelu, inp, weight.rows, bias, IC, OC);
         const Operand<floatX> x{inp, false, IC}, w{weight.rows, true, IC};
         const bool finished = std::is_same_v<floatX, float> && !bias && !pre_gelu;
-        product<Rows>(as_float(out), OC, x, w, N, OC, IC, 0.0f, [&](int n, int o, int count, const float* sums) {
+        product<Strips>(as_float(out), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
             const int64_t at = int64_t(n) * OC + o;
             if (!finished)
-                Rows::finish(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr, count);
+                Strips::finish(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr, count);
         });
     });
 }
@@ -258,17 +193,16 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
 template <class floatX>
 void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
-    with_rows([&]<class Rows>(Rows) {
+    with_strips([&]<class Strips>(Strips) {
         const Operand<floatX> dy{dout, false, OC}, dy_transposed{dout, true, OC}, x{inp, false, IC};
         const Operand<floatX> w{weight.rows, false, IC};
         const bool finished = std::is_same_v<floatX, float> && !pre_gelu;
-        product<Rows>(as_float(dinp), IC, dy, w, N, IC, OC, 0.0f, [&](int n, int i, int count, const float* sums) {
+        product<Strips>(as_float(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
             const int64_t at = int64_t(n) * IC + i;
-            if (!finished) Rows::finish_gradient(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
+            if (!finished) Strips::finish_gradient(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
         });
-        product<Rows>(dweight, IC, dy_transposed, x, OC, IC, N, accumulate ? 1.0f : 0.0f,
-                      [](int, int, int, const float*) {});
-        if (dbias) column_sums<Rows>(dbias, dout, N, OC, accumulate);
+        product<Strips>(dweight, dy_transposed, x, OC, IC, N, accumulate, [](int, int, int, const float*) {});
+        if (dbias) column_sums<Strips>(dbias, dout, N, OC, accumulate);
     });
 }
 
@@ -277,4 +211,23 @@ template int64_t matmul_scratch_bytes<bf16>(int, int, int);
 INSTANTIATE(matmul_forward);
 INSTANTIATE(matmul_backward);
 
+static double measure_peak() {
+    return with_strips([]<class Strips>(Strips) {
+        double flops = 0.0;
+#pragma omp parallel reduction(+ : flops)
+        {
+            constexpr int rows = Strips::rows, columns = Strips::columns;
+            std::vector<float> a(DEPTH * rows, 1.0f), b(DEPTH * columns, 1.0f), c(rows * columns);
+            flops = peak_of([&] { Strips::multiply(c.data(), columns, a.data(), b.data(), DEPTH, false); },
+                            2.0 * rows * columns * DEPTH);
+        }
+        return flops;
+    });
+}
+
 }  // namespace cpu::fast
+
+template <>
+double cpu::measure_peak_flops<float>() {
+    return fast::measure_peak();
+}

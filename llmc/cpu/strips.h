@@ -1,0 +1,202 @@
+// strips.h: the loops of the fp32 products, written once and compiled for each instruction set: packing of operands
+// into strips, the innermost product, and what is done to rows of its result.
+//
+// A strip of an operand is so many of its rows (of a) or columns (of b) that their products fill the registers; its
+// elements lie one step of the inner dimension after the other.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "../dtype.h"
+
+namespace cpu::strips {
+
+constexpr int DEPTH = 384;  // steps of the inner dimension at a time: a strip of b fills the first-level cache
+
+#define INLINE inline __attribute__((always_inline))
+
+// A matrix as the products read it. transposed: stored (columns, rows).
+template <class floatX>
+struct Operand {
+    const floatX* data;
+    bool transposed;
+    int ld;
+
+    Operand from(int row, int column) const {
+        return {transposed ? data + int64_t(column) * ld + row : data + int64_t(row) * ld + column, transposed, ld};
+    }
+    Operand other_way() const { return {data, !transposed, ld}; }
+};
+
+// exp for the GELU, written so that compilers turn loops over it into vector code: 2^n times a polynomial on
+// [-ln 2 / 2, ln 2 / 2]; relative error 1e-7. NaN stays NaN.
+INLINE float exp_inline(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
+    const float n = shifted - 12582912.0f;
+    const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 0.5f;
+    p = p * f * f + f + 1.0f;
+    return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
+}
+
+// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)).
+INLINE float gelu(float x) { return x / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+
+INLINE float gelu_derivative(float x) {
+    const float s = 1.0f / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x)));
+    const float bend = s * (1.0f - s), slope = 1.5957691216f * x * (1.0f + 3 * 0.044715f * x * x);
+    return bend == 0.0f ? s : s + bend * slope;  // slope may overflow
+}
+
+// A strip is ROWS rows of a, or two vectors of LANES columns of b.
+template <int LANES, int ROWS>
+struct Bodies {
+    static constexpr int rows = ROWS, columns = 2 * LANES;
+
+    // The first `count` rows of x over `depth` columns as strips of WIDTH rows, the last one filled up with zeros. It
+    // reads along what is contiguous, and whole cache lines: rows a multiple of 4 KiB apart evict each other.
+    template <int WIDTH, class floatX>
+    static INLINE void pack(float* strips, const Operand<floatX>& x, int count, int depth) {
+        const int whole = count / WIDTH * WIDTH;
+        if (x.transposed)
+            for (int k = 0; k < depth; k++)
+                for (int i = 0; i < whole; i += WIDTH)
+                    for (int j = 0; j < WIDTH; j++)
+                        strips[int64_t(i) * depth + k * WIDTH + j] = float(x.data[int64_t(k) * x.ld + i + j]);
+        else
+            for (int i = 0; i < whole; i += WIDTH) pack_rows<WIDTH>(strips + int64_t(i) * depth, x.from(i, 0), depth);
+        if (whole < count) {
+            float* last = strips + int64_t(whole) * depth;
+            std::fill(last, last + WIDTH * depth, 0.0f);
+            for (int i = whole; i < count; i++)
+                for (int k = 0; k < depth; k++) last[k * WIDTH + i - whole] = float(*x.from(i, k).data);
+        }
+    }
+    template <int WIDTH, class floatX>
+    static INLINE void pack_rows(float* strip, const Operand<floatX>& x, int depth) {
+        constexpr int line = 16;
+        int k = 0;
+        for (; k + line <= depth; k += line)
+            for (int i = 0; i < WIDTH; i++)
+#pragma GCC unroll 16
+                for (int j = 0; j < line; j++) strip[(k + j) * WIDTH + i] = float(x.data[int64_t(i) * x.ld + k + j]);
+        for (; k < depth; k++)
+            for (int i = 0; i < WIDTH; i++) strip[k * WIDTH + i] = float(x.data[int64_t(i) * x.ld + k]);
+    }
+
+    // c (rows, columns) = or += a strip of a times a strip of b. The sums stay in registers; each step loads two
+    // vectors of b and broadcasts ROWS elements of a.
+    static INLINE void multiply(float* c, int64_t ldc, const float* a, const float* b, int depth, bool add) {
+        typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+        constexpr int ahead = 16;  // steps; strips of a come from the second-level cache
+        vec sums[ROWS][2] = {};
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++)
+            for (int half = 0; half < 2; half++) __builtin_prefetch(c + i * ldc + half * LANES);
+        for (int k = 0; k < depth; k++, a += ROWS, b += 2 * LANES) {
+            const vec b0 = *reinterpret_cast<const vec*>(b), b1 = *reinterpret_cast<const vec*>(b + LANES);
+            __builtin_prefetch(a + ahead * ROWS);
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) {
+                const vec x = a[i] - vec{};  // not x + 0, which would be an addition: -0 + 0 is 0
+                sums[i][0] += x * b0;
+                sums[i][1] += x * b1;
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            vec *out0 = reinterpret_cast<vec*>(c + i * ldc), *out1 = reinterpret_cast<vec*>(c + i * ldc + LANES);
+            *out0 = add ? *out0 + sums[i][0] : sums[i][0];
+            *out1 = add ? *out1 + sums[i][1] : sums[i][1];
+        }
+    }
+
+    // The rows of a result. simd: sums may be out itself, and compilers would take the scalar loop where they find the
+    // two to overlap.
+    template <class floatX>
+    static INLINE void finish(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, int count) {
+#pragma omp simd
+        for (int i = 0; i < count; i++) {
+            const float x = bias ? sums[i] + float(bias[i]) : sums[i];
+            if (pre_gelu) pre_gelu[i] = floatX(x);
+            out[i] = floatX(pre_gelu ? gelu(x) : x);
+        }
+    }
+    template <class floatX>
+    static INLINE void finish_gradient(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            dinp[i] = floatX(pre_gelu ? sums[i] * gelu_derivative(float(pre_gelu[i])) : sums[i]);
+    }
+    template <class floatX>
+    static INLINE void add(float* sums, const floatX* x, int count) {
+        for (int i = 0; i < count; i++) sums[i] += float(x[i]);
+    }
+    // In 16 interleaved partial sums, so that it can be vector code without reassociation.
+    template <class floatX>
+    static INLINE float dot(const floatX* x, const floatX* y, int count) {
+        float partial[16] = {};
+        int i = 0;
+        for (; i + 16 <= count; i += 16)
+            for (int k = 0; k < 16; k++) partial[k] += float(x[i + k]) * float(y[i + k]);
+        for (; i < count; i++) partial[0] += float(x[i]) * float(y[i]);
+        for (int width = 8; width > 0; width /= 2)
+            for (int k = 0; k < width; k++) partial[k] += partial[k + width];
+        return partial[0];
+    }
+};
+
+// Bodies compiled for an instruction set.
+#define STRIPS_OF(name, lanes, rows_of_a, target)                                                                    \
+    struct name : Bodies<lanes, rows_of_a> {                                                                         \
+        using Body = Bodies<lanes, rows_of_a>;                                                                       \
+        template <class floatX>                                                                                      \
+        target static void pack_a(float* strip, const Operand<floatX>& x, int count, int depth) {                    \
+            Body::template pack<Body::rows>(strip, x, count, depth);                                                 \
+        }                                                                                                            \
+        template <class floatX>                                                                                      \
+        target static void pack_b(float* strip, const Operand<floatX>& x, int count, int depth) {                    \
+            Body::template pack<Body::columns>(strip, x.other_way(), count, depth);                                  \
+        }                                                                                                            \
+        target static void multiply(float* c, int64_t ldc, const float* a, const float* b, int depth, bool add) {    \
+            Body::multiply(c, ldc, a, b, depth, add);                                                                \
+        }                                                                                                            \
+        template <class floatX>                                                                                      \
+        target static void finish(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, int count) { \
+            if (pre_gelu)                                                                                            \
+                Body::finish(out, pre_gelu, sums, bias, count);                                                      \
+            else                                                                                                     \
+                Body::finish(out, static_cast<floatX*>(nullptr), sums, bias, count);                                 \
+        }                                                                                                            \
+        template <class floatX>                                                                                      \
+        target static void finish_gradient(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {     \
+            Body::finish_gradient(dinp, sums, pre_gelu, count);                                                      \
+        }                                                                                                            \
+        template <class floatX>                                                                                      \
+        target static void add(float* sums, const floatX* x, int count) {                                            \
+            Body::add(sums, x, count);                                                                               \
+        }                                                                                                            \
+        template <class floatX>                                                                                      \
+        target static float dot(const floatX* x, const floatX* y, int count) {                                       \
+            return Body::dot(x, y, count);                                                                           \
+        }                                                                                                            \
+    }
+#if defined(__x86_64__)
+STRIPS_OF(Plain, 4, 6, );
+STRIPS_OF(Avx2, 8, 6, __attribute__((target("avx2,fma"))));
+STRIPS_OF(Avx512, 16, 14, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))));
+#else
+STRIPS_OF(Plain, 4, 12, );  // arm64 has 32 registers
+#endif
+#undef STRIPS_OF
+#undef INLINE
+
+}  // namespace cpu::strips
