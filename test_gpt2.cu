@@ -96,8 +96,8 @@ struct Trained {
     DeviceBuffer<int> tokens, targets;
     int B, T;
 
-    Trained(const Reference& r, int head_rows = 0)
-        : model(r.config, Purpose::train, r.B, r.T, head_rows),
+    Trained(const Reference& r, Saving saving = {})
+        : model(r.config, Purpose::train, r.B, r.T, saving),
           optimizer(model, AdamWConfig{}),
           tokens(r.B * r.T, "tokens"),
           targets(r.B * r.T, "targets"),
@@ -195,9 +195,14 @@ static void test_against_itself(const Reference& r) {
 
     b.gradients(r.B);
     compare(dtype + " micro-steps", b.all_gradients(), grads, 1, order_tolerance);
-    Trained<floatX> c(r, 7);
+    Trained<floatX> c(r, {Recompute::none, 8});
     c.gradients();
-    compare(dtype + " 7 rows of logits", c.all_gradients(), grads, 1, order_tolerance);
+    compare(dtype + " 8 pieces of logits", c.all_gradients(), grads, 1, order_tolerance);
+    Trained<floatX> d(r, {Recompute::gelu}), e(r, {Recompute::layer});
+    d.gradients(), e.gradients();
+    compare(dtype + " recompute gelu", d.all_gradients(), grads, 1, tensor_tolerance<floatX>);
+    report(std::memcmp(grads.data(), e.all_gradients().data(), grads.size() * 4) == 0,
+           dtype + " recompute layer  the same bits");
 
     // One token at a time, from half a sequence on: the same sums over keys, in another order.
     a.model.forward(a.tokens.data, 1, a.T);

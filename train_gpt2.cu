@@ -260,11 +260,26 @@ static std::string describe_data(const Corpus& corpus, int64_t samples_per_step)
                   double(corpus.num_samples) / double(samples_per_step));
 }
 
+static Saving saving_of(const Options& o) {
+    const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
+                                : o.recompute == "gelu" ? Recompute::gelu
+                                                        : Recompute::none;
+    return {recompute, o.head_chunks};
+}
+
+// --micro-batch auto: what fits the memory that is free now.
+template <class floatX>
+static void resolve_micro_batch(Options& o, const Start& start, int T) {
+    if (o.micro_batch == 0)
+        o.micro_batch = largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, 1, saving_of(o),
+                                                    device_bytes_free());
+}
+
 // The table of settings at start-up, and of `plan`.
 template <class floatX>
 static std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch,
                                    const DeviceInfo& device) {
-    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, o.head_rows);
+    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, saving_of(o));
     return {{"model", describe_model(start.config)},
             {"start", describe_start(start, o)},
             {"tokenizer", describe_tokenizer(start)},
@@ -326,6 +341,7 @@ static int train(Options o, const std::string& command_line) {
     check_output(o);
     Start start = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    resolve_micro_batch<floatX>(o, start, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
     const int64_t samples_per_step = batch.tokens_per_step / T;
     DataLoaderConfig data = {o.train_data, "--train-data", batch.B, T, start.config.V, o.seed, samples_per_step};
@@ -363,7 +379,7 @@ static int train(Options o, const std::string& command_line) {
                          batch,
                          log,
                          make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
-                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, o.head_rows),
+                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, saving_of(o)),
                          AdamW<floatX>(t.model, adamw),
                          loader,
                          val_loader.get(),
@@ -393,6 +409,7 @@ template <class floatX>
 static int plan(Options o) {
     const Start start = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    resolve_micro_batch<floatX>(o, start, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
     const DeviceInfo device = device_info();
     std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);

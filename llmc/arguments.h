@@ -42,7 +42,7 @@ std::string value_text(const T& value);
 template <class T>
 struct Added {
     Declaration& declaration;
-    const T& field;
+    T& field;
 
     Added& shown(const std::string& as) { return declaration.default_text = as, *this; }
     Added& between(T least, T most) { return check_range(least, most, true), *this; }
@@ -56,6 +56,24 @@ struct Added {
                                ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
             ENSURE(known, "%s %s is not known: %s", name.c_str(), value.c_str(), choices.c_str());
         });
+        return *this;
+    }
+
+    // A word beside the numbers, for a value that the checks before this one refuse.
+    Added& or_word(const std::string& word, T value) {
+        declaration.read = [read = declaration.read, checks = std::move(declaration.checks), word, value,
+                            &field = field](const std::string& given) {
+            if (given == word) {
+                field = value;
+                return;
+            }
+            read(given);
+            for (const auto& check : checks) check();
+        };
+        declaration.checks.clear();
+        declaration.text = [text = declaration.text, word, value, &field = field] {
+            return field == value ? word : text();
+        };
         return *this;
     }
 

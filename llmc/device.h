@@ -29,6 +29,7 @@ std::string device_libraries();  // those that do the products, with versions: "
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
 int64_t device_bytes_allocated();  // now, by device_allocate
+int64_t device_bytes_free();       // that could still be, with some left for the libraries
 // Host memory that the device copies from and to without a detour (pinned on CUDA).
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);

@@ -20,8 +20,8 @@ struct Carver {
 };
 
 template <class floatX>
-LayerActivations<floatX> carve_layer(Carver& carver, int64_t N, int C, int64_t lse_size) {
-    LayerActivations<floatX> a;
+LayerActivations<floatX> carve_layer(Carver& carver, int64_t N, int C, int64_t lse_size, bool with_gelu) {
+    LayerActivations<floatX> a{};
     a.ln1 = carver.take<floatX>(N * C);
     a.ln1_mean = carver.take<float>(N);
     a.ln1_rstd = carver.take<float>(N);
@@ -33,22 +33,25 @@ LayerActivations<floatX> carve_layer(Carver& carver, int64_t N, int C, int64_t l
     a.ln2_mean = carver.take<float>(N);
     a.ln2_rstd = carver.take<float>(N);
     a.fc = carver.take<floatX>(N * 4 * C);
-    a.gelu = carver.take<floatX>(N * 4 * C);
+    if (with_gelu) a.gelu = carver.take<floatX>(N * 4 * C);
     a.residual3 = carver.take<floatX>(N * C);
     return a;
 }
 
 template <class floatX>
-Activations<floatX> carve(Carver& carver, const GPT2Config& config, Purpose purpose, int64_t N) {
+Activations<floatX> carve(Carver& carver, const GPT2Config& config, Purpose purpose, Recompute recompute, int64_t N) {
     const int C = config.C;
-    const bool train = purpose == Purpose::train;
+    const bool train = purpose == Purpose::train, keeps_all = train && recompute != Recompute::layer;
     Activations<floatX> acts{};
     for (int l = 0; l < config.L; l++) {
-        if (l == 0 || train) {
-            acts.layer.push_back(carve_layer<floatX>(carver, N, C, N * config.NH));
+        if (l == 0 || keeps_all) {
+            const bool with_gelu = l == 0 || recompute != Recompute::gelu;
+            acts.layer.push_back(carve_layer<floatX>(carver, N, C, N * config.NH, with_gelu));
+            if (!with_gelu) acts.layer[l].gelu = acts.layer[0].gelu;
             continue;
         }
         acts.layer.push_back(acts.layer[0]);
+        if (train) acts.layer[l].residual3 = carver.take<floatX>(N * C);
         if (purpose == Purpose::generate) acts.layer[l].qkv = carver.take<floatX>(N * 3 * C);
     }
     acts.encoded = carver.take<floatX>(N * C);
@@ -95,43 +98,49 @@ int64_t packed_offset(const ParamLayout& layout, Param p, int l) {
     return offset;
 }
 
-int choose_head_rows(int B, int T, int head_rows) {
-    const int64_t N = int64_t(B) * T;
-    return int(std::min<int64_t>(N, head_rows ? head_rows : 2048));
+int choose_head_rows(int B, int T, int head_chunks) {
+    const int N = narrow(int64_t(B) * T);
+    return head_chunks ? ceil_div(N, head_chunks) : std::min(N, ops::preferred_head_rows());
 }
 
 }  // namespace
 
 template <class floatX>
-GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows)
-    : layout(config), config(config), purpose(purpose), B(B), T(T), head_rows(choose_head_rows(B, T, head_rows)) {
+GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving)
+    : layout(config),
+      config(config),
+      purpose(purpose),
+      recompute(saving.recompute),
+      B(B),
+      T(T),
+      head_rows(choose_head_rows(B, T, saving.head_chunks)) {
     ENSURE(B >= 1 && T >= 1 && T <= config.max_T, "a micro-batch of %d x %d tokens: the model has %d positions", B, T,
            config.max_T);
     weights = DeviceBuffer<floatX>(layout.total, "weights");
     packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout), "packed weights");
     if (purpose == Purpose::train) grads = DeviceBuffer<float>(layout.total, "gradients");
-    const int64_t N = int64_t(B) * T, logits = int64_t(this->head_rows) * config.Vp();
+    const int64_t N = int64_t(B) * T, logits = int64_t(head_rows) * config.Vp();
     Carver count{nullptr};
-    carve<floatX>(count, config, purpose, N);
+    carve<floatX>(count, config, purpose, recompute, N);
     count.take<floatX>(logits);
-    memory = DeviceBuffer<std::byte>(count.used, "activations and logits (--micro-batch, --head-rows)");
+    memory = DeviceBuffer<std::byte>(count.used, "activations and logits (--micro-batch, --recompute, --head-chunks)");
     Carver carver{memory.data};
-    acts = carve<floatX>(carver, config, purpose, N);
+    acts = carve<floatX>(carver, config, purpose, recompute, N);
     acts.logits = carver.take<floatX>(logits);
     device_reserve_scratch(ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp()));
 }
 
 template <class floatX>
-std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows) {
+std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving) {
     const ParamLayout layout(config);
     Carver activations{nullptr};
-    carve<floatX>(activations, config, purpose, int64_t(B) * T);
+    carve<floatX>(activations, config, purpose, saving.recompute, int64_t(B) * T);
     const int64_t floats = layout.total * int64_t(sizeof(float)), element = sizeof(floatX);
     return {{"weights", layout.total * element},
             {"packed weights", packed_total_bytes<floatX>(layout)},
             {"gradients", purpose == Purpose::train ? floats : 0},
             {"activations", activations.used},
-            {"logits", int64_t(choose_head_rows(B, T, head_rows)) * config.Vp() * element},
+            {"logits", int64_t(choose_head_rows(B, T, saving.head_chunks)) * config.Vp() * element},
             {"scratch", ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp())}};
 }
 
@@ -165,9 +174,9 @@ void GPT2<floatX>::pack_bucket(int bucket) {
     for (Param p : layer_matrices) pack(p, bucket - 1);
 }
 
-// From the attention's output to the next layer's ln1, or acts.lnf after the last.
+// From the attention's output to that of GELU.
 template <class floatX>
-void GPT2<floatX>::layer_output(int l, int N) {
+void GPT2<floatX>::layer_hidden(int l, int N) {
     const int C = config.C;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
@@ -175,6 +184,15 @@ void GPT2<floatX>::layer_output(int l, int N) {
     ops::matmul_forward(acts.branch, no_gelu, a.att, matrix(attprojw, l), w(attprojb, l), N, C, C, stream);
     ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, x, acts.branch, w(ln2w, l), w(ln2b, l), N, C, stream);
     ops::matmul_forward(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), N, C, 4 * C, stream);
+}
+
+// From the attention's output to the next layer's ln1, or acts.lnf after the last.
+template <class floatX>
+void GPT2<floatX>::layer_output(int l, int N) {
+    const int C = config.C;
+    const LayerActivations<floatX>& a = acts.layer[l];
+    floatX* no_gelu = nullptr;
+    layer_hidden(l, N);
     ops::matmul_forward(acts.branch, no_gelu, a.gelu, matrix(fcprojw, l), w(fcprojb, l), N, 4 * C, C, stream);
     if (l + 1 == config.L) {
         ops::residual_layernorm_forward(a.residual3, acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual2, acts.branch, w(lnfw), w(lnfb), N, C, stream);
@@ -266,33 +284,52 @@ void GPT2<floatX>::head_backward(const int* targets, int N, int micro_step, floa
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit that of its input.
+// Fills the layer's activations again, from its input.
+template <class floatX>
+void GPT2<floatX>::recompute_layer(int l, int B, int T) {
+    const int N = B * T, C = config.C, NH = config.NH;
+    const LayerActivations<floatX>& a = acts.layer[l];
+    const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
+    floatX* no_gelu = nullptr;
+    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, x, w(ln1w, l), w(ln1b, l), N, C, stream);
+    ops::matmul_forward(a.qkv, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), N, C, 3 * C, stream);
+    ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
+    layer_hidden(l, N);
+}
+
+// On entry acts.dx is the gradient of the layer's output, on exit that of its input. attproj and fcproj add their biases
+// to the residual stream, so the LayerNorm backward that makes the stream's gradient there also makes theirs: for fcproj
+// that is ln1 of the layer above, or lnf.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate) {
     const int N = B * T, C = config.C, NH = config.NH;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
+    float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
     const floatX* no_gelu = nullptr;
-    ops::matmul_backward(acts.dlarge, g(fcprojw, l), g(fcprojb, l), acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C, accumulate, stream);
+    const bool last = l + 1 == config.L;  // what it shares with the others is still its own
+    if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
+    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
+    ops::matmul_backward(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C, accumulate, stream);
     ops::matmul_backward(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C, 4 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), acts.dtmp, a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, N, C, stream);
-    ops::matmul_backward(acts.dtmp, g(attprojw, l), g(attprojb, l), acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C, C, accumulate, stream);
+    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), acts.dtmp, a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, stream);
+    ops::matmul_backward(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C, C, accumulate, stream);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
     ops::matmul_backward(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C, 3 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd, N, C, stream);
+    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), below, acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd, acts.dx, N, C, stream);
 }
 
 template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale) {
     const int N = B * T, C = config.C;
     head_backward(targets, N, micro_step, scale);
-    fill_zero(acts.dx, int64_t(N) * C * int64_t(sizeof(floatX)), stream);
-    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), acts.dtmp, acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, N, C, stream);
+    const floatX* none = nullptr;  // nothing goes past lnf
+    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp, acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C, stream);
     for (int l = config.L - 1; l >= 0; l--) layer_backward(l, B, T, micro_step > 0);
     ops::encoder_backward(g(wte), g(wpe), acts.dx, tokens, B, T, C, config.V, stream);
 }
 
 template struct GPT2<float>;
 template struct GPT2<bf16>;
-template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, int);
-template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, int);
+template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, Saving);
+template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, Saving);

@@ -6,7 +6,7 @@
 #include "device.h"
 #include "params.h"
 
-// What a layer computes from the residual stream x. backward needs all of it.
+// What a layer computes from the residual stream x. backward needs all of it; what is recomputed is shared by the layers.
 template <class floatX>
 struct LayerActivations {
     floatX* ln1;                   // (N, C)
@@ -24,6 +24,17 @@ struct LayerActivations {
 
 // train keeps every layer's activations and has gradients; generate keeps every layer's qkv; eval keeps nothing.
 enum class Purpose { train, generate, eval };
+
+// What backward makes again instead of reading what forward left: nothing; GELU's output, which saves 4 C of the 16 C
+// elements that a token has in a layer; or all of a layer but its output, which leaves C and costs a third of forward's
+// time more.
+enum class Recompute { none, gelu, layer };
+
+// What is given up for less memory.
+struct Saving {
+    Recompute recompute = Recompute::none;
+    int head_chunks = 0;  // pieces in which the logits are made; 0: as the backend likes them
+};
 
 struct MemoryItem {
     const char* purpose;
@@ -50,6 +61,7 @@ struct GPT2 {
     ParamLayout layout;
     GPT2Config config;
     Purpose purpose;
+    Recompute recompute;
     int B, T;       // the largest micro-batch that fits
     int head_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
@@ -60,8 +72,8 @@ struct GPT2 {
     DeviceBuffer<std::byte> memory;  // of acts
     Activations<floatX> acts;
 
-    // Weights are zero until set_param has given them. head_rows 0: as many as B * T, at most 2048.
-    GPT2(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows = 0);
+    // Weights are zero until set_param has given them.
+    GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving = {});
 
     floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
     float* g(Param p, int l = 0) { return grads.data + layout.offset(p, l); }
@@ -87,11 +99,13 @@ struct GPT2 {
 
   private:
     void layer_forward(int l, int B, int T);
+    void layer_hidden(int l, int N);
     void layer_output(int l, int N);
+    void recompute_layer(int l, int B, int T);
     void head_backward(const int* targets, int N, int micro_step, float scale);
     void layer_backward(int l, int B, int T, bool accumulate);
 };
 
 // What GPT2(...) will allocate, without allocating it.
 template <class floatX>
-std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, int head_rows = 0);
+std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving = {});

@@ -50,12 +50,17 @@ static void data_options(Declarations& all, Options& o) {
 
 static void batch_options(Declarations& all, Options& o) {
     Section s{all, "batch"};
-    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "per rank and forward pass (B)").between(1, 1 << 20);
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto", "per rank and pass (B); auto = the most that fit")
+        .between(1, 1 << 20)
+        .or_word("auto", 0);
     s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
           "per optimizer step over all ranks; 0 = one micro-batch per rank")
         .at_least(0)
         .shown("524288 for d12 to d48, else 0");
-    s.add("--head-rows", o.head_rows, 0, "ROWS", "of logits at a time; 0 = chosen to fit the cache").at_least(0);
+    s.add("--recompute", o.recompute, "none", "none|gelu|layer", "in backward what forward need not keep, for memory")
+        .one_of_unit();
+    s.add("--head-chunks", o.head_chunks, 0, "N", "pieces in which logits are made, for memory; 0 = chosen")
+        .between(0, 1 << 20);
 }
 
 static void optimizer_options(Declarations& all, Options& o) {

@@ -36,9 +36,10 @@ struct Options {
     std::string export_dtype;          // fp32, bf16: of model.safetensors
 
     // batch
-    int micro_batch;              // B
+    int micro_batch;              // B; 0: the largest that fits, until resolve_micro_batch
     int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
-    int head_rows;                // rows of logits at a time; 0: chosen
+    std::string recompute;        // none, gelu, layer
+    int head_chunks;              // pieces in which logits are made; 0: chosen
 
     // optimizer and schedule
     int64_t steps;       // 0: one epoch, until resolve_steps

@@ -4,6 +4,8 @@
 
 #include "optimizer.h"
 
+constexpr int64_t MOST_MICRO_BATCH_TOKENS = 1 << 20;  // of --micro-batch auto; larger ones only take memory
+
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
     const int64_t once = int64_t(micro_batch) * seq_len * world_size;
     if (global_batch_tokens == 0) global_batch_tokens = once;
@@ -18,8 +20,8 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 }
 
 template <class floatX>
-std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, int head_rows) {
-    std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, head_rows);
+std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving) {
+    std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, saving);
     for (const MemoryItem& item : optimizer_memory<floatX>(config)) items.push_back(item);
     const ParamLayout layout(config);
     int64_t largest = 0;
@@ -32,6 +34,22 @@ int64_t total_bytes(const std::vector<MemoryItem>& items) {
     int64_t total = 0;
     for (const MemoryItem& item : items) total += item.bytes;
     return total;
+}
+
+template <class floatX>
+int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
+                        Saving saving, int64_t available) {
+    const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
+    const auto bytes = [&](int B) {
+        return total_bytes(training_memory<floatX>(config, plan_batch(B, seq_len, 0, world_size), saving));
+    };
+    const auto fits = [&](int B) { return int64_t(B) * seq_len <= MOST_MICRO_BATCH_TOKENS && bytes(B) <= available; };
+    ENSURE(fits(1), "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer",
+           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+    int largest = 1;
+    for (int B = 2; fits(B); B++)
+        if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
+    return largest;
 }
 
 std::string describe_memory(const std::vector<MemoryItem>& items) {
@@ -54,5 +72,7 @@ std::string describe_batch(const BatchPlan& batch) {
                   batch.world_size == 1 ? "" : "s", batch.grad_accum_steps, batch.grad_accum_steps == 1 ? "" : "s");
 }
 
-template std::vector<MemoryItem> training_memory<float>(const GPT2Config&, const BatchPlan&, int);
-template std::vector<MemoryItem> training_memory<bf16>(const GPT2Config&, const BatchPlan&, int);
+template std::vector<MemoryItem> training_memory<float>(const GPT2Config&, const BatchPlan&, Saving);
+template std::vector<MemoryItem> training_memory<bf16>(const GPT2Config&, const BatchPlan&, Saving);
+template int largest_micro_batch<float>(const GPT2Config&, int, int64_t, int, Saving, int64_t);
+template int largest_micro_batch<bf16>(const GPT2Config&, int, int64_t, int, Saving, int64_t);

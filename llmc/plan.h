@@ -20,8 +20,14 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 // The memory that training takes: what it allocates on the device, and on the host the largest tensor, which is loaded
 // whole while all of that is there.
 template <class floatX>
-std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, int head_rows);
+std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
+
+// The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes.
+// Refuses when not even one sequence fits.
+template <class floatX>
+int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
+                        Saving saving, int64_t available);
 
 // "weights 237 MiB + gradients 475 MiB + ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);

@@ -23,7 +23,7 @@ struct Timer {
 template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
-    GPT2<floatX> model(config, Purpose::train, B, T, options.head_rows);
+    GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.head_chunks});
     AdamW<floatX> optimizer(model, AdamWConfig{});
     std::vector<float> values;
     for (const ParamSpec& spec : param_table)

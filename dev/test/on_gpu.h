@@ -23,3 +23,9 @@ struct OnGpu {
         check_cuda(cudaMemcpy(host.data(), device, size_t(host.size()) * sizeof(T), cudaMemcpyDeviceToHost));
     }
 };
+
+// The step from a rounded result to its neighbour: both sides round once, perhaps differently.
+template <class floatX>
+constexpr float rounding() {
+    return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
+}

@@ -3,15 +3,8 @@
 #include "../../llmc/cpu/forms.h"
 #include "../../llmc/cuda/adamw.cuh"
 #include "../../llmc/cuda/gelu.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
 #include "../../llmc/cuda/norm.cuh"
 #include "on_gpu.h"
-
-// The step from a rounded result to its neighbour: both sides round once, perhaps differently.
-template <class floatX>
-constexpr float rounding() {
-    return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
-}
 
 // ---- GELU
 
@@ -54,76 +47,6 @@ TEST_CASE("GELU is finite for any finite input, NaN stays NaN, and dinp may be d
         CHECK(std::fabs(out[i] - outs[i]) <= 1e-6f * std::fabs(outs[i]));
         CHECK(std::fabs(d[i] - slopes[i]) <= 1e-6f);
     }
-}
-
-// ---- LayerNorm
-
-// Sums of C terms of about 1 in two orders differ by about sqrt(C) roundings, which mean and rstd have relative to the
-// size of the numbers; out follows them and is rounded to floatX once.
-template <class floatX>
-static void compare_layernorm(int N, int C, float offset = 0.0f) {
-    CAPTURE(N);
-    CAPTURE(C);
-    const int64_t size = int64_t(N) * C;
-    auto inp = random_tensor<floatX>(size, 1, 1.0f, offset), add = random_tensor<floatX>(size, 2);
-    auto weight = random_tensor<floatX>(C, 3), bias = random_tensor<floatX>(C, 4);
-    const float row_error = 2.0f * std::sqrt(float(C)) * epsilon<float>() * (1.0f + std::fabs(offset));
-
-    struct Outputs {
-        Tensor<floatX> sum, out;
-        Tensor<float> mean, rstd;
-        Outputs(int64_t size, int N)
-            : sum(poisoned<floatX>(size)),
-              out(poisoned<floatX>(size)),
-              mean(poisoned<float>(N)),
-              rstd(poisoned<float>(N)) {}
-    };
-    Outputs got(size, N), want(size, N);
-    const auto expect_equal_to_definition = [&](const std::string& name) {
-        expect_close(name + " mean", got.mean, want.mean, 1, 0.0f, row_error);
-        expect_close(name + " rstd", got.rstd, want.rstd, 1, row_error, 0.0f);
-        expect_close(name + " out", got.out, want.out, C, rounding<floatX>(), 8 * row_error);
-    };
-    OnGpu<floatX> x(inp), y(add), w(weight), b(bias), sum(got.sum), out(got.out);
-    OnGpu<float> mean(got.mean), rstd(got.rstd);
-    const auto bring_back = [&] { sum.back(), out.back(), mean.back(), rstd.back(); };
-
-    gpu::layernorm_forward<floatX>(out, mean, rstd, x, w, b, N, C, nullptr);
-    bring_back();
-    cpu::plain::layernorm_forward<floatX>(want.out.data(), want.mean.data(), want.rstd.data(), inp.data(),
-                                          weight.data(), bias.data(), N, C, nullptr);
-    expect_equal_to_definition("forward");
-
-    gpu::residual_layernorm_forward<floatX>(sum, out, mean, rstd, x, y, w, b, N, C, nullptr);
-    bring_back();
-    cpu::plain::residual_layernorm_forward<floatX>(want.sum.data(), want.out.data(), want.mean.data(), want.rstd.data(),
-                                                   inp.data(), add.data(), weight.data(), bias.data(), N, C, nullptr);
-    expect_close("sum", got.sum, want.sum, C, 0.0f, 0.0f);
-    expect_equal_to_definition("residual");
-
-    gpu::residual_layernorm_forward<floatX>(x, out, mean, rstd, x, y, w, b, N, C, nullptr);  // sum in place of a
-    x.back();
-    expect_close("sum in place", inp, want.sum, C, 0.0f, 0.0f);
-}
-
-TEST_CASE_TEMPLATE("LayerNorm at GPT-2's sizes and at awkward ones", floatX, float, bf16) {
-    for (int C : {768, 1024, 1280, 1600}) compare_layernorm<floatX>(17, C);
-    for (int C : {8, 16, 24, 248, 256, 264, 384}) compare_layernorm<floatX>(9, C);
-    compare_layernorm<floatX>(1, 768);
-    compare_layernorm<floatX>(65, 64);
-    compare_layernorm<floatX>(3, 32 * 16 * 16 / int(sizeof(floatX)));  // the widest
-}
-
-TEST_CASE_TEMPLATE("LayerNorm far from zero", floatX, float, bf16) { compare_layernorm<floatX>(9, 768, 30.0f); }
-
-TEST_CASE("LayerNorm refuses rows that vectors of 16 bytes do not fill, and rows too wide for a warp") {
-    bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 100, nullptr),
-                         doctest::Contains("100 channels must be a multiple of 8, at most 4096"), Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 4104, nullptr),
-                         doctest::Contains("4104 channels must be a multiple of 8, at most 4096"), Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 0, 64, nullptr),
-                         doctest::Contains("0 rows of 64"), Error);
 }
 
 // ---- gradient norm

@@ -61,8 +61,9 @@ TEST_CASE("gradient of LayerNorm") {
         return weighted(out, dout);
     };
     loss();
-    cpu::plain::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), weight.data(),
-                                   mean.data(), rstd.data(), N, C, nullptr);
+    const float* no_residual = nullptr;
+    cpu::plain::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), nullptr, dout.data(), inp.data(),
+                                   weight.data(), mean.data(), rstd.data(), no_residual, N, C, nullptr);
     check_gradient("inp", inp, dinp, loss);
     check_gradient("weight", weight, dweight, loss);
     check_gradient("bias", bias, dbias, loss);

@@ -24,7 +24,7 @@ template <class floatX>
 struct Inputs {
     int N, C;
     float offset;  // of the mean
-    Tensor<floatX> inp, add, weight, bias, dout;
+    Tensor<floatX> inp, add, weight, bias, dout, dresidual;
     Inputs(int N, int C, float offset)
         : N(N),
           C(C),
@@ -33,24 +33,38 @@ struct Inputs {
           add(random_tensor<floatX>(int64_t(N) * C, 2)),
           weight(random_tensor<floatX>(C, 3)),
           bias(random_tensor<floatX>(C, 4)),
-          dout(random_tensor<floatX>(int64_t(N) * C, 5)) {}
+          dout(random_tensor<floatX>(int64_t(N) * C, 5)),
+          dresidual(random_tensor<floatX>(int64_t(N) * C, 6)) {}
 };
 
+// How far sums are from `before` plus the column sums of d, relative to what they add up. Not compared between forms:
+// a number may be rounded to either side.
+template <class floatX>
+static Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d, int C) {
+    auto off = poisoned<float>(C);
+    for (int c = 0; c < C; c++) {
+        double sum = double(before), size = sum;
+        for (int64_t i = c; i < d.size(); i += C) sum += double(float(d[i])), size += std::fabs(double(float(d[i])));
+        off[c] = float((double(sums[c]) - sum) / size);
+    }
+    return off;
+}
+
 // Sums of C terms of about 1 in two orders differ by about sqrt(C) roundings, which mean and rstd have relative to the
-// size of the numbers; out follows them and is rounded to floatX once. dweight and dbias are sums of N terms.
+// size of the numbers; out follows them and is rounded to floatX once. Gradients of parameters are sums of N terms.
 template <class floatX>
 static Results run(const Form<floatX>& form, const Inputs<floatX>& in) {
     const int N = in.N, C = in.C;
     const int64_t size = int64_t(N) * C;
     auto out = poisoned<floatX>(size), sum = poisoned<floatX>(size), out2 = poisoned<floatX>(size);
     auto mean = poisoned<float>(N), rstd = poisoned<float>(N), mean2 = poisoned<float>(N), rstd2 = poisoned<float>(N);
-    auto dinp = filled<floatX>(size, before);
-    auto dweight = filled<float>(C, before), dbias = filled<float>(C, before);
+    auto dinp = poisoned<floatX>(size);
+    auto dweight = filled<float>(C, before), dbias = filled<float>(C, before), dbranch_bias = filled<float>(C, before);
     form.forward(out.data(), mean.data(), rstd.data(), in.inp.data(), in.weight.data(), in.bias.data(), N, C, nullptr);
     form.residual_forward(sum.data(), out2.data(), mean2.data(), rstd2.data(), in.inp.data(), in.add.data(),
                           in.weight.data(), in.bias.data(), N, C, nullptr);
-    form.backward(dinp.data(), dweight.data(), dbias.data(), in.dout.data(), in.inp.data(), in.weight.data(),
-                  mean.data(), rstd.data(), N, C, nullptr);
+    form.backward(dinp.data(), dweight.data(), dbias.data(), dbranch_bias.data(), in.dout.data(), in.inp.data(),
+                  in.weight.data(), mean.data(), rstd.data(), in.dresidual.data(), N, C, nullptr);
     const float row_error = 2.0f * std::sqrt(float(C)) * epsilon<float>() * (1.0f + std::fabs(in.offset));
     const float column_error = 4.0f * std::sqrt(float(N)) * (row_error + std::sqrt(float(N)) * epsilon<float>());
     Results r;
@@ -64,6 +78,8 @@ static Results run(const Form<floatX>& form, const Inputs<floatX>& in) {
     r.push_back(result("dinp", dinp, C, rounding<floatX>(), 32 * row_error));
     r.push_back(result("dweight", dweight, C, 0.0f, column_error));
     r.push_back(result("dbias", dbias, C, 0.0f, column_error));
+    r.push_back(result("dbranch_bias", off_column_sums(dbranch_bias, dinp, C), 1, 0.0f,
+                       4.0f * std::sqrt(float(N)) * epsilon<float>()));
     return r;
 }
 
@@ -134,6 +150,33 @@ TEST_CASE_TEMPLATE("sum may be a", floatX, float, bf16) {
                                         weight.data(), weight.data(), N, C, nullptr);
         expect_close("sum", a, sum, C, 0.0f, 0.0f);
         expect_close("out", out2, out, C, 0.0f, 0.0f);
+    }
+}
+
+TEST_CASE_TEMPLATE("dresidual may be dinp, or nothing; dbranch_bias may be nothing", floatX, float, bf16) {
+    const int N = 40, C = 65;
+    const auto dout = random_tensor<floatX>(N * C, 1), inp = random_tensor<floatX>(N * C, 2);
+    const auto weight = random_tensor<floatX>(C, 3), zeros = filled<floatX>(N * C, 0.0f);
+    const auto mean = filled<float>(N, 0.1f), rstd = filled<float>(N, 0.9f);
+    const auto backward = [&](Tensor<floatX>& dinp, const Tensor<floatX>* dresidual, bool branch) {
+        auto dweight = filled<float>(C, before), dbias = filled<float>(C, before), dbranch = filled<float>(C, before);
+        cpu::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), branch ? dbranch.data() : nullptr,
+                                dout.data(), inp.data(), weight.data(), mean.data(), rstd.data(),
+                                dresidual ? dresidual->data() : nullptr, N, C, nullptr);
+        CHECK((dbranch[0] == before) == !branch);
+        return dweight;
+    };
+    for (const Isa level : available_isas()) {
+        const RunsOn setting(level, 2);
+        auto dinp = poisoned<floatX>(N * C), without = poisoned<floatX>(N * C);
+        const auto dweight = backward(dinp, &zeros, true), dweight_without = backward(without, nullptr, false);
+        expect_close("dinp of nothing", without, dinp, C, 0.0f, 0.0f);
+        expect_close("dweight", dweight_without, dweight, 1, 0.0f, 0.0f);
+
+        auto in_place = random_tensor<floatX>(N * C, 4);
+        const auto dresidual = random_tensor<floatX>(N * C, 4);
+        backward(dinp, &dresidual, true), backward(in_place, &in_place, true);
+        expect_close("dinp in place", in_place, dinp, C, 0.0f, 0.0f);
     }
 }
 

@@ -73,6 +73,7 @@ TEST_CASE("the global batch is 524,288 tokens for the named sizes, one micro-bat
 }
 
 TEST_CASE("values follow after a space or an equals sign, the last one counts") {
+    CHECK(train({"--micro-batch", "auto"}).micro_batch == 0);
     CHECK(train({"--lr", "1e-3"}).lr == 1e-3);
     CHECK(train({"--lr=1e-3"}).lr == 1e-3);
     CHECK(train({"--lr=1e-3", "--lr", "2e-3"}).lr == 2e-3);
@@ -147,6 +148,7 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--steps", "1.5") == "--steps: '1.5' is not a whole number");
     CHECK(bad("--steps", "-2") == "--steps -2 must be at least -1");
     CHECK(bad("--steps", "99999999999999999999") == "--steps: 99999999999999999999 is out of range");
+    CHECK(bad("--micro-batch", "automatic") == "--micro-batch: 'automatic' is not a whole number");
     CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");
     CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
     CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
@@ -268,7 +270,7 @@ TEST_CASE("every option is in the help of its command once, with its unit, its h
         }
     }
     const std::string help = parse({"--help"}).text;
-    CHECK(contains(help, "  -b,--micro-batch SEQUENCES        per rank and forward pass (B) [4]\n"));
+    CHECK(contains(help, "  -b,--micro-batch SEQUENCES|auto   per rank and pass (B); auto = the most that fit [4]\n"));
     CHECK(contains(help, "  -l,--lr RATE                      peak learning rate [0.0006]\n"));
     CHECK(contains(help, "  --eps VALUE                       AdamW, added to the root [1e-08]\n"));
     CHECK(parse({"-h"}).text == help);

@@ -20,25 +20,63 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
 }
 
+static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
+    int64_t planned = 0;
+    for (const MemoryItem& item : items)
+        if (std::string(item.purpose) != "scratch" && std::string(item.purpose) != "loading") planned += item.bytes;
+    return planned;
+}
+
 TEST_CASE_TEMPLATE("training allocates what the plan names", floatX, float, bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
-    const int64_t before = device_bytes_allocated();
-    GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, 16);
-    AdamW<floatX> optimizer(model, AdamWConfig{});
-    int64_t planned = 0;
-    for (const MemoryItem& item : training_memory<floatX>(config, batch, 16))
-        if (std::string(item.purpose) != "scratch" && std::string(item.purpose) != "loading") planned += item.bytes;
-    const int64_t taken = device_bytes_allocated() - before;
-    CHECK(taken >= planned);
-    CHECK(double(taken) <= 1.01 * double(planned) + 4096);  // rounding of each block
+    for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::layer}) {
+        const Saving saving = {recompute, 4};
+        const int64_t before = device_bytes_allocated();
+        GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, saving);
+        AdamW<floatX> optimizer(model, AdamWConfig{});
+        const int64_t planned = planned_bytes(training_memory<floatX>(config, batch, saving));
+        const int64_t taken = device_bytes_allocated() - before;
+        CHECK(model.head_rows == 16);
+        CHECK(taken >= planned);
+        CHECK(double(taken) <= 1.01 * double(planned) + 4096);  // rounding of each block
+    }
+}
+
+TEST_CASE("recomputing saves GELU's output, or all but a layer's own, in every layer but one") {
+    const GPT2Config config = {64, 300, 5, 2, 64};
+    const BatchPlan batch = plan_batch(8, 64, 0, 1);
+    const auto bytes = [&](Recompute recompute) {
+        return planned_bytes(training_memory<bf16>(config, batch, {recompute}));
+    };
+    const int64_t row = int64_t(8) * 64 * 64 * int64_t(sizeof(bf16));  // (N, C)
+    CHECK(bytes(Recompute::none) - bytes(Recompute::gelu) == 4 * 4 * row);
+    // ln1, qkv, att, residual2, ln2, fc, gelu; the means, the deviations and lse are small.
+    const int64_t saved = bytes(Recompute::none) - bytes(Recompute::layer);
+    CHECK(saved >= 4 * 15 * row);
+    CHECK(saved <= 4 * 16 * row);
+}
+
+TEST_CASE("the largest micro-batch is the largest divisor that fits") {
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const auto largest = [&](int64_t global_batch, int64_t available) {
+        return largest_micro_batch<bf16>(config, 32, global_batch, 1, {}, available);
+    };
+    const auto bytes = [&](int B) { return total_bytes(training_memory<bf16>(config, plan_batch(B, 32, 0, 1), {})); };
+    CHECK(largest(32 * 24, bytes(13)) == 12);
+    CHECK(largest(32 * 24, bytes(12)) == 12);
+    CHECK(largest(32 * 24, bytes(12) - 1) == 8);
+    CHECK(largest(32 * 24, int64_t(1) << 40) == 24);
+    CHECK(largest(0, bytes(13)) == 13);
+    CHECK(largest(0, int64_t(1) << 60) == (1 << 20) / 32);
+    CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
 }
 
 TEST_CASE("the plan counts the largest tensor on its way to the device") {
     const GPT2Config embedding = {32, 300, 1, 1, 64}, matrix = {32, 10, 1, 1, 64};  // wte, and fcw of 256 x 64
     const BatchPlan batch = plan_batch(1, 32, 0, 1);
-    CHECK(training_memory<float>(embedding, batch, 0).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
-    CHECK(training_memory<bf16>(embedding, batch, 0).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
-    CHECK(training_memory<float>(matrix, batch, 0).back().bytes == 256 * 64 * 4);
+    CHECK(training_memory<float>(embedding, batch, {}).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
+    CHECK(training_memory<bf16>(embedding, batch, {}).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
+    CHECK(training_memory<float>(matrix, batch, {}).back().bytes == 256 * 64 * 4);
 }

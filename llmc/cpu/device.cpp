@@ -232,6 +232,7 @@ bool device_has_bf16_units() { return isa() == Isa::amx; }
 
 std::string device_libraries() { return "none: every product is a kernel of this program"; }
 
+int64_t device_bytes_free() { return available_bytes(); }
 void* device_allocate(int64_t bytes, const char* purpose) { return allocate(bytes, purpose, true); }
 void device_free(void* pointer) { release(pointer); }
 void* host_allocate(int64_t bytes) { return allocate(bytes, "host memory", false); }

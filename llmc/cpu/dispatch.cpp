@@ -54,10 +54,12 @@ void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rs
 }
 
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                        const floatX* weight, const float* mean, const float* rstd, int N, int C, Stream stream) {
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+                        const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                        const floatX* dresidual, int N, int C, Stream stream) {
     check_rows("layernorm_backward", N, C);
-    FORM(layernorm_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, stream);
+    FORM(layernorm_backward<floatX>)
+    (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
 }
 
 #if defined(__x86_64__)

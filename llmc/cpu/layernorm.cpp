@@ -39,10 +39,11 @@ void cpu::plain::residual_layernorm_forward(floatX* sum, floatX* out, float* mea
 }
 
 // With norm = (inp - mean) * rstd and dnorm = dout * weight, mean and rstd depending on inp as well:
-// dinp = rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)), averages over the row.
+// the gradient through it is rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)), averages over the row.
 template <class floatX>
-void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                                    const floatX* weight, const float* mean, const float* rstd, int N, int C, Stream) {
+void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+                                    const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                                    const floatX* dresidual, int N, int C, Stream) {
     const auto norm = [&](int n, int c) { return (float(inp[int64_t(n) * C + c]) - mean[n]) * rstd[n]; };
     const auto dnorm = [&](int n, int c) { return float(dout[int64_t(n) * C + c]) * float(weight[c]); };
 #pragma omp parallel for
@@ -53,18 +54,21 @@ void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, 
             average_norm += dnorm(n, c) * norm(n, c) / C;
         }
         for (int c = 0; c < C; c++) {
-            floatX& d = dinp[int64_t(n) * C + c];
-            d = floatX(float(d) + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
+            const int64_t at = int64_t(n) * C + c;
+            const float past = dresidual ? float(dresidual[at]) : 0.0f;
+            dinp[at] = floatX(past + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
         }
     }
 #pragma omp parallel for
     for (int c = 0; c < C; c++) {
-        float dw = 0.0f, db = 0.0f;
+        float dw = 0.0f, db = 0.0f, dbranch = 0.0f;
         for (int n = 0; n < N; n++) {
             dw += float(dout[int64_t(n) * C + c]) * norm(n, c);
             db += float(dout[int64_t(n) * C + c]);
+            dbranch += float(dinp[int64_t(n) * C + c]);
         }
         dweight[c] += dw, dbias[c] += db;
+        if (dbranch_bias) dbranch_bias[c] += dbranch;
     }
 }
 

@@ -98,6 +98,8 @@ static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
 }
 
+int preferred_head_rows() { return 2048; }  // the logits of GPT-2's vocabulary are 206 MB then, in bf16
+
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int N = B * T;

@@ -101,51 +101,72 @@ void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rs
     });
 }
 
-// dinp of one row, and the row's part of dweight and dbias.
+// The sums over rows that backward makes, of C channels each, one behind the other.
+struct ColumnSums {
+    float *dweight, *dbias, *dbranch_bias;
+};
+constexpr int COLUMN_SUMS = 3;
+
+VEC_INLINE void add_to(float* sum, floatv x, auto width) { store(sum, load(sum, width) + x, width); }
+
+// dinp of one row, and the row's part of the sums. dresidual null: zero.
 template <class floatX>
-static inline void layernorm_backward_row(floatX* dinp, float* dweight, float* dbias, const floatX* dout,
-                                          const floatX* inp, const floatX* weight, float mean, float rstd, int C) {
+static inline void layernorm_backward_row(floatX* dinp, ColumnSums sums, const floatX* dout, const floatX* inp,
+                                          const floatX* weight, float mean, float rstd, const floatX* dresidual,
+                                          int C) {
     floatv total = {}, total_norm = {};
     for_vectors(C, [&](int64_t c, auto width) {
         const floatv norm = keep((load(inp + c, width) - mean) * rstd, 0.0f, width), d = load(dout + c, width);
         const floatv dnorm = d * load(weight + c, width);
         total += dnorm;
         total_norm += dnorm * norm;
-        store(dweight + c, load(dweight + c, width) + d * norm, width);
-        store(dbias + c, load(dbias + c, width) + d, width);
+        add_to(sums.dweight + c, d * norm, width);
+        add_to(sums.dbias + c, d, width);
     });
     const float average = sum(total) / C, average_norm = sum(total_norm) / C;
     for_vectors(C, [&](int64_t c, auto width) {
         const floatv norm = (load(inp + c, width) - mean) * rstd;
         const floatv dnorm = load(dout + c, width) * load(weight + c, width);
-        store(dinp + c, load(dinp + c, width) + rstd * (dnorm - average - norm * average_norm), width);
+        const floatv past = dresidual ? load(dresidual + c, width) : floatv{};
+        const floatv through = rstd * (dnorm - average - norm * average_norm);
+        const floatv d = store_rounded(dinp + c, past + through, width);
+        if (sums.dbranch_bias) add_to(sums.dbranch_bias + c, d, width);
     });
 }
 
-// Rows in a piece, each of which has sums of its own for dweight and dbias: at most 256 pieces, so that these stay few.
+// Rows in a piece, each of which has sums of its own: at most 256 pieces, so that these stay few.
 static int layernorm_piece(int N) { return N > 32 * 256 ? ceil_div(N, 256) : 32; }
 
 static int64_t layernorm_scratch_bytes(int N, int C) {
-    return int64_t(ceil_div(N, layernorm_piece(N))) * 2 * C * int64_t(sizeof(float));
+    return int64_t(ceil_div(N, layernorm_piece(N))) * COLUMN_SUMS * C * int64_t(sizeof(float));
 }
 
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                        const floatX* weight, const float* mean, const float* rstd, int N, int C, Stream) {
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+                        const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                        const floatX* dresidual, int N, int C, Stream) {
     const int piece = layernorm_piece(N), pieces = ceil_div(N, piece);
-    float* sums = static_cast<float*>(device_scratch(layernorm_scratch_bytes(N, C)));  // (pieces, 2, C)
+    const int64_t stride = int64_t(COLUMN_SUMS) * C;
+    float* scratch = static_cast<float*>(device_scratch(layernorm_scratch_bytes(N, C)));
+    const auto sums_of = [=](int64_t i) {
+        float* own = scratch + i * stride;
+        return ColumnSums{own, own + C, dbranch_bias ? own + 2 * C : nullptr};
+    };
     for_pieces(N, piece, [=](int64_t begin, int64_t end) {
-        float* own = sums + begin / piece * 2 * C;
-        __builtin_memset(own, 0, 2 * C * sizeof(float));
+        const ColumnSums own = sums_of(begin / piece);
+        __builtin_memset(own.dweight, 0, stride * sizeof(float));
         for (int64_t n = begin; n < end; n++)
-            layernorm_backward_row(dinp + n * C, own, own + C, dout + n * C, inp + n * C, weight, mean[n], rstd[n], C);
+            layernorm_backward_row(dinp + n * C, own, dout + n * C, inp + n * C, weight, mean[n], rstd[n],
+                                   dresidual ? dresidual + n * C : nullptr, C);
     });
-    for (int i = 0; i < pieces; i++)
+    for (int i = 0; i < pieces; i++) {
+        const ColumnSums own = sums_of(i);
         for_vectors(C, [&](int64_t c, auto width) {
-            const float* own = sums + int64_t(i) * 2 * C + c;
-            store(dweight + c, load(dweight + c, width) + load(own, width), width);
-            store(dbias + c, load(dbias + c, width) + load(own + C, width), width);
+            add_to(dweight + c, load(own.dweight + c, width), width);
+            add_to(dbias + c, load(own.dbias + c, width), width);
+            if (dbranch_bias) add_to(dbranch_bias + c, load(own.dbranch_bias + c, width), width);
         });
+    }
 }
 
 // ---- GELU
