@@ -1,168 +1,270 @@
-// bench_ops.cpp: the operations that are bound by memory, at GPT-2 124M's sizes (B 4, T 256): time, bytes that they
-// must read and write at least, over that time, and the share of what a copy reaches in the same run. Arrays that fit
-// in a cache may go beyond 100 %. Products and attention have benchmarks of their own.
+// bench_ops.cpp: where the time of a training step goes: every operation at the shapes of a model, on the model's own
+// weights and activations, how often a step runs it, and the gap to its floor, which is the larger of two: the bytes it
+// must move, at the rate of a copy, and its products, at the rate of a large product, both measured in the same run.
+// Last comes the whole step. What fits a cache may be below its floor.
 //
-//   bench_ops                                     every operation, both precisions, on the best instruction set
-//   bench_ops --op adamw --dtype bf16 --isa avx2 --threads 1
+//   bench_ops                                     GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), both precisions
+//   bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
 #include <CLI/CLI.hpp>
 
-#include <omp.h>
-
-#include <cstring>
 #include <functional>
-#include <string>
 
-#include "../../llmc/cpu/isa.h"
+#include "../../llmc/gpt2.h"
+#include "../../llmc/mfu.h"
 #include "../../llmc/ops.h"
+#include "../../llmc/optimizer.h"
+#include "../../llmc/options.h"
+#include "../../llmc/plan.h"
 #include "bench.h"
 
 namespace {
 
-constexpr int B = 4, T = 256, N = B * T, C = 768, NH = 12, V = 50257, Vp = 50304;
-constexpr int64_t parameters = 124439808;
-
 struct Choice {
-    std::string op, dtype;
-    double budget = 0.5;
-    double copy_bandwidth = 0.0;  // bytes per second, read and written
+    std::string model = "d12", precision, op, json;
+    int B = 0, T = 0;
+    double budget = 0.3;
 };
 
-double measure_copy_bandwidth(double budget) {
-    const int64_t bytes = int64_t(256) << 20, piece = int64_t(4) << 20;
-    const auto from = random_buffer<float>(bytes / 4, 1);
-    DeviceBuffer<float> to(bytes / 4, "a copy");
-    return 2.0 * double(bytes) /
-           best_seconds(
-               [&] {
-#pragma omp parallel for schedule(dynamic)
-                   for (int64_t i = 0; i < bytes; i += piece)
-                       memcpy(reinterpret_cast<char*>(to.data) + i, reinterpret_cast<const char*>(from.data) + i,
-                              size_t(piece));
-               },
-               budget);
+// What a floor is made of.
+struct Rates {
+    double copy;     // bytes per second, read and written
+    double product;  // FLOP per second
+};
+
+struct Work {
+    double bytes = 0.0, flop = 0.0;  // of one call, at least
+    double floor(const Rates& rates) const { return std::max(bytes / rates.copy, flop / rates.product); }
+};
+
+double measure_copy(double budget) {
+    const auto from = random_buffer<float>(64 << 20, 1);
+    DeviceBuffer<float> to(from.size, "a copy");
+    return 2.0 * double(from.bytes()) /
+           best_seconds([&] { copy_on_device(to.data, from.data, from.bytes(), nullptr); }, budget);
 }
 
-// One row of the table. bytes: read and written at least.
-void report(const Choice& choice, const char* op, const char* dtype, double bytes, const std::function<void()>& run) {
-    if (!choice.op.empty() && choice.op != op) return;
-    const double seconds = best_seconds(run, choice.budget);
-    printf("%-28s %-5s %-7s %2d | %10.1f %8.1f %8.0f %%\n", op, dtype, isa_name(isa()), omp_get_max_threads(),
-           1e6 * seconds, 1e-9 * bytes / seconds, 100.0 * bytes / seconds / choice.copy_bandwidth);
-    fflush(stdout);
+// Of a square product: 8192 on a GPU, 2048 elsewhere.
+template <class floatX>
+double measure_product(double budget) {
+    const int n = device_info().peak_flops_bf16 > 5e13 ? 8192 : 2048;
+    const auto x = random_buffer<floatX>(int64_t(n) * n, 1), w = random_buffer<floatX>(int64_t(n) * n, 2);
+    DeviceBuffer<floatX> out(int64_t(n) * n, "a product");
+    DeviceBuffer<std::byte> packed(ops::packed_bytes<floatX>(n, n), "a packed weight");
+    ops::pack_weight(packed.data, w.data, n, n, nullptr);
+    const Weight<floatX> weight{w.data, packed.data};
+    floatX* no_gelu = nullptr;
+    const floatX* no_bias = nullptr;
+    return 2.0 * n * n * n /
+           best_seconds([&] { ops::matmul_forward(out.data, no_gelu, x.data, weight, no_bias, n, n, n, nullptr); },
+                        budget);
 }
 
 template <class floatX>
-void bench_rows(const Choice& choice) {
-    const double x = sizeof(floatX), rows = double(N) * C;
-    const char* dtype = dtype_name<floatX>();
-    const auto a = random_buffer<floatX>(int64_t(N) * C, 1), b = random_buffer<floatX>(int64_t(N) * C, 2);
-    const auto wte = random_buffer<floatX>(int64_t(Vp) * C, 3), wpe = random_buffer<floatX>(int64_t(T) * C, 4);
-    const auto weight = random_buffer<floatX>(C, 5);
-    DeviceBuffer<floatX> sum(int64_t(N) * C, "sum"), out(int64_t(N) * C, "out");
-    DeviceBuffer<float> mean(N, "mean"), rstd(N, "rstd"), dwte(int64_t(Vp) * C, "dwte"), dwpe(int64_t(T) * C, "dwpe");
-    DeviceBuffer<float> dweight(C, "dweight"), dbias(C, "dbias");
-    DeviceBuffer<int> tokens(N, "tokens");
-    const Philox random{6, 0};
-    for (int n = 0; n < N; n++) tokens.data[n] = int(random(uint64_t(n))[0] % V);
-    report(choice, "encoder_forward", dtype, 3 * x * rows,
-           [&] { cpu::encoder_forward(out.data, tokens.data, wte.data, wpe.data, B, T, C, nullptr); });
-    report(choice, "encoder_backward", dtype, (x + 8 + 8.0 / B) * rows,
-           [&] { cpu::encoder_backward(dwte.data, dwpe.data, a.data, tokens.data, B, T, C, V, nullptr); });
-    report(choice, "layernorm_forward", dtype, 2 * x * rows, [&] {
-        cpu::layernorm_forward(out.data, mean.data, rstd.data, a.data, weight.data, weight.data, N, C, nullptr);
-    });
-    report(choice, "residual_layernorm_forward", dtype, 4 * x * rows, [&] {
-        cpu::residual_layernorm_forward(sum.data, out.data, mean.data, rstd.data, a.data, b.data, weight.data,
-                                        weight.data, N, C, nullptr);
-    });
-    report(choice, "layernorm_backward", dtype, 4 * x * rows, [&] {
-        cpu::layernorm_backward(out.data, dweight.data, dbias.data, a.data, b.data, weight.data, mean.data, rstd.data,
-                                N, C, nullptr);
-    });
+struct StepBench {
+    const Choice& choice;
+    GPT2Config config;
+    int B, T;
+    Rates rates;
+    GPT2<floatX> model;
+    AdamW<floatX> optimizer;
+    DeviceBuffer<int> tokens;  // and, one further, targets
+    double sum = 0.0, floors = 0.0;
+
+    StepBench(const Choice& choice, const GPT2Config& config, int B, int T)
+        : choice(choice),
+          config(config),
+          B(B),
+          T(T),
+          rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
+          model(config, Purpose::train, B, T),
+          optimizer(model, AdamWConfig{}),
+          tokens(int64_t(B) * T + 1, "tokens") {
+        std::vector<float> values;
+        for (const ParamSpec& spec : param_table)
+            for (int l = 0; l < model.layout.layers(spec.id); l++) {
+                values.resize(model.layout.size(spec.id));
+                init_param(values.data(), model.layout, spec.id, l, 42);
+                optimizer.set_param(spec.id, l, values.data());
+            }
+        for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+        std::vector<int> host(tokens.size);
+        for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
+        copy_to_device(tokens.data, host.data(), tokens.bytes(), nullptr);
+    }
+
+    void step() {
+        model.zero_gradients();
+        model.forward(tokens.data, B, T);
+        model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
+        optimizer.clip(1.0f);
+        optimizer.step(1e-5f, 1);
+    }
+
+    void report(const char* op, int count, Work work, double seconds) {
+        const double floor = work.floor(rates);
+        printf("%-28s %-5s %4d | %10.1f %8.0f %8.2f | %9.3f %9.3f %9.3f %6.0f %%\n", op, dtype_name<floatX>(), count,
+               1e6 * seconds, 1e-9 * work.bytes / seconds, 1e-12 * work.flop / seconds, 1e3 * count * seconds,
+               1e3 * count * floor, 1e3 * count * (seconds - floor), 100.0 * floor / seconds);
+        fflush(stdout);
+        JsonLines{choice.json}.add(format(
+            "\"bench\":\"ops\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\",\"op\":\"%s\","
+            "\"count\":%d,\"us\":%.3f,\"floor_us\":%.3f,\"bytes\":%.0f,\"flop\":%.0f,\"copy_gbs\":%.1f,"
+            "\"product_tflops\":%.2f",
+            device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), op, count, 1e6 * seconds,
+            1e6 * floor, work.bytes, work.flop, 1e-9 * rates.copy, 1e-12 * rates.product));
+    }
+
+    // One operation that a step runs `count` times.
+    void time(const char* op, int count, Work work, const std::function<void()>& run) {
+        if (!choice.op.empty() && choice.op != op) return;
+        const double seconds = best_seconds(run, choice.budget);
+        sum += count * seconds, floors += count * work.floor(rates);
+        report(op, count, work, seconds);
+    }
+
+    void run() {
+        printf("\n%s\nB %d, T %d, %s; copy %.1f GB/s, product %.2f TFLOP/s\n", describe_model(config).c_str(), B, T,
+               device_info().name.c_str(), 1e-9 * rates.copy, 1e-12 * rates.product);
+        printf("%-28s %-5s %4s | %10s %8s %8s | %9s %9s %9s %8s\n", "operation", "", "runs", "us", "GB/s", "TFLOP/s",
+               "ms a step", "floor", "gap", "reached");
+        step();  // so that all activations are there
+        rows();
+        attention();
+        products();
+        head();
+        parameters();
+        if (!choice.op.empty()) return;
+        const double seconds = best_seconds([&] { step(); }, 4 * choice.budget);
+        printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name<floatX>(), "", 1e3 * sum,
+               1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
+        printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s\n", "the whole step", dtype_name<floatX>(), "", 1e3 * seconds,
+               double(B) * T / seconds);
+        const double flop = flops_per_token(config, T) * double(B) * T;
+        JsonLines{choice.json}.add(
+            format("\"bench\":\"step\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\","
+                   "\"ms\":%.4f,\"sum_ms\":%.4f,\"floor_ms\":%.4f,\"tokens_per_s\":%.1f,\"flop\":%.0f",
+                   device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), 1e3 * seconds,
+                   1e3 * sum, 1e3 * floors, double(B) * T / seconds, flop));
+    }
+
+    // ---- the operations, on layer 0 and what is around it. x: bytes of an element, NC: of a row of channels per token.
+
+    static constexpr double x = sizeof(floatX);
+    double NC() const { return double(B) * T * config.C; }
+    const LayerActivations<floatX>& layer() const { return model.acts.layer[0]; }
+
+    void rows() {
+        const int N = B * T, C = config.C, L = config.L, V = config.V;
+        const auto& a = layer();
+        const auto& acts = model.acts;
+        time("encoder_forward", 1, {3 * x * NC()}, [&] {
+            ops::encoder_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr);
+        });
+        time("encoder_backward", 1, {x * NC() + 8.0 * C * (std::min(N, V) + T)}, [&] {
+            ops::encoder_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr);
+        });
+        time("layernorm_forward", 1, {2 * x * NC()}, [&] {
+            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C, nullptr);
+        });
+        time("residual_layernorm_forward", 2 * L, {4 * x * NC()}, [&] {
+            ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, acts.encoded, acts.branch, model.w(ln2w), model.w(ln2b), N, C, nullptr);
+        });
+        time("layernorm_backward", 2 * L + 1, {4 * x * NC()}, [&] {
+            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2, model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
+        });
+        time("gelu_forward", 0, {8 * x * NC()}, [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_backward", 0, {12 * x * NC()},
+             [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
+    }
+
+    void attention() {
+        const int NH = config.NH, HS = config.C / NH;
+        const auto& a = layer();
+        const double pairs = 0.5 * double(B) * NH * double(T) * T * HS;  // half of all: causal
+        time("attention_forward", config.L, {4 * x * NC(), 4 * pairs},
+             [&] { ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, nullptr); });
+        time("attention_backward", config.L, {8 * x * NC(), 10 * pairs}, [&] {
+            ops::attention_backward(model.acts.dlarge, model.acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, nullptr);
+        });
+        time("attention_decode", 0, {2 * x * T * config.C},
+             [&] { ops::attention_decode(a.att, a.qkv, T, NH, HS, nullptr); });
+    }
+
+    void products() {
+        const int N = B * T, C = config.C, L = config.L;
+        const auto& a = layer();
+        const auto& acts = model.acts;
+        floatX* no_gelu = nullptr;
+        const floatX* no_pre_gelu = nullptr;
+        const auto forward = [&](double IC, double OC, double more = 0) {
+            return Work{x * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
+        };
+        const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
+            return Work{x * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
+        };
+        time("qkv forward", L, forward(C, 3 * C), [&] { ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), N, C, 3 * C, nullptr); });
+        time("attproj forward", L, forward(C, C), [&] { ops::matmul_forward(acts.branch, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), N, C, C, nullptr); });
+        time("fc forward", L, forward(C, 4 * C, 4 * C), [&] { ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), N, C, 4 * C, nullptr); });
+        time("fcproj forward", L, forward(4 * C, C), [&] { ops::matmul_forward(acts.branch, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), N, 4 * C, C, nullptr); });
+        time("fcproj backward", L, backward(4 * C, C, 4 * C), [&] { ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc, N, 4 * C, C, false, nullptr); });
+        time("fc backward", L, backward(C, 4 * C), [&] { ops::matmul_backward(acts.dtmp, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw), no_pre_gelu, N, C, 4 * C, false, nullptr); });
+        time("attproj backward", L, backward(C, C), [&] { ops::matmul_backward(acts.dtmp, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw), no_pre_gelu, N, C, C, false, nullptr); });
+        time("qkv backward", L, backward(C, 3 * C), [&] { ops::matmul_backward(acts.dtmp, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1, model.matrix(qkvw), no_pre_gelu, N, C, 3 * C, false, nullptr); });
+    }
+
+    // In the pieces that the model makes of the logits.
+    void head() {
+        const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.head_rows, pieces = ceil_div(N, rows);
+        const auto& acts = model.acts;
+        floatX* no_gelu = nullptr;
+        const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
+        const double logits = double(rows) * Vp, weight = double(Vp) * C;
+        time("head forward", pieces, {x * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] { ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, rows, C, Vp, nullptr); });
+        time("cross_entropy_forward", 0, {x * logits}, [&] { ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr); });
+        time("cross_entropy", pieces, {2 * x * logits}, [&] { ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr); });
+        time("head backward", pieces, {x * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight, 4.0 * rows * weight}, [&] { ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte), no_pre_gelu, rows, C, Vp, pieces > 1, nullptr); });
+    }
+
+    void parameters() {
+        const double count = double(model.layout.total), master = sizeof(floatX) == 4 ? 0.0 : 8.0;
+        time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
+        // Read: gradient, both moments and the weight or its master; written: the same but the gradient, and the weight.
+        time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + x : 8.0)) * count}, [&] { optimizer.step(1e-6f, 2); });
+    }
+};
+
+GPT2Config config_of(const std::string& model) {
+    const char* arguments[] = {"bench_ops", "plan", "--model", model.c_str()};
+    return model_config(parse_options(4, arguments));
 }
 
 template <class floatX>
-void bench_gelu(const Choice& choice) {
-    const int64_t count = int64_t(N) * 4 * C;
-    const double x = sizeof(floatX) * double(count);
-    const auto inp = random_buffer<floatX>(count, 1), dout = random_buffer<floatX>(count, 2);
-    DeviceBuffer<floatX> out(count, "out");
-    report(choice, "gelu_forward", dtype_name<floatX>(), 2 * x,
-           [&] { cpu::gelu_forward(out.data, inp.data, count, nullptr); });
-    report(choice, "gelu_backward", dtype_name<floatX>(), 3 * x,
-           [&] { cpu::gelu_backward(out.data, inp.data, dout.data, count, nullptr); });
-}
-
-template <class floatX>
-void bench_decode(const Choice& choice) {
-    constexpr int context = 1024;
-    const auto qkv = random_buffer<floatX>(int64_t(context) * 3 * C, 1);
-    DeviceBuffer<floatX> out(C, "out");
-    report(choice, "attention_decode", dtype_name<floatX>(), 2.0 * sizeof(floatX) * context * C,
-           [&] { cpu::attention_decode(out.data, qkv.data, context, NH, C / NH, nullptr); });
-}
-
-// The gradients replace the logits, which next time are logits again: any numbers take the same time.
-template <class floatX>
-void bench_classifier(const Choice& choice) {
-    auto logits = random_buffer<floatX>(int64_t(N) * Vp, 1);
-    DeviceBuffer<float> losses(N, "losses");
-    DeviceBuffer<int> targets(N, "targets");
-    const double x = double(sizeof(floatX)) * N * Vp;
-    report(choice, "cross_entropy_forward", dtype_name<floatX>(), x,
-           [&] { cpu::cross_entropy_forward(losses.data, logits.data, targets.data, N, V, Vp, nullptr); });
-    report(choice, "cross_entropy", dtype_name<floatX>(), 2 * x,
-           [&] { cpu::cross_entropy(logits.data, losses.data, targets.data, N, V, Vp, 1.0f, nullptr); });
-}
-
-template <class floatX>
-void bench_optimizer(const Choice& choice) {
-    constexpr bool rounds = sizeof(floatX) != sizeof(float);
-    auto weight = random_buffer<floatX>(parameters, 1);
-    const auto grad = random_buffer<float>(parameters, 3);
-    DeviceBuffer<float> master(rounds ? parameters : 0, "masters"), m(parameters, "m"), v(parameters, "v");
-    const float factor = 1.0f;
-    float squares = 0.0f;
-    report(choice, "adamw", dtype_name<floatX>(), (28.0 + (rounds ? 2.0 : 0.0)) * double(parameters), [&] {
-        cpu::adamw(weight.data, master.data, m.data, v.data, grad.data, &factor, parameters, parameters, AdamWConfig{},
-                   1e-4f, 1, nullptr);
-    });
-    if (!rounds)
-        report(choice, "sum_of_squares", "fp32", 4.0 * double(parameters),
-               [&] { cpu::sum_of_squares(&squares, grad.data, parameters, nullptr); });
-}
-
-template <class floatX>
-void bench(const Choice& choice) {
-    if (!choice.dtype.empty() && choice.dtype != dtype_name<floatX>()) return;
-    bench_rows<floatX>(choice);
-    bench_gelu<floatX>(choice);
-    bench_decode<floatX>(choice);
-    bench_classifier<floatX>(choice);
-    bench_optimizer<floatX>(choice);
+void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
+    if (!choice.precision.empty() && choice.precision != dtype_name<floatX>()) return;
+    StepBench<floatX>(choice, config, B, T).run();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-    CLI::App app{"times the operations that are bound by memory"};
+    CLI::App app{"times every operation of a training step"};
     Choice choice;
-    std::string isa_wanted;
     int threads = 0;
-    app.add_option("--op", choice.op, "one operation, by its name in ops.inc");
-    app.add_option("--dtype", choice.dtype, "fp32 or bf16");
-    app.add_option("--isa", isa_wanted, "plain, avx2 or avx512 [the best]");
-    app.add_option("--threads", threads, "0 = one per core");
+    app.add_option("--model", choice.model, "d12, d24, d36, d48 [d12]");
+    app.add_option("-b", choice.B, "sequences");
+    app.add_option("-t", choice.T, "tokens of each");
+    app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
+    app.add_option("--op", choice.op, "one operation, as the table names it");
+    app.add_option("--json", choice.json, "append results to this file, an object per line");
+    app.add_option("--threads", threads, "of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "for each row");
     CLI11_PARSE(app, argc, argv);
     device_init(0, threads);
-    for (const Isa level : {Isa::plain, Isa::avx2, Isa::avx512})
-        if (isa_wanted == isa_name(level)) set_isa(level);
-    choice.copy_bandwidth = measure_copy_bandwidth(choice.budget);
-    printf("copy of 256 MiB: %.1f GB/s, read and written\n", 1e-9 * choice.copy_bandwidth);
-    printf("%-28s %-5s %-7s %2s | %10s %8s %10s\n", "operation", "dtype", "isa", "th", "us", "GB/s", "of copy");
-    bench<float>(choice);
-    bench<bf16>(choice);
+    const bool gpu = device_info().peak_flops_bf16 > 5e13;
+    const int B = choice.B ? choice.B : gpu ? 64 : 4, T = choice.T ? choice.T : gpu ? 1024 : 256;
+    const GPT2Config config = config_of(choice.model);
+    bench<bf16>(choice, config, B, T);
+    bench<float>(choice, config, B, T);
 } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());
     return error.exit_code;
