@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""PyTorch's tokens/s for a full training step of GPT-2 on the CPU: what ours is compared with.
+"""PyTorch's tokens/s for a full training step of GPT-2, on the CPU or a GPU: what ours is compared with.
 
     OMP_NUM_THREADS=2 dev/bench/torch_baseline.py --B 4 --T 256 --precision bf16
     dev/bench/torch_baseline.py --compile            with torch.compile (PyTorch 2)
+    dev/bench/torch_baseline.py --device cuda --B 64 --T 1024 --compile --json results.jsonl
 
 A step is what train_gpt2 does: forward with a tied head over the padded vocabulary, cross entropy, backward, clipping
 to norm 1, AdamW with decay on matrices only. bf16 is autocast, as PyTorch's users run it: fp32 weights, bf16 products.
 Attention is scaled_dot_product_attention where PyTorch has it, else written out; AdamW is the fused one where there is
-one for the CPU. The best of the timed steps counts; the first steps, which compile and fill caches, do not.
+one for the device. The best of the timed steps counts; the first steps, which compile and fill caches, do not. On a GPU
+fp32 products are fp32, not TF32, and the loss is read once per step, as a training loop does.
 """
 import argparse
+import json
 import math
 import time
 
@@ -83,19 +86,21 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--json", metavar="FILE", help="append the result as a line")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(42)
     L, NH, C = SIZES[args.model]
-    model = GPT2(L, NH, C, args.T)
+    model = GPT2(L, NH, C, args.T).to(args.device)
     optimizer, optimizer_name = make_optimizer(model)
     forward = torch.compile(model) if args.compile else model
-    tokens, targets = (torch.randint(0, 50257, (args.B, args.T)) for _ in range(2))
+    tokens, targets = (torch.randint(0, 50257, (args.B, args.T), device=args.device) for _ in range(2))
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16"):
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.precision == "bf16"):
             loss = forward(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -109,9 +114,16 @@ def main():
         times.append(time.perf_counter() - begin)
     best, median = min(times[2:]), sorted(times[2:])[args.steps // 2]
     tokens_per_step = args.B * args.T
-    print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {optimizer_name}, {args.model} "
-          f"{args.precision} B={args.B} T={args.T}, {args.threads} threads: {tokens_per_step / best:.0f} tokens/s best, "
-          f"{tokens_per_step / median:.0f} median of {args.steps} steps, loss {loss:.3f}")
+    name = f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}"
+    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{args.threads} threads"
+    print(f"{name}, {optimizer_name}, {args.model} {args.precision} B={args.B} T={args.T}, {device}: "
+          f"{tokens_per_step / best:.0f} tokens/s best, {tokens_per_step / median:.0f} median of {args.steps} steps, "
+          f"loss {loss:.3f}")
+    if args.json:
+        with open(args.json, "a") as file:
+            print(json.dumps({"bench": "torch", "name": name, "device": device, "model": args.model, "B": args.B,
+                              "T": args.T, "dtype": args.precision, "ms": 1e3 * best,
+                              "tokens_per_s": tokens_per_step / best}), file=file)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Turns benchmark results, an object per line, into the tables of RESULTS.md.
+
+    dev/bench/results.py results.jsonl              Markdown on stdout
+    dev/bench/results.py --run NAME log.jsonl       one such object from a training run's log
+
+The objects are what bench_ops --json, torch_baseline.py --json and --run write. A figure that was measured several times
+counts once, with its best.
+"""
+import argparse
+import json
+import statistics
+import sys
+
+
+def read_lines(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def run_summary(name, path):
+    """Loss and speed of a run: the median of the steps after the first ten, which compile, tune and fill caches."""
+    records = read_lines(path)
+    steps = [r for r in records if r.get("kind") == "step"]
+    settled = steps[10:] or steps
+    return {
+        "bench": "run", "run": name, "steps": len(steps),
+        "losses": [r["loss"] for r in steps[:20]], "last_loss": steps[-1]["loss"] if steps else None,
+        "ms": statistics.median(r["step_ms"] for r in settled) if settled else None,
+        "tokens_per_s": statistics.median(r["tokens_per_s"] for r in settled) if settled else None,
+    }
+
+
+def best(results, key, figure):
+    """The results with the smallest figure for each key, in the order in which the keys first appear."""
+    found = {}
+    for r in results:
+        k = tuple(r.get(name) for name in key)
+        if k not in found or r[figure] < found[k][figure]:
+            found[k] = r
+    return list(found.values())
+
+
+def table(head, rows):
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    print()
+
+
+def steps_table(results):
+    rows = best([r for r in results if r["bench"] in ("step", "torch")], ("bench", "name", "model", "dtype", "B", "T"), "ms")
+    if not rows:
+        return
+    print("### Whole training steps\n")
+    table(["program", "device", "model", "dtype", "B", "T", "ms", "tokens/s", "sum of operations, ms", "floors, ms"],
+          [[r.get("name", "train_gpt2"), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
+            f"{r['tokens_per_s']:,.0f}", f"{r['sum_ms']:.2f}" if "sum_ms" in r else "", f"{r['floor_ms']:.2f}" if "floor_ms" in r else ""]
+           for r in rows])
+    ours = [r for r in rows if r["bench"] == "step"]
+    for theirs in (r for r in rows if r["bench"] == "torch"):
+        same = [r for r in ours if (r["model"], r["dtype"], r["T"]) == (theirs["model"], theirs["dtype"], theirs["T"])]
+        if same:
+            fastest = max(same, key=lambda r: r["tokens_per_s"])
+            print(f"{fastest['tokens_per_s'] / theirs['tokens_per_s']:.2f} x {theirs['name']} (B {theirs['B']}; ours B {fastest['B']})\n")
+
+
+def operations_table(results):
+    operations = [r for r in results if r["bench"] == "ops"]
+    settings = list(dict.fromkeys((r["device"], r["model"], r["dtype"], r["B"], r["T"]) for r in operations))
+    for setting in settings:
+        rows = best([r for r in operations if (r["device"], r["model"], r["dtype"], r["B"], r["T"]) == setting], ("op",), "us")
+        device, model, dtype, B, T = setting
+        print(f"### Operations: {model}, {dtype}, B {B}, T {T}, {device}\n")
+        print(f"Copy {rows[0]['copy_gbs']:,.0f} GB/s, product {rows[0]['product_tflops']:.1f} TFLOP/s in the same run.\n")
+        rows.sort(key=lambda r: -r["count"] * (r["us"] - r["floor_us"]))
+        table(["operation", "runs a step", "us", "GB/s", "TFLOP/s", "ms a step", "floor, ms", "gap, ms"],
+              [[r["op"], r["count"], f"{r['us']:.1f}", f"{1e-3 * r['bytes'] / r['us']:,.0f}", f"{1e-6 * r['flop'] / r['us']:.1f}",
+                f"{1e-3 * r['count'] * r['us']:.2f}", f"{1e-3 * r['count'] * r['floor_us']:.2f}",
+                f"{1e-3 * r['count'] * (r['us'] - r['floor_us']):.2f}"] for r in rows])
+
+
+def runs_table(results):
+    runs = [r for r in results if r["bench"] == "run"]
+    if not runs:
+        return
+    print("### Training runs\n")
+    table(["run", "steps", "first losses", "last loss", "ms a step", "tokens/s"],
+          [[r["run"], r["steps"], ", ".join(f"{x:.4f}" for x in r["losses"][:5]),
+            f"{r['last_loss']:.4f}" if r["last_loss"] is not None else "", f"{r['ms']:.2f}" if r["ms"] else "",
+            f"{r['tokens_per_s']:,.0f}" if r["tokens_per_s"] else ""] for r in runs])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--run", metavar="NAME", help="FILE is a training run's log.jsonl: print one object")
+    parser.add_argument("file")
+    args = parser.parse_args()
+    try:
+        if args.run:
+            print(json.dumps(run_summary(args.run, args.file)))
+            return
+        results = read_lines(args.file)
+    except (OSError, ValueError) as error:
+        sys.exit(f"results.py: {args.file}: {error}")
+    steps_table(results)
+    operations_table(results)
+    runs_table(results)
+
+
+if __name__ == "__main__":
+    main()
