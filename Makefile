@@ -1,9 +1,10 @@
-# make            train_gpt2 and test_gpt2, with whatever libraries are found
+# make            train_gpt2 and test_gpt2 for the CPU, and train_gpt2cu and test_gpt2cu where there is a GPU
 # make test       every test;  make help lists the rest
 
 CXX      ?= g++
 SANITIZE ?=
 DEBUG    ?= 0
+CUDA     ?= auto
 
 ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 # clang says so where it does not vectorise a loop, which is all of them in a build for the sanitizers.
@@ -19,6 +20,8 @@ endif
 CXXFLAGS  = -std=c++20 $(OPT) -g $(WARN) -fopenmp -pthread
 LDLIBS   := -lxxhash
 
+comma := ,
+
 # What is there. A probe asks for a header and links with the given flags.
 HASH  := \#
 probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1)
@@ -31,6 +34,23 @@ $(call need,doctest/doctest.h,,doctest-dev)
 $(call need,xxhash.h,-lxxhash,libxxhash-dev)
 endif
 
+# CUDA: the toolkit with nvcc, and what the GPUs here can run (90 = compute capability 9.0; 90a is all of an H100).
+ifneq ($(CUDA),0)
+NVCC       := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+GPU_ARCHS  := $(patsubst 90,90a,$(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
+endif
+CUDA_ARCHS ?= $(or $(GPU_ARCHS),90a)
+CUDA_ROOT  := $(NVCC:%/bin/nvcc=%)
+CUDA_LIBS  := $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib/$(ARCH)-linux-gnu))
+ifneq ($(NVCC),)
+CUDA_FOUND := CUDA $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p') for sm_$(subst $() ,$(comma)sm_,$(strip $(CUDA_ARCHS)))
+endif
+ifeq ($(CUDA),1)
+$(if $(NVCC),,$(error CUDA=1, but there is no nvcc: install the CUDA Toolkit, or name it by CUDA_HOME=... or NVCC=...))
+endif
+# Programs for a GPU that is not here are built only when asked for.
+CUDA_WANTED := $(if $(NVCC),$(if $(filter 1,$(CUDA))$(GPU_ARCHS),1))
+
 # make V=1 shows the commands.
 ifneq ($(V),1)
 Q := @
@@ -38,7 +58,6 @@ endif
 say = @echo "  $(1)"
 
 # build/<config>: one folder for each set of options that changes the objects.
-comma  := ,
 CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
 CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 BUILD  := build/$(CONFIG)
@@ -49,9 +68,17 @@ endif
 
 LIB_SOURCES  := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
 LIB_OBJECTS  := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
+# With USE_CUDA ops:: is another backend: only the files that say it are compiled again.
+OPS_SOURCES  := $(shell grep -l ops:: llmc/*.cpp)
+OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
+# Beside the CUDA backend stands all that does not name a backend, and the CPU's operations, which tests compare with.
+HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
+GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
 TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 EMU_TESTS    := $(patsubst dev/test/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/test_*.cu))
+GPU_TESTS    := $(patsubst $(BUILD)/emulator/%,$(BUILD)/cuda/%,$(filter-out %/test_simt,$(EMU_TESTS)))
+GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
 # Code that runs once or in tests, with headers that take the optimizer long.
@@ -66,16 +93,20 @@ $(BUILD)/llmc/cpu/avx512.o: CXXFLAGS += $(AVX512)
 $(BUILD)/llmc/cpu/amx.o $(BUILD)/llmc/cpu/amx_attention.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 endif
 
-.PHONY: all found tests emulator bench fuzz test clean help
-all: found train_gpt2 test_gpt2
+.PHONY: all found tests emulator gpu-tests gpu-bench bench fuzz test clean help
+all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
+	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))")
 
 found:
-	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | CPU backend$(if $(SANITIZE), | sanitize $(SANITIZE))"
+	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0"
 
 train_gpt2 test_gpt2: %: $(BUILD)/%
 	@ln -sf $< $@
+train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
+	@ln -sf $< $@
 
 $(BUILD)/libllmc.a: $(LIB_OBJECTS)
+%/libllmc.a:
 	@rm -f $@
 	$(call say,AR    $@)
 	$(Q)ar rcs $@ $^
@@ -102,28 +133,70 @@ $(BUILD)/%.o: %.cu Makefile
 	$(call say,CXX   $<)
 	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 
-# CUDA sources as a CPU runs them. The emulator's own files are never instrumented: they tell a sanitizer, if one is
-# linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
-EMUFLAGS := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing
-EMU_LIB  := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart)
+# The CUDA backend. Warnings and spilled registers are errors.
+NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda -DUSE_CUDA -Werror all-warnings \
+             -Xcompiler -Wall,-Wextra,-fopenmp -Xptxas -warn-spills,-Werror -I. -ccbin $(CXX) \
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+GPU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
+GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart
 
-$(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/%.o $(EMU_LIB) $(BUILD)/dev/test/main.o
+$(BUILD)/cuda/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(call say,NVCC  $<)
+	$(Q)$(or $(NVCC),$(error no nvcc found: NVCC=... or CUDA_HOME=... names it)) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/cuda/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $< (CUDA))
+	$(Q)$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include -MMD -MP -c $< -o $@
+
+$(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
+$(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(GPU_LDLIBS) $(LDLIBS)
+
+$(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/%.o $(BUILD)/dev/test/main.o $(BUILD)/cuda/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(GPU_LDLIBS) $(LDLIBS)
+
+$(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(GPU_LDLIBS) $(LDLIBS)
+
+# The CUDA backend as a CPU runs it. The emulator's own files are never instrumented: they tell a sanitizer, if one is
+# linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
+EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -Idev/simt
+EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt)
+EMU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/emulator/%.o)
+EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(filter -fsanitize=%,$(CXXFLAGS)) -MMD -MP -x c++ -include dev/simt/emulator.h
+
+$(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
+$(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/%.o $(BUILD)/dev/test/main.o
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
 
 # The emulator's own test needs nothing of the model.
-$(BUILD)/emulator/test_simt: $(BUILD)/llmc/common.o
-$(filter-out %/test_simt,$(EMU_TESTS)): $(BUILD)/libllmc.a
+$(BUILD)/emulator/test_simt: $(BUILD)/llmc/common.o $(EMU_LIB)
+$(filter-out %/test_simt,$(EMU_TESTS)): $(BUILD)/emulator/libllmc.a
 
 $(BUILD)/emulator/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,CXX   $< (emulator))
-	$(Q)$(CXX) $(EMUFLAGS) $(filter -fsanitize=%,$(CXXFLAGS)) -MMD -MP -x c++ -include dev/simt/emulator.h -c $< -o $@
+	$(Q)$(EMU_COMPILE) -c $< -o $@
+
+$(BUILD)/emulator/llmc/%.o: llmc/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $< (emulator))
+	$(Q)$(EMU_COMPILE) -c $< -o $@
 
 $(BUILD)/emulator/dev/simt/%.o: dev/simt/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(call say,CXX   $<)
-	$(Q)$(CXX) $(EMUFLAGS) -O2 -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(EMUFLAGS) -O3 -MMD -MP -c $< -o $@
 
 # Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is linked with.
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) -pthread -fsanitize=address,undefined
@@ -140,7 +213,9 @@ build/fuzz/%.o: %.cpp Makefile
 	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
 tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2
-emulator: $(EMU_TESTS)
+emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
+gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
+gpu-bench: $(GPU_BENCHES)
 bench: $(BENCHES)
 fuzz: $(FUZZERS)
 
@@ -148,16 +223,19 @@ test:
 	./scripts/test.sh
 
 clean:
-	rm -rf build train_gpt2 test_gpt2
+	rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu
 
 help:
-	@echo "make                          train_gpt2 and test_gpt2, into build/<config>/ and linked here"
+	@echo "make                          train_gpt2 and test_gpt2, into build/<config>/ and linked here; with a GPU train_gpt2cu and test_gpt2cu"
 	@echo "make test                     build and run every test (./scripts/test.sh)"
 	@echo "make tests                    build the test programs, build/<config>/test_*"
-	@echo "make emulator                 build the tests of the CUDA kernels for a CPU, build/<config>/emulator/test_*"
+	@echo "make emulator                 build the tests of the CUDA backend for a CPU, build/<config>/emulator/test_*"
+	@echo "make gpu-tests                build them for a GPU, build/<config>/cuda/test_*"
 	@echo "make bench                    build the benchmarks, build/<config>/bench_*"
+	@echo "make gpu-bench                build those of the operations for a GPU, build/<config>/cuda/bench_*"
 	@echo "make fuzz                     build the fuzzers with clang's libFuzzer, build/fuzz/*"
 	@echo "make clean                    remove build/"
 	@echo "options: CXX=clang++  DEBUG=1  SANITIZE=address,undefined  V=1 (show commands)"
+	@echo "         CUDA=0 (never) CUDA=1 (without a GPU too)  CUDA_ARCHS=\"80 90a\"  CUDA_HOME=/usr/local/cuda  NVCC=nvcc"
 
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -1,18 +1,24 @@
 // test_gpt2.cu: the whole model against an independent GPT-2 in float64 (dev/test/reference.py wrote its results to
-// dev/test/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps of AdamW; and the
-// model against itself: micro-steps, rows of logits at a time, one token at a time, two runs.
+// dev/test/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps of AdamW; against
+// the CPU's operations on a random model of another shape; and against itself: micro-steps, rows of logits at a time,
+// one token at a time, two runs, a run that was interrupted.
 //
 //   ./test_gpt2 [dev/test/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
+//
+// test_gpt2cu is the same on a GPU, and build/release/emulator/test_gpt2cu that on a CPU.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "dev/test/cpu_model.h"
 #include "llmc/gpt2.h"
 #include "llmc/hf_config.h"
 #include "llmc/ops.h"
 #include "llmc/optimizer.h"
+#include "llmc/random.h"
 #include "llmc/safetensors.h"
 
 static int passed = 0, failed = 0;
@@ -42,11 +48,16 @@ static void compare(const std::string& name, const std::vector<float>& got, cons
                   worst, scale, tolerance, place / columns, place % columns, double(got[place]), double(want[place])));
 }
 
+// A micro-batch, (B, T).
+struct Tokens {
+    int B, T;
+    std::vector<int> tokens, targets;
+};
+
 struct Reference {
     Safetensors file;
     GPT2Config config;
-    int B, T;
-    std::vector<int> tokens, targets;
+    Tokens batch;
 
     std::vector<float> read(const std::string& name) const {
         const TensorInfo* tensor = file.find(name);
@@ -64,12 +75,11 @@ static std::vector<int> read_ints(const Reference& reference, const std::string&
 }
 
 static Reference open_reference(const std::string& path) {
-    Reference r{open_safetensors(path), {}, 0, 0, {}, {}};
+    Reference r{open_safetensors(path), {}, {}};
     r.config = parse_hf_config(r.file.metadata.at("config"), path).model;
     const TensorInfo* tokens = r.file.find("tokens");
     if (!tokens) fail(EXIT_BAD_DATA, "%s has no tokens", path.c_str());
-    r.B = int(tokens->shape[0]), r.T = int(tokens->shape[1]);
-    r.tokens = read_ints(r, "tokens"), r.targets = read_ints(r, "targets");
+    r.batch = {int(tokens->shape[0]), int(tokens->shape[1]), read_ints(r, "tokens"), read_ints(r, "targets")};
     return r;
 }
 
@@ -96,21 +106,37 @@ struct Trained {
     DeviceBuffer<int> tokens, targets;
     int B, T;
 
-    Trained(const Reference& r, Saving saving = {})
-        : model(r.config, Purpose::train, r.B, r.T, saving),
+    Trained(const GPT2Config& config, const Tokens& batch, Saving saving = {})
+        : model(config, Purpose::train, batch.B, batch.T, saving),
           optimizer(model, AdamWConfig{}),
-          tokens(r.B * r.T, "tokens"),
-          targets(r.B * r.T, "targets"),
-          B(r.B),
-          T(r.T) {
+          tokens(int64_t(batch.tokens.size()), "tokens"),
+          targets(int64_t(batch.targets.size()), "targets"),
+          B(batch.B),
+          T(batch.T) {
+        copy_to_device(tokens.data, batch.tokens.data(), tokens.bytes(), nullptr);
+        copy_to_device(targets.data, batch.targets.data(), targets.bytes(), nullptr);
+        wait_for_device();
+    }
+
+    Trained(const Reference& r, Saving saving = {}) : Trained(r.config, r.batch, saving) {
+        set_params([&](Param p, int l) { return to_memory(r.read("transformer." + hf_name(p, l)), model.layout, p); });
+    }
+
+    // values(p, l): a tensor's floats as they lie in memory.
+    template <class Values>
+    void set_params(const Values& values) {
         for (const ParamSpec& spec : param_table)
-            for (int l = 0; l < model.layout.layers(spec.id); l++) {
-                const std::vector<float> hf = r.read("transformer." + hf_name(spec.id, l));
-                optimizer.set_param(spec.id, l, to_memory(hf, model.layout, spec.id).data());
-            }
+            for (int l = 0; l < model.layout.layers(spec.id); l++)
+                optimizer.set_param(spec.id, l, values(spec.id, l).data());
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
-        copy_to_device(tokens.data, r.tokens.data(), tokens.bytes(), nullptr);
-        copy_to_device(targets.data, r.targets.data(), targets.bytes(), nullptr);
+    }
+
+    // A step of AdamW, counted from 1; returns the loss before it.
+    float train_step(int step) {
+        const float loss = gradients();
+        optimizer.clip(1.0f);
+        optimizer.step(1e-3f, step);
+        return loss;
     }
 
     // Gradients of the mean loss over the batch, in micro-steps of B / micro_steps sequences each.
@@ -174,10 +200,8 @@ static void test_against_reference(const Reference& r) {
     std::vector<float> losses, norms;
     const size_t steps = r.read("losses").size();
     for (size_t step = 0; step < steps; step++) {
-        losses.push_back(t.gradients());
-        t.optimizer.clip(1.0f);
+        losses.push_back(t.train_step(int(step) + 1));
         norms.push_back(to_host(t.optimizer.norm(), 1)[0]);
-        t.optimizer.step(1e-3f, int(step) + 1);
     }
     compare(dtype + " losses", losses, r.read("losses"), 1, 10 * loss_tolerance<floatX>);
     compare(dtype + " gradient norms", norms, r.read("grad_norms"), 1, 10 * loss_tolerance<floatX>);
@@ -193,7 +217,7 @@ static void test_against_itself(const Reference& r) {
     report(loss == loss_again && std::memcmp(grads.data(), b.all_gradients().data(), grads.size() * 4) == 0,
            dtype + " two runs        the same bits");
 
-    b.gradients(r.B);
+    b.gradients(r.batch.B);
     compare(dtype + " micro-steps", b.all_gradients(), grads, 1, order_tolerance);
     Trained<floatX> c(r, {Recompute::none, 8});
     c.gradients();
@@ -226,12 +250,101 @@ static void test_nan_gradient(const Reference& r) {
     t.optimizer.clip(1.0f);
     t.optimizer.step(1e-3f, 1);
     const bool first = weights() == before;
-    t.gradients();
-    t.optimizer.clip(1.0f);
-    t.optimizer.step(1e-3f, 2);
+    t.train_step(2);
     report(first && weights() == before, std::string(dtype_name<floatX>()) + " NaN gradient    weights untouched");
     report(!std::isfinite(to_host(t.optimizer.factor(), 1)[0]),
            std::string(dtype_name<floatX>()) + " NaN gradient    seen a step late");
+}
+
+// Weights, moments and the number of the step are all there is: a model that gets them goes on with the same bits.
+template <class floatX>
+static void test_resume(const Reference& r) {
+    constexpr int before = 2, steps = 4;
+    Trained<floatX> whole(r), first(r), second(r);
+    std::vector<float> losses, resumed;
+    for (int step = 1; step <= steps; step++) losses.push_back(whole.train_step(step));
+    for (int step = 1; step <= before; step++) resumed.push_back(first.train_step(step));
+    const ParamLayout& layout = first.model.layout;
+    second.set_params(
+        [&](Param p, int l) { return to_host(first.optimizer.masters() + layout.offset(p, l), layout.size(p)); });
+    copy_on_device(second.optimizer.m.data, first.optimizer.m.data, first.optimizer.m.bytes(), nullptr);
+    copy_on_device(second.optimizer.v.data, first.optimizer.v.data, first.optimizer.v.bytes(), nullptr);
+    wait_for_device();
+    for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
+    const bool same =
+        to_host(whole.optimizer.masters(), layout.total) == to_host(second.optimizer.masters(), layout.total);
+    report(losses == resumed && same, std::string(dtype_name<floatX>()) + " resumed         as never stopped");
+}
+
+// ---- a random model, on the device and by the CPU's operations
+
+// Heads of 64 channels, as GPT-2 has them; odd sizes elsewhere. On a GPU as wide as GPT-2, where that takes seconds.
+static GPT2Config random_config(bool wide) {
+    if (wide) return {.max_T = 300, .V = 50257, .L = 2, .NH = 12, .C = 768};
+    return {.max_T = 80, .V = 300, .L = 2, .NH = 2, .C = 128};
+}
+
+// As large as keeps activations near 1, biases and the deviation of LayerNorm's weights from 1 included.
+static std::vector<float> random_param(const ParamLayout& layout, Param p, int l) {
+    const Philox random{7, uint64_t(p) << 32 | uint64_t(l)};
+    const bool matrix = layout.rows(p) > 1, scales = p == ln1w || p == ln2w || p == lnfw;
+    const float scale = matrix ? 1.0f / std::sqrt(float(layout.cols(p))) : 0.2f;
+    const int64_t used = p == wte ? int64_t(layout.config.V) * layout.cols(p) : layout.size(p);  // padded rows: zero
+    std::vector<float> values(size_t(layout.size(p)), 0.0f);
+    for (int64_t i = 0; i < used; i++)
+        values[size_t(i)] = float(bf16(scale * random.normal(uint64_t(i)) + (scales ? 1.0f : 0.0f)));
+    return values;
+}
+
+static Tokens random_batch(int B, int T, int V) {
+    Tokens batch{B, T, {}, {}};
+    const Philox random{8, 0};
+    for (int i = 0; i < B * T; i++) {
+        batch.tokens.push_back(int(random(uint64_t(i))[0] % uint32_t(V)));
+        batch.targets.push_back(i % 9 == 4 ? -1 : int(random(uint64_t(i))[1] % uint32_t(V)));  // some are ignored
+    }
+    return batch;
+}
+
+// Sums are longer than the reference's, up to V and 4C terms, and errors grow like the root of that.
+template <class floatX>
+constexpr double random_tolerance = sizeof(floatX) == 4 ? 4 * tensor_tolerance<float> : tensor_tolerance<bf16>;
+
+template <class floatX>
+static void test_against_cpu(const CpuModel& cpu, const Tokens& batch) {
+    const std::string dtype = std::string(dtype_name<floatX>()) + " random model";
+    Trained<floatX> t(cpu.config, batch, {Recompute::none, 3});
+    const ParamLayout& layout = t.model.layout;
+    t.set_params([&](Param p, int l) { return random_param(layout, p, l); });
+    compare(dtype + " loss", {t.gradients()}, {cpu.loss}, 1, 4 * loss_tolerance<floatX>);
+    t.model.forward(t.tokens.data, t.B, t.T);
+    const int last = t.B * t.T - 1;
+    const auto row = cpu.logits.begin() + int64_t(last) * cpu.config.Vp();
+    compare(dtype + " logits", t.logits(last), {row, row + cpu.config.V}, cpu.config.V, random_tolerance<floatX>);
+    for (const ParamSpec& spec : param_table) {
+        std::vector<float> got, want;
+        for (int l = 0; l < layout.layers(spec.id); l++) {
+            for (float x : to_host(t.model.g(spec.id, l), layout.size(spec.id))) got.push_back(x);
+            const float* tensor = cpu.grads.data() + layout.offset(spec.id, l);
+            want.insert(want.end(), tensor, tensor + layout.size(spec.id));
+        }
+        compare(dtype + " d" + spec.name, got, want, layout.cols(spec.id), random_tolerance<floatX>);
+    }
+}
+
+static void test_random_model() {
+    const bool wide = device_info().name.starts_with("NVIDIA");
+    const GPT2Config config = random_config(wide);
+    const Tokens batch = wide ? random_batch(4, 257, config.V) : random_batch(2, 71, config.V);
+    CpuModel cpu(config);
+    for (const ParamSpec& spec : param_table)
+        for (int l = 0; l < cpu.layout.layers(spec.id); l++) {
+            const std::vector<float> values = random_param(cpu.layout, spec.id, l);
+            std::copy(values.begin(), values.end(), cpu.w(spec.id, l));
+        }
+    cpu.run(batch.tokens, batch.targets, batch.B, batch.T);
+    test_against_cpu<float>(cpu, batch);
+    test_against_cpu<bf16>(cpu, batch);
 }
 
 template <class floatX>
@@ -239,16 +352,18 @@ static void test_all(const Reference& r) {
     test_against_reference<floatX>(r);
     test_against_itself<floatX>(r);
     test_nan_gradient<floatX>(r);
+    test_resume<floatX>(r);
 }
 
 int main(int argc, char** argv) try {
     device_init(0, 0);
     const Reference reference = open_reference(argc > 1 ? argv[1] : "dev/test/reference.safetensors");
     printf("GPT-2 with %d layers, %d heads, %d channels, %d tokens; %d x %d tokens on %s\n", reference.config.L,
-           reference.config.NH, reference.config.C, reference.config.V, reference.B, reference.T,
+           reference.config.NH, reference.config.C, reference.config.V, reference.batch.B, reference.batch.T,
            device_info().name.c_str());
     test_all<float>(reference);
     test_all<bf16>(reference);
+    test_random_model();
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? EXIT_INTERNAL : 0;
 } catch (const Error& error) {

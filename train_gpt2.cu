@@ -1,6 +1,7 @@
 // train_gpt2.cu: main(), the dispatch to a command, the training loop.
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -34,9 +35,13 @@ static void stop_on_signals() {
 // The results of a step on their way to the host.
 struct PendingStep {
     StepRecord record;
-    float* host;  // (3) loss, gradient norm, clip factor
-    Event done;
+    float* host = static_cast<float*>(host_allocate(3 * sizeof(float)));  // loss, gradient norm, clip factor
+    Event done = create_event();
     bool waiting = false;
+
+    PendingStep() = default;
+    PendingStep(const PendingStep&) = delete;
+    ~PendingStep() { host_free(host), destroy_event(done); }
 };
 
 template <class floatX>
@@ -238,6 +243,7 @@ static std::string describe_start(const Start& start, const Options& o) {
 
 static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
     const double peak = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
     return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
                   device.peak_source.c_str());
 }
@@ -385,8 +391,6 @@ static int train(Options o, const std::string& command_line) {
                          val_loader.get(),
                          {},
                          {}};
-    for (PendingStep& p : t.pending)
-        p.host = static_cast<float*>(host_allocate(3 * sizeof(float))), p.done = create_event();
     load_state(t);
     if (t.state.step > 0) loader.seek(t.state.position);
     t.saved_step = t.start.resume.empty() ? -1 : t.state.step;
@@ -399,7 +403,6 @@ static int train(Options o, const std::string& command_line) {
 
     train_loop(t);
     log.finish();
-    for (PendingStep& p : t.pending) host_free(p.host), destroy_event(p.done);
     if (!stop_requested) return 0;
     log.note(format("stopped on request; step %lld is saved, --resume goes on", static_cast<long long>(t.state.step)));
     return EXIT_PREEMPTED;
@@ -518,6 +521,15 @@ static int run(const Options& options, const std::string& command_line) {
     }
 }
 
+// Where --autotune keeps its choices: they hold for a machine, not for a run.
+static std::string autotune_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    ENSURE((cache && *cache) || (home && *home), "--autotune keeps its choices in $HOME/.cache, and HOME is not set");
+    const std::string dir = (cache && *cache ? std::string(cache) : std::string(home) + "/.cache") + "/train_gpt2";
+    make_directories(dir);
+    return dir + "/products.txt";
+}
+
 static int tokenize_text(const Options& o) {
     TokenizeOptions t;
     t.inputs = o.inputs, t.output = o.output, t.tokenizer = o.tokenizer, t.train_bpe = o.train_bpe;
@@ -534,6 +546,7 @@ int main(int argc, char** argv) try {
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
     device_init(0, options.threads);
+    if (options.autotune) device_autotune(autotune_file());
     std::string command_line;
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
     std::string precision = options.precision;

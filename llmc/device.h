@@ -16,7 +16,7 @@ struct DeviceInfo {
     int64_t memory_bytes;    // in all
     double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
-    std::string peak_source;  // "data sheet", "measured at start"
+    std::string peak_source;  // "data sheet", "measured at start", or why there is none
 };
 
 // To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
@@ -24,6 +24,10 @@ void device_init(int local_rank, int threads);
 DeviceInfo device_info();
 bool device_has_bf16_units();    // matrix units for bf16: what --precision auto chooses by
 std::string device_libraries();  // those that do the products, with versions: "cuBLASLt 13.1, cuDNN 9.19"
+// From now on each shape of a product runs by the algorithm that is fastest here, timed when it first comes, and kept
+// in this file for later runs. Another choice may round differently: only runs with the same file have the same bits.
+// An empty name ends that. On the CPU refused: there is nothing to choose.
+void device_autotune(const std::string& cache_file);
 
 // Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.
 void* device_allocate(int64_t bytes, const char* purpose);
@@ -78,6 +82,7 @@ struct DeviceBuffer {
 template <class T>
 std::vector<T> to_host(const T* device, int64_t size) {
     std::vector<T> host(size);
+    wait_for_device();  // the null stream does not wait for the others
     copy_to_host(host.data(), device, size * int64_t(sizeof(T)), nullptr);
     wait_for_device();
     return host;

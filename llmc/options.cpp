@@ -113,6 +113,11 @@ static void threads_option(Declarations& all, Options& o) {
     Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, 4096);
 }
 
+static void autotune_option(Declarations& all, Options& o) {
+    Section{all, "run"}.add_flag("--autotune", o.autotune,
+                                 "on a GPU: time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
+}
+
 static void quiet_option(Declarations& all, Options& o) {
     Section{all, "run"}.add_flag("--quiet", o.quiet, "print errors only");
 }
@@ -184,6 +189,7 @@ static Declarations declare(Command command, Options& o) {
             checkpoint_options(all, o);
             seed_option(all, o, "of initial weights, data order and samples");
             threads_option(all, o);
+            autotune_option(all, o);
             log_options(all, o);
             break;
         case Command::generate:

@@ -61,6 +61,7 @@ struct Options {
     // run
     uint64_t seed;
     int threads;  // 0: one per core
+    bool autotune;
     int64_t log_every;
     std::string progress;  // auto, tty, plain
     bool quiet;

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # test.sh [WORD...]: builds and runs every test; with words only the programs whose names contain one of them.
 #
-# First the release build: unit tests (build/release/test_*), the whole model against its reference (test_gpt2), the
-# command line (dev/test/test_*.sh), CUDA kernels in the emulator (dev/test/test_*.cu). Then the quick unit tests and the
-# kernels under AddressSanitizer and UndefinedBehaviorSanitizer, the emulator's under ThreadSanitizer too, by clang where
-# there is one, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed", in
-# test cases; a crash or a hang is one that failed.
+# First the release build: unit tests (build/release/test_*), the CUDA backend in the emulator (dev/test/test_*.cu and
+# test_gpt2cu), and where there is a GPU there too, the whole model against its reference (test_gpt2), the command line
+# (dev/test/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
+# UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and with
+# FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed", in test cases; a crash or a
+# hang is one that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -15,6 +16,13 @@ logs=build/test_logs
 kernels=()
 if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks as x86-64 does it
     mapfile -t kernels < <(for source in dev/test/test_*.cu; do basename "$source" .cu; done)
+fi
+emulated=("${kernels[@]/#/emulator/}")
+if [ ${#kernels[@]} != 0 ]; then emulated+=(emulator/test_gpt2cu); fi
+on_gpu=()  # where nvcc and a GPU are
+if nvidia-smi -L >/dev/null 2>&1 && make found | grep -q '| CUDA [0-9]'; then
+    for name in "${kernels[@]}"; do if [ "$name" != test_simt ]; then on_gpu+=("cuda/$name"); fi; done
+    on_gpu+=(cuda/test_gpt2cu)
 fi
 words=("$@")
 passed=0 failed=0 failures=()
@@ -85,13 +93,16 @@ heading "packages"
 if [ "$FUZZ_SECONDS" = 0 ]; then ./scripts/install.sh; else ./scripts/install.sh clang; fi || exit 1
 mkdir -p $logs
 
-build "release" all tests "${kernels[@]/#/build/release/emulator/}"
+programs=("${emulated[@]}" "${on_gpu[@]}")
+if [ ${#kernels[@]} != 0 ]; then programs+=(emulator/train_gpt2cu); fi
+build "release" all tests "${programs[@]/#/build/release/}"
 heading "unit tests"
 for source in dev/test/test_*.cpp; do
     name=$(basename "$source" .cpp)
     run "$name" 300 "build/release/$name"
 done
-for name in "${kernels[@]}"; do run "$name" 120 "build/release/emulator/$name"; done
+heading "the CUDA backend"
+for name in "${emulated[@]}" "${on_gpu[@]}"; do run "$name" 120 "build/release/$name"; done
 heading "the whole model"
 run test_gpt2 300 ./test_gpt2
 heading "the command line"
@@ -103,11 +114,11 @@ done
 slow='^test_(checkpoint|matmul|tokenize)$'
 folder=build/address+undefined
 mapfile -t names < <(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow")
-build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}" "${kernels[@]/#/$folder/emulator/}"
+build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}" "${emulated[@]/#/$folder/}"
 heading "unit tests under address,undefined"
 for name in "${names[@]}"; do run "sanitized/$name" 300 "$folder/$name"; done
 
-for name in "${kernels[@]}"; do run "sanitized/$name" 120 "$folder/emulator/$name"; done
+for name in "${emulated[@]}"; do run "sanitized/$name" 240 "$folder/$name"; done
 
 if [ ${#kernels[@]} != 0 ]; then
     compiler=${CXX:-g++}

@@ -26,6 +26,7 @@ namespace {
 // One call of cudaEventRecord. Who waits for an event waits for the last one before, whatever is recorded later.
 struct Record {
     bool done = false;
+    float ms = 0.0f;  // on the stream's clock
     char edge = 0;
 };
 
@@ -52,6 +53,7 @@ struct CUstream_st {
     std::deque<Operation*> queue;
     std::vector<Operation*> finished;  // freed when the host has waited, as it may not touch them before
     void* tsan_fiber = simt::detects_races() ? __tsan_create_fiber(0) : nullptr;
+    float ms = 0.0f;  // a clock that stands still, but for what simt::enqueue_work is told to last
     char done_edge = 0;
 };
 
@@ -59,6 +61,7 @@ namespace {
 
 constexpr size_t ARENA_BYTES = size_t(16) << 30;
 constexpr size_t RED_ZONE = 256;  // and the alignment of cudaMalloc
+constexpr int runtime_version = 13000;
 
 struct Allocation {
     size_t bytes;
@@ -164,7 +167,7 @@ bool step(cudaStream_t s) {
             OpenArena open;
             o->work();
         }
-        if (o->kind == Operation::record) simt::release(&o->event->edge), o->event->done = true;
+        if (o->kind == Operation::record) simt::release(&o->event->edge), o->event->ms = s->ms, o->event->done = true;
         if (o->kind == Operation::wait) simt::acquire(&o->event->edge);
         simt::release(&s->done_edge);
     });
@@ -251,6 +254,19 @@ __attribute__((destructor)) void report_what_is_left() {
 
 }  // namespace
 
+void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* stream) {
+    cudaStream_t s = stream_or_null_stream(stream);
+    const auto run = [=] {
+        work();
+        s->ms += ms;
+    };
+    ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
+}
+
+void simt::check_device_range(const void* p, size_t bytes, const char* wrong, Site site) {
+    check_range(p, bytes, true, wrong, site);
+}
+
 void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUstream_st* stream, Site site) {
     cudaStream_t s = stream_or_null_stream(stream);
     const auto run = [=] {
@@ -268,6 +284,10 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation:
             return "cudaErrorMemoryAllocation";
+        case cudaErrorInsufficientDriver:
+            return "cudaErrorInsufficientDriver";
+        case cudaErrorNoDevice:
+            return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice:
             return "cudaErrorInvalidDevice";
         case cudaErrorNotReady:
@@ -284,6 +304,10 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "invalid argument";
         case cudaErrorMemoryAllocation:
             return "out of memory";
+        case cudaErrorInsufficientDriver:
+            return "CUDA driver version is insufficient for CUDA runtime version";
+        case cudaErrorNoDevice:
+            return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice:
             return "invalid device ordinal";
         case cudaErrorNotReady:
@@ -295,24 +319,37 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaPeekAtLastError() { return runtime().last_error; }
 cudaError_t cudaGetLastError() { return std::exchange(runtime().last_error, cudaSuccess); }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = simt::config.driver_version;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = runtime_version;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
+    *count = 0;
+    if (simt::config.driver_version < runtime_version) return result(cudaErrorInsufficientDriver);
+    if (simt::config.gpus == 0) return result(cudaErrorNoDevice);
+    *count = simt::config.gpus;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
     *device = 0;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+    return result(device >= 0 && device < simt::config.gpus ? cudaSuccess : cudaErrorInvalidDevice);
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    if (device != 0) return result(cudaErrorInvalidDevice);
+    if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
     *properties = {.name = "emulator",
                    .totalGlobalMem = ARENA_BYTES,
                    .sharedMemPerBlock = 48 << 10,
                    .sharedMemPerBlockOptin = 227 << 10,
-                   .major = 9,
-                   .minor = 0,
+                   .major = simt::config.compute_capability / 10,
+                   .minor = simt::config.compute_capability % 10,
                    .multiProcessorCount = 4,
                    .warpSize = 32,
                    .maxThreadsPerBlock = 1024,
@@ -459,7 +496,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->last) simt::acquire(&event->last->edge);
     return cudaSuccess;
 }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-    *ms = 0.0f;  // time here says nothing about a GPU
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!start->last || !end->last) return result(cudaErrorInvalidValue);
+    if (!start->last->done || !end->last->done) return result(cudaErrorNotReady);
+    *ms = end->last->ms - start->last->ms;
     return cudaSuccess;
 }

@@ -573,16 +573,19 @@ void cp_async_commit() {
     t.group_end[t.num_groups++] = t.num_copies;
 }
 
+// What keeps a compiler from making memmove of a loop: ThreadSanitizer watches that, here too.
+static void keep_loop() { asm volatile("" ::: "memory"); }
+
 bool cp_async_next(int groups_kept, Copy* copy) {
     Thread& t = *running->current;
     while (t.num_groups > groups_kept && t.group_end[0] == 0) {  // the oldest group has landed
         t.num_groups--;
-        for (int i = 0; i < t.num_groups; i++) t.group_end[i] = t.group_end[i + 1];
+        for (int i = 0; i < t.num_groups; i++, keep_loop()) t.group_end[i] = t.group_end[i + 1];
     }
     if (t.num_groups <= groups_kept) return false;
     *copy = t.copies[0];
     t.num_copies--;
-    for (int i = 0; i < t.num_copies; i++) t.copies[i] = t.copies[i + 1];
+    for (int i = 0; i < t.num_copies; i++, keep_loop()) t.copies[i] = t.copies[i + 1];
     for (int i = 0; i < t.num_groups; i++) t.group_end[i]--;
     return true;
 }

@@ -72,6 +72,9 @@ struct Config {
     bool eager_cp_async = false;
     bool deferred_streams = false;
     uint64_t stream_seed = 1;
+    // The machine that tests pretend to have. Versions are CUDA's; 0: no driver.
+    int gpus = 1, driver_version = 13000, compute_capability = 90;
+    bool fused_epilogues = true;  // that cuBLASLt has algorithms for GELU and its derivative
 };
 extern Config config;
 
@@ -281,6 +284,8 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600,
 };
@@ -305,6 +310,8 @@ const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);

@@ -7,6 +7,8 @@
 #pragma once
 #include "emulator.h"
 
+#include <functional>
+
 extern "C" {
 #define SIMT_HOOK __attribute__((weak))
 SIMT_HOOK void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
@@ -19,6 +21,8 @@ SIMT_HOOK void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 SIMT_HOOK void __tsan_set_fiber_name(void* fiber, const char* name);
 SIMT_HOOK void __tsan_acquire(void* address);
 SIMT_HOOK void __tsan_release(void* address);
+SIMT_HOOK void __tsan_read_range(void* p, unsigned long bytes);
+SIMT_HOOK void __tsan_write_range(void* p, unsigned long bytes);
 SIMT_HOOK void __msan_poison(const volatile void* p, size_t bytes);
 SIMT_HOOK void __msan_start_switch_fiber(const void* bottom, size_t size);
 SIMT_HOOK void __msan_finish_switch_fiber(const void** old_bottom, size_t* old_size);
@@ -64,6 +68,12 @@ inline bool is_untouched(const char* p, size_t bytes) {
 }
 
 char* map_memory(size_t bytes);  // zeroed; takes no memory until it is touched
+
+// Work of the runtime's own, on the stream, which it is said to take so long: libraries in place of kernels. It must
+// not use memory of the host that a sanitizer watches.
+void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream);
+// Reports `wrong` unless p is device memory, and what leaves its array.
+void check_device_range(const void* p, size_t bytes, const char* wrong, Site site);
 
 // The threads of one stream's running block, with their stacks and shared memory. A stream keeps its own: to
 // ThreadSanitizer thread i of two streams must be two threads.

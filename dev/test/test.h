@@ -5,17 +5,37 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../../llmc/cpu/memory.h"
 #include "../../llmc/device.h"
 #include "../../llmc/ops.h"
 #include "../../llmc/random.h"
 
-// A 64-byte aligned array in memory that host and device can both read (tests are small).
+// An owned array of the host, which is where the CPU's operations work; with any backend.
+template <class T>
+struct HostBuffer {
+    T* data = nullptr;
+    int64_t size = 0;  // elements
+
+    explicit HostBuffer(int64_t size)
+        : data(static_cast<T*>(cpu::allocate(size * int64_t(sizeof(T)), "a test tensor", true))), size(size) {}
+    HostBuffer(HostBuffer&& other) noexcept : data(std::exchange(other.data, nullptr)), size(other.size) {}
+    HostBuffer& operator=(HostBuffer&& other) noexcept {
+        std::swap(data, other.data);
+        std::swap(size, other.size);
+        return *this;
+    }
+    ~HostBuffer() { cpu::release(data); }
+    int64_t bytes() const { return size * int64_t(sizeof(T)); }
+};
+
+// A 64-byte aligned array.
 template <class T>
 struct Tensor {
-    DeviceBuffer<T> buffer;
-    explicit Tensor(int64_t size) : buffer(size, "a test tensor") {}
+    HostBuffer<T> buffer;
+    explicit Tensor(int64_t size) : buffer(size) {}
     T* data() { return buffer.data; }
     const T* data() const { return buffer.data; }
     int64_t size() const { return buffer.size; }

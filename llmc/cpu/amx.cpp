@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../device.h"
+#include "memory.h"
 #include "amx.h"
 #include "forms.h"
 #include "matmul.h"
@@ -445,7 +445,7 @@ int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().l
 template <>
 void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias, int N,
                           int IC, int OC, Stream) {
-    Pieces pieces{device_scratch(matmul_scratch_bytes(N, IC, OC))};
+    Pieces pieces{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
     bf16* own_copy = pieces.take<bf16>(2 * operand_size(OC, IC));
     bf16* packed_inp = pieces.take<bf16>(operand_size(rows_at_a_time(N), IC));
     float* sums = pieces.take<float>(SUMS * omp_get_max_threads());
@@ -472,7 +472,7 @@ template <>
 void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
                            Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
     BackwardScratch scratch;
-    scratch.lay_out(device_scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
+    scratch.lay_out(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
     const Packed w = packed_backward(weight.packed ? weight.packed : scratch.own_copy, OC, IC);
 #pragma omp parallel
     {

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../device.h"
+#include "memory.h"
 #include "amx.h"
 #include "forms.h"
 #include "matmul.h"
@@ -366,7 +366,7 @@ void attention_forward<bf16>(bf16* out, float* lse, const bf16* qkv, int B, int 
     check_head_size(HS);
     const int C = NH * HS;
     const int64_t own = round_up<int64_t>(forward_bytes(T, HS), 4096);
-    char* scratch = static_cast<char*>(device_scratch(own * omp_get_max_threads()));
+    char* scratch = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
@@ -387,7 +387,7 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
     check_head_size(HS);
     const int C = NH * HS;
     const int64_t own = round_up<int64_t>(backward_bytes(T, HS), 4096);
-    char* scratch = static_cast<char*>(device_scratch(own * omp_get_max_threads()));
+    char* scratch = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {

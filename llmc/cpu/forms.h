@@ -21,6 +21,6 @@ namespace cpu::amx {
 }
 
 namespace cpu {
-// What the operations of avx2 and avx512 take of device_scratch at most; threads as OpenMP has them now.
+// What the operations of avx2 and avx512 take of scratch at most; threads as OpenMP has them now.
 int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp);
 }  // namespace cpu

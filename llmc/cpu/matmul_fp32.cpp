@@ -11,9 +11,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "../device.h"
 #include "isa.h"
 #include "matmul.h"
+#include "memory.h"
 #include "strips.h"
 
 namespace cpu::fast {
@@ -122,7 +122,7 @@ template <class Strips, class floatX, class Finish>
 void product(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
              const Finish& finish) {
     const Workspace<Strips> workspace(M, N, c != nullptr);
-    float* packed_b = static_cast<float*>(device_scratch(workspace.bytes()));
+    float* packed_b = static_cast<float*>(scratch(workspace.bytes()));
     float *packed_a = packed_b + workspace.packed_b, *own = packed_a + workspace.packed_a * omp_get_max_threads();
     const int height = chunk_rows(M, c != nullptr);
     for (int row = 0; row < M; row += height)

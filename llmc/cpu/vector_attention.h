@@ -212,7 +212,7 @@ template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream) {
     const int C = NH * HS, task_queries = QUERY_BLOCKS * QUERIES, parts = ceil_div(T, task_queries);
     const int64_t floats = attention_scratch_bytes(T, HS) / int64_t(sizeof(float));
-    float* scratch = static_cast<float*>(device_scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
+    float* scratch = static_cast<float*>(cpu::scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int part = parts - 1; part >= 0; part--)
         for (int head = 0; head < B * NH; head++) {
@@ -299,7 +299,7 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, con
                         int T, int NH, int HS, Stream) {
     const int C = NH * HS;
     const int64_t floats = attention_scratch_bytes(T, HS) / int64_t(sizeof(float));
-    float* scratch = static_cast<float*>(device_scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
+    float* scratch = static_cast<float*>(cpu::scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
         const int b = head / NH, h = head % NH;

@@ -9,7 +9,7 @@
 #include <math.h>  // the C functions: std::log(float) is an inline function with a public name
 #include <omp.h>
 
-#include "../device.h"
+#include "memory.h"
 #include "forms.h"
 #include "vec.h"
 
@@ -147,7 +147,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
                         const floatX* dresidual, int N, int C, Stream) {
     const int piece = layernorm_piece(N), pieces = ceil_div(N, piece);
     const int64_t stride = int64_t(COLUMN_SUMS) * C;
-    float* scratch = static_cast<float*>(device_scratch(layernorm_scratch_bytes(N, C)));
+    float* scratch = static_cast<float*>(cpu::scratch(layernorm_scratch_bytes(N, C)));
     const auto sums_of = [=](int64_t i) {
         float* own = scratch + i * stride;
         return ColumnSums{own, own + C, dbranch_bias ? own + 2 * C : nullptr};
@@ -262,7 +262,7 @@ static inline float cross_entropy_row(floatX* row, float* exponentials, int targ
 template <class floatX>
 void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale, Stream) {
     const int64_t bytes = exponentials_bytes(V);
-    char* scratch = static_cast<char*>(device_scratch(bytes * omp_get_max_threads()));
+    char* scratch = static_cast<char*>(cpu::scratch(bytes * omp_get_max_threads()));
     for_pieces(N, 1, [=](int64_t n, int64_t) {
         floatX* row = logits + n * Vp;
         float* exponentials = reinterpret_cast<float*>(scratch + bytes * omp_get_thread_num());

@@ -31,6 +31,9 @@ struct alignas(16) Vec {
 
 // In front of a loop over an array that must stay in registers.
 #define UNROLL _Pragma("unroll")
+// In front of one whose copies, more than n, would take too many registers.
+#define UNROLL_BY(n) _Pragma(SIMT_STRING(unroll(n)))
+#define SIMT_STRING(...) #__VA_ARGS__
 
 // SHARED(tile, float[32][33]): a variable of the block.
 #define SHARED(name, ...) __shared__ std::type_identity_t<__VA_ARGS__> name
@@ -84,6 +87,20 @@ __device__ __forceinline__ void store128cs(T* p, Vec<T> v) {
     __stcs(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
 }
 
+// Two floats as bf16 in one register, each rounded once; low comes first in memory.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// 2^x to 2 units in the last place, as one instruction; what is below 2^-126 becomes 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // acc (16, 8) += A (16, 16) * B (16, 8), bf16 in, float out, by a whole warp. With g = lane / 4 and t = lane % 4 * 2 a
 // lane holds, in pairs of columns (A, acc) or rows (B), the even one in the low half:
 //   a[0] = A[g][t..]   a[1] = A[g + 8][t..]   a[2] = A[g][t + 8..]   a[3] = A[g + 8][t + 8..]
@@ -125,6 +142,7 @@ __device__ __forceinline__ void cp_async_wait() {
 #elif defined(SIMT_EMULATOR)  // SHARED, dynamic_shared and launch are the emulator's
 
 #define UNROLL
+#define UNROLL_BY(n)
 
 template <class T>
 Vec<T> load128(const T* p, SIMT_SITE) {
@@ -146,6 +164,9 @@ template <class T>
 void store128cs(T* p, Vec<T> v, SIMT_SITE) {
     store128(p, v, site);
 }
+
+inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
+inline float exp2_fast(float x) { return std::exp2(x); }
 
 inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
     simt::mma(acc, a, b, site);

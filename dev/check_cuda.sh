@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
+# registers as errors, links both programs, and compares what each kernel takes with dev/cuda_budget.txt: more registers
+# or more spilled bytes than there fail. --update writes the file anew. Needs nvcc, and no GPU.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+budget=dev/cuda_budget.txt update=0
+if [ "${1:-}" = --update ]; then update=1; shift; fi
+archs=("$@")
+if [ ${#archs[@]} = 0 ]; then archs=(80 89 90a 100 120); fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+
+if ! make found | grep -q '| CUDA [0-9]'; then
+    echo "skipped: no nvcc (NVCC=... or CUDA_HOME=... names it)"
+    exit 0
+fi
+
+# compile SOURCE ARCH LOG: by the Makefile's own command, which then says what ptxas found.
+compile() {
+    local object=build/release/cuda/${1%.cu}.o command
+    command=$(make -n V=1 CUDA=1 CUDA_ARCHS="$2" -W "$1" "$object" | grep -- " -c $1 ")
+    eval "${command/-o $object/-o $work/object.o -Xptxas -v}" >"$3" 2>&1
+}
+
+# "arch kernel registers spilled-bytes", a line for each kernel that ptxas compiled.
+kernels_of() {
+    c++filt <"$2" | awk -v arch="$1" '
+        /Compiling entry function/ { name = $0; sub(/.*entry function ./, "", name); sub(/. for .sm_.*/, "", name)
+            sub(/^void /, "", name); sub(/\(.*/, "", name); gsub(/ /, "", name) }
+        /bytes spill stores/ && name != "" { spilled = $5 + $9 }
+        / Used [0-9]+ registers/ && name != "" { for (i = 1; i < NF; i++) if ($i == "Used") print arch, name, $(i + 1), spilled; name = "" }'
+}
+
+for arch in "${archs[@]}"; do
+    for source in llmc/cuda/*.cu; do
+        if ! compile "$source" "$arch" "$work/log"; then
+            echo "FAIL  $source for sm_$arch"
+            grep -E 'error|warning' "$work/log" | c++filt | sed 's/^/      /' | head -20
+            status=1
+        fi
+        kernels_of "$arch" "$work/log" >>"$work/table"
+    done
+done
+sort -k1,1V -k2,2 "$work/table" -o "$work/table"
+echo "$(wc -l <"$work/table") kernels, sm_${archs[*]}"
+
+if [ $update = 1 ]; then
+    { echo "# arch kernel registers spilled-bytes: dev/check_cuda.sh --update, $(make found | grep -o 'CUDA [0-9.]*' | head -1)"; cat "$work/table"; } >$budget
+    echo "written: $budget"
+else
+    awk 'NR == FNR { if ($1 !~ /^#/) { registers[$1 " " $2] = $3; spilled[$1 " " $2] = $4 } next }
+        { key = $1 " " $2 }
+        !(key in registers) { print "FAIL  sm_" key " is not in the budget (--update)"; bad = 1; next }
+        $3 > registers[key] || $4 > spilled[key] { printf "FAIL  sm_%s: %d registers, %d bytes spilled; the budget has %d and %d\n", key, $3, $4, registers[key], spilled[key]; bad = 1 }
+        $3 < registers[key] { printf "less  sm_%s: %d registers, the budget has %d\n", key, $3, registers[key] }
+        END { exit bad }' $budget "$work/table" || status=1
+fi
+
+if [ $status = 0 ]; then make CUDA=1 train_gpt2cu test_gpt2cu >"$work/log" 2>&1 || { tail -20 "$work/log"; status=1; }; fi
+[ $status = 0 ] && echo "PASS  compiled, linked, within the budget"
+exit $status

@@ -1,0 +1,368 @@
+// cublasLt.cpp: matrix products in place of cuBLASLt's. Compiled like emulator.cpp; the sanitizers are told which
+// memory a product reads and writes.
+//
+// There are four algorithms, which differ in what they are said to take, in working memory, and in whether the sum may
+// be split; a split one adds in another order, so that its bits differ, as they do on a GPU.
+#include "cublasLt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../llmc/dtype.h"
+#include "internal.h"
+
+using simt::Site;
+
+namespace {
+
+// Of an algorithm; its data hold {index, parts of the sum, reduction scheme}.
+struct Algorithm {
+    float ms;
+    bool splits;
+    size_t workspace_bytes;
+};
+constexpr Algorithm algorithms[] = {{5.0f, true, 0}, {4.0f, false, 4096}, {3.0f, true, 256}, {6.0f, false, 0}};
+constexpr int num_algorithms = int(std::size(algorithms));
+
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+size_t extent(const cublasLtMatrixLayoutOpaque_t& l) {
+    return (size_t(l.ld) * (l.cols - 1) + l.rows) * size_of(l.type);
+}
+
+bool adds_bias(uint32_t epilogue) { return epilogue & 4; }
+bool applies_gelu(uint32_t epilogue) { return epilogue & 32; }
+bool applies_derivative(uint32_t epilogue) { return epilogue & 64; }
+
+struct Sizes {
+    int64_t m, n, k;
+};
+
+Sizes sizes_of(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+               const cublasLtMatrixLayoutOpaque_t& d) {
+    return {int64_t(d.rows), int64_t(d.cols), int64_t(desc.transa ? a.rows : a.cols)};
+}
+
+// What the library answers with CUBLAS_STATUS_INVALID_VALUE or NOT_SUPPORTED, or does not see.
+const char* wrong_layouts(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+                          const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
+                          const cublasLtMatrixLayoutOpaque_t& d) {
+    const Sizes s = sizes_of(desc, a, d);
+    if (desc.compute != CUBLAS_COMPUTE_32F || desc.scale != CUDA_R_32F) return "a product that is not summed in float";
+    if (a.type != b.type || c.type != d.type) return "A and B, and C and D, must have the same type";
+    if (d.type != a.type && d.type != CUDA_R_32F) return "D must have the type of A, or float";
+    if (s.m < 1 || s.n < 1 || s.k < 1) return "an empty product";
+    if (int64_t(desc.transa ? a.cols : a.rows) != s.m) return "A has not as many rows as D";
+    if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B has not as many columns as D";
+    if (int64_t(desc.transb ? b.cols : b.rows) != s.k) return "B has not as many rows as A has columns";
+    if (c.rows != d.rows || c.cols != d.cols || c.ld != d.ld) return "C and D differ";
+    for (const auto* l : {&a, &b, &d}) {
+        if (l->ld < int64_t(l->rows)) return "a leading dimension is less than a column";
+        if (size_t(l->ld) * size_of(l->type) % 16) return "columns do not begin at 16 bytes: tensor cores are left out";
+    }
+    if (desc.epilogue & 128 && desc.aux_ld < s.m) return "the leading dimension of the epilogue's matrix";
+    return nullptr;
+}
+
+size_t workspace_needed(const cublasLtMatmulAlgo_t& algo, const Sizes& s) {
+    const Algorithm& algorithm = algorithms[algo.data[0]];
+    if (algo.data[1] > 1 && algo.data[2] == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+        return size_t(algo.data[1]) * size_t(s.m * s.n) * sizeof(float);
+    return algorithm.workspace_bytes;
+}
+
+// The operands of one product, as cublasLtMatmul had them.
+struct Product {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+    const char *a, *b, *c;
+    char* d;
+    float alpha, beta;
+    Sizes sizes;
+    int64_t parts;
+    char* workspace;
+    size_t workspace_bytes;
+    std::vector<float> wide_a, wide_b, sums, part;  // (k, m), (n, k), (m), (m); made where the host may allocate
+};
+
+float element(const char* p, cudaDataType_t type, int64_t i) {
+    if (type == CUDA_R_32F) return reinterpret_cast<const float*>(p)[i];
+    return float(reinterpret_cast<const bf16*>(p)[i]);
+}
+void set_element(char* p, cudaDataType_t type, int64_t i, float value) {
+    if (type == CUDA_R_32F)
+        reinterpret_cast<float*>(p)[i] = value;
+    else
+        reinterpret_cast<bf16*>(p)[i] = bf16(value);
+}
+
+// out (rows, cols), row-major, of a stored matrix whose element (r, c) lies at r * row_step + c * col_step.
+void widen(std::vector<float>& out, const char* p, cudaDataType_t type, int64_t rows, int64_t cols, int64_t row_step,
+           int64_t col_step) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) out[size_t(r * cols + c)] = element(p, type, r * row_step + c * col_step);
+}
+
+float tanh_of(float x) { return std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)); }
+
+float gelu_derivative(float x) {
+    const float t = tanh_of(x), bend = 1 - t * t;
+    return 0.5f * (1 + t) + (bend == 0 ? 0 : 0.5f * x * bend * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
+}
+
+void finish_element(const Product& p, int64_t i, int64_t j, float value) {
+    const cudaDataType_t type = p.d_layout.type;
+    const int64_t at = j * p.d_layout.ld + i, aux_at = j * p.desc.aux_ld + i;
+    char* aux = static_cast<char*>(p.desc.aux);
+    if (p.beta != 0) value += p.beta * element(p.c, type, at);
+    if (adds_bias(p.desc.epilogue)) value += element(static_cast<const char*>(p.desc.bias), type, i);
+    if (applies_derivative(p.desc.epilogue)) value *= gelu_derivative(element(aux, type, aux_at));
+    if (applies_gelu(p.desc.epilogue)) {
+        set_element(aux, type, aux_at, value);
+        value = 0.5f * value * (1 + tanh_of(value));
+    }
+    set_element(p.d, type, at, value);
+}
+
+void multiply(Product& p) {
+    const auto [m, n, k] = p.sizes;
+    const int64_t a_ld = p.a_layout.ld, b_ld = p.b_layout.ld, step = (k + p.parts - 1) / p.parts;
+    widen(p.wide_a, p.a, p.a_layout.type, k, m, p.desc.transa ? 1 : a_ld, p.desc.transa ? a_ld : 1);
+    widen(p.wide_b, p.b, p.b_layout.type, n, k, p.desc.transb ? 1 : b_ld, p.desc.transb ? b_ld : 1);
+    for (int64_t j = 0; j < n; j++) {
+        std::fill(p.sums.begin(), p.sums.end(), 0.0f);
+        for (int64_t begin = 0; begin < k; begin += step) {
+            std::fill(p.part.begin(), p.part.end(), 0.0f);
+            for (int64_t l = begin; l < std::min(k, begin + step); l++) {
+                const float b = p.wide_b[size_t(j * k + l)], *a = &p.wide_a[size_t(l * m)];
+                float* sums = p.part.data();
+                for (int64_t i = 0; i < m; i++) sums[i] += a[i] * b;
+            }
+            for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.part[size_t(i)];
+        }
+        for (int64_t i = 0; i < m; i++) finish_element(p, i, j, p.alpha * p.sums[size_t(i)]);
+    }
+    simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);  // whoever kept something there sees NaN
+}
+
+// To the sanitizers, who do not see this file's own accesses.
+void tell_read(const void* p, size_t bytes) {
+    if (__tsan_read_range) __tsan_read_range(const_cast<void*>(p), bytes);
+}
+void tell_written(void* p, size_t bytes) {
+    if (__tsan_write_range) __tsan_write_range(p, bytes);
+}
+
+void tell_sanitizers(const Product& p) {
+    const size_t element_bytes = size_of(p.d_layout.type);
+    tell_read(p.a, extent(p.a_layout));
+    tell_read(p.b, extent(p.b_layout));
+    if (adds_bias(p.desc.epilogue)) tell_read(p.desc.bias, size_t(p.sizes.m) * element_bytes);
+    const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
+    if (applies_derivative(p.desc.epilogue)) tell_read(p.desc.aux, aux_bytes);
+    if (applies_gelu(p.desc.epilogue)) tell_written(p.desc.aux, aux_bytes);
+    if (p.beta != 0) tell_read(p.c, extent(p.d_layout));
+    tell_written(p.d, extent(p.d_layout));
+    tell_written(p.workspace, p.workspace_bytes);
+}
+
+struct Range {
+    const char* begin;
+    size_t bytes;
+    bool overlaps(const Range& other) const { return begin < other.begin + other.bytes && other.begin < begin + bytes; }
+};
+
+// Reports ranges that are not the device's, or misaligned, and writes over what is read.
+void check_ranges(const Product& p, Site site) {
+    const size_t element_bytes = size_of(p.d_layout.type);
+    const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
+    std::vector<Range> read = {{p.a, extent(p.a_layout)}, {p.b, extent(p.b_layout)}};
+    std::vector<Range> written = {{p.d, extent(p.d_layout)}};
+    if (adds_bias(p.desc.epilogue))
+        read.push_back({static_cast<const char*>(p.desc.bias), size_t(p.sizes.m) * element_bytes});
+    if (applies_derivative(p.desc.epilogue)) read.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
+    if (applies_gelu(p.desc.epilogue)) written.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
+    if (p.workspace_bytes) written.push_back({p.workspace, p.workspace_bytes});
+    const auto check = [&](const Range& r) {
+        simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is null or not the device's", site);
+        if (reinterpret_cast<uintptr_t>(r.begin) % 16)
+            simt::report("cublasLtMatmul: a pointer that is not aligned to 16 bytes", site);
+    };
+    for (const Range& r : read) check(r);
+    for (size_t i = 0; i < written.size(); i++) {
+        check(written[i]);
+        for (const Range& r : read)
+            if (written[i].overlaps(r)) simt::report("cublasLtMatmul: it writes over what it reads", site);
+        for (size_t j = 0; j < i; j++)
+            if (written[i].overlaps(written[j])) simt::report("cublasLtMatmul: two of its outputs overlap", site);
+    }
+}
+
+}  // namespace
+
+size_t cublasLtGetVersion() { return 130100; }
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS:
+            return "CUBLAS_STATUS_SUCCESS";
+        case CUBLAS_STATUS_INVALID_VALUE:
+            return "CUBLAS_STATUS_INVALID_VALUE";
+        case CUBLAS_STATUS_NOT_SUPPORTED:
+            return "CUBLAS_STATUS_NOT_SUPPORTED";
+    }
+    return "unknown status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    static char context;
+    *handle = reinterpret_cast<cublasLtHandle_t>(&context);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
+    *desc = {compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T>
+static cublasStatus_t set(T& field, const void* value, size_t bytes) {
+    if (bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATMUL_DESC_TRANSA:
+            return set(desc->transa, value, bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSB:
+            return set(desc->transb, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE:
+            return set(desc->epilogue, value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+            return set(desc->bias, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+            return set(desc->aux, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+            return set(desc->aux_ld, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
+                                        uint64_t cols, int64_t ld) {
+    *layout = {type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference) {
+    *preference = {0, ~0u, {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+            return set(preference->workspace_bytes, value, bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+            return set(preference->reduction_schemes, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+            return set(preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+    const bool fused = desc->epilogue & (32 | 64);
+    const Sizes s = sizes_of(*desc, *a, *d);
+    *result = {*algo, 0, CUBLAS_STATUS_NOT_SUPPORTED, 1.0f, {}};
+    const uint64_t parts = algo->data[1], scheme = algo->data[2];
+    if (wrong_layouts(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo->data[0] >= num_algorithms || parts < 1 || int64_t(parts) > s.k) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (parts > 1 && (!algorithms[algo->data[0]].splits || scheme == 0)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fused && (!simt::config.fused_epilogues || parts > 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    result->workspaceSize = workspace_needed(*algo, s);
+    return result->state = CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int* found) {
+    *found = 0;
+    for (uint64_t i = 0; i < num_algorithms && *found < requested; i++) {
+        const cublasLtMatmulAlgo_t algo = {{i, 1, 0}};
+        cublasLtMatmulHeuristicResult_t& result = results[*found];
+        const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, desc, a, b, c, d, &algo, &result);
+        if (status == CUBLAS_STATUS_INVALID_VALUE) return status;
+        if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= preference->workspace_bytes) (*found)++;
+    }
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoCapAttributes_t,
+                                                 void* value, size_t bytes, size_t* written) {
+    const int32_t splits = algorithms[algo->data[0]].splits;
+    if (bytes != sizeof(splits)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(value, &splits, bytes);
+    *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+    uint32_t number;
+    if (bytes != sizeof(number)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&number, value, bytes);
+    algo->data[attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? 1 : 2] = number;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream, Site site) {
+    if (const char* wrong = wrong_layouts(*desc, *a_layout, *b_layout, *c_layout, *d_layout))
+        simt::report((std::string("cublasLtMatmul: ") + wrong).c_str(), site);
+    if (!handle || !algo) simt::report("cublasLtMatmul without a handle or an algorithm", site);
+    if (c != d) simt::report("cublasLtMatmul: C is not D, which no product of the program means", site);
+    cublasLtMatmulHeuristicResult_t checked;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, desc, a_layout, b_layout, c_layout, d_layout, algo, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (workspace_bytes < checked.workspaceSize)
+        simt::report("cublasLtMatmul: less working memory than the algorithm needs", site);
+
+    const Sizes s = sizes_of(*desc, *a_layout, *d_layout);
+    auto p = std::make_shared<Product>();
+    p->desc = *desc, p->a_layout = *a_layout, p->b_layout = *b_layout, p->d_layout = *d_layout;
+    p->a = static_cast<const char*>(a), p->b = static_cast<const char*>(b), p->c = static_cast<const char*>(c);
+    p->d = static_cast<char*>(d), p->workspace = static_cast<char*>(workspace);
+    p->workspace_bytes = checked.workspaceSize;
+    p->alpha = *static_cast<const float*>(alpha), p->beta = *static_cast<const float*>(beta);
+    p->sizes = s, p->parts = int64_t(algo->data[1]);
+    p->wide_a.resize(size_t(s.k * s.m)), p->wide_b.resize(size_t(s.n * s.k));
+    p->sums.resize(size_t(s.m)), p->part.resize(size_t(s.m));
+    check_ranges(*p, site);
+    const auto run = [p] {
+        tell_sanitizers(*p);
+        multiply(*p);
+    };
+    simt::enqueue_work(run, algorithms[algo->data[0]].ms / float(p->parts), stream);
+    return CUBLAS_STATUS_SUCCESS;
+}

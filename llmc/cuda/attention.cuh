@@ -1,0 +1,132 @@
+// attention.cuh: causal attention: forward, backward, and decoding, which makes the last row alone.
+//
+// bf16 heads of 64 (every GPT-2) and 128 channels run on tensor cores (attention_mma.cuh), fp32 and other heads in
+// float arithmetic (attention_plain.cuh): multiples of 16 bytes, up to 256 channels, any B and T. Nothing of size T x T
+// is stored, nothing is atomic, and the same input gives the same bits.
+#pragma once
+#include "../device.h"
+#include "../ops.h"
+#include "attention_mma.cuh"
+#include "attention_plain.cuh"
+#include "simt.h"
+
+namespace gpu {
+// Bytes that attention_backward takes of device_scratch.
+template <class floatX>
+int64_t attention_scratch_bytes(int B, int T, int NH, int HS);
+}  // namespace gpu
+
+template <class floatX>
+void check_attention(const char* op, int B, int T, int NH, int HS) {
+    constexpr int size = Vec<floatX>::size, most = 256;
+    ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: there must be at least one of each",
+           op, B, T, NH);
+    ENSURE(int64_t(T) * 3 * NH * HS <= std::numeric_limits<int>::max(),
+           "%s of %d tokens, %d heads of %d channels: a sequence has 2147483647 numbers at most", op, T, NH, HS);
+    ENSURE(HS >= 1 && HS % size == 0 && HS <= most, "%s: heads of %d channels must be a multiple of %d, at most %d", op,
+           HS, size, most);
+}
+
+template <class floatX>
+int64_t gpu::attention_scratch_bytes(int B, int T, int NH, int) {
+    return int64_t(B) * NH * T * int64_t(sizeof(float));  // delta, whatever the kernel
+}
+
+template <class floatX>
+void gpu::attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
+    check_attention<floatX>("attention_forward", B, T, NH, HS);
+    if constexpr (sizeof(floatX) == sizeof(bf16)) {
+        if (HS == 64) return launch_attention_forward_mma<64>(out, lse, qkv, B, T, NH, stream);
+        if (HS == 128) return launch_attention_forward_mma<128>(out, lse, qkv, B, T, NH, stream);
+    }
+    launch_attention_forward_plain(out, lse, qkv, B, T, NH, HS, stream);
+}
+
+template <class floatX>
+void gpu::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv,
+                             int B, int T, int NH, int HS, Stream stream) {
+    check_attention<floatX>("attention_backward", B, T, NH, HS);
+    float* delta = static_cast<float*>(device_scratch(attention_scratch_bytes<floatX>(B, T, NH, HS)));
+    if constexpr (sizeof(floatX) == sizeof(bf16)) {
+        if (HS == 64) return launch_attention_backward_mma<64>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);
+        if (HS == 128) return launch_attention_backward_mma<128>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);
+    }
+    launch_attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, NH, HS, stream);
+}
+
+// ---- Decoding
+
+constexpr int DECODE_THREADS = 256, DECODE_LANES = 8, DECODE_GROUPS = DECODE_THREADS / DECODE_LANES;
+
+// A block per head. 8 lanes share a key and its value, 16 bytes at a time; the block's 32 groups of lanes take every
+// 32nd key, each with a softmax of its own, and what they have is joined at the end. Every key and value is read once:
+// 2 T C sizeof(floatX) bytes. VECS: 16-byte vectors per lane, so HS <= VECS * 8 * Vec::size.
+template <class floatX, int VECS>
+__global__ void __launch_bounds__(DECODE_THREADS)
+    attention_decode_kernel(floatX* out, const floatX* qkv, AttentionShape s) {
+    using V = Vec<floatX>;
+    constexpr int step = DECODE_LANES * V::size;
+    const int lane = int(threadIdx.x) % DECODE_LANES, group = int(threadIdx.x) / DECODE_LANES;
+    const auto rows = [&](int part) { return HeadRows<const floatX>::of_qkv(qkv, s, part); };
+    const HeadRows<const floatX> q = rows(0), k = rows(1), v = rows(2);
+    const auto load = [&](const HeadRows<const floatX>& from, int t, int i) {
+        const int channel = lane * V::size + i * step;
+        return t < s.T && channel < s.HS ? load128(from.at(t, channel)) : V{};
+    };
+    V query[VECS];
+    UNROLL
+    for (int i = 0; i < VECS; i++) query[i] = load(q, s.T - 1, i);
+
+    float largest = -INFINITY, sum = 0.0f, o[VECS][V::size] = {};
+    for (int first = 0; first < s.T; first += DECODE_GROUPS) {  // all lanes: they shuffle
+        const int t = first + group;
+        float score = 0.0f;
+        UNROLL
+        for (int i = 0; i < VECS; i++) {
+            const V key = load(k, t, i);
+            UNROLL
+            for (int e = 0; e < V::size; e++) score += float(query[i][e]) * float(key[e]);
+        }
+        for (int distance = DECODE_LANES / 2; distance > 0; distance /= 2)
+            score += __shfl_xor_sync(FULL_MASK, score, distance);
+        if (t >= s.T) continue;  // the last round
+        score *= s.scale;
+        const float m = fmaxf(largest, score), rescale = expf(largest - m), weight = expf(score - m);
+        largest = m;
+        sum = sum * rescale + weight;
+        UNROLL
+        for (int i = 0; i < VECS; i++) {
+            const V value = load(v, t, i);
+            UNROLL
+            for (int e = 0; e < V::size; e++) o[i][e] = o[i][e] * rescale + weight * float(value[e]);
+        }
+    }
+
+    SHARED(group_largest, float[DECODE_GROUPS]);
+    SHARED(group_sum, float[DECODE_GROUPS]);
+    SHARED(group_out, float[DECODE_GROUPS][VECS * step]);
+    UNROLL
+    for (int i = 0; i < VECS; i++) UNROLL
+    for (int e = 0; e < V::size; e++) group_out[group][lane * V::size + i * step + e] = o[i][e];
+    if (lane == 0) group_largest[group] = largest, group_sum[group] = sum;
+    __syncthreads();
+
+    float m = -INFINITY, total = 0.0f;
+    for (int g = 0; g < DECODE_GROUPS; g++) m = fmaxf(m, group_largest[g]);
+    for (int g = 0; g < DECODE_GROUPS; g++) total += group_sum[g] * expf(group_largest[g] - m);
+    for (int c = int(threadIdx.x); c < s.HS; c += DECODE_THREADS) {
+        float mean = 0.0f;
+        for (int g = 0; g < DECODE_GROUPS; g++) mean += group_out[g][c] * expf(group_largest[g] - m);
+        out[int(blockIdx.x) * s.HS + c] = floatX(mean / total);
+    }
+}
+
+template <class floatX>
+void gpu::attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream stream) {
+    check_attention<floatX>("attention_decode", 1, T, NH, HS);
+    constexpr int per_group = DECODE_LANES * Vec<floatX>::size;
+    const AttentionShape shape = attention_shape(T, NH, HS);
+    with_constant<256 / per_group>(ceil_div(HS, per_group), [&](auto vecs) {
+        simt::launch(attention_decode_kernel<floatX, vecs>, NH, DECODE_THREADS, 0, stream, out, qkv, shape);
+    });
+}

@@ -1,0 +1,23 @@
+// cuda_check.h: what CUDA and cuBLASLt answer, checked: the call, its place and the reason.
+#pragma once
+#ifndef SIMT_EMULATOR  // which has put its own in front
+#include <cuda_runtime.h>
+#endif
+#include <cublasLt.h>
+
+#include "../common.h"
+
+// Asynchronous errors surface here too: the call that reports one need not be the one that made it.
+#define CUDA_CHECK(call) check_cuda_call((call), #call, __FILE__, __LINE__)
+#define CUBLAS_CHECK(call) check_cublas_call((call), #call, __FILE__, __LINE__)
+
+inline void check_cuda_call(cudaError_t error, const char* call, const char* file, int line) {
+    if (error != cudaSuccess)
+        fail(EXIT_INTERNAL, "%s at %s:%d: %s (%s)", call, file, line, cudaGetErrorString(error),
+             cudaGetErrorName(error));
+}
+
+inline void check_cublas_call(cublasStatus_t status, const char* call, const char* file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, cublasLtGetStatusString(status));
+}

@@ -1,0 +1,246 @@
+// device.cu: device.h on CUDA. One GPU per process, the one that device_init has chosen for the calling thread.
+#include "../device.h"
+
+#include <omp.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "../mfu.h"
+#include "cuda_check.h"
+
+namespace {
+
+constexpr int OLDEST_MAJOR = 8;  // compute capability of bf16 tensor cores and cp.async
+
+struct Memory {
+    std::mutex mutex;
+    std::unordered_map<void*, int64_t> blocks;
+    int64_t allocated = 0;
+};
+
+// Never destroyed: buffers of static duration may be freed after it would be.
+Memory& memory() {
+    static Memory& memory = *new Memory;
+    return memory;
+}
+
+std::string version_text(int version) { return format("%d.%d", version / 1000, version % 1000 / 10); }
+
+std::string visible_devices() {
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible ? format(" (CUDA_VISIBLE_DEVICES=%s)", visible) : "";
+}
+
+// Refuses a machine without a GPU that this build can use.
+int count_gpus() {
+    int count = 0, driver = 0, runtime = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) cudaGetLastError();  // it would be reported again by the next launch
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    ENSURE(driver > 0, "no NVIDIA driver is installed here; train_gpt2 is the same program for the CPU");
+    ENSURE(error != cudaErrorInsufficientDriver,
+           "the NVIDIA driver is for CUDA %s, this program was built with CUDA %s: update the driver, or build with an "
+           "older toolkit",
+           version_text(driver).c_str(), version_text(runtime).c_str());
+    ENSURE(error != cudaErrorNoDevice && (error != cudaSuccess || count > 0),
+           "no GPU is visible%s; train_gpt2 is the same program for the CPU", visible_devices().c_str());
+    CUDA_CHECK(error);
+    return count;
+}
+
+const cudaDeviceProp& properties() {
+    static const cudaDeviceProp properties = [] {
+        int device = 0;
+        cudaDeviceProp p;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+        return p;
+    }();
+    return properties;
+}
+
+[[noreturn]] void out_of_memory(int64_t bytes, const char* purpose) {
+    cudaGetLastError();  // it would be reported again by the next launch
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    fail(EXIT_INTERNAL,
+         "no memory for %s: %s bytes asked, %s free of %s on %s, %s already allocated; lower --micro-batch, "
+         "or try --recompute or --head-chunks",
+         purpose, with_commas(bytes).c_str(), human_bytes(int64_t(free)).c_str(), human_bytes(int64_t(total)).c_str(),
+         properties().name, human_bytes(device_bytes_allocated()).c_str());
+}
+
+struct Scratch {
+    DeviceBuffer<char> memory;
+    bool reserved = false;
+
+    void grow(int64_t bytes) {
+        if (bytes <= memory.size) return;
+        memory = {};  // first, so that both need not fit; waits for the operations that use it
+        memory = DeviceBuffer<char>(bytes, "working memory of the operations");
+    }
+};
+
+Scratch& scratch() {
+    static Scratch scratch;
+    return scratch;
+}
+
+}  // namespace
+
+void device_init(int local_rank, int threads) {
+    ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
+    if (threads) omp_set_num_threads(threads);
+    const int count = count_gpus();
+    ENSURE(local_rank >= 0 && local_rank < count,
+           "process %d of this machine has no GPU of its own: there %s %d%s; start one process per GPU", local_rank,
+           count == 1 ? "is" : "are", count, visible_devices().c_str());
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, local_rank));
+    ENSURE(p.major >= OLDEST_MAJOR,
+           "GPU %d, %s, has compute capability %d.%d; 8.0 is the least (A100, RTX 30). train_gpt2 is the same program "
+           "for the CPU",
+           local_rank, p.name, p.major, p.minor);
+    CUDA_CHECK(cudaSetDevice(local_rank));
+}
+
+DeviceInfo device_info() {
+    const cudaDeviceProp& p = properties();
+    const GpuPeak peak = gpu_peak(p.name);
+    return {.name = p.name,
+            .memory_bytes = int64_t(p.totalGlobalMem),
+            .peak_flops_bf16 = 1e12 * peak.bf16,
+            .peak_flops_fp32 = 1e12 * peak.fp32,  // products in fp32 are strictly fp32, never tf32
+            .peak_source = peak.bf16 > 0 ? "data sheet" : "no data sheet known"};
+}
+
+bool device_has_bf16_units() { return properties().major >= OLDEST_MAJOR; }
+
+std::string device_libraries() {
+    int driver = 0, runtime = 0;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    const int blas = int(cublasLtGetVersion());
+    return format("CUDA %s, driver for %s, cuBLASLt %d.%d.%d", version_text(runtime).c_str(),
+                  version_text(driver).c_str(), blas / 10000, blas / 100 % 100, blas % 100);
+}
+
+void* device_allocate(int64_t bytes, const char* purpose) {
+    ENSURE(bytes >= 0, "%s: %lld bytes asked", purpose, static_cast<long long>(bytes));
+    if (bytes == 0) return nullptr;
+    void* block = nullptr;
+    const cudaError_t error = cudaMalloc(&block, size_t(bytes));
+    if (error == cudaErrorMemoryAllocation) out_of_memory(bytes, purpose);
+    CUDA_CHECK(error);
+    CUDA_CHECK(cudaMemset(block, 0, size_t(bytes)));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams do not wait for the zeros
+    std::lock_guard lock(memory().mutex);
+    memory().blocks[block] = bytes;
+    memory().allocated += bytes;
+    return block;
+}
+
+// Destructors call it, also after an error and at exit, when the driver may be gone: what cudaFree says is not checked.
+void device_free(void* block) {
+    if (!block) return;
+    {
+        std::lock_guard lock(memory().mutex);
+        const auto found = memory().blocks.find(block);
+        ENSURE(found != memory().blocks.end(), "device_free of memory that is not ours: %p", block);
+        memory().allocated -= found->second;
+        memory().blocks.erase(found);
+    }
+    cudaFree(block);
+}
+
+int64_t device_bytes_free() {
+    constexpr int64_t for_libraries = int64_t(512) << 20;  // kernels, graphs, cuBLASLt's own
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return int64_t(free) > for_libraries ? int64_t(free) - for_libraries : 0;
+}
+
+int64_t device_bytes_allocated() {
+    std::lock_guard lock(memory().mutex);
+    return memory().allocated;
+}
+
+void* host_allocate(int64_t bytes) {
+    ENSURE(bytes >= 0, "host memory: %lld bytes asked", static_cast<long long>(bytes));
+    if (bytes == 0) return nullptr;
+    void* block = nullptr;
+    const cudaError_t error = cudaMallocHost(&block, size_t(bytes));
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        fail(EXIT_INTERNAL, "no pinned host memory: %s bytes asked", with_commas(bytes).c_str());
+    }
+    CUDA_CHECK(error);
+    memset(block, 0, size_t(bytes));
+    return block;
+}
+
+void host_free(void* block) {
+    if (block) cudaFreeHost(block);
+}
+
+Stream create_stream() {
+    Stream stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+void destroy_stream(Stream stream) {
+    if (stream) cudaStreamDestroy(stream);
+}
+void wait_for_stream(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream)); }
+void wait_for_device() { CUDA_CHECK(cudaDeviceSynchronize()); }
+
+Event create_event() {
+    Event event = nullptr;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+}
+void destroy_event(Event event) {
+    if (event) cudaEventDestroy(event);
+}
+void record_event(Event event, Stream stream) { CUDA_CHECK(cudaEventRecord(event, stream)); }
+void stream_wait_event(Stream stream, Event event) { CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0)); }
+bool event_done(Event event) {
+    const cudaError_t error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) {
+        cudaGetLastError();  // it would be reported again by the next launch
+        return false;
+    }
+    CUDA_CHECK(error);
+    return true;
+}
+void wait_for_event(Event event) { CUDA_CHECK(cudaEventSynchronize(event)); }
+
+void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream));
+}
+void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream));
+}
+void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));
+}
+void fill_zero(void* device, int64_t bytes, Stream stream) {
+    if (bytes) CUDA_CHECK(cudaMemsetAsync(device, 0, size_t(bytes), stream));
+}
+
+void device_reserve_scratch(int64_t bytes) {
+    scratch().grow(bytes);
+    scratch().reserved = true;
+}
+
+void* device_scratch(int64_t bytes) {
+    if (bytes > scratch().memory.size && scratch().reserved)
+        fail(EXIT_INTERNAL, "an operation asks for %s bytes of working memory, %s are reserved: scratch_bytes is wrong",
+             with_commas(bytes).c_str(), with_commas(scratch().memory.size).c_str());
+    scratch().grow(bytes);
+    return scratch().memory.data;
+}

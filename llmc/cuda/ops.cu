@@ -1,0 +1,44 @@
+// ops.cu: the operations of the .cuh files, instantiated for both element types: the CUDA translation unit.
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "adamw.cuh"
+#include "attention.cuh"
+#include "bias.cuh"
+#include "classifier.cuh"
+#include "encoder.cuh"
+#include "gelu.cuh"
+#include "layernorm.cuh"
+#include "matmul.h"
+#include "norm.cuh"
+
+template <class floatX>
+int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
+    const int N = B * T;
+    return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
+                     encoder_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
+}
+
+// A GPU is filled best by all rows at once, and each piece would read and write the weight's gradient again.
+int gpu::preferred_head_rows() { return std::numeric_limits<int>::max(); }
+
+INSTANTIATE(gpu::scratch_bytes);
+INSTANTIATE(gpu::encoder_forward);
+INSTANTIATE(gpu::encoder_backward);
+INSTANTIATE(gpu::layernorm_forward);
+INSTANTIATE(gpu::residual_layernorm_forward);
+INSTANTIATE(gpu::layernorm_backward);
+INSTANTIATE(gpu::attention_forward);
+INSTANTIATE(gpu::attention_backward);
+INSTANTIATE(gpu::attention_decode);
+INSTANTIATE(gpu::gelu_forward);
+INSTANTIATE(gpu::gelu_backward);
+INSTANTIATE(gpu::cross_entropy_forward);
+INSTANTIATE(gpu::cross_entropy);
+INSTANTIATE(gpu::adamw);
+INSTANTIATE(gpu::bias_scratch_bytes);
+INSTANTIATE(gpu::bias_backward);
+
+// No templates, but inline in their files: they exist for the linker where something names them.
+[[gnu::used]] static const auto made_here = std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::clip_factor);
