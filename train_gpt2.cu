@@ -44,6 +44,28 @@ struct PendingStep {
     ~PendingStep() { host_free(host), destroy_event(done); }
 };
 
+// A micro-step's calls are the same each time, but the first of a step overwrites gradients. The first time they run as
+// they come, which makes the plans of the products; the second time they are recorded, if they are to be.
+struct MicroStep {
+    int runs = 0;
+    Graph graph = nullptr;
+
+    MicroStep() = default;
+    MicroStep(const MicroStep&) = delete;
+    ~MicroStep() { destroy_graph(graph); }
+
+    template <class Calls>
+    void run(bool as_graph, Stream stream, const Calls& calls) {
+        if (!as_graph || runs++ == 0) return calls();
+        if (!graph) {
+            begin_graph(stream);
+            calls();
+            graph = end_graph(stream);
+        }
+        run_graph(graph, stream);
+    }
+};
+
 template <class floatX>
 struct Trainer {
     const Options& options;
@@ -54,10 +76,11 @@ struct Trainer {
     GPT2<floatX> model;
     AdamW<floatX> optimizer;
     DataLoader& loader;
-    DataLoader* val_loader;  // null: no validation
-    TrainerState state;      // as of the steps that are known to be good
-    PendingStep pending[2];  // of even and odd steps
-    double clock = 0.0;      // when the step began whose time is measured
+    DataLoader* val_loader;    // null: no validation
+    TrainerState state;        // as of the steps that are known to be good
+    PendingStep pending[2];    // of even and odd steps
+    MicroStep micro_steps[2];  // the first of a step, and the others
+    double clock = 0.0;        // when the step began whose time is measured
     int failed_saves = 0;
     int64_t saved_step = -1;
 };
@@ -66,13 +89,16 @@ struct Trainer {
 template <class floatX>
 static void train_step(Trainer<floatX>& t, int64_t step) {
     GPT2<floatX>& model = t.model;
+    const bool as_graph = device_has_graphs() && t.options.cuda_graph == "on";
     model.zero_gradients();
     for (int micro_step = 0; micro_step < t.batch.grad_accum_steps; micro_step++) {
         const Batch batch = t.loader.next();
         t.log.working(step, "micro-step", micro_step, t.batch.grad_accum_steps);
-        model.forward(batch.tokens, batch.B, batch.T);
-        model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step,
-                       1.0f / float(t.batch.grad_accum_steps));
+        t.micro_steps[micro_step > 0].run(as_graph, model.stream, [&] {
+            model.forward(batch.tokens, batch.B, batch.T);
+            model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step,
+                           1.0f / float(t.batch.grad_accum_steps));
+        });
     }
     t.optimizer.clip(float(t.options.grad_clip));
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
@@ -277,8 +303,8 @@ static Saving saving_of(const Options& o) {
 template <class floatX>
 static void resolve_micro_batch(Options& o, const Start& start, int T) {
     if (o.micro_batch == 0)
-        o.micro_batch = largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, 1, saving_of(o),
-                                                    device_bytes_free());
+        o.micro_batch =
+            largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, 1, saving_of(o), device_bytes_free());
 }
 
 // The table of settings at start-up, and of `plan`.
@@ -350,12 +376,14 @@ static int train(Options o, const std::string& command_line) {
     resolve_micro_batch<floatX>(o, start, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
     const int64_t samples_per_step = batch.tokens_per_step / T;
+    const OwnedStream own;
     DataLoaderConfig data = {o.train_data, "--train-data", batch.B, T, start.config.V, o.seed, samples_per_step};
+    data.stream = own.stream;
     DataLoader loader(data);
     std::unique_ptr<DataLoader> val_loader;
     if (!o.val_data.empty() && o.val_every > 0) {
         DataLoaderConfig val = {o.val_data, "--val-data", batch.B, T, start.config.V};
-        val.fixed_set = true, val.max_batches = o.val_batches;
+        val.fixed_set = true, val.max_batches = o.val_batches, val.stream = own.stream;
         val_loader = std::make_unique<DataLoader>(val);
     }
     resolve_steps(o, loader.corpus.num_samples / samples_per_step);
@@ -390,7 +418,9 @@ static int train(Options o, const std::string& command_line) {
                          loader,
                          val_loader.get(),
                          {},
+                         {},
                          {}};
+    t.model.stream = own.stream;
     load_state(t);
     if (t.state.step > 0) loader.seek(t.state.position);
     t.saved_step = t.start.resume.empty() ? -1 : t.state.step;

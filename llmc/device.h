@@ -10,6 +10,7 @@
 #include "dtype.h"
 
 using Event = struct CUevent_st*;
+using Graph = struct CUgraphExec_st*;
 
 struct DeviceInfo {
     std::string name;        // "NVIDIA H100 80GB HBM3", "2 threads, avx512 + amx"
@@ -48,6 +49,23 @@ void record_event(Event event, Stream stream);
 void stream_wait_event(Stream stream, Event event);  // what is queued on stream later runs after the event
 bool event_done(Event event);                        // without blocking; on the CPU always
 void wait_for_event(Event event);                    // blocks the host
+
+// What is queued on the stream from begin_graph to end_graph is recorded and not run; run_graph queues all of it as one,
+// for the price of one launch, with the same pointers and numbers each time. Not on the CPU, where calls run as they come.
+bool device_has_graphs();
+void begin_graph(Stream stream);  // not the null stream
+Graph end_graph(Stream stream);
+void run_graph(Graph graph, Stream stream);
+void destroy_graph(Graph graph);
+
+// A stream of one's own.
+struct OwnedStream {
+    Stream stream = create_stream();
+
+    OwnedStream() = default;
+    OwnedStream(const OwnedStream&) = delete;
+    ~OwnedStream() { destroy_stream(stream); }
+};
 
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);

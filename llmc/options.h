@@ -39,6 +39,7 @@ struct Options {
     int micro_batch;              // B; 0: the largest that fits, until resolve_micro_batch
     int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
     std::string recompute;        // none, gelu, layer
+    std::string cuda_graph;       // on, off
     int head_chunks;              // pieces in which logits are made; 0: chosen
 
     // optimizer and schedule

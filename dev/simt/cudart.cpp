@@ -39,21 +39,30 @@ struct CUevent_st {
 namespace {
 
 struct Operation {
-    enum Kind { kernel, copy, record, wait } kind;
+    enum Kind { kernel, copy, record, wait, graph } kind;
     std::function<void()> work = nullptr;     // kernel, copy
     std::shared_ptr<Record> event = nullptr;  // record, wait
-    simt::Call* call = nullptr;
+    std::unique_ptr<simt::Call> call = nullptr;
     char edge = 0;  // of its own: one for the stream would order what the host does later before it
 };
 
+using Captured = std::vector<std::unique_ptr<Operation>>;
+
 }  // namespace
+
+// The work that was queued on a stream while it was captured: of that one stream, without events.
+struct CUgraph_st {
+    std::shared_ptr<Captured> operations = std::make_shared<Captured>();
+};
+struct CUgraphExec_st : CUgraph_st {};
 
 struct CUstream_st {
     simt::Block* block = simt::create_block();
     std::deque<Operation*> queue;
     std::vector<Operation*> finished;  // freed when the host has waited, as it may not touch them before
     void* tsan_fiber = simt::detects_races() ? __tsan_create_fiber(0) : nullptr;
-    float ms = 0.0f;  // a clock that stands still, but for what simt::enqueue_work is told to last
+    cudaGraph_t captured = nullptr;  // between begin and end of a capture
+    float ms = 0.0f;                 // a clock that stands still, but for what simt::enqueue_work is told to last
     char done_edge = 0;
 };
 
@@ -75,6 +84,7 @@ struct Runtime {
     std::set<void*> host_allocations;
     std::vector<cudaStream_t> streams, ended_streams;  // used again, with the fibers of their threads
     std::set<cudaEvent_t> events;
+    std::set<cudaGraphExec_t> graphs;
     cudaStream_t null_stream = nullptr;
     cudaError_t last_error = cudaSuccess;
     uint64_t random_state = simt::config.stream_seed * 0x9e3779b97f4a7c15ull | 1;
@@ -196,18 +206,20 @@ void run_until(F done) {
 }
 
 void enqueue(cudaStream_t s, Operation* o) {
+    if (s->captured) {
+        if (!o->work) simt::report("an event on a stream that is captured", {"streams", 0});
+        return void(s->captured->operations->emplace_back(o));
+    }
     simt::release(&o->edge);
     s->queue.push_back(o);
     if (!simt::config.deferred_streams) run_until([&] { return s->queue.empty(); });
 }
 
 void synchronize(cudaStream_t s) {
+    if (s->captured) simt::report("a stream was waited for while it was captured", {"streams", 0});
     run_until([&] { return s->queue.empty(); });
     simt::acquire(&s->done_edge);
-    for (Operation* o : s->finished) {
-        delete o->call;
-        delete o;
-    }
+    for (Operation* o : s->finished) delete o;
     s->finished.clear();
 }
 
@@ -243,10 +255,11 @@ __attribute__((destructor)) void report_what_is_left() {
         fprintf(stderr, "emulator: leak of %zu arrays of cudaMallocHost\n", r.host_allocations.size());
     if (streams) fprintf(stderr, "emulator: leak of %zu streams\n", streams);
     if (!r.events.empty()) fprintf(stderr, "emulator: leak of %zu events\n", r.events.size());
+    if (!r.graphs.empty()) fprintf(stderr, "emulator: leak of %zu graphs\n", r.graphs.size());
     bool never_ran = false;
     for (const cudaStream_t s : r.streams) never_ran = never_ran || !s->queue.empty();
     if (never_ran) fprintf(stderr, "emulator: the program ended before work that it had queued on a stream\n");
-    if (leaks || streams || never_ran || !r.events.empty() || !r.host_allocations.empty()) {
+    if (leaks || streams || never_ran || !r.events.empty() || !r.graphs.empty() || !r.host_allocations.empty()) {
         fflush(nullptr);
         _exit(1);
     }
@@ -273,7 +286,7 @@ void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUst
         run_grid(s->block, call, grid, block, shared_bytes, site);
         check_red_zones(site);
     };
-    ::enqueue(s, new Operation{.kind = Operation::kernel, .work = run, .call = call});
+    ::enqueue(s, new Operation{.kind = Operation::kernel, .work = run, .call = std::unique_ptr<simt::Call>(call)});
 }
 
 const char* cudaGetErrorName(cudaError_t error) {
@@ -292,6 +305,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorInvalidDevice";
         case cudaErrorNotReady:
             return "cudaErrorNotReady";
+        case cudaErrorStreamCaptureUnsupported:
+            return "cudaErrorStreamCaptureUnsupported";
     }
     return "unrecognized error code";
 }
@@ -312,6 +327,8 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "invalid device ordinal";
         case cudaErrorNotReady:
             return "device not ready";
+        case cudaErrorStreamCaptureUnsupported:
+            return "operation not permitted when stream is capturing";
     }
     return "unrecognized error code";
 }
@@ -453,6 +470,41 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     synchronize(stream_or_null_stream(stream));
     return cudaSuccess;
 }
+// A graph runs on the stream that it was captured on: its kernels' threads belong to that one.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (!stream || stream->captured) return result(cudaErrorStreamCaptureUnsupported);
+    stream->captured = new CUgraph_st;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    if (!stream || !stream->captured) return result(cudaErrorInvalidValue);
+    *graph = std::exchange(stream->captured, nullptr);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new CUgraphExec_st{*graph};
+    runtime().graphs.insert(*exec);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    if (!runtime().graphs.contains(exec)) return result(cudaErrorInvalidValue);
+    const auto run = [operations = exec->operations] {
+        for (const auto& o : *operations)
+            if (o->work) o->work();
+    };
+    enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::graph, .work = run});
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    if (!runtime().graphs.erase(exec)) return result(cudaErrorInvalidValue);
+    delete exec;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cudaStream_t s = stream_or_null_stream(stream);
     if (!s->queue.empty()) step_any();  // so that a host which polls comes to an end

@@ -30,6 +30,13 @@ for precision in fp32 bf16; do
     check "$precision: and the rest" "$emulated" "${run[@]}" --precision $precision --output "$parts" --resume
     check "$precision: in parts as in one" same_run "$whole" "$parts"
 done
+accumulated=("${run[@]}" --precision bf16 --micro-batch 1 --global-batch 64)
+check "four micro-steps, recorded" "$emulated" "${accumulated[@]}" --output "$scratch/recorded"
+check "four micro-steps, each call by itself" "$emulated" "${accumulated[@]}" --output "$scratch/calls" --cuda-graph off
+check "both the same" same_run "$scratch/recorded" "$scratch/calls"
+check "layers recomputed" "$emulated" "${accumulated[@]}" --output "$scratch/recomputed" --recompute layer
+check "with the same bits" same_run "$scratch/recorded" "$scratch/recomputed"
+check "the largest micro-batch" grep -q 'x 1 micro-step,\? *$' <("$emulated" plan "${tiny[@]}" --micro-batch auto --global-batch 64 | grep '^ *batch')
 check "--autotune" "$emulated" "${run[@]}" --precision bf16 --output "$scratch/timed" --autotune
 check "--autotune keeps what it chose" grep -q '; forward bf16 m ' "$XDG_CACHE_HOME/train_gpt2/products.txt"
 check "--autotune again" "$emulated" "${run[@]}" --precision bf16 --output "$scratch/timed_again" --autotune

@@ -130,6 +130,27 @@ TEST_CASE("an event is done when its work is, and until then no error that a lat
     host_free(host);
 }
 
+TEST_CASE("a graph runs nothing while it is recorded, and everything each time after that") {
+    const DeferredStreams deferred;
+    DeviceBuffer<unsigned> x(32, "x"), y(32, "y");
+    const OwnedStream own;
+    CHECK(device_has_graphs());
+    begin_graph(own.stream);
+    simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 5u, 1);
+    copy_on_device(y.data, x.data, x.bytes(), own.stream);
+    simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 1u, 1);
+    const Graph graph = end_graph(own.stream);
+    CHECK(to_host(x.data, 32) == std::vector<unsigned>(32, 0));
+    simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 2u, 1);  // in order with what is not recorded
+    run_graph(graph, own.stream);
+    run_graph(graph, own.stream);
+    unsigned want = 2, copied = 0;
+    for (int i = 0; i < 2; i++) copied = 3 * want + 5, want = 3 * copied + 1;
+    CHECK(to_host(x.data, 32) == std::vector<unsigned>(32, want));
+    CHECK(to_host(y.data, 32) == std::vector<unsigned>(32, copied));
+    destroy_graph(graph);
+}
+
 // Last but one, because it stays reserved.
 TEST_CASE("working memory grows until it is reserved, and then refuses to") {
     device_scratch(1000);

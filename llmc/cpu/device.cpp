@@ -81,6 +81,12 @@ void stream_wait_event(Stream, Event) {}
 bool event_done(Event) { return true; }
 void wait_for_event(Event) {}
 
+bool device_has_graphs() { return false; }
+void begin_graph(Stream) { fail(EXIT_INTERNAL, "there are no graphs on the CPU"); }
+Graph end_graph(Stream) { return nullptr; }
+void run_graph(Graph, Stream) {}
+void destroy_graph(Graph) {}
+
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
     copy_on_device(device, host, bytes, stream);
 }

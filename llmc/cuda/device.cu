@@ -219,6 +219,22 @@ bool event_done(Event event) {
 }
 void wait_for_event(Event event) { CUDA_CHECK(cudaEventSynchronize(event)); }
 
+bool device_has_graphs() { return true; }
+void begin_graph(Stream stream) { CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
+Graph end_graph(Stream stream) {
+    cudaGraph_t calls = nullptr;
+    Graph graph = nullptr;
+    CUDA_CHECK(cudaStreamEndCapture(stream, &calls));
+    const cudaError_t error = cudaGraphInstantiate(&graph, calls, 0);
+    cudaGraphDestroy(calls);
+    CUDA_CHECK(error);
+    return graph;
+}
+void run_graph(Graph graph, Stream stream) { CUDA_CHECK(cudaGraphLaunch(graph, stream)); }
+void destroy_graph(Graph graph) {
+    if (graph) cudaGraphExecDestroy(graph);
+}
+
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream));
 }
