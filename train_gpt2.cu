@@ -92,6 +92,7 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     const bool as_graph = device_has_graphs() && t.options.cuda_graph == "on";
     model.zero_gradients();
     for (int micro_step = 0; micro_step < t.batch.grad_accum_steps; micro_step++) {
+        const ProfileRange range("micro-step");
         const Batch batch = t.loader.next();
         t.log.working(step, "micro-step", micro_step, t.batch.grad_accum_steps);
         t.micro_steps[micro_step > 0].run(as_graph, model.stream, [&] {
@@ -100,6 +101,7 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
                            1.0f / float(t.batch.grad_accum_steps));
         });
     }
+    const ProfileRange range("update");
     t.optimizer.clip(float(t.options.grad_clip));
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
 
@@ -575,6 +577,7 @@ int main(int argc, char** argv) try {
     const Options options = parse_options(argc, argv);
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
+    device_debug_sync = options.debug_sync;
     device_init(0, options.threads);
     if (options.autotune) device_autotune(autotune_file());
     std::string command_line;

@@ -20,6 +20,9 @@ struct DeviceInfo {
     std::string peak_source;  // "data sheet", "measured at start", or why there is none
 };
 
+// Set by --debug-sync: every kernel is waited for, so that its error names it. Slow.
+inline bool device_debug_sync = false;
+
 // To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
@@ -57,6 +60,13 @@ void begin_graph(Stream stream);  // not the null stream
 Graph end_graph(Stream stream);
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
+
+// A named range on the time line of a profiler; on the CPU, nothing.
+struct ProfileRange {
+    explicit ProfileRange(const char* name);
+    ProfileRange(const ProfileRange&) = delete;
+    ~ProfileRange();
+};
 
 // A stream of one's own.
 struct OwnedStream {

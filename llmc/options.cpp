@@ -113,15 +113,13 @@ static void threads_option(Declarations& all, Options& o) {
     Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, 4096);
 }
 
-static void cuda_graph_option(Declarations& all, Options& o) {
-    Section{all, "run"}
-        .add("--cuda-graph", o.cuda_graph, "on", "on|off", "on a GPU: a micro-step's calls recorded and queued as one")
+static void gpu_options(Declarations& all, Options& o) {
+    Section s{all, "run"};
+    s.add_flag("--debug-sync", o.debug_sync, "on a GPU: wait for every kernel, so that an error names it; slow");
+    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "on a GPU: a micro-step's calls recorded and queued as one")
         .one_of_unit();
-}
-
-static void autotune_option(Declarations& all, Options& o) {
-    Section{all, "run"}.add_flag("--autotune", o.autotune,
-                                 "on a GPU: time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
+    s.add_flag("--autotune", o.autotune,
+               "on a GPU: time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
 }
 
 static void quiet_option(Declarations& all, Options& o) {
@@ -195,8 +193,7 @@ static Declarations declare(Command command, Options& o) {
             checkpoint_options(all, o);
             seed_option(all, o, "of initial weights, data order and samples");
             threads_option(all, o);
-            autotune_option(all, o);
-            cuda_graph_option(all, o);
+            gpu_options(all, o);
             log_options(all, o);
             break;
         case Command::generate:

@@ -81,6 +81,9 @@ void stream_wait_event(Stream, Event) {}
 bool event_done(Event) { return true; }
 void wait_for_event(Event) {}
 
+ProfileRange::ProfileRange(const char*) {}
+ProfileRange::~ProfileRange() {}
+
 bool device_has_graphs() { return false; }
 void begin_graph(Stream) { fail(EXIT_INTERNAL, "there are no graphs on the CPU"); }
 Graph end_graph(Stream) { return nullptr; }

@@ -8,6 +8,10 @@
 #include <mutex>
 #include <unordered_map>
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
+
 #include "../mfu.h"
 #include "cuda_check.h"
 
@@ -219,7 +223,15 @@ bool event_done(Event event) {
 }
 void wait_for_event(Event event) { CUDA_CHECK(cudaEventSynchronize(event)); }
 
-bool device_has_graphs() { return true; }
+#if __has_include(<nvtx3/nvToolsExt.h>)
+ProfileRange::ProfileRange(const char* name) { nvtxRangePushA(name); }
+ProfileRange::~ProfileRange() { nvtxRangePop(); }
+#else
+ProfileRange::ProfileRange(const char*) {}
+ProfileRange::~ProfileRange() {}
+#endif
+
+bool device_has_graphs() { return !device_debug_sync; }  // what is recorded cannot be waited for
 void begin_graph(Stream stream) { CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
 Graph end_graph(Stream stream) {
     cudaGraph_t calls = nullptr;

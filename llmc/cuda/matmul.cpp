@@ -181,6 +181,7 @@ cublasStatus_t queue_product(Plan& plan, const Call<floatX>& call, Stream stream
 template <class floatX>
 void run(Plan& plan, const Call<floatX>& call, Stream stream) {
     CUBLAS_CHECK(queue_product(plan, call, stream));
+    if (device_debug_sync) CUDA_CHECK(cudaStreamSynchronize(stream));
     const int64_t count = int64_t(call.shape.m) * call.shape.n;
     floatX* result = static_cast<floatX*>(call.out);
     if (plan.then == Then::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);

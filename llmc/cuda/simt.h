@@ -9,6 +9,7 @@
 // shared-memory phases of a warp; no thread waits in a loop for another.
 #pragma once
 #include "../common.h"
+#include "../device.h"
 #include "../dtype.h"
 
 #include <type_traits>
@@ -58,11 +59,13 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, S
     if (error == cudaSuccess) {
         kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
         error = cudaGetLastError();
+        if (error == cudaSuccess && device_debug_sync) error = cudaStreamSynchronize(stream);
     }
-    if (error != cudaSuccess)
-        fail(EXIT_INTERNAL, "launch of (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s",
-             grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
-             cudaGetErrorString(error));
+    if (error == cudaSuccess) return;
+    const char* name = nullptr;
+    if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
+    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name, grid.x,
+         grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes), cudaGetErrorString(error));
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
