@@ -5,6 +5,7 @@ CXX      ?= g++
 SANITIZE ?=
 DEBUG    ?= 0
 CUDA     ?= auto
+CUDNN    ?= auto
 
 ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 # clang says so where it does not vectorise a loop, which is all of them in a build for the sanitizers.
@@ -51,6 +52,24 @@ endif
 # Programs for a GPU that is not here are built only when asked for.
 CUDA_WANTED := $(if $(NVCC),$(if $(filter 1,$(CUDA))$(GPU_ARCHS),1))
 
+# cuDNN: its version, if it is new enough (OLDEST_CUDNN in llmc/cuda/cudnn_plan.h). CUDNN_HOME names another place, like
+# .../site-packages/nvidia/cudnn of the Python package.
+ifneq ($(CUDNN),0)
+ifneq ($(NVCC),)
+CUDNN_HEADER := $(firstword $(wildcard $(addsuffix /cudnn_version.h,$(CUDNN_HOME:%=%/include) $(CUDA_ROOT)/include /usr/include /usr/include/$(ARCH)-linux-gnu /usr/local/include)))
+CUDNN_LIB    := $(firstword $(wildcard $(addsuffix /libcudnn.so.9,$(CUDNN_HOME:%=%/lib) $(CUDA_LIBS) $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib /usr/lib/$(ARCH)-linux-gnu /usr/lib64 /usr/local/lib)))
+endif
+ifneq ($(and $(CUDNN_HEADER),$(CUDNN_LIB)),)
+CUDNN_FOUND  := $(shell awk '/define CUDNN_MAJOR/ { a = $$3 } /define CUDNN_MINOR/ { b = $$3 } /define CUDNN_PATCHLEVEL/ { c = $$3 } \
+                              END { if (a == 9 && b >= 10) print a "." b "." c }' $(CUDNN_HEADER))
+endif
+ifeq ($(CUDNN)$(CUDNN_FOUND),1)
+$(error CUDNN=1, but there is no cuDNN 9.10 or later 9: install it, or name its folder by CUDNN_HOME=...)
+endif
+endif
+CUDNN_FLAGS  := $(if $(CUDNN_FOUND),-DUSE_CUDNN $(addprefix -isystem ,$(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER))))))
+CUDNN_LDLIBS := $(if $(CUDNN_FOUND),$(CUDNN_LIB) -Wl$(comma)-rpath$(comma)$(dir $(CUDNN_LIB)))
+
 # make V=1 shows the commands.
 ifneq ($(V),1)
 Q := @
@@ -59,7 +78,7 @@ say = @echo "  $(1)"
 
 # build/<config>: one folder for each set of options that changes the objects.
 CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
-CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
+CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 BUILD  := build/$(CONFIG)
 ifneq ($(SANITIZE),)
 CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
@@ -73,7 +92,8 @@ OPS_SOURCES  := $(shell grep -l ops:: llmc/*.cpp)
 OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
 # Beside the CUDA backend stands all that does not name a backend, and the CPU's operations, which tests compare with.
 HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
-GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
+CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
+GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp)))
 TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 EMU_TESTS    := $(patsubst dev/test/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/test_*.cu))
@@ -98,7 +118,7 @@ all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))")
 
 found:
-	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0"
+	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0"
 
 train_gpt2 test_gpt2: %: $(BUILD)/%
 	@ln -sf $< $@
@@ -134,11 +154,11 @@ $(BUILD)/%.o: %.cu Makefile
 	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 
 # The CUDA backend. Warnings and spilled registers are errors.
-NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda -DUSE_CUDA -Werror all-warnings \
+NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda -DUSE_CUDA $(CUDNN_FLAGS) -Werror all-warnings \
              -Xcompiler -Wall,-Wextra,-fopenmp -Xptxas -warn-spills,-Werror -I. -ccbin $(CXX) \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 GPU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
-GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart
+GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart $(CUDNN_LDLIBS)
 
 $(BUILD)/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -148,7 +168,7 @@ $(BUILD)/cuda/%.o: %.cu Makefile
 $(BUILD)/cuda/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(call say,CXX   $< (CUDA))
-	$(Q)$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include $(CUDNN_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
 $(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a
@@ -163,11 +183,22 @@ $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libll
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(GPU_LDLIBS) $(LDLIBS)
 
+# cuDNN's plans, made without a GPU: dev/test/test_cudnn_plans.sh.
+$(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(BUILD)/dev/test/main.o \
+                           $(BUILD)/llmc/common.o $(BUILD)/llmc/files.o
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(CUDNN_LDLIBS) $(LDLIBS)
+
+$(BUILD)/cuda/mock/libcuda.so.1: dev/test/mock_libcuda.c
+	@mkdir -p $(@D)
+	$(call say,CC    $<)
+	$(Q)$(CC) -std=c11 -O1 $(WARN) -shared -fPIC $< -o $@ -ldl
+
 # The CUDA backend as a CPU runs it. The emulator's own files are never instrumented: they tell a sanitizer, if one is
 # linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
-EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -Idev/simt
-EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt)
-EMU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/emulator/%.o)
+EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN -Idev/simt
+EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn)
+EMU_OBJECTS := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(filter -fsanitize=%,$(CXXFLAGS)) -MMD -MP -x c++ -include dev/simt/emulator.h
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
@@ -236,6 +267,6 @@ help:
 	@echo "make fuzz                     build the fuzzers with clang's libFuzzer, build/fuzz/*"
 	@echo "make clean                    remove build/"
 	@echo "options: CXX=clang++  DEBUG=1  SANITIZE=address,undefined  V=1 (show commands)"
-	@echo "         CUDA=0 (never) CUDA=1 (without a GPU too)  CUDA_ARCHS=\"80 90a\"  CUDA_HOME=/usr/local/cuda  NVCC=nvcc"
+	@echo "         CUDA=0 (never) CUDA=1 (without a GPU too)  CUDNN=0  CUDNN_HOME=...  CUDA_ARCHS=\"80 90a\"  CUDA_HOME=/usr/local/cuda  NVCC=nvcc"
 
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

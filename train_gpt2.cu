@@ -423,6 +423,7 @@ static int train(Options o, const std::string& command_line) {
                          {},
                          {}};
     t.model.stream = own.stream;
+    if (!t.model.attention.empty()) log.note("attention: " + t.model.attention);
     load_state(t);
     if (t.state.step > 0) loader.seek(t.state.position);
     t.saved_step = t.start.resume.empty() ? -1 : t.state.step;
@@ -578,6 +579,7 @@ int main(int argc, char** argv) try {
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
     device_debug_sync = options.debug_sync;
+    choose_attention(options.cudnn != "off", options.deterministic != "off");
     device_init(0, options.threads);
     if (options.autotune) device_autotune(autotune_file());
     std::string command_line;

@@ -105,6 +105,10 @@ int choose_head_rows(int B, int T, int head_chunks) {
 
 }  // namespace
 
+void choose_attention(bool cudnn, bool deterministic) {
+    ops::set_attention({.cudnn = cudnn, .deterministic = deterministic});
+}
+
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving)
     : layout(config),
@@ -128,6 +132,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Savi
     acts = carve<floatX>(carver, config, purpose, recompute, N);
     acts.logits = carver.take<floatX>(logits);
     device_reserve_scratch(ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp()));
+    attention = ops::prepare_attention<floatX>(B, T, config.NH, config.C / config.NH, purpose == Purpose::train);
 }
 
 template <class floatX>

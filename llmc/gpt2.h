@@ -1,6 +1,7 @@
 // gpt2.h: the network: its weights, activations and gradients on the device, forward, backward, and one token at a time.
 #pragma once
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "device.h"
@@ -56,6 +57,9 @@ struct Activations {
     floatX* logits;              // (head_rows, Vp)
 };
 
+// Before the first model: whether bf16 attention may run by cuDNN on a GPU, and whether it must be deterministic there.
+void choose_attention(bool cudnn, bool deterministic);
+
 template <class floatX>
 struct GPT2 {
     ParamLayout layout;
@@ -71,6 +75,7 @@ struct GPT2 {
     DeviceBuffer<float> grads;       // (layout.total), with Purpose::train
     DeviceBuffer<std::byte> memory;  // of acts
     Activations<floatX> acts;
+    std::string attention;  // by what it runs, where that is not plain: for the start of a log
 
     // Weights are zero until set_param has given them.
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving = {});

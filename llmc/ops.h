@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "common.h"
 #include "dtype.h"
@@ -17,6 +18,14 @@ struct Weight {
 // AdamW's constants. Weight decay is decoupled and applied to the first decayed elements only.
 struct AdamWConfig {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+};
+
+// By what a GPU runs bf16 attention, where there is a choice: cuDNN or kernels of ours, which are deterministic always.
+// Without deterministic, cuDNN sums dQ in the order in which blocks come, another in every run, and moves less memory.
+struct AttentionChoice {
+    bool cudnn = true;
+    bool deterministic = true;
+    int64_t part_bytes = 256 << 20;  // of the gradients of scores at a time, which its deterministic backward stores
 };
 
 namespace cpu {

@@ -114,12 +114,16 @@ static void threads_option(Declarations& all, Options& o) {
 }
 
 static void gpu_options(Declarations& all, Options& o) {
-    Section s{all, "run"};
-    s.add_flag("--debug-sync", o.debug_sync, "on a GPU: wait for every kernel, so that an error names it; slow");
-    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "on a GPU: a micro-step's calls recorded and queued as one")
+    Section s{all, "GPU"};
+    s.add("--cudnn", o.cudnn, "on", "on|off", "bf16 attention by cuDNN where it is built in; off = by our own kernels")
         .one_of_unit();
-    s.add_flag("--autotune", o.autotune,
-               "on a GPU: time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
+    s.add("--deterministic", o.deterministic, "on", "on|off",
+          "the same bits in every run; off = a faster cuDNN backward")
+        .one_of_unit();
+    s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
+    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "a micro-step's calls recorded and queued as one")
+        .one_of_unit();
+    s.add_flag("--autotune", o.autotune, "time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
 }
 
 static void quiet_option(Declarations& all, Options& o) {

@@ -40,6 +40,8 @@ struct Options {
     int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
     std::string recompute;        // none, gelu, layer
     std::string cuda_graph;       // on, off
+    std::string cudnn;            // on, off
+    std::string deterministic;    // on, off
     bool debug_sync;
     int head_chunks;              // pieces in which logits are made; 0: chosen
 

@@ -98,6 +98,13 @@ static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
 }
 
+void set_attention(AttentionChoice) {}
+template <class floatX>
+std::string prepare_attention(int, int, int, int, bool) {
+    return "";
+}
+INSTANTIATE(prepare_attention);
+
 int preferred_head_rows() { return 2048; }  // the logits of GPT-2's vocabulary are 206 MB then, in bf16
 
 template <class floatX>

@@ -2,18 +2,34 @@
 //
 // bf16 heads of 64 (every GPT-2) and 128 channels run on tensor cores (attention_mma.cuh), fp32 and other heads in
 // float arithmetic (attention_plain.cuh): multiples of 16 bytes, up to 256 channels, any B and T. Nothing of size T x T
-// is stored, nothing is atomic, and the same input gives the same bits.
+// is stored, nothing is atomic, and the same input gives the same bits. Where cuDNN is built in (USE_CUDNN), bf16 sizes
+// that prepare_attention has found a plan for run by it (attention_cudnn.h).
 #pragma once
+#include <algorithm>
+#include <string>
+
 #include "../device.h"
 #include "../ops.h"
+#include "attention_cudnn.h"
 #include "attention_mma.cuh"
 #include "attention_plain.cuh"
 #include "simt.h"
 
 namespace gpu {
-// Bytes that attention_backward takes of device_scratch.
+// Bytes that attention_forward and attention_backward take of device_scratch.
 template <class floatX>
 int64_t attention_scratch_bytes(int B, int T, int NH, int HS);
+
+#ifndef USE_CUDNN  // then nothing is by cuDNN
+inline void set_attention(AttentionChoice) {}
+inline std::string cudnn_prepare_attention(int, int, int, int, bool) { return "kernels of ours: built without cuDNN"; }
+inline int64_t cudnn_attention_scratch_bytes(int, int, int, int) { return 0; }
+inline bool cudnn_attention_forward(bf16*, float*, const bf16*, int, int, int, int, Stream) { return false; }
+inline bool cudnn_attention_backward(bf16*, const bf16*, const bf16*, const float*, const bf16*, int, int, int, int,
+                                     Stream) {
+    return false;
+}
+#endif
 }  // namespace gpu
 
 template <class floatX>
@@ -28,14 +44,26 @@ void check_attention(const char* op, int B, int T, int NH, int HS) {
 }
 
 template <class floatX>
-int64_t gpu::attention_scratch_bytes(int B, int T, int NH, int) {
-    return int64_t(B) * NH * T * int64_t(sizeof(float));  // delta, whatever the kernel
+std::string gpu::prepare_attention(int B, int T, int NH, int HS, bool backward) {
+    check_attention<floatX>("attention", B, T, NH, HS);
+    if constexpr (sizeof(floatX) == sizeof(bf16)) return cudnn_prepare_attention(B, T, NH, HS, backward);
+    return "kernels of ours: fp32";
+}
+
+inline int64_t attention_delta_bytes(int B, int T, int NH) { return int64_t(B) * NH * T * int64_t(sizeof(float)); }
+
+template <class floatX>
+int64_t gpu::attention_scratch_bytes(int B, int T, int NH, int HS) {
+    int64_t bytes = attention_delta_bytes(B, T, NH);
+    if constexpr (sizeof(floatX) == sizeof(bf16)) bytes = std::max(bytes, cudnn_attention_scratch_bytes(B, T, NH, HS));
+    return bytes;
 }
 
 template <class floatX>
 void gpu::attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
     check_attention<floatX>("attention_forward", B, T, NH, HS);
     if constexpr (sizeof(floatX) == sizeof(bf16)) {
+        if (cudnn_attention_forward(out, lse, qkv, B, T, NH, HS, stream)) return;
         if (HS == 64) return launch_attention_forward_mma<64>(out, lse, qkv, B, T, NH, stream);
         if (HS == 128) return launch_attention_forward_mma<128>(out, lse, qkv, B, T, NH, stream);
     }
@@ -46,7 +74,9 @@ template <class floatX>
 void gpu::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv,
                              int B, int T, int NH, int HS, Stream stream) {
     check_attention<floatX>("attention_backward", B, T, NH, HS);
-    float* delta = static_cast<float*>(device_scratch(attention_scratch_bytes<floatX>(B, T, NH, HS)));
+    if constexpr (sizeof(floatX) == sizeof(bf16))
+        if (cudnn_attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream)) return;
+    float* delta = static_cast<float*>(device_scratch(attention_delta_bytes(B, T, NH)));
     if constexpr (sizeof(floatX) == sizeof(bf16)) {
         if (HS == 64) return launch_attention_backward_mma<64>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);
         if (HS == 128) return launch_attention_backward_mma<128>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);

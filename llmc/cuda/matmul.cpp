@@ -21,6 +21,7 @@
 
 #include "../device.h"
 #include "../files.h"
+#include "autotune.h"
 #include "cuda_check.h"
 #include "matmul.h"
 
@@ -207,7 +208,7 @@ std::string choice_key(const Shape& s) {
 }
 
 void save_choices() {
-    std::string text = "# products timed by --autotune: device; libraries; shape: route, algorithm, ms, ms at first\n";
+    std::string text = "# timed by --autotune: device; libraries; shape: what was chosen, ms, ms at first\n";
     for (const auto& [shape, choice] : choices().of_shape) text += shape + ": " + choice + "\n";
     replace_file(choices().path, text);
 }
@@ -271,33 +272,11 @@ std::vector<Plan> split_plans(const std::vector<Plan>& plans) {
     return out;
 }
 
-struct Timer {
-    cudaEvent_t start, stop;
-    Timer() {
-        CUDA_CHECK(cudaEventCreate(&start));
-        CUDA_CHECK(cudaEventCreate(&stop));
-    }
-    ~Timer() { cudaEventDestroy(start), cudaEventDestroy(stop); }
-    Timer(const Timer&) = delete;
-};
-
-// The least of some runs, after one that warms up. Infinite for an algorithm that passes its check and then refuses.
+// Infinite for an algorithm that passes its check and then refuses.
 template <class floatX>
 float time_of(Plan& plan, const Call<floatX>& call, Stream stream) {
-    constexpr int runs = 5;
-    const Timer timer;
-    float least = INFINITY;
-    if (queue_product(plan, call, stream) != CUBLAS_STATUS_SUCCESS) return least;
-    for (int i = 0; i < runs; i++) {
-        float ms = 0.0f;
-        CUDA_CHECK(cudaEventRecord(timer.start, stream));
-        run(plan, call, stream);
-        CUDA_CHECK(cudaEventRecord(timer.stop, stream));
-        CUDA_CHECK(cudaEventSynchronize(timer.stop));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, timer.start, timer.stop));
-        least = std::min(least, ms);
-    }
-    return least;
+    if (queue_product(plan, call, stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    return gpu::least_ms(stream, [&] { run(plan, call, stream); });
 }
 
 // Runs every candidate on the call's own operands: its result is written and not added to, so it comes out right
@@ -381,6 +360,18 @@ void check_sizes(int N, int IC, int OC) {
 }
 
 }  // namespace
+
+bool gpu::autotuning() { return !choices().path.empty(); }
+
+std::string gpu::choice_for(const std::string& what) {
+    const auto found = choices().of_shape.find(what);
+    return found == choices().of_shape.end() ? "" : found->second;
+}
+
+void gpu::keep_choice(const std::string& what, const std::string& choice) {
+    choices().of_shape[what] = choice;
+    save_choices();
+}
 
 void device_autotune(const std::string& cache_file) {
     choices() = {cache_file, {}};

@@ -29,6 +29,7 @@ INSTANTIATE(gpu::encoder_backward);
 INSTANTIATE(gpu::layernorm_forward);
 INSTANTIATE(gpu::residual_layernorm_forward);
 INSTANTIATE(gpu::layernorm_backward);
+INSTANTIATE(gpu::prepare_attention);
 INSTANTIATE(gpu::attention_forward);
 INSTANTIATE(gpu::attention_backward);
 INSTANTIATE(gpu::attention_decode);
@@ -41,4 +42,5 @@ INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
 
 // No templates, but inline in their files: they exist for the linker where something names them.
-[[gnu::used]] static const auto made_here = std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::clip_factor);
+[[gnu::used]] static const auto made_here = std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::clip_factor,
+                                                   &gpu::set_attention);

@@ -1,0 +1,100 @@
+// mock_libcuda.c: stands in for the driver, libcuda.so.1, so that cuDNN makes plans where there is no GPU
+// (test_cudnn_plans.sh). What asks for a device or would run something answers CUDA_ERROR_STUB_LIBRARY, as the
+// toolkit's stub does, and cuDNN stays in its mode without a device. What loads code succeeds, which the stub's does
+// not: a plan ends with that. MOCK_VERBOSE=1 shows the calls, for the day when cuDNN makes others.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SUCCESS = 0, STUB_LIBRARY = 34, NOT_FOUND = 500 };
+
+static int dummy[64];  // what every handle points to
+
+static int answer(int result, const char* call) {
+    if (getenv("MOCK_VERBOSE")) fprintf(stderr, "mock: %s: %d\n", call, result);
+    return result;
+}
+
+// Parameters that are not read need not be declared: the caller's registers are its own.
+#define REFUSED(call) \
+    int call(void) { return answer(STUB_LIBRARY, #call); }
+#define ACCEPTED(call) \
+    int call(void) { return answer(SUCCESS, #call); }
+// Calls whose first parameter is where to write a handle, or a number.
+#define GIVES_HANDLE(call)             \
+    int call(void** handle) {          \
+        *handle = dummy;               \
+        return answer(SUCCESS, #call); \
+    }
+#define GIVES_NUMBER(call, number, result) \
+    int call(int* value) {                 \
+        *value = number;                   \
+        return answer(result, #call);      \
+    }
+
+// ---- Devices, contexts, launches
+
+REFUSED(cuInit)
+REFUSED(cuDevicePrimaryCtxRelease)
+REFUSED(cuDevicePrimaryCtxRetain)
+REFUSED(cuCtxPushCurrent)
+REFUSED(cuCtxPopCurrent)
+REFUSED(cuCtxSetCurrent)
+REFUSED(cuCtxGetCurrent)
+REFUSED(cuCtxGetLimit)
+REFUSED(cuStreamGetCtx)
+REFUSED(cuLaunchKernel)
+REFUSED(cuLaunchKernelEx)
+REFUSED(cuLaunchCooperativeKernel)
+REFUSED(cuTensorMapEncodeTiled)
+REFUSED(cuTensorMapEncodeIm2col)
+REFUSED(cuMemsetD8Async)
+REFUSED(cuMemsetD32Async)
+REFUSED(cuMemcpyHtoDAsync_v2)
+REFUSED(cuLinkCreate)
+REFUSED(cuLinkCreate_v2)
+REFUSED(cuLinkAddData)
+REFUSED(cuLinkAddData_v2)
+REFUSED(cuLinkComplete)
+REFUSED(cuLinkDestroy)
+REFUSED(cuLibraryLoadFromFile)
+REFUSED(cuOccupancyMaxPotentialClusterSize)
+GIVES_NUMBER(cuDriverGetVersion, 13000, STUB_LIBRARY)
+GIVES_NUMBER(cuDeviceGetCount, 0, STUB_LIBRARY)
+GIVES_NUMBER(cuDeviceGet, 0, STUB_LIBRARY)
+GIVES_NUMBER(cuDeviceGetAttribute, 0, STUB_LIBRARY)
+GIVES_NUMBER(cuCtxGetDevice, 0, STUB_LIBRARY)
+
+// ---- Code
+
+GIVES_HANDLE(cuLibraryLoadData)
+GIVES_HANDLE(cuLibraryGetKernel)
+GIVES_HANDLE(cuLibraryGetModule)
+GIVES_HANDLE(cuKernelGetFunction)
+GIVES_HANDLE(cuModuleLoadData)
+GIVES_HANDLE(cuModuleLoadDataEx)
+GIVES_HANDLE(cuModuleGetFunction)
+GIVES_NUMBER(cuFuncGetAttribute, 0, SUCCESS)
+GIVES_NUMBER(cuKernelGetAttribute, 0, SUCCESS)
+ACCEPTED(cuLibraryUnload)
+ACCEPTED(cuModuleUnload)
+ACCEPTED(cuFuncSetAttribute)
+ACCEPTED(cuKernelSetAttribute)
+ACCEPTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+ACCEPTED(cuOccupancyMaxActiveClusters)
+
+// ---- Errors, and calls by name
+
+int cuGetErrorString(int error, const char** text) {
+    (void)error;
+    *text = "no driver: mock_libcuda.c";
+    return SUCCESS;
+}
+int cuGetErrorName(int error, const char** text) { return cuGetErrorString(error, text); }
+
+int cuGetProcAddress_v2(const char* name, void** function) {
+    *function = dlsym(RTLD_DEFAULT, name);
+    return answer(*function ? SUCCESS : NOT_FOUND, name);
+}
+int cuGetProcAddress(const char* name, void** function) { return cuGetProcAddress_v2(name, function); }
