@@ -120,14 +120,11 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
 template <class floatX>
 static void save(Trainer<floatX>& t) {
     if (t.options.output.empty() || t.options.checkpoint_every == 0 || t.saved_step == t.state.step) return;
-    const auto flat = [&](StateKind kind) {
-        return kind == StateKind::weights ? t.optimizer.masters()
-               : kind == StateKind::m     ? t.optimizer.m.data
-                                          : t.optimizer.v.data;
-    };
     const ParamLayout& layout = t.model.layout;
     const auto read = [&](float* host, StateKind kind, Param p, int l) {
-        copy_to_host(host, flat(kind) + layout.offset(p, l), layout.size(p) * int64_t(sizeof(float)), t.model.stream);
+        if (kind == StateKind::weights) return t.optimizer.get_param(host, p, l);
+        const float* flat = kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
+        copy_to_host(host, flat + layout.offset(p, l), layout.size(p) * int64_t(sizeof(float)), t.model.stream);
         wait_for_stream(t.model.stream);
     };
     SaveOptions save_options;
@@ -276,8 +273,9 @@ static std::string describe_device(const DeviceInfo& device, const std::string& 
                   device.peak_source.c_str());
 }
 
-static std::string describe_precision(const std::string& precision) {
+static std::string describe_precision(const Options& o, const std::string& precision) {
     if (precision == "fp32") return "fp32";
+    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
     if (device_has_bf16_units()) return "bf16, with fp32 master weights, gradients and moments";
     return "bf16 without matrix units for it: products are widened to fp32, and --precision fp32 is faster";
 }
@@ -298,7 +296,7 @@ static Saving saving_of(const Options& o) {
     const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
-    return {recompute, o.head_chunks};
+    return {recompute, o.head_chunks, o.master_weights == "on"};
 }
 
 // --micro-batch auto: what fits the memory that is free now.
@@ -318,7 +316,7 @@ static std::vector<Row> plan_table(const Options& o, const Start& start, const B
             {"start", describe_start(start, o)},
             {"tokenizer", describe_tokenizer(start)},
             {"batch", describe_batch(batch)},
-            {"precision", describe_precision(dtype_name<floatX>())},
+            {"precision", describe_precision(o, dtype_name<floatX>())},
             {"libraries", device_libraries()},
             {"device", describe_device(device, dtype_name<floatX>())},
             {"memory", human_bytes(total_bytes(memory)) + ": " + describe_memory(memory)}};
@@ -409,14 +407,14 @@ static int train(Options o, const std::string& command_line) {
     log.table(rows);
     log.run(info);
 
-    AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay)};
+    AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed};
     Trainer<floatX> t = {o,
                          start,
                          batch,
                          log,
                          make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
                          GPT2<floatX>(start.config, Purpose::train, batch.B, T, saving_of(o)),
-                         AdamW<floatX>(t.model, adamw),
+                         AdamW<floatX>(t.model, adamw, saving_of(o)),
                          loader,
                          val_loader.get(),
                          {},
@@ -586,6 +584,8 @@ int main(int argc, char** argv) try {
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
     std::string precision = options.precision;
     if (precision == "auto") precision = device_has_bf16_units() ? "bf16" : "fp32";
+    ENSURE(precision == "bf16" || options.master_weights == "on",
+           "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
     return precision == "fp32" ? run<float>(options, command_line) : run<bf16>(options, command_line);
 } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());

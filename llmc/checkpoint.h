@@ -7,7 +7,8 @@
 //
 // transformers loads the directory as it is. Tensors are whole and in Hugging Face's names and layout (Conv1D matrices
 // transposed, wte without its padded rows), so nothing depends on the number of ranks, the precision of training or the
-// padding. The weights are the fp32 masters: a resumed run continues with the same bits.
+// padding. The weights are the fp32 masters, or bf16 weights without masters, widened: a resumed run continues with the
+// same bits.
 //
 // A directory is written as step_N.tmp, brought to disk, renamed; `latest` moves after that, and older directories go
 // last. So a crash at any instruction leaves the newest complete checkpoint loadable.

@@ -34,7 +34,8 @@ enum class Recompute { none, gelu, layer };
 // What is given up for less memory.
 struct Saving {
     Recompute recompute = Recompute::none;
-    int head_chunks = 0;  // pieces in which the logits are made; 0: as the backend likes them
+    int head_chunks = 0;         // pieces in which the logits are made; 0: as the backend likes them
+    bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
 };
 
 struct MemoryItem {

@@ -1,4 +1,4 @@
-// optimizer.h: AdamW over the flat buffers, bucket by bucket, with the clip factor on the device.
+// optimizer.h: AdamW over the flat buffers, with the clip factor on the device.
 #pragma once
 #include "device.h"
 #include "gpt2.h"
@@ -8,16 +8,17 @@ template <class floatX>
 struct AdamW {
     GPT2<floatX>& model;
     AdamWConfig config;
-    DeviceBuffer<float> master, m, v;  // (layout.total); for float, master is empty: the weights are their own
+    DeviceBuffer<float> master, m, v;  // (layout.total); master is empty where the weights are their own
     DeviceBuffer<float> stats;         // squares, norm, factor
 
-    AdamW(GPT2<floatX>& model, AdamWConfig config);
+    // Of saving only master_weights matters here.
+    AdamW(GPT2<floatX>& model, AdamWConfig config, Saving saving = {});
 
-    // fp32 weights, flat: the master, or the model's own.
-    const float* masters() const;
     // A tensor from host floats in memory layout: its master, and rounded into the model's weights, which pack_bucket
     // must follow.
     void set_param(Param p, int l, const float* values);
+    // The same tensor back: its master, or the weights as they are.
+    void get_param(float* values, Param p, int l);
 
     // Global norm of the gradients; the factor that brings it to max_norm (0: never). NaN or infinite: see ops.inc.
     void clip(float max_norm);
@@ -30,4 +31,4 @@ struct AdamW {
 
 // What AdamW(...) will allocate.
 template <class floatX>
-std::vector<MemoryItem> optimizer_memory(const GPT2Config& config);
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, Saving saving = {});

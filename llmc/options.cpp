@@ -61,6 +61,9 @@ static void batch_options(Declarations& all, Options& o) {
         .one_of_unit();
     s.add("--head-chunks", o.head_chunks, 0, "N", "pieces in which logits are made, for memory; 0 = chosen")
         .between(0, 1 << 20);
+    s.add("--master-weights", o.master_weights, "on", "on|off",
+          "fp32 beside bf16; off = stochastic rounding, for memory")
+        .one_of_unit();
 }
 
 static void optimizer_options(Declarations& all, Options& o) {
@@ -289,6 +292,8 @@ static void check_training(Options& o, bool plan) {
     ENSURE(plan || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
+    ENSURE(o.master_weights == "on" || o.precision != "fp32",
+           "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
 }
 

@@ -50,7 +50,7 @@ ParamLayout::ParamLayout(const GPT2Config& config) : config(config) {
                 if (p.scope != scope || p.decay != decay) continue;
                 int64_t& end = at[scope == Scope::layer];
                 offsets[p.id] = end;
-                end += round_up<int64_t>(size(p.id), 64);
+                end += round_up<int64_t>(size(p.id), FLAT_ALIGN);
             }
     for (const ParamSpec& p : param_table)
         if (p.scope == Scope::layer) offsets[p.id] += at[0];
@@ -62,6 +62,11 @@ Bucket ParamLayout::bucket(int b) const {
     if (b == 0) return {0, offsets[lnfw], offsets[qkvw]};
     const int64_t begin = offset(qkvw, b - 1);
     return {begin, offset(ln1w, b - 1), begin + layer_stride};
+}
+
+DecayPattern ParamLayout::decay_pattern() const {
+    const Bucket model = bucket(0), layer = bucket(1);
+    return {model.end, model.decayed_end, layer_stride, layer.decayed_end - layer.begin};
 }
 
 void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed) {

@@ -94,13 +94,13 @@ constexpr int64_t count_parameters(const GPT2Config& config) {
     return count;
 }
 
-// What one collective moves and one adamw call updates: bucket 0 holds the tensors of the model's scope, bucket 1 + l
-// those of layer l. Decayed elements come first.
+// What one collective moves: bucket 0 holds the tensors of the model's scope, bucket 1 + l those of layer l. Decayed
+// elements come first.
 struct Bucket {
     int64_t begin, decayed_end, end;
 };
 
-// Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of 64 elements; the gaps and
+// Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of FLAT_ALIGN; the gaps and
 // wte's padded rows hold zeros in every buffer, and zeros stay zeros under AdamW.
 struct ParamLayout {
     GPT2Config config;
@@ -118,6 +118,7 @@ struct ParamLayout {
     }
     int num_buckets() const { return 1 + config.L; }
     Bucket bucket(int b) const;
+    DecayPattern decay_pattern() const;
 };
 
 // GPT-2's initialization of one tensor, in memory layout, padded rows zero. Element i depends on seed, the tensor and

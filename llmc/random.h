@@ -14,8 +14,14 @@ struct Philox {
     uint64_t stream;  // a tensor, a step: what must not share numbers
 
     // Four independent 32-bit words for each index.
-    HOST_DEVICE std::array<uint32_t, 4> operator()(uint64_t index) const {
-        uint32_t x[4] = {uint32_t(index), uint32_t(index >> 32), uint32_t(stream), uint32_t(stream >> 32)};
+    std::array<uint32_t, 4> operator()(uint64_t index) const {
+        uint32_t x[4];
+        words(x, index);
+        return {x[0], x[1], x[2], x[3]};
+    }
+
+    HOST_DEVICE void words(uint32_t (&x)[4], uint64_t index) const {
+        x[0] = uint32_t(index), x[1] = uint32_t(index >> 32), x[2] = uint32_t(stream), x[3] = uint32_t(stream >> 32);
         uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
         for (int round = 0; round < 10; round++) {
             const uint64_t p0 = uint64_t(0xD2511F53) * x[0], p1 = uint64_t(0xCD9E8D57) * x[2];
@@ -23,7 +29,14 @@ struct Philox {
             x[0] = y0, x[1] = uint32_t(p1), x[2] = y2, x[3] = uint32_t(p0);
             key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
         }
-        return {x[0], x[1], x[2], x[3]};
+    }
+
+    // 16 bits for each element: eight elements share the words of an index.
+    HOST_DEVICE static uint32_t bits16(const uint32_t (&x)[4], int e) { return x[e / 2] >> e % 2 * 16 & 0xffff; }
+    uint32_t bits16(uint64_t element) const {
+        uint32_t x[4];
+        words(x, element / 8);
+        return bits16(x, int(element % 8));
     }
 
     // In [0, 1), a multiple of 2^-24.
@@ -39,3 +52,13 @@ struct Philox {
 
     float normal(uint64_t index) const { return normals(index / 2)[index % 2]; }
 };
+
+// To one of the two neighbours in bf16, by 16 random bits: up in magnitude with the probability of the distance from
+// the lower one, so that the mean is x to the last bit; what bf16 can hold stays. From the largest finite bf16 on there
+// is no upper neighbour: x is rounded to nearest, as infinities and NaN are.
+HOST_DEVICE inline bf16 round_randomly(float x, uint32_t random) {
+    const uint32_t u = __builtin_bit_cast(uint32_t, x);
+    bf16 rounded(x);
+    if ((u & 0x7fffffff) < 0x7f7f0000) rounded.bits = uint16_t((u + random) >> 16);
+    return rounded;
+}

@@ -80,6 +80,8 @@ fi
 refused "unknown option" 2 "did you mean --micro-batch?" "$program" --mirco-batch 4
 refused "no training data" 2 "--train-data is missing" "$program"
 refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
+refused "no masters, but fp32" 2 "--master-weights off, but --precision auto is fp32 on this device" env CPU_ISA=plain \
+    "$program" "${data[@]}" --master-weights off
 refused "unknown precision" 2 "--precision fp8 is not known" "$program" "${data[@]}" --precision fp8
 refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
 refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \

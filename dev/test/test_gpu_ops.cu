@@ -102,6 +102,9 @@ TEST_CASE("the factor that clips, and NaN that stays") {
 constexpr int adamw_steps = 5;
 constexpr float adamw_lr = 1e-2f;
 
+// A buffer of one bucket.
+static DecayPattern first_ones(int64_t count, int64_t decayed) { return {count, decayed, FLAT_ALIGN, 0}; }
+
 template <class floatX>
 struct AdamWState {
     Tensor<floatX> weight;
@@ -114,12 +117,12 @@ struct AdamWState {
 };
 
 template <class floatX>
-static void compare_adamw(int64_t count, int64_t decayed, float clip = 0.5f) {
+static void compare_adamw(int64_t count, DecayPattern decay, int64_t begin = 0) {
     CAPTURE(count);
-    CAPTURE(decayed);
+    CAPTURE(decay.first_decayed);
     constexpr bool masters = sizeof(floatX) != sizeof(float);
     AdamWState<floatX> got(count), want(count);
-    auto factor = filled<float>(1, clip);
+    auto factor = filled<float>(1, 0.5f);
     {
         OnGpu<floatX> weight(got.weight);
         OnGpu<float> master(got.master), m(got.m), v(got.v), f(factor);
@@ -127,10 +130,10 @@ static void compare_adamw(int64_t count, int64_t decayed, float clip = 0.5f) {
             auto grads = random_tensor<float>(count, 100 + uint64_t(step));
             for (int64_t i = 0; i < count; i++) grads[i] *= std::pow(10.0f, -float(i % 13));
             OnGpu<float> grad(grads);
-            gpu::adamw<floatX>(weight, masters ? master.device : nullptr, m, v, grad, f, count, decayed, AdamWConfig{},
-                               adamw_lr, step, nullptr);
+            gpu::adamw<floatX>(weight, masters ? master.device : nullptr, m, v, grad, f, begin, count, decay,
+                               AdamWConfig{}, adamw_lr, step, nullptr);
             cpu::plain::adamw<floatX>(want.weight.data(), masters ? want.master.data() : nullptr, want.m.data(),
-                                      want.v.data(), grads.data(), factor.data(), count, decayed, AdamWConfig{},
+                                      want.v.data(), grads.data(), factor.data(), begin, count, decay, AdamWConfig{},
                                       adamw_lr, step, nullptr);
             check_cuda(cudaDeviceSynchronize());  // grads goes away
         }
@@ -148,30 +151,116 @@ static void compare_adamw(int64_t count, int64_t decayed, float clip = 0.5f) {
 }
 
 TEST_CASE_TEMPLATE("AdamW of any count, decaying any part", floatX, float, bf16) {
-    for (int64_t count : {1, 7, 8, 17, 65, 1000})
-        for (int64_t decayed : {int64_t(0), count / 2, count}) compare_adamw<floatX>(count, decayed);
-    compare_adamw<floatX>(5003, 2501);
+    for (int64_t count : {64, 128, 192, 1088})
+        for (int64_t decayed : {int64_t(0), count / 128 * 64, count})
+            compare_adamw<floatX>(count, first_ones(count, decayed));
+    compare_adamw<floatX>(5056, first_ones(5056, 2496));  // more blocks than one, and part of one
+}
+
+TEST_CASE_TEMPLATE("AdamW of several buckets, from any of them on", floatX, float, bf16) {
+    const DecayPattern decay = {256, 192, 320, 128};
+    compare_adamw<floatX>(2240, decay);           // ends within a bucket
+    compare_adamw<floatX>(1088, decay, 64);       // begins within the first
+    compare_adamw<floatX>(320, decay, 576);       // is one of the others
+    compare_adamw<floatX>(2112, decay, 704);      // begins within one of the others
+    compare_adamw<floatX>(704, {64, 0, 64, 64});  // all of each but the first
+    const int64_t far = int64_t(1) << 40;         // beyond what 32 bits count
+    compare_adamw<floatX>(1088, {far, far - 64, 320, 128}, far - 128);
+    compare_adamw<floatX>(1088, decay, far);
+}
+
+// The operands are exact in float whatever is fused: only decay moves the weights, by a factor of 2^-10.
+static Tensor<bf16> decayed_once(decltype(&gpu::adamw<bf16>) op, int64_t count, int64_t begin, int step, uint64_t seed,
+                                 int64_t cut) {
+    auto weight = random_tensor<bf16>(count, 1);
+    auto zeros = filled<float>(count, 0.0f), m = filled<float>(count, 0.0f), v = filled<float>(count, 0.0f);
+    auto factor = filled<float>(1, 1.0f);
+    const AdamWConfig config = {0.5f, 0.5f, 1.0f, 0x1p-10f, seed};
+    const DecayPattern all = {FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN};
+    const auto run = [&](bf16* w, float* m, float* v, const float* grad, const float* f) {
+        for (int64_t i = 0; i < count; i += cut)
+            op(w + i, nullptr, m + i, v + i, grad + i, f, begin + i, std::min(cut, count - i), all, config, 1.0f, step,
+               nullptr);
+    };
+    if (op != &gpu::adamw<bf16>) {
+        run(weight.data(), m.data(), v.data(), zeros.data(), factor.data());
+        return weight;
+    }
+    OnGpu<bf16> w(weight);
+    OnGpu<float> first(m), second(v), grad(zeros), f(factor);
+    run(w, first, second, grad, f);
+    w.back();
+    return weight;
+}
+
+static bool same_bits(const Tensor<bf16>& a, const Tensor<bf16>& b) {
+    for (int64_t i = 0; i < a.size(); i++)
+        if (a[i].bits != b[i].bits) return false;
+    return true;
+}
+
+TEST_CASE("AdamW without masters rounds with the bits of the definition, however the range is cut") {
+    const int64_t count = 6208;
+    for (const int64_t begin : {int64_t(0), int64_t(192), (int64_t(1) << 35) - 320}) {
+        const auto want = decayed_once(cpu::plain::adamw, count, begin, 3, 42, count);
+        CHECK(same_bits(decayed_once(gpu::adamw, count, begin, 3, 42, count), want));
+        CHECK(same_bits(decayed_once(gpu::adamw, count, begin, 3, 42, 1088), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin, 4, 42, count), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin, 3, 43, count), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin + 64, 3, 42, count), want));
+    }
+}
+
+// What differs is the last digits of the floats, by some 2^-22 of the weight, where neighbours in bf16 are 2^-8 apart:
+// one in 2^14 draws may go the other way.
+TEST_CASE("one step of AdamW without masters is that of the definition") {
+    const int64_t count = 5056;
+    const DecayPattern decay = {256, 192, 320, 128};
+    AdamWState<bf16> got(count), want(count);
+    auto grads = random_tensor<float>(count, 100), factor = filled<float>(1, 0.5f);
+    for (AdamWState<bf16>* s : {&got, &want})
+        for (int64_t i = 0; i < count; i++) s->m[i] = grads[i] * grads[i], s->v[i] = std::fabs(s->master[i]);
+    OnGpu<bf16> weight(got.weight);
+    OnGpu<float> m(got.m), v(got.v), grad(grads), f(factor);
+    gpu::adamw<bf16>(weight, nullptr, m, v, grad, f, 64, count, decay, AdamWConfig{}, adamw_lr, 3, nullptr);
+    cpu::plain::adamw<bf16>(want.weight.data(), nullptr, want.m.data(), want.v.data(), grads.data(), factor.data(), 64,
+                            count, decay, AdamWConfig{}, adamw_lr, 3, nullptr);
+    weight.back(), m.back(), v.back();
+    int different = 0;
+    for (int64_t i = 0; i < count; i++) different += got.weight[i].bits != want.weight[i].bits;
+    CHECK(different <= 4);
+    expect_close("weight", got.weight, want.weight, 1, epsilon<bf16>(), 1e-4f);
+    expect_close("m", got.m, want.m, 1, 8 * epsilon<float>(), 1e-7f);
+    expect_close("v", got.v, want.v, 1, 8 * epsilon<float>(), 1e-30f);
 }
 
 TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf16) {
-    AdamWState<floatX> s(100);
-    const AdamWState<floatX> untouched(100);
-    auto grad = random_tensor<float>(100, 3), factor = filled<float>(1, NAN);
-    OnGpu<floatX> weight(s.weight);
-    OnGpu<float> master(s.master), m(s.m), v(s.v), g(grad), f(factor);
-    gpu::adamw<floatX>(weight, sizeof(floatX) == 4 ? nullptr : master.device, m, v, g, f, 100, 50, AdamWConfig{},
-                       adamw_lr, 1, nullptr);
-    weight.back(), master.back(), m.back(), v.back();
-    expect_close("weight", s.weight, untouched.weight, 1, 0.0f, 0.0f);
-    expect_close("master", s.master, untouched.master, 1, 0.0f, 0.0f);
-    expect_close("m", s.m, untouched.m, 1, 0.0f, 0.0f);
-    expect_close("v", s.v, untouched.v, 1, 0.0f, 0.0f);
+    for (const Master where : {Master::apart, Master::weight_itself}) {
+        AdamWState<floatX> s(128);
+        const AdamWState<floatX> untouched(128);
+        auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, NAN);
+        OnGpu<floatX> weight(s.weight);
+        OnGpu<float> master(s.master), m(s.m), v(s.v), g(grad), f(factor);
+        float* masters = where == Master::apart && sizeof(floatX) != 4 ? master.device : nullptr;
+        gpu::adamw<floatX>(weight, masters, m, v, g, f, 0, 128, first_ones(128, 64), AdamWConfig{}, adamw_lr, 1,
+                           nullptr);
+        weight.back(), master.back(), m.back(), v.back();
+        expect_close("weight", s.weight, untouched.weight, 1, 0.0f, 0.0f);
+        expect_close("master", s.master, untouched.master, 1, 0.0f, 0.0f);
+        expect_close("m", s.m, untouched.m, 1, 0.0f, 0.0f);
+        expect_close("v", s.v, untouched.v, 1, 0.0f, 0.0f);
+    }
 }
 
-TEST_CASE("impossible steps of AdamW are refused") {
+TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") {
     float* none = nullptr;
-    CHECK_THROWS_WITH_AS(gpu::adamw(none, none, none, none, none, none, 1, 0, AdamWConfig{}, 1e-2f, 0, nullptr),
-                         doctest::Contains("step 0; steps count from 1"), Error);
-    CHECK_THROWS_WITH_AS(gpu::adamw(none, none, none, none, none, none, 1, 2, AdamWConfig{}, 1e-2f, 1, nullptr),
-                         doctest::Contains("2 of 1 elements decayed"), Error);
+    gpu::adamw(none, none, none, none, none, none, 64, 0, first_ones(64, 0), AdamWConfig{}, 1e-2f, 1, nullptr);
+    const auto refused = [&](int64_t begin, int64_t count, DecayPattern decay, int step, const char* text) {
+        CHECK_THROWS_WITH_AS(
+            gpu::adamw(none, none, none, none, none, none, begin, count, decay, AdamWConfig{}, 1e-2f, step, nullptr),
+            doctest::Contains(text), Error);
+    };
+    refused(0, 64, first_ones(64, 0), 0, "step 0; steps count from 1");
+    refused(0, 65, first_ones(64, 0), 1, "65 elements from 0 on: multiples of 64");
+    refused(0, 64, first_ones(64, 128), 1, "128 of a bucket of 64 elements decay");
 }

@@ -57,6 +57,7 @@ TEST_CASE("defaults of training are GPT-2's recipe") {
     CHECK(o.grad_clip == 1.0);
     CHECK(o.schedule == "cosine");
     CHECK(o.precision == "auto");
+    CHECK(o.master_weights == "on");
     CHECK(o.output == "out");
     CHECK(o.steps == 0);
     CHECK_FALSE(o.resume);
@@ -206,6 +207,11 @@ TEST_CASE("options that contradict each other, or lack another, are refused") {
                    "not a multiple of 3 heads; try --channels 66"));
     CHECK(contains(bad({"--model", "d13"}), "--model d13 is not known"));
     CHECK(contains(bad({"--resume", "--output", ""}), "--resume needs the --output"));
+    CHECK(bad({"--precision", "fp32", "--master-weights", "off"}) ==
+          "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
+    CHECK(bad({"--precision", "bf16", "--master-weights", "off"}) == "");
+    CHECK(bad({"--precision", "fp32", "--master-weights", "on"}) == "");
+    CHECK(contains(bad({"--master-weights", "no"}), "--master-weights no is not known: on|off"));
     CHECK(contains(refusal({}), "--train-data is missing"));
     CHECK(contains(refusal({"generate"}), "--init is missing"));
     CHECK(contains(refusal({"eval", "--init", "d"}), "--val-data is missing"));
@@ -288,6 +294,7 @@ TEST_CASE("settings and JSON read the values back") {
     CHECK(json["lr"] == 1e-3);
     CHECK(json["resume"] == true);
     CHECK(json["micro-batch"] == 4);
+    CHECK(json["master-weights"] == "on");
     CHECK(json["global-batch"] == 524288);
     CHECK(json["sample-prompt"] == "say \"hi\"\n");
     CHECK(json["train-data"] == "x.bin");

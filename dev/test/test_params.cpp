@@ -49,6 +49,53 @@ TEST_CASE("there are 16 tensors, 4 of the model and 12 of a layer, with names of
     CHECK(layer == 12);
 }
 
+TEST_CASE("a decay pattern: the first of the first bucket, then of every period, however far") {
+    const DecayPattern decay = {256, 192, 320, 128};
+    const auto check = [&](int64_t i, bool decays, int64_t end) {
+        CAPTURE(i);
+        CHECK(decay.run(i).decays == decays);
+        CHECK(decay.run(i).end == end);
+    };
+    check(0, true, 192);
+    check(191, true, 192);
+    check(192, false, 256);
+    check(255, false, 256);
+    for (const int64_t bucket : {int64_t(256), 256 + 320 * int64_t(5), 256 + 320 * int64_t(13421773)}) {
+        check(bucket, true, bucket + 128);
+        check(bucket + 127, true, bucket + 128);
+        check(bucket + 128, false, bucket + 320);
+        check(bucket + 319, false, bucket + 320);
+    }
+}
+
+// What decays is in param_table; between tensors lies padding, which is zero and may do either.
+TEST_CASE("the decay pattern says of each element what the table says of its tensor") {
+    for (const GPT2Config& config : configs) {
+        CAPTURE(config.C);
+        const ParamLayout layout(config);
+        const DecayPattern decay = layout.decay_pattern();
+        for (const ParamSpec& p : param_table)
+            for (int l = 0; l < layout.layers(p.id); l++) {
+                const int64_t begin = layout.offset(p.id, l), end = begin + layout.size(p.id);
+                for (const int64_t i : {begin, (begin + end) / 2, end - 1}) CHECK(decay.run(i).decays == p.decay);
+                CHECK(decay.run(begin).end >= end);
+            }
+        int64_t runs = 0;
+        for (int64_t i = 0; i < layout.total; i = decay.run(i).end, runs++) {
+            CHECK(decay.run(i).end > i);
+            CHECK(decay.run(decay.run(i).end).decays != decay.run(i).decays);
+        }
+        CHECK(runs == 2 * layout.num_buckets());
+        CHECK_NOTHROW(check_adamw(0, layout.total, decay, 1));
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK_NOTHROW(check_adamw(bucket.begin, bucket.end - bucket.begin, decay, 1));
+            CHECK(decay.run(bucket.begin).end == bucket.decayed_end);
+            CHECK(decay.run(bucket.decayed_end).end == bucket.end);
+        }
+    }
+}
+
 TEST_CASE("tensors tile the buffer: aligned to 64, in no other's place, gaps shorter than 64") {
     for (const GPT2Config& config : configs) {
         CAPTURE(config.C);

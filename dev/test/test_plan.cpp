@@ -12,10 +12,11 @@ TEST_CASE("a global batch is micro-batches x ranks x micro-steps") {
 }
 
 TEST_CASE("a global batch that does not divide is refused with the arithmetic and the nearest that does") {
-    CHECK_THROWS_WITH_AS(plan_batch(16, 1024, 500000, 1),
-                         "--global-batch 500000 is not a multiple of 16384 tokens = --micro-batch 16 x --seq-len 1024 x "
-                         "1 rank; try 507904",
-                         Error);
+    CHECK_THROWS_WITH_AS(
+        plan_batch(16, 1024, 500000, 1),
+        "--global-batch 500000 is not a multiple of 16384 tokens = --micro-batch 16 x --seq-len 1024 x "
+        "1 rank; try 507904",
+        Error);
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1, 2), doctest::Contains("x 2 ranks; try 2048"), Error);
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
 }
@@ -32,10 +33,10 @@ TEST_CASE_TEMPLATE("training allocates what the plan names", floatX, float, bf16
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
     for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::layer}) {
-        const Saving saving = {recompute, 4};
+        const Saving saving = {recompute, 4, recompute != Recompute::gelu};  // masters or not, in one of the three
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, saving);
-        AdamW<floatX> optimizer(model, AdamWConfig{});
+        AdamW<floatX> optimizer(model, AdamWConfig{}, saving);
         const int64_t planned = planned_bytes(training_memory<floatX>(config, batch, saving));
         const int64_t taken = device_bytes_allocated() - before;
         CHECK(model.head_rows == 16);
@@ -56,6 +57,39 @@ TEST_CASE("recomputing saves GELU's output, or all but a layer's own, in every l
     const int64_t saved = bytes(Recompute::none) - bytes(Recompute::layer);
     CHECK(saved >= 4 * 15 * row);
     CHECK(saved <= 4 * 16 * row);
+}
+
+TEST_CASE("bf16 without master weights takes 4 bytes per parameter less, fp32 the same") {
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const BatchPlan batch = plan_batch(2, 32, 0, 1);
+    const Saving without = {Recompute::none, 0, false};
+    CHECK(total_bytes(training_memory<bf16>(config, batch, {})) -
+              total_bytes(training_memory<bf16>(config, batch, without)) ==
+          4 * ParamLayout(config).total);
+    CHECK(total_bytes(training_memory<float>(config, batch, {})) ==
+          total_bytes(training_memory<float>(config, batch, without)));
+}
+
+template <class floatX>
+static void through_optimizer(bool master_weights) {
+    const GPT2Config config = {32, 300, 2, 2, 64};
+    GPT2<floatX> model(config, Purpose::train, 1, 32);
+    AdamW<floatX> optimizer(model, AdamWConfig{}, {Recompute::none, 0, master_weights});
+    for (const Param p : {wte, lnfb, fcw, fcprojb})
+        for (int l = 0; l < model.layout.layers(p); l++) {
+            std::vector<float> values(model.layout.size(p)), back(model.layout.size(p), NAN);
+            init_param(values.data(), model.layout, p, l, 5);
+            for (float& x : values) x += 0.3f;
+            optimizer.set_param(p, l, values.data());
+            optimizer.get_param(back.data(), p, l);
+            const bool kept = master_weights || sizeof(floatX) == sizeof(float);
+            for (float& x : values) x = kept ? x : float(floatX(x));
+            CHECK(back == values);
+        }
+}
+
+TEST_CASE_TEMPLATE("get_param is what set_param gave: the master, or the weight as it is", floatX, float, bf16) {
+    for (const bool master_weights : {true, false}) through_optimizer<floatX>(master_weights);
 }
 
 TEST_CASE("the largest micro-batch is the largest divisor that fits") {

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <set>
 
 using Words = std::array<uint32_t, 4>;
@@ -25,6 +26,40 @@ TEST_CASE("seeds, streams and indices have their own numbers") {
             for (uint64_t index : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
                 seen.insert(Philox{seed, stream}(index));
     CHECK(seen.size() == 27);
+}
+
+TEST_CASE("bits16 hands out the words of an index, low halves first") {
+    const Philox random{7, 9};
+    for (uint64_t index : {uint64_t(0), uint64_t(5), uint64_t(1) << 33})
+        for (int e = 0; e < 8; e++)
+            CHECK(random.bits16(8 * index + uint64_t(e)) == (random(index)[e / 2] >> (e % 2 ? 16 : 0) & 0xffff));
+}
+
+TEST_CASE("round_randomly goes up for as many of the 65536 draws as x has 65536ths on its way up") {
+    for (const uint32_t high :
+         {0x0000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3fffu, 0x7f7eu, 0x8000u, 0xbf80u, 0xff7eu})
+        for (const uint32_t low : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0xffffu}) {
+            const float x = std::bit_cast<float>(high << 16 | low);
+            uint32_t up = 0;
+            for (uint32_t random = 0; random < 0x10000; random++) {
+                const uint32_t bits = round_randomly(x, random).bits;
+                if (bits != high && bits != high + 1) FAIL("not a neighbour: ", bits);
+                up += bits == high + 1;
+            }
+            CHECK(up == low);
+        }
+}
+
+TEST_CASE("round_randomly makes an infinity only where rounding to nearest does, and keeps NaN and infinities") {
+    for (const uint32_t sign : {0u, 0x80000000u})
+        for (const uint32_t magnitude : {0x7f7f0000u, 0x7f7f0001u, 0x7f7f7fffu, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u,
+                                         0x7f800001u, 0x7fc00000u, 0x7fffffffu})
+            for (const uint32_t random : {0u, 1u, 0x8000u, 0xffffu}) {
+                const float x = std::bit_cast<float>(sign | magnitude);
+                CHECK(round_randomly(x, random).bits == bf16(x).bits);
+            }
+    CHECK(std::isnan(float(round_randomly(NAN, 0xffff))));
+    CHECK(std::isinf(float(round_randomly(INFINITY, 0xffff))));
 }
 
 TEST_CASE("uniform lies in [0, 1) and fills it evenly") {

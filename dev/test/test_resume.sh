@@ -11,6 +11,7 @@ run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-ever
 
 # What a run computed: its log without what depends on time.
 results() { sed -n '/"kind":"\(step\|val\|sample\)"/s/,"step_ms".*//p' "$1/log.jsonl"; }
+val_loss() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }
 same_run() {
     local step file
     step=step_000$(printf '%03d' "${3:-20}")
@@ -31,6 +32,25 @@ for precision in fp32 bf16; do
 done
 check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
 check "and changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
+
+# Without master weights: what was rounded at random is rounded so again.
+bare=(--precision bf16 --master-weights off)
+check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_bare"
+check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
+check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
+check "no masters: the rest" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
+check "no masters: in parts as in one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
+check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
+    --export-dtype bf16 --stop-after 12
+check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume
+check "no masters: as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
+if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
+    fail "no masters: the same weights as with masters"
+else
+    pass "no masters: other weights than with masters"
+fi
+check "no masters: the loss is close" awk -v a="$(val_loss "$scratch/whole_bf16")" -v b="$(val_loss "$scratch/whole_bare")" \
+    'BEGIN { exit !(a > 0 && a - b < 0.05 && b - a < 0.05) }'
 
 # Killed without warning in the middle: continues from the last checkpoint.
 long=(--steps 200 --val-every 0 --sample-every 0 --checkpoint-every 50)
@@ -57,9 +77,8 @@ for signal in TERM INT USR1; do
 done
 
 # Another batch reads the same windows in the same order.
-windows() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }
 check "micro-batch 4" "${run[@]}" --precision fp32 --output "$scratch/micro" --micro-batch 4
-check "micro-batch 4 trains as micro-batch 2" awk -v a="$(windows "$scratch/whole_fp32")" -v b="$(windows "$scratch/micro")" \
+check "micro-batch 4 trains as micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
     'BEGIN { exit !(a > 0 && a - b < 1e-3 && b - a < 1e-3) }'
 
 # --keep, --init, and training from our own weights.

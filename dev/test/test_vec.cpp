@@ -33,6 +33,30 @@ TEST_CASE("every bf16 survives, and every float near one is rounded as bf16 does
         }
 }
 
+TEST_CASE("rounding at random is that of random.h, for every bf16 and what lies behind it") {
+    for (uint32_t high = 0; high < 0x10000; high++)
+        for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0xffffu}) {
+            const float x = std::bit_cast<float>(high << 16 | low);
+            const uint16_t random[] = {0, 1, 0x8000, 0xffff};
+            static_assert(VL == 4);
+            bf16 got[VL];
+            store_at_random(got, broadcast(x), random);
+            for (int i = 0; i < VL; i++) REQUIRE(got[i].bits == round_randomly(x, random[i]).bits);
+        }
+}
+
+TEST_CASE("random bits are those of Philox, in the order of the elements") {
+    for (const uint64_t first : {uint64_t(0), uint64_t(3), uint64_t(0xfffffffe), uint64_t(5) << 32, ~uint64_t(3)}) {
+        const Philox random{0x123456789abcdef0, 0xfedcba9876543210};
+        uint16_t bits[8 * VL];
+        random_bits16(bits, random.seed, random.stream, first);
+        for (int i = 0; i < 8 * VL; i++) {
+            const auto words = random(first + uint64_t(i / 8));
+            REQUIRE(bits[i] == uint16_t(words[i % 8 / 2] >> i % 2 * 16));
+        }
+    }
+}
+
 TEST_CASE_TEMPLATE("parts of a vector touch no more than their lanes", floatX, float, bf16) {
     for (int lanes = 1; lanes < VL; lanes++) {
         floatX in[VL], out[VL];

@@ -4,11 +4,15 @@
 #include <cmath>
 #include <type_traits>
 
+#include "../random.h"
+
 template <class floatX>
 void cpu::plain::adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,
-                       int64_t count, int64_t decayed, AdamWConfig config, float lr, int step, Stream) {
+                       int64_t begin, int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step,
+                       Stream) {
     if (std::isnan(*factor)) return;
     if constexpr (std::is_same_v<floatX, float>) master = weight;
+    const Philox random{config.seed, ROUNDING_STREAMS + uint64_t(step)};
     const float correction1 = float(1.0 - std::pow(double(config.beta1), step));
     const float correction2 = float(1.0 - std::pow(double(config.beta2), step));
 #pragma omp parallel for
@@ -17,8 +21,14 @@ void cpu::plain::adamw(floatX* weight, float* master, float* m, float* v, const 
         m[i] = config.beta1 * m[i] + (1.0f - config.beta1) * g;
         v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
         const float update = (m[i] / correction1) / (std::sqrt(v[i] / correction2) + config.eps);
-        master[i] -= lr * (update + (i < decayed ? config.weight_decay : 0.0f) * master[i]);
-        weight[i] = floatX(master[i]);
+        float w = master ? master[i] : float(weight[i]);
+        w -= lr * (update + (decay.run(begin + i).decays ? config.weight_decay : 0.0f) * w);
+        if (master) {
+            master[i] = w;
+            weight[i] = floatX(w);
+        } else {
+            weight[i] = floatX(round_randomly(w, random.bits16(uint64_t(begin + i))));
+        }
     }
 }
 

@@ -132,12 +132,10 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
 }
 
 template <class floatX>
-void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t count,
-           int64_t decayed, AdamWConfig config, float lr, int step, Stream stream) {
-    ENSURE(step >= 1, "adamw: step %d; steps count from 1", step);
-    ENSURE(decayed >= 0 && decayed <= count, "adamw: %lld of %lld elements decayed", static_cast<long long>(decayed),
-           static_cast<long long>(count));
-    FORM(adamw<floatX>)(weight, master, m, v, grad, factor, count, decayed, config, lr, step, stream);
+void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
+           int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream stream) {
+    check_adamw(begin, count, decay, step);
+    FORM(adamw<floatX>)(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step, stream);
 }
 
 }  // namespace cpu

@@ -80,10 +80,24 @@ VEC_INLINE shortv round_to_bf16(floatv x) {
     return to_short(x == x ? rounded : high | 0x40);
 }
 
+// round_randomly of random.h.
+VEC_INLINE shortv round_randomly(floatv x, shortv random) {
+    const uintv u = (uintv)x;
+    const shortv up_or_down = to_short((u + to_uint(random)) >> 16);
+    const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
+    const shortv nearest = to_short(limit);
+    return (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
+}
+
 VEC_INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
 VEC_INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
 VEC_INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
 VEC_INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
+
+// Full vectors, rounded at random.
+VEC_INLINE void store_at_random(bf16* p, floatv x, const uint16_t* random) {
+    *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, *reinterpret_cast<const shortv_memory*>(random));
+}
 
 VEC_INLINE floatv load(const float* p, Part part) {
     floatv x = {};
@@ -198,6 +212,58 @@ VEC_INLINE void transpose(floatv (&x)[VL]) {
     for (int i = 0; i < VL; i++)
         if (!(i & HALF)) trade_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
     if constexpr (HALF > 1) transpose<HALF / 2>(x);
+}
+
+// The products of 64 bits of each lane and the factor.
+VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+    typedef uint64_t longv __attribute__((vector_size(4 * VL)));
+#if defined(__AVX512F__)
+    const auto products = [&](longv lanes) {
+        return (longv)_mm512_maskz_mul_epu32(0xff, (__m512i)lanes, _mm512_set1_epi64(factor));
+    };
+#else
+    const auto products = [&](longv lanes) {
+        return (longv)_mm256_mul_epu32((__m256i)lanes, _mm256_set1_epi64x(factor));
+    };
+#endif
+    const longv even = products((longv)x), odd = products((longv)x >> 32);  // of the lower halves of 64 bits
+    low = (uintv)((even & 0xffffffff) | odd << 32);
+    high = (uintv)(even >> 32 | (odd & 0xffffffff00000000));
+#else
+    for (int i = 0; i < VL; i++) {
+        const uint64_t product = uint64_t(x[i]) * factor;
+        low[i] = uint32_t(product), high[i] = uint32_t(product >> 32);
+    }
+#endif
+}
+
+// a, b become a[0], b[0], a[1], b[1], ...
+template <int... L>
+VEC_INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
+    const uintv low = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL)...);
+    const uintv high = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL + VL / 2)...);
+    a = low, b = high;
+}
+
+// Philox{seed, stream} of random.h at the indices from `first` on, one a lane: bits16 of 8 VL elements, in their order.
+VEC_INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t stream, uint64_t first) {
+    uintv x[4] = {uintv{} + uint32_t(first), {}, uintv{} + uint32_t(stream), uintv{} + uint32_t(stream >> 32)};
+    for (int i = 0; i < VL; i++) x[0][i] += uint32_t(i);
+    x[1] = x[0] < uint32_t(first) ? uintv{} + uint32_t((first >> 32) + 1) : uintv{} + uint32_t(first >> 32);
+    uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uintv high0, low0, high2, low2;
+        multiply_wide(high0, low0, x[0], 0xD2511F53);
+        multiply_wide(high2, low2, x[2], 0xCD9E8D57);
+        x[0] = high2 ^ x[1] ^ key[0], x[1] = low2, x[2] = high0 ^ x[3] ^ key[1], x[3] = low0;
+        key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
+    }
+    // x[w][lane] is word w of a lane, and the four words of a lane belong side by side.
+    constexpr std::make_integer_sequence<int, VL> lanes{};
+    interleave(x[0], x[2], lanes), interleave(x[1], x[3], lanes);
+    interleave(x[0], x[1], lanes), interleave(x[2], x[3], lanes);
+    __builtin_memcpy(bits, x, sizeof x);
 }
 
 }  // namespace

@@ -306,45 +306,78 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
 
 // What is the same for all elements.
 struct AdamWStep {
-    float factor, beta1, beta2, correction1, correction2, eps, lr;
+    float factor, beta1, beta2, correction1, correction2, eps, lr, weight_decay;
+    uint64_t seed, stream;
 };
 
-template <class floatX>
-static inline void adamw_piece(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t count,
-                               float decay, const AdamWStep& s) {
-    for_vectors(count, [&](int64_t i, auto width) {
-        const floatv g = load(grad + i, width) * s.factor, w = load(master + i, width);
-        const floatv mi = s.beta1 * load(m + i, width) + (1.0f - s.beta1) * g;
-        const floatv vi = s.beta2 * load(v + i, width) + (1.0f - s.beta2) * g * g;
-        const floatv update = (mi * s.correction1) / (square_root(vi * s.correction2) + s.eps);
-        const floatv next = w - s.lr * (update + decay * w);
-        store(m + i, mi, width);
-        store(v + i, vi, width);
-        store(master + i, next, width);
-        if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next, width);
+// A run of elements that all decay, or all do not, from `index` of the flat buffer on. AT_RANDOM: without a master.
+template <bool AT_RANDOM, class floatX>
+static inline void adamw_run(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t count,
+                             float decay, int64_t index, const AdamWStep& s) {
+    constexpr int block = 8 * VL;  // of random bits
+    static_assert(FLAT_ALIGN % VL == 0);
+    for (int64_t begin = 0; begin < count; begin += block) {
+        uint16_t bits[block];
+        if constexpr (AT_RANDOM) random_bits16(bits, s.seed, s.stream, uint64_t(index + begin) / 8);
+        for (int64_t i = begin; i < count && i < begin + block; i += VL) {
+            floatv w;
+            if constexpr (AT_RANDOM)
+                w = load(weight + i);
+            else
+                w = load(master + i);
+            const floatv g = load(grad + i) * s.factor;
+            const floatv mi = s.beta1 * load(m + i) + (1.0f - s.beta1) * g;
+            const floatv vi = s.beta2 * load(v + i) + (1.0f - s.beta2) * g * g;
+            const floatv update = (mi * s.correction1) / (square_root(vi * s.correction2) + s.eps);
+            const floatv next = w - s.lr * (update + decay * w);
+            store(m + i, mi);
+            store(v + i, vi);
+            if constexpr (AT_RANDOM) {
+                store_at_random(weight + i, next, bits + (i - begin));
+            } else {
+                store(master + i, next);
+                if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
+            }
+        }
+    }
+}
+
+template <bool AT_RANDOM, class floatX>
+static void adamw_all(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t first,
+                      int64_t count, DecayPattern decay, const AdamWStep& s) {
+    for_pieces(count, 1 << 16, [=, &s](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end;) {
+            const DecayPattern::Run run = decay.run(first + i);
+            const int64_t n = (run.end - first < end ? run.end - first : end) - i;
+            adamw_run<AT_RANDOM>(weight + i, master + i, m + i, v + i, grad + i, n, run.decays ? s.weight_decay : 0.0f,
+                                 first + i, s);
+            i += n;
+        }
     });
 }
 
 template <class floatX>
-void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t count,
-           int64_t decayed, AdamWConfig config, float lr, int step, Stream) {
+void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
+           int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
     if (*factor != *factor) return;
-    if constexpr (sizeof(floatX) == sizeof(float)) master = weight;
     const AdamWStep s = {*factor,
                          config.beta1,
                          config.beta2,
                          float(1.0 / (1.0 - pow(double(config.beta1), double(step)))),
                          float(1.0 / (1.0 - pow(double(config.beta2), double(step)))),
                          config.eps,
-                         lr};
-    const auto update = [&](int64_t first, int64_t last, float decay) {
-        for_pieces(last - first, 1 << 16, [=](int64_t begin, int64_t end) {
-            const int64_t i = first + begin;
-            adamw_piece(weight + i, master + i, m + i, v + i, grad + i, end - begin, decay, s);
-        });
-    };
-    update(0, decayed, config.weight_decay);
-    update(decayed, count, 0.0f);
+                         lr,
+                         config.weight_decay,
+                         config.seed,
+                         ROUNDING_STREAMS + uint64_t(step)};
+    if constexpr (sizeof(floatX) == sizeof(float)) {
+        adamw_all<false>(weight, weight, m, v, grad, begin, count, decay, s);
+    } else {
+        if (master)
+            adamw_all<false>(weight, master, m, v, grad, begin, count, decay, s);
+        else
+            adamw_all<true>(weight, master, m, v, grad, begin, count, decay, s);
+    }
 }
 
 }  // namespace cpu::VECTOR_FORMS
