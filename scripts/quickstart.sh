@@ -23,10 +23,14 @@ die() { echo "quickstart.sh: $*" >&2; exit 1; }
 
 build() {
     program=train_gpt2
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && make -n train_gpt2cu >/dev/null 2>&1; then
-        program=train_gpt2cu  # a GPU, and a Makefile that builds for it
+    if nvidia-smi -L >/dev/null 2>&1; then
+        if make found | grep -q '| CUDA [0-9]'; then
+            program=train_gpt2cu
+        else
+            echo "there is a GPU, but no nvcc to build for it (NVCC=... or CUDA_HOME=... names it): training on the CPU"
+        fi
     fi
-    make -j"$(nproc)" found $program
+    make -j"$(nproc)" found train_gpt2 $program  # the former makes the tokens
     program=./$program
 }
 
