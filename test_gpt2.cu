@@ -290,7 +290,8 @@ static void test_resume(const Reference& r) {
     for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
     bool same = losses == resumed;
     for (const ParamSpec& spec : param_table)
-        for (int l = 0; l < layout.layers(spec.id); l++) same = same && whole.param(spec.id, l) == second.param(spec.id, l);
+        for (int l = 0; l < layout.layers(spec.id); l++)
+            same = same && whole.param(spec.id, l) == second.param(spec.id, l);
     report(same, std::string(dtype_name<floatX>()) + " resumed         as never stopped");
 }
 

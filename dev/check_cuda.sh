@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
-# registers as errors, links both programs, and compares what each kernel takes with dev/cuda_budget.txt: more registers
-# or more spilled bytes than there fail. --update writes the file anew. Needs nvcc, and no GPU.
+# registers as errors, links both programs, compares what each kernel takes with dev/cuda_budget.txt (more registers or
+# more spilled bytes than there fail), and looks for the instructions that kernels are meant to use (opcodes.py). --update
+# writes the file anew. Needs nvcc, and no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -18,11 +19,12 @@ if ! make found | grep -q '| CUDA [0-9]'; then
     exit 0
 fi
 
-# compile SOURCE ARCH LOG: by the Makefile's own command, which then says what ptxas found.
+# compile SOURCE ARCH LOG: its kernels into $work/cubin, by the Makefile's own command, which then says what ptxas found.
 compile() {
     local object=build/release/cuda/${1%.cu}.o command
     command=$(make -n V=1 CUDA=1 CUDA_ARCHS="$2" -W "$1" "$object" | grep -- " -c $1 ")
-    eval "${command/-o $object/-o $work/object.o -Xptxas -v}" >"$3" 2>&1
+    command=${command/ -c / -cubin }
+    eval "${command/-o $object/-o $work/cubin -Xptxas -v}" >"$3" 2>&1
 }
 
 # "arch kernel registers spilled-bytes", a line for each kernel that ptxas compiled.
@@ -41,7 +43,16 @@ for arch in "${archs[@]}"; do
             grep -E 'error|warning' "$work/log" | c++filt | sed 's/^/      /' | head -20
             status=1
         fi
+        # What ptxas only mentions: products that wait for each other, registers set aside in vain.
+        if grep -E 'C75(04|05|08|10|11|17|19|20)|Potential Performance Loss' "$work/log"; then
+            echo "FAIL  $source for sm_$arch: see above"
+            status=1
+        fi
         kernels_of "$arch" "$work/log" >>"$work/table"
+        if [ "$source" = llmc/cuda/ops.cu ] && ! ./dev/opcodes.py "$work/cubin"; then
+            echo "FAIL  instructions for sm_$arch: see above"
+            status=1
+        fi
     done
 done
 sort -k1,1V -k2,2 "$work/table" -o "$work/table"

@@ -53,8 +53,9 @@ void stream_wait_event(Stream stream, Event event);  // what is queued on stream
 bool event_done(Event event);                        // without blocking; on the CPU always
 void wait_for_event(Event event);                    // blocks the host
 
-// What is queued on the stream from begin_graph to end_graph is recorded and not run; run_graph queues all of it as one,
-// for the price of one launch, with the same pointers and numbers each time. Not on the CPU, where calls run as they come.
+// What is queued on the stream from begin_graph to end_graph is recorded and not run; run_graph queues all of it as
+// one, for the price of one launch, with the same pointers and numbers each time. Not on the CPU, where calls run as
+// they come.
 bool device_has_graphs();
 void begin_graph(Stream stream);  // not the null stream
 Graph end_graph(Stream stream);

@@ -1,4 +1,5 @@
-// gpt2.h: the network: its weights, activations and gradients on the device, forward, backward, and one token at a time.
+// gpt2.h: the network: its weights, activations and gradients on the device, forward, backward, and one token at a
+// time.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -7,20 +8,21 @@
 #include "device.h"
 #include "params.h"
 
-// What a layer computes from the residual stream x. backward needs all of it; what is recomputed is shared by the layers.
+// What a layer computes from the residual stream x. backward needs all of it; what is recomputed is shared by the
+// layers.
 template <class floatX>
 struct LayerActivations {
-    floatX* ln1;                   // (N, C)
-    float *ln1_mean, *ln1_rstd;    // (N)
-    floatX* qkv;                   // (N, 3C)    also the cache of keys and values when generating
-    floatX* att;                   // (N, C)
-    float* lse;                    // (B, NH, T)
-    floatX* residual2;             // (N, C)     x + attention
-    floatX* ln2;                   // (N, C)
-    float *ln2_mean, *ln2_rstd;    // (N)
-    floatX* fc;                    // (N, 4C)    before GELU
-    floatX* gelu;                  // (N, 4C)
-    floatX* residual3;             // (N, C)     residual2 + MLP: the next layer's x
+    floatX* ln1;                 // (N, C)
+    float *ln1_mean, *ln1_rstd;  // (N)
+    floatX* qkv;                 // (N, 3C)    also the cache of keys and values when generating
+    floatX* att;                 // (N, C)
+    float* lse;                  // (B, NH, T)
+    floatX* residual2;           // (N, C)     x + attention
+    floatX* ln2;                 // (N, C)
+    float *ln2_mean, *ln2_rstd;  // (N)
+    floatX* fc;                  // (N, 4C)    before GELU
+    floatX* gelu;                // (N, 4C)
+    floatX* residual3;           // (N, C)     residual2 + MLP: the next layer's x
 };
 
 // train keeps every layer's activations and has gradients; generate keeps every layer's qkv; eval keeps nothing.

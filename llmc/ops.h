@@ -1,4 +1,5 @@
-// ops.h: the operations of the model, from ops.inc, in namespaces gpu and cpu; ops is the one that this build trains with.
+// ops.h: the operations of the model, from ops.inc, in namespaces gpu and cpu; ops is the one that this build trains
+// with.
 #pragma once
 #include <cstddef>
 #include <cstdint>

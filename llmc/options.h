@@ -43,8 +43,8 @@ struct Options {
     std::string cudnn;            // on, off
     std::string deterministic;    // on, off
     bool debug_sync;
-    int head_chunks;              // pieces in which logits are made; 0: chosen
-    std::string master_weights;   // on, off: fp32 copies of bf16 weights
+    int head_chunks;             // pieces in which logits are made; 0: chosen
+    std::string master_weights;  // on, off: fp32 copies of bf16 weights
 
     // optimizer and schedule
     int64_t steps;       // 0: one epoch, until resolve_steps

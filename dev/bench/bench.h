@@ -10,8 +10,8 @@
 #include "../../llmc/device.h"
 #include "../../llmc/random.h"
 
-// Seconds of the fastest run, repeated for about `budget` seconds. The machine may be shared: the fastest run is the one
-// that says what the code can do. Short runs are timed several at once, so that a GPU is not waited for after each.
+// Seconds of the fastest run, repeated for about `budget` seconds. The machine may be shared: the fastest run is the
+// one that says what the code can do. Short runs are timed several at once, so that a GPU is not waited for after each.
 template <class Run>
 double best_seconds(const Run& run, double budget = 0.3) {
     constexpr double long_enough = 2e-3;

@@ -194,7 +194,7 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> head, const float (&su
     UNROLL
     for (int i = 0; i < 16 * R / rows_at_once; i++) {
         const int row = i * rows_at_once + lane / chunks;
-        if (first + row < T) store128(head.at(first + row, chunk * 8), load128(own.at(row, chunk)));
+        if (first + row < T) store128_whole(head.at(first + row, chunk * 8), load128(own.at(row, chunk)));
     }
 }
 

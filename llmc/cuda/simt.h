@@ -64,8 +64,9 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, S
     if (error == cudaSuccess) return;
     const char* name = nullptr;
     if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
-    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name, grid.x,
-         grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes), cudaGetErrorString(error));
+    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name,
+         grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
+         cudaGetErrorString(error));
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -84,6 +85,12 @@ __device__ __forceinline__ Vec<T> load128cs(const T* p) {
 template <class T>
 __device__ __forceinline__ void store128(T* p, Vec<T> v) {
     *reinterpret_cast<int4*>(p) = __builtin_bit_cast(int4, v);
+}
+// The same as one instruction for certain, to global memory: for where nvcc takes the assignment apart into four stores
+// (dev/opcodes.py tells).
+template <class T>
+__device__ __forceinline__ void store128_whole(T* p, Vec<T> v) {
+    __stwb(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
 }
 template <class T>
 __device__ __forceinline__ void store128cs(T* p, Vec<T> v) {
@@ -162,6 +169,10 @@ template <class T>
 void store128(T* p, Vec<T> v, SIMT_SITE) {
     simt::check_aligned_16(p, "misaligned 16-byte store", site);
     std::memcpy(p, &v, 16);
+}
+template <class T>
+void store128_whole(T* p, Vec<T> v, SIMT_SITE) {
+    store128(p, v, site);
 }
 template <class T>
 void store128cs(T* p, Vec<T> v, SIMT_SITE) {
