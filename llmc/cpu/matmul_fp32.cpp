@@ -1,9 +1,10 @@
 // matmul_fp32.cpp: fp32 products, and bf16 ones where there are no matrix units, widened to fp32 where they are packed.
 //
 // The operands are copied into strips, in the order in which the innermost product (strips.h) reads them: DEPTH of
-// the inner dimension at a time, b by all threads together, a by each thread for its own task. Strips of b go through
-// the first-level cache, a task's strips of a stay in the second (Goto and van de Geijn 2008). Every element of the
-// result is a sum in the order of k, so the bits depend neither on the number of threads nor on the cut into tasks.
+// the inner dimension at a time, b by all threads together, a by each thread for its own task. A strip of a stays in
+// the first-level cache while a piece of b passes it, which stays in the second (after Goto and van de Geijn 2008).
+// Every element of the result is a sum in the order of k, so the bits depend neither on the number of threads nor on
+// the cut into tasks.
 // Bias, GELU and its derivative are applied to a piece of the result while it is in the cache.
 #include <omp.h>
 
@@ -22,8 +23,8 @@ namespace {
 
 using strips::DEPTH, strips::Operand;
 
-constexpr int MOST_STRIPS = 12, FEWEST_STRIPS = 6;      // of a, per task: 256 KiB, and enough to pay for packed b
-constexpr int PIECE_STRIPS = 8;                         // of b, until the result is finished
+constexpr int MOST_STRIPS = 24, FEWEST_STRIPS = 6;      // of a, per task: 512 KiB, and enough to pay for packed b
+constexpr int PIECE_STRIPS = 8;                         // of b, until the result is finished: 384 KiB
 constexpr int CHUNK_ROWS = 2048, CHUNK_COLUMNS = 3072;  // of the result at a time; rows: where it has no room for sums
 constexpr int GEMV_COLUMNS = 64;                        // results per task of a product with one row
 
@@ -71,8 +72,8 @@ struct Workspace {
 template <class Strips>
 void multiply_packed(float* c, int ldc, const float* a, const float* b, int rows, int columns, int depth, bool add) {
     float tile[Strips::rows * Strips::columns];
-    for (int j = 0; j < columns; j += Strips::columns)
-        for (int i = 0; i < rows; i += Strips::rows) {
+    for (int i = 0; i < rows; i += Strips::rows)
+        for (int j = 0; j < columns; j += Strips::columns) {
             float* at = c + int64_t(i) * ldc + j;
             const float *strip_a = a + int64_t(i) * depth, *strip_b = b + int64_t(j) * depth;
             const int height = std::min(Strips::rows, rows - i), width = std::min(Strips::columns, columns - j);

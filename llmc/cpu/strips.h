@@ -7,12 +7,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "../dtype.h"
 
 namespace cpu::strips {
 
-constexpr int DEPTH = 384;  // steps of the inner dimension at a time: a strip of b fills the first-level cache
+constexpr int DEPTH = 384;  // steps of the inner dimension at a time: a strip of a takes half of a first-level cache
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -56,13 +57,29 @@ INLINE float gelu_derivative(float x) {
     return bend == 0.0f ? s : s + bend * slope;  // slope may overflow
 }
 
+template <int LANES>
+struct VectorOf;  // of so many floats, anywhere in memory
+template <>
+struct VectorOf<4> {
+    typedef float type __attribute__((vector_size(16), aligned(4), may_alias));
+};
+template <>
+struct VectorOf<8> {
+    typedef float type __attribute__((vector_size(32), aligned(4), may_alias));
+};
+template <>
+struct VectorOf<16> {
+    typedef float type __attribute__((vector_size(64), aligned(4), may_alias));
+};
+
 // A strip is ROWS rows of a, or two vectors of LANES columns of b.
 template <int LANES, int ROWS>
 struct Bodies {
     static constexpr int rows = ROWS, columns = 2 * LANES;
+    using vec = typename VectorOf<LANES>::type;
 
     // The first `count` rows of x over `depth` columns as strips of WIDTH rows, the last one filled up with zeros. It
-    // reads along what is contiguous, and whole cache lines: rows a multiple of 4 KiB apart evict each other.
+    // reads along what is contiguous.
     template <int WIDTH, class floatX>
     static INLINE void pack(float* strips, const Operand<floatX>& x, int count, int depth) {
         const int whole = count / WIDTH * WIDTH;
@@ -82,28 +99,58 @@ struct Bodies {
     }
     template <int WIDTH, class floatX>
     static INLINE void pack_rows(float* strip, const Operand<floatX>& x, int depth) {
-        constexpr int line = 16;
         int k = 0;
-        for (; k + line <= depth; k += line)
-            for (int i = 0; i < WIDTH; i++)
-#pragma GCC unroll 16
-                for (int j = 0; j < line; j++) strip[(k + j) * WIDTH + i] = float(x.data[int64_t(i) * x.ld + k + j]);
+        for (; k + LANES <= depth; k += LANES) pack_squares<WIDTH>(strip + k * WIDTH, x.data + k, x.ld);
         for (; k < depth; k++)
             for (int i = 0; i < WIDTH; i++) strip[k * WIDTH + i] = float(x.data[int64_t(i) * x.ld + k]);
     }
+    // LANES columns of a strip, transposed in registers, a vector of its rows at a time.
+    template <int WIDTH, int FIRST = 0, class floatX>
+    static INLINE void pack_squares(float* strip, const floatX* x, int64_t ld) {
+        constexpr int count = std::min(LANES, WIDTH - FIRST);
+        vec rows[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) load(rows[i], x + (FIRST + std::min(i, count - 1)) * ld);
+        exchange<1>(rows);
+        exchange<2>(rows);
+        if constexpr (LANES > 4) exchange<4>(rows);
+        if constexpr (LANES > 8) exchange<8>(rows);
+#pragma GCC unroll 16
+        for (int k = 0; k < LANES; k++) std::memcpy(strip + k * WIDTH + FIRST, &rows[k], sizeof(float) * count);
+        if constexpr (FIRST + LANES < WIDTH) pack_squares<WIDTH, FIRST + LANES>(strip, x, ld);
+    }
+    template <class floatX>
+    static INLINE void load(vec& v, const floatX* x) {
+        float widened[LANES];
+        for (int i = 0; i < LANES; i++) widened[i] = float(x[i]);
+        v = *reinterpret_cast<const vec*>(widened);
+    }
+    // A step of a transposition: the squares of SIZE beside the diagonal change places (Eklundh 1972).
+    template <int SIZE>
+    static INLINE void exchange(vec (&rows)[LANES]) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (!(i & SIZE)) exchange<SIZE>(rows[i], rows[i + SIZE], std::make_integer_sequence<int, LANES>());
+    }
+    template <int SIZE, int... I>
+    static INLINE void exchange(vec& upper, vec& lower, std::integer_sequence<int, I...>) {
+        const vec above = upper;
+        upper = __builtin_shufflevector(above, lower, (I & SIZE ? LANES + I - SIZE : I)...);
+        lower = __builtin_shufflevector(above, lower, (I & SIZE ? LANES + I : I + SIZE)...);
+    }
 
-    // c (rows, columns) = or += a strip of a times a strip of b. The sums stay in registers; each step loads two
-    // vectors of b and broadcasts ROWS elements of a.
+    // c (rows, columns) = or += a strip of a times a strip of b. The sums stay in registers; each step broadcasts ROWS
+    // elements of a from the first-level cache, and loads two vectors of b, which come from the second.
     static INLINE void multiply(float* c, int64_t ldc, const float* a, const float* b, int depth, bool add) {
-        typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-        constexpr int ahead = 16;  // steps; strips of a come from the second-level cache
+        constexpr int ahead = 16;  // steps
         vec sums[ROWS][2] = {};
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
             for (int half = 0; half < 2; half++) __builtin_prefetch(c + i * ldc + half * LANES);
         for (int k = 0; k < depth; k++, a += ROWS, b += 2 * LANES) {
             const vec b0 = *reinterpret_cast<const vec*>(b), b1 = *reinterpret_cast<const vec*>(b + LANES);
-            __builtin_prefetch(a + ahead * ROWS);
+            __builtin_prefetch(b + ahead * 2 * LANES);
+            __builtin_prefetch(b + ahead * 2 * LANES + LANES);
 #pragma GCC unroll 16
             for (int i = 0; i < ROWS; i++) {
                 const vec x = a[i] - vec{};  // not x + 0, which would be an addition: -0 + 0 is 0
