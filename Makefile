@@ -6,6 +6,7 @@ SANITIZE ?=
 DEBUG    ?= 0
 CUDA     ?= auto
 CUDNN    ?= auto
+MPI      ?= auto
 
 ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 # clang says so where it does not vectorise a loop, which is all of them in a build for the sanitizers.
@@ -70,6 +71,19 @@ endif
 CUDNN_FLAGS  := $(if $(CUDNN_FOUND),-DUSE_CUDNN $(addprefix -isystem ,$(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER))))))
 CUDNN_LDLIBS := $(if $(CUDNN_FOUND),$(CUDNN_LIB) -Wl$(comma)-rpath$(comma)$(dir $(CUDNN_LIB)))
 
+# Open MPI joins ranks; without it there is one. MPICC=... names another place.
+ifneq ($(MPI),0)
+MPICC       ?= mpicc
+MPI_VERSION := $(shell $(MPICC) --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9.]*\).*/\1/p')
+ifneq ($(MPI_VERSION),)
+MPI_FOUND := Open MPI $(MPI_VERSION)
+MPI_FLAGS := -DUSE_MPI $(addprefix -isystem ,$(shell $(MPICC) --showme:incdirs))
+LDLIBS    += -Wl$(comma)--as-needed $(addprefix -L,$(shell $(MPICC) --showme:libdirs)) -lmpi -Wl$(comma)--no-as-needed
+else ifeq ($(MPI),1)
+$(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-bin)
+endif
+endif
+
 # make V=1 shows the commands.
 ifneq ($(V),1)
 Q := @
@@ -78,14 +92,14 @@ say = @echo "  $(1)"
 
 # build/<config>: one folder for each set of options that changes the objects.
 CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
-CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
+CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 BUILD  := build/$(CONFIG)
 ifneq ($(SANITIZE),)
 CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
 LDFLAGS  += -fsanitize=$(SANITIZE)
 endif
 
-LIB_SOURCES  := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
+LIB_SOURCES  := $(filter-out $(if $(MPI_FOUND),,llmc/comm_mpi.cpp),$(wildcard llmc/*.cpp llmc/cpu/*.cpp))
 LIB_OBJECTS  := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 # With USE_CUDA ops:: is another backend: only the files that say it are compiled again.
 OPS_SOURCES  := $(shell grep -l ops:: llmc/*.cpp)
@@ -104,6 +118,8 @@ FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_
 # Code that runs once or in tests, with headers that take the optimizer long.
 $(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o setup.o): OPT := -O1
 
+%/llmc/comm.o %/llmc/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
+
 # One translation unit per instruction set; which one runs is chosen at run time, by feature bits (llmc/cpu/isa.h).
 ifeq ($(ARCH),x86_64)
 AVX2   := -mavx2 -mfma -mf16c
@@ -118,7 +134,7 @@ all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))")
 
 found:
-	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0"
+	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off) | $(or $(MPI_FOUND),Open MPI off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 MPI=0"
 
 train_gpt2 test_gpt2: %: $(BUILD)/%
 	@ln -sf $< $@

@@ -127,13 +127,13 @@ struct Trained {
     void set_params(const Values& values) {
         for (const ParamSpec& spec : param_table)
             for (int l = 0; l < model.layout.layers(spec.id); l++)
-                optimizer.set_param(spec.id, l, values(spec.id, l).data());
+                optimizer.set_state(StateKind::weights, spec.id, l, values(spec.id, l).data());
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     }
 
     std::vector<float> param(Param p, int l) {
         std::vector<float> values(model.layout.size(p));
-        optimizer.get_param(values.data(), p, l);
+        optimizer.get_state(values.data(), StateKind::weights, p, l);
         return values;
     }
 

@@ -5,9 +5,13 @@
 #include <cstring>
 #include <memory>
 
+#include <nlohmann/json.hpp>
+
+#include <omp.h>
 #include <unistd.h>
 
 #include "llmc/checkpoint.h"
+#include "llmc/comm.h"
 #include "llmc/dataloader.h"
 #include "llmc/eval.h"
 #include "llmc/files.h"
@@ -20,6 +24,7 @@
 #include "llmc/plan.h"
 #include "llmc/schedule.h"
 #include "llmc/setup.h"
+#include "llmc/straggler.h"
 #include "llmc/tokenize.h"
 
 // SIGINT, SIGTERM and SIGUSR1: finish the step, save, leave with EXIT_PREEMPTED. A second one kills.
@@ -34,14 +39,18 @@ static void stop_on_signals() {
 
 // The results of a step on their way to the host.
 struct PendingStep {
+    struct Results {
+        float loss, grad_norm, factor;  // factor: NaN, and adamw has left the weights as they were
+        Said said[MAX_RANKS];
+    };
     StepRecord record;
-    float* host = static_cast<float*>(host_allocate(3 * sizeof(float)));  // loss, gradient norm, clip factor
+    Results& host = *static_cast<Results*>(host_allocate(sizeof(Results)));
     Event done = create_event();
     bool waiting = false;
 
     PendingStep() = default;
     PendingStep(const PendingStep&) = delete;
-    ~PendingStep() { host_free(host), destroy_event(done); }
+    ~PendingStep() { host_free(&host), destroy_event(done); }
 };
 
 // A micro-step's calls are the same each time, but the first of a step overwrites gradients. The first time they run as
@@ -69,6 +78,7 @@ struct MicroStep {
 template <class floatX>
 struct Trainer {
     const Options& options;
+    Comm& comm;
     Start start;
     BatchPlan batch;
     Log& log;
@@ -81,65 +91,123 @@ struct Trainer {
     PendingStep pending[2];    // of even and odd steps
     MicroStep micro_steps[2];  // the first of a step, and the others
     double clock = 0.0;        // when the step began whose time is measured
+    double loader_waited = 0.0, comm_exposed = 0.0;  // seconds, in all, when it began
+    int64_t comm_sent = 0;
+    Straggler straggler = {};
+    bool stop = false;  // some rank was asked to, and all know it
     int failed_saves = 0;
     int64_t saved_step = -1;
 };
+
+// Forward and backward of a micro-batch. In the first of a step weights may still come from other ranks, bucket by
+// bucket, and in the `last` of this rank's v-th virtual rank complete gradients go to them.
+template <class floatX>
+static void micro_step(Trainer<floatX>& t, const Batch& batch, int micro_step, int v, bool last) {
+    GPT2<floatX>& model = t.model;
+    GradientSum& gradients = t.optimizer.gradients;
+    const float scale = 1.0f / float(t.batch.grad_accum_steps * t.batch.world_size);
+    t.optimizer.need_weights(0);
+    t.optimizer.need_weights(1);
+    model.embeddings_forward(batch.tokens, batch.B, batch.T);
+    for (int l = 0; l < model.config.L; l++) {
+        if (l + 1 < model.config.L) t.optimizer.need_weights(2 + l);
+        model.layer_forward(l, batch.B, batch.T);
+    }
+    model.head_backward(batch.targets, batch.B, batch.T, micro_step, scale);
+    for (int l = model.config.L - 1; l >= 0; l--) {
+        model.layer_backward(l, batch.B, batch.T, micro_step);
+        if (last) gradients.bucket_done(1 + l, v);
+    }
+    model.embeddings_backward(batch.tokens, batch.B, batch.T);
+    if (last) gradients.bucket_done(0, v);
+}
 
 // One optimizer step on grad_accum_steps micro-batches. Nothing here waits for the device.
 template <class floatX>
 static void train_step(Trainer<floatX>& t, int64_t step) {
     GPT2<floatX>& model = t.model;
-    const bool as_graph = device_has_graphs() && t.options.cuda_graph == "on";
-    model.zero_gradients();
-    for (int micro_step = 0; micro_step < t.batch.grad_accum_steps; micro_step++) {
-        const ProfileRange range("micro-step");
-        const Batch batch = t.loader.next();
-        t.log.working(step, "micro-step", micro_step, t.batch.grad_accum_steps);
-        t.micro_steps[micro_step > 0].run(as_graph, model.stream, [&] {
-            model.forward(batch.tokens, batch.B, batch.T);
-            model.backward(batch.tokens, batch.targets, batch.B, batch.T, micro_step,
-                           1.0f / float(t.batch.grad_accum_steps));
-        });
+    GradientSum& gradients = t.optimizer.gradients;
+    const bool graphs = device_has_graphs() && t.options.cuda_graph == "on";
+    const int virtual_ranks = gradients.own_virtual_ranks(), micro_steps = t.batch.grad_accum_steps / virtual_ranks;
+    for (int v = 0; v < virtual_ranks; v++) {
+        model.zero_gradients();
+        for (int i = 0; i < micro_steps; i++) {
+            const ProfileRange range("micro-step");
+            const Batch batch = t.loader.next();
+            t.log.working(step, "micro-step", v * micro_steps + i, t.batch.grad_accum_steps);
+            const bool last = i + 1 == micro_steps;
+            const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.adds_up());
+            t.micro_steps[i > 0].run(as_graph, model.stream, [&] { micro_step(t, batch, i, v, last); });
+        }
+        gradients.virtual_rank_done(v);
     }
     const ProfileRange range("update");
-    t.optimizer.clip(float(t.options.grad_clip));
+    PendingStep& p = t.pending[step % 2];
+    const PendingStep& before = t.pending[(step + 1) % 2];
+    const double busy_ms = before.record.step_ms - before.record.loader_wait_ms - before.record.comm_exposed_ms;
+    t.optimizer.clip(float(t.options.grad_clip), {stop_requested ? 1.0f : 0.0f, float(busy_ms)});
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
 
-    PendingStep& p = t.pending[step % 2];
     p.record.step = step;
     p.record.step_tokens = t.batch.tokens_per_step;
-    p.record.tokens = t.state.tokens + (t.pending[(step + 1) % 2].waiting ? 2 : 1) * t.batch.tokens_per_step;
+    p.record.tokens = t.state.tokens + (before.waiting ? 2 : 1) * t.batch.tokens_per_step;
     p.record.lr = float(learning_rate(t.schedule, step));
-    copy_to_host(p.host, model.acts.loss, sizeof(float), model.stream);
-    copy_to_host(p.host + 1, t.optimizer.norm(), sizeof(float), model.stream);
-    copy_to_host(p.host + 2, t.optimizer.factor(), sizeof(float), model.stream);
+    copy_to_host(&p.host.loss, gradients.step_loss(), sizeof(float), model.stream);
+    copy_to_host(&p.host.grad_norm, t.optimizer.norm(), sizeof(float), model.stream);
+    copy_to_host(&p.host.factor, t.optimizer.factor(), sizeof(float), model.stream);
+    copy_to_host(p.host.said, gradients.all_said(), t.comm.world_size * int64_t(sizeof(Said)), model.stream);
     record_event(p.done, model.stream);
     p.waiting = true;
 }
 
 template <class floatX>
-static void save(Trainer<floatX>& t) {
-    if (t.options.output.empty() || t.options.checkpoint_every == 0 || t.saved_step == t.state.step) return;
-    const ParamLayout& layout = t.model.layout;
-    const auto read = [&](float* host, StateKind kind, Param p, int l) {
-        if (kind == StateKind::weights) return t.optimizer.get_param(host, p, l);
-        const float* flat = kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
-        copy_to_host(host, flat + layout.offset(p, l), layout.size(p) * int64_t(sizeof(float)), t.model.stream);
-        wait_for_stream(t.model.stream);
-    };
+static SaveOptions save_options(const Trainer<floatX>& t) {
     SaveOptions save_options;
     save_options.output = t.options.output;
     save_options.keep = t.options.keep;
     save_options.bf16_weights = t.options.export_dtype == "bf16";
     if (t.start.tokenizer) {
         save_options.end_of_text = t.start.tokenizer->end_of_text;
-        save_options.write_tokenizer = [&](const std::string& dir) {
+        save_options.write_tokenizer = [&t](const std::string& dir) {
             save_tokenizer(*t.start.tokenizer, dir, t.model.config.max_T);
         };
     }
+    return save_options;
+}
+
+// With --zero 1 every rank has a part of the state: all make the same reads, and the first one writes. It goes on with
+// the reads when it cannot write, and all hear of that.
+template <class floatX>
+static void save(Trainer<floatX>& t) {
+    if (t.options.output.empty() || t.options.checkpoint_every == 0 || t.saved_step == t.state.step) return;
+    const bool together = t.optimizer.shards > 1;
+    if (t.comm.rank > 0 && !together) return;
+    const ParamLayout& layout = t.model.layout;
+    int64_t reads = 0;
+    const auto read = [&](float* host, StateKind kind, Param p, int l) {
+        t.optimizer.get_state(host, kind, p, l);
+        reads++;
+    };
+    std::string trouble;
+    int exit_code = 0;
     const double begin = seconds_now();
-    const SavedCheckpoint saved = save_checkpoint(save_options, layout, read, t.state);
+    SavedCheckpoint saved;
+    try {
+        if (t.comm.rank == 0) saved = save_checkpoint(save_options(t), layout, read, t.state);
+    } catch (const Error& error) {
+        trouble = error.what(), exit_code = error.exit_code;
+    }
+    if (together) {
+        std::vector<float> unused(layout.size(wte) + layout.size(fcw) + layout.size(wpe));
+        int64_t number = 0;
+        for_each_read(layout, t.options.export_dtype == "bf16", [&](StateKind kind, Param p, int l) {
+            if (number++ >= reads) t.optimizer.get_state(unused.data(), kind, p, l);
+        });
+        trouble = t.comm.exchange(trouble)[0];
+    }
+    if (!trouble.empty()) throw Error(exit_code ? exit_code : EXIT_IO, trouble);
     t.saved_step = t.state.step;
+    if (t.comm.rank > 0) return;
     t.log.checkpoint(t.state.step, saved.dir, 1e3 * (seconds_now() - begin));
     for (const std::string& line : saved.notes) t.log.note(line);
 }
@@ -157,18 +225,30 @@ static void save_or_warn(Trainer<floatX>& t) {
     }
 }
 
-// Logs a step, or stops the run where its gradients were not finite: adamw has left the weights as they were then.
+template <class floatX>
+static void start_clock(Trainer<floatX>& t, double now) {
+    t.clock = now;
+    t.loader_waited = t.loader.wait_seconds, t.comm_exposed = t.comm.exposed_seconds, t.comm_sent = t.comm.bytes_sent;
+}
+
+// Logs a step, or stops the run where its gradients were not finite. All ranks settle the same steps at the same point,
+// so that they come to the same decisions.
 template <class floatX>
 static void settle(Trainer<floatX>& t, PendingStep& p) {
     if (!p.waiting) return;
     wait_for_event(p.done);
     p.waiting = false;
-    p.record.loss = p.host[0], p.record.grad_norm = p.host[1];
+    p.record.loss = p.host.loss, p.record.grad_norm = p.host.grad_norm;
+    for (int rank = 0; rank < t.comm.world_size; rank++) t.stop |= p.host.said[rank].stop != 0.0f;
     const double now = seconds_now();
     p.record.step_ms = 1e3 * (now - t.clock);
-    t.clock = now;
+    p.record.loader_wait_ms = 1e3 * (t.loader.wait_seconds - t.loader_waited);
+    p.record.comm_exposed_ms = 1e3 * (t.comm.exposed_seconds - t.comm_exposed);
+    p.record.comm_bytes = t.comm.world_size > 1 ? t.comm.bytes_sent - t.comm_sent : -1;
+    start_clock(t, now);
     t.log.step(p.record);
-    if (p.host[2] == p.host[2]) {  // not NaN
+    if (const std::string slow = t.straggler.add(p.host.said, t.comm.world_size); !slow.empty()) t.log.warn(slow);
+    if (p.host.factor == p.host.factor) {  // not NaN
         t.state.step = p.record.step + 1;
         t.state.position += t.loader.config.samples_per_step;
         t.state.tokens = p.record.tokens;
@@ -217,25 +297,23 @@ static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool 
                sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
     if (!save_due && !val_due && !sample_due) return;
     settle_all(t, step);
+    for (int b = 0; b < t.model.layout.num_buckets(); b++) t.optimizer.need_weights(b);
     if (save_due) stop ? save(t) : save_or_warn(t);
     if (val_due) {
-        t.state.val_loss = evaluate(t.model, *t.val_loader, [&](int64_t done, int64_t of) {
+        t.state.val_loss = evaluate(t.model, *t.val_loader, t.comm, [&](int64_t done, int64_t of) {
             t.log.working(step, "validation batch", done, of);
         });
         t.log.val(step, t.state.val_loss);
     }
-    if (sample_due) sample(t, step);
-    t.clock = seconds_now();
+    if (sample_due && t.comm.rank == 0) sample(t, step);
+    start_clock(t, seconds_now());
 }
 
 template <class floatX>
 static void load_state(Trainer<floatX>& t) {
     const ParamLayout& layout = t.model.layout;
     const auto write = [&](const float* host, StateKind kind, Param p, int l) {
-        if (kind == StateKind::weights) return t.optimizer.set_param(p, l, host);
-        float* flat = kind == StateKind::m ? t.optimizer.m.data : t.optimizer.v.data;
-        copy_to_device(flat + layout.offset(p, l), host, layout.size(p) * int64_t(sizeof(float)), t.model.stream);
-        wait_for_stream(t.model.stream);
+        t.optimizer.set_state(kind, p, l, host);
     };
     t.state.seed = t.options.seed;
     if (!t.start.resume.empty()) {
@@ -248,7 +326,7 @@ static void load_state(Trainer<floatX>& t) {
             for (int l = 0; l < layout.layers(spec.id); l++) {
                 values.resize(layout.size(spec.id));
                 init_param(values.data(), layout, spec.id, l, t.options.seed);
-                t.optimizer.set_param(spec.id, l, values.data());
+                t.optimizer.set_state(StateKind::weights, spec.id, l, values.data());
             }
     }
     for (int b = 0; b < layout.num_buckets(); b++) t.model.pack_bucket(b);
@@ -292,26 +370,48 @@ static std::string describe_data(const Corpus& corpus, int64_t samples_per_step)
                   double(corpus.num_samples) / double(samples_per_step));
 }
 
-static Saving saving_of(const Options& o) {
+static Saving saving_of(const Options& o, int world_size) {
     const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
-    return {recompute, o.head_chunks, o.master_weights == "on"};
+    const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
+    return {recompute, o.head_chunks, o.master_weights == "on", parts, shards};
 }
 
-// --micro-batch auto: what fits the memory that is free now.
+// --micro-batch auto: what fits the memory that is free now, on every rank.
 template <class floatX>
-static void resolve_micro_batch(Options& o, const Start& start, int T) {
-    if (o.micro_batch == 0)
-        o.micro_batch =
-            largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, 1, saving_of(o), device_bytes_free());
+static void resolve_micro_batch(Options& o, const Start& start, int T, Comm& comm, int world_size, int local_ranks) {
+    if (o.micro_batch != 0) return;
+    const int64_t available = device_bytes_free() / (device_memory_is_host() ? std::max(1, local_ranks) : 1);
+    const int own = largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, world_size,
+                                                saving_of(o, world_size), available);
+    o.micro_batch = own;
+    for (const std::string& other : comm.exchange(std::to_string(own)))
+        o.micro_batch = std::min(o.micro_batch, std::stoi(other));
+}
+
+// Refuses numbers of virtual ranks that do not divide as a tree of sums must.
+static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
+    const int n = o.virtual_ranks;
+    if (n == 0) return;
+    const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
+    ENSURE(power_of_two(n) && power_of_two(batch.world_size) && n >= batch.world_size,
+           "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
+           "try 8",
+           n, batch.world_size);
+    const int64_t once = batch.tokens_per_step / (int64_t(batch.grad_accum_steps) * batch.world_size) * n;
+    ENSURE(batch.tokens_per_step % once == 0,
+           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
+           "--deterministic-ranks %d; try %lld",
+           static_cast<long long>(batch.tokens_per_step), static_cast<long long>(once), batch.B, batch.T, n,
+           static_cast<long long>(round_up(batch.tokens_per_step, once)));
 }
 
 // The table of settings at start-up, and of `plan`.
 template <class floatX>
 static std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch,
                                    const DeviceInfo& device) {
-    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, saving_of(o));
+    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, saving_of(o, batch.world_size));
     return {{"model", describe_model(start.config)},
             {"start", describe_start(start, o)},
             {"tokenizer", describe_tokenizer(start)},
@@ -352,50 +452,96 @@ static void check_output(const Options& o) {
            o.output.c_str(), found.dir.c_str());
 }
 
+// What the ranks tell each other at the start: all but a few things must be the same.
+static std::string card(const Options& o, const Launch& launch, const Start& start, const Corpus& corpus,
+                        const char* precision) {
+    nlohmann::ordered_json card = {{"host", host_name()},
+                                   {"machine", boot_id()},
+                                   {"program", version()},
+                                   {"precision", precision},
+                                   {"checkpoint", start.resume},
+                                   {"weights", start.weights},
+                                   {"attempt", launch.attempt},
+                                   {"training data", format("%016llx", static_cast<unsigned long long>(corpus.fingerprint))}};
+    for (const Setting& setting : settings(o)) card["--" + setting.name] = setting.value;
+    return card.dump();
+}
+
+// "3 hosts: h0 2 ranks, h1 2 ranks"
+static std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards) {
+    if (comm.world_size == 1) return comm.describe();
+    std::vector<std::pair<std::string, int>> hosts;
+    std::string last;
+    for (const std::string& text : cards) {
+        const auto card = nlohmann::json::parse(text);
+        if (card["machine"] != last) hosts.push_back({card["host"], 0});
+        last = card["machine"];
+        hosts.back().second++;
+    }
+    std::string text = comm.describe();
+    for (const auto& [host, ranks] : hosts)
+        text += format("%s%s %d", &host == &hosts[0].first ? ": on " : ", ", host.c_str(), ranks);
+    return text;
+}
+
 template <class floatX>
 static void train_loop(Trainer<floatX>& t) {
     const Options& o = t.options;
     const int64_t first = t.state.step, stop_at = o.stop_after ? first + o.stop_after : o.steps;
-    t.clock = seconds_now();
+    start_clock(t, seconds_now());
     for (int64_t step = first;; step++) {
-        const bool stop = step >= std::min(stop_at, o.steps) || stop_requested;
+        const bool asked = t.comm.world_size == 1 ? stop_requested : t.stop;
+        const bool stop = step >= std::min(stop_at, o.steps) || asked;
         between_steps(t, step, first, stop);
         if (stop) break;
         train_step(t, step);
-        settle(t, t.pending[(step + 1) % 2]);                                      // the step before, by now long done
-        if (event_done(t.pending[step % 2].done)) settle(t, t.pending[step % 2]);  // on the CPU: this one
+        settle(t, t.pending[(step + 1) % 2]);  // the step before, by now long done
+        PendingStep& p = t.pending[step % 2];
+        const bool all_alike = t.comm.world_size == 1 || device_memory_is_host();
+        if (all_alike && event_done(p.done)) settle(t, p);  // on the CPU, where it always is
     }
     settle_all(t, t.state.step);
 }
 
 template <class floatX>
-static int train(Options o, const std::string& command_line) {
-    check_output(o);
+static int train(Options o, const Launch& launch, Comm& comm, const std::string& command_line) {
+    const bool first = comm.rank == 0;
+    if (first) check_output(o);
+    comm.exchange("");  // the directory is there
     Start start = find_training_start(o);
-    const int T = o.seq_len ? o.seq_len : start.config.max_T;
-    resolve_micro_batch<floatX>(o, start, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
+    const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = comm.world_size;
+    resolve_micro_batch<floatX>(o, start, T, comm, world_size, launch.local_world_size);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
+    check_virtual_ranks(o, batch);
+    const WireType wire = o.grad_dtype == "bf16" ? WireType::bf16 : WireType::fp32;
+    comm.check_wire(wire);
     const int64_t samples_per_step = batch.tokens_per_step / T;
     const OwnedStream own;
     DataLoaderConfig data = {o.train_data, "--train-data", batch.B, T, start.config.V, o.seed, samples_per_step};
-    data.stream = own.stream;
+    data.rank = comm.rank, data.world_size = world_size, data.stream = own.stream;
     DataLoader loader(data);
     std::unique_ptr<DataLoader> val_loader;
     if (!o.val_data.empty() && o.val_every > 0) {
         DataLoaderConfig val = {o.val_data, "--val-data", batch.B, T, start.config.V};
+        val.rank = comm.rank, val.world_size = world_size;
         val.fixed_set = true, val.max_batches = o.val_batches, val.stream = own.stream;
         val_loader = std::make_unique<DataLoader>(val);
     }
     resolve_steps(o, loader.corpus.num_samples / samples_per_step);
+    const std::vector<std::string> cards =
+        comm.exchange(card(o, launch, start, loader.corpus, dtype_name<floatX>()));
+    check_same(cards, {"host", "machine", "--rank", "--local-rank", "--threads"});
 
     const DeviceInfo device = device_info();
-    const RunInfo info = run_info(o, start, batch, loader.corpus, device, dtype_name<floatX>(), command_line);
+    RunInfo info = run_info(o, start, batch, loader.corpus, device, dtype_name<floatX>(), command_line);
+    info.world_size = world_size;
     const TrainerState saved = start.resume.empty() ? TrainerState{} : read_trainer_state(start.resume);
-    LogOptions log_options = {o.output, o.progress, o.quiet, o.log_every, o.steps};
+    LogOptions log_options = {o.output, o.progress, o.quiet, !first, o.log_every, o.steps};
+    if (!first) log_options.output.clear(), log_options.progress = "plain";
     if (!start.resume.empty()) log_options.resume_step = saved.step;
-    log_options.flops_per_token = info.flops_per_token, log_options.peak_flops = info.peak_flops;
+    log_options.flops_per_token = info.flops_per_token, log_options.peak_flops = info.peak_flops * world_size;
     Log log(log_options);
-    if (!o.output.empty())
+    if (first && !o.output.empty())
         for (const std::string& line : remove_leftovers(o.output)) log.note(line);
     for (const std::string& line : start.notes) log.note(line);
     if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
@@ -403,24 +549,29 @@ static int train(Options o, const std::string& command_line) {
     std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
     rows.push_back({"data", describe_data(loader.corpus, samples_per_step)});
     rows.push_back({"schedule", describe_schedule(o)});
+    rows.push_back({"launcher", describe_launch(launch)});
+    rows.push_back({"ranks", describe_ranks(comm, cards)});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
     log.table(rows);
     log.run(info);
 
     AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed};
+    const Saving saving = saving_of(o, world_size);
     Trainer<floatX> t = {o,
+                         comm,
                          start,
                          batch,
                          log,
                          make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps),
-                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, saving_of(o)),
-                         AdamW<floatX>(t.model, adamw, saving_of(o)),
+                         GPT2<floatX>(start.config, Purpose::train, batch.B, T, saving),
+                         AdamW<floatX>(t.model, adamw, saving, comm, wire),
                          loader,
                          val_loader.get(),
                          {},
                          {},
                          {}};
     t.model.stream = own.stream;
+    if (!launch.note.empty()) log.note(launch.note);
     if (!t.model.attention.empty()) log.note("attention: " + t.model.attention);
     load_state(t);
     if (t.state.step > 0) loader.seek(t.state.position);
@@ -434,17 +585,31 @@ static int train(Options o, const std::string& command_line) {
 
     train_loop(t);
     log.finish();
-    if (!stop_requested) return 0;
+    if (!(world_size == 1 ? stop_requested : t.stop)) return 0;
     log.note(format("stopped on request; step %lld is saved, --resume goes on", static_cast<long long>(t.state.step)));
     return EXIT_PREEMPTED;
+}
+
+// Bytes that a rank sends in a step, and how many steps' collectives that are: 2 (n-1)/n of what is reduced, of which
+// --zero 1 sends the second half as weights.
+template <class floatX>
+static std::string describe_traffic(const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const Saving saving = saving_of(o, batch.world_size);
+    const ParamLayout layout(config, saving.parts);
+    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4, back = saving.shards > 1 ? int64_t(sizeof(floatX)) : gradient;
+    const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);
+    return format("%s sent by each rank in a step, in %d buckets, whatever the number of micro-steps",
+                  human_bytes(bytes).c_str(), layout.num_buckets());
 }
 
 template <class floatX>
 static int plan(Options o) {
     const Start start = find_training_start(o);
-    const int T = o.seq_len ? o.seq_len : start.config.max_T;
-    resolve_micro_batch<floatX>(o, start, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, 1);
+    const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = std::max(1, o.world_size);
+    Comm alone;
+    resolve_micro_batch<floatX>(o, start, T, alone, world_size, 1);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
+    check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
     std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
     if (!o.train_data.empty()) {
@@ -453,7 +618,7 @@ static int plan(Options o) {
         resolve_steps(o, corpus.num_samples * T / batch.tokens_per_step);
     }
     const double flops = flops_per_token(start.config, T), per_step = flops * double(batch.tokens_per_step);
-    const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+    const double peak = world_size * (sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16);
     rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
     const auto time_of = [&](double share) {
         std::string text =
@@ -464,6 +629,7 @@ static int plan(Options o) {
         return text;
     };
     if (peak > 0) rows.push_back({"time", time_of(1.0) + "; " + time_of(0.3)});
+    if (world_size > 1) rows.push_back({"network", describe_traffic<floatX>(start.config, o, batch)});
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
     rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
@@ -523,7 +689,8 @@ static int eval_loss(const Options& o) {
     DataLoader loader(data);
     GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
     load_model(model, start);
-    const double loss = evaluate(model, loader, [last = seconds_now()](int64_t done, int64_t of) mutable {
+    Comm alone;
+    const double loss = evaluate(model, loader, alone, [last = seconds_now()](int64_t done, int64_t of) mutable {
         if (seconds_now() - last < 1.0) return;
         last = seconds_now();
         fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
@@ -532,15 +699,15 @@ static int eval_loss(const Options& o) {
     if (isatty(2)) fprintf(stderr, "\r\033[K");
     printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
            o.val_data.c_str(), loss, std::exp(loss),
-           with_commas(std::min(loader.num_batches * o.micro_batch, loader.corpus.num_samples)).c_str(), T);
+           with_commas(loader.num_samples).c_str(), T);
     return 0;
 }
 
 template <class floatX>
-static int run(const Options& options, const std::string& command_line) {
+static int run(const Options& options, const Launch& launch, Comm& comm, const std::string& command_line) {
     switch (options.command) {
         case Command::train:
-            return train<floatX>(options, command_line);
+            return train<floatX>(options, launch, comm, command_line);
         case Command::plan:
             return plan<floatX>(options);
         case Command::generate:
@@ -570,15 +737,27 @@ static int tokenize_text(const Options& o) {
     return tokenize(t);
 }
 
-int main(int argc, char** argv) try {
-    prepare_standard_streams();
-    signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
+// CPU ranks of a host share its cores, unless mpirun has given each its own, or someone says otherwise.
+static int threads_of_rank(const Options& o, const Launch& launch) {
+    if (o.threads > 0 || launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return o.threads;
+    const int all = int(sysconf(_SC_NPROCESSORS_ONLN)), given = omp_get_num_procs();
+    return given < all ? given : std::max(1, all / launch.local_world_size);
+}
+
+static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
     const Options options = parse_options(argc, argv);
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
+    if (options.command == Command::train)
+        launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id},
+                             getenv);
     device_debug_sync = options.debug_sync;
     choose_attention(options.cudnn != "off", options.deterministic != "off");
-    device_init(0, options.threads);
+    ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
+           "%s does not say which GPU is this rank's: give --local-rank", launch.launcher.c_str());
+    device_init(options.share_gpu ? launch.local_rank % device_count() : launch.local_rank,
+                threads_of_rank(options, launch));
+    comm = make_comm(launch);
     if (options.autotune) device_autotune(autotune_file());
     std::string command_line;
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
@@ -586,11 +765,31 @@ int main(int argc, char** argv) try {
     if (precision == "auto") precision = device_has_bf16_units() ? "bf16" : "fp32";
     ENSURE(precision == "bf16" || options.master_weights == "on",
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
-    return precision == "fp32" ? run<float>(options, command_line) : run<bf16>(options, command_line);
-} catch (const Error& error) {
-    fprintf(stderr, "error: %s\n", error.what());
-    return error.exit_code;
-} catch (const std::bad_alloc&) {
-    fprintf(stderr, "error: out of memory\n");
-    return EXIT_INTERNAL;
+    return precision == "fp32" ? run<float>(options, launch, *comm, command_line)
+                               : run<bf16>(options, launch, *comm, command_line);
+}
+
+// A rank that fails ends the others too, which would wait for it.
+int main(int argc, char** argv) {
+    Launch launch;
+    std::unique_ptr<Comm> comm;
+    std::string error;
+    int exit_code = 0;
+    try {
+        prepare_standard_streams();
+        signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
+        return run_command(argc, argv, launch, comm);
+    } catch (const Error& e) {
+        error = e.what(), exit_code = e.exit_code;
+    } catch (const std::bad_alloc&) {
+        error = "out of memory", exit_code = EXIT_INTERNAL;
+    }
+    if (launch.world_size == 1) {
+        fprintf(stderr, "error: %s\n", error.c_str());
+        return exit_code;
+    }
+    fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.c_str());
+    write_error_file(launch, error);
+    if (comm) comm->abort(exit_code);
+    return exit_code;
 }

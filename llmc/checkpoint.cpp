@@ -184,6 +184,12 @@ static void delete_older(const std::string& output, int keep, std::vector<std::s
     }
 }
 
+void for_each_read(const ParamLayout& layout, bool bf16_weights,
+                   const std::function<void(StateKind kind, Param p, int l)>& f) {
+    for (const std::vector<TensorGroup>& file : {model_groups, optimizer_groups(bf16_weights)})
+        for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.kind, p, l); });
+}
+
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);

@@ -52,6 +52,9 @@ struct SavedCheckpoint {
 // `read` is called for all weights (twice with bf16_weights), then all m, then all v.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
                                 const TrainerState& state);
+// f for each of those reads, in their order.
+void for_each_read(const ParamLayout& layout, bool bf16_weights,
+                   const std::function<void(StateKind kind, Param p, int l)>& f);
 // Bytes that a save will write, the tokenizer left out.
 int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights);
 

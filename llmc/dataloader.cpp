@@ -70,6 +70,7 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
     const int64_t per_call = int64_t(config.B) * config.world_size;  // samples that all ranks take at a time
     ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
            "loader: --micro-batch %d, rank %d of %d", config.B, config.rank, config.world_size);
+    num_samples = corpus.num_samples;
     int64_t& step = config.samples_per_step;
     if (step == 0 || config.fixed_set) step = per_call;
     ENSURE(step > 0 && step % per_call == 0,
@@ -79,8 +80,8 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
         if (corpus.num_samples == 0)
             fail(EXIT_BAD_DATA, "%s, not even one; give more text or lower --seq-len",
                  in_words(corpus, config).c_str());
-        num_batches = ceil_div(corpus.num_samples, per_call);
-        if (config.max_batches > 0) num_batches = std::min(num_batches, config.max_batches);
+        if (config.max_batches > 0) num_samples = std::min(num_samples, config.max_batches * config.B);
+        num_batches = ceil_div(num_samples, per_call);
     } else if (corpus.num_samples < step) {
         fail(EXIT_BAD_DATA,
              "%s, but one step takes %s = --global-batch %s / %d; give more text, or lower --global-batch or --seq-len",
@@ -139,7 +140,7 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     for (int b = 0; b < B; b++, tokens += T, targets += T) {
         const int64_t sample =
             config.fixed_set ? (first + b) % fixed_positions : sample_at(first + b, corpus.num_samples, config.seed);
-        if (sample >= corpus.num_samples) {  // fills up the last batch of the fixed set
+        if (sample >= num_samples) {  // fills up the last batch of the fixed set
             std::fill_n(tokens, T, 0);
             std::fill_n(targets, T, -1);
             continue;

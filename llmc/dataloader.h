@@ -48,7 +48,7 @@ struct DataLoaderConfig {
     int rank = 0, world_size = 1;
     Stream stream = nullptr;  // where batches are used: copies are queued on it
     bool fixed_set = false;   // validation: samples 0, 1, 2, ... in order, then from the start again
-    int64_t max_batches = 0;  // of the fixed set, per rank; 0: every sample, the last batch filled up
+    int64_t max_batches = 0;  // of the fixed set, of all ranks; 0: every sample, the last batch filled up
 };
 
 // Training: step s takes the positions s * samples_per_step .. of the run, rank r the r-th contiguous share of them,
@@ -67,7 +67,8 @@ struct DataLoader {
 
     DataLoaderConfig config;
     Corpus corpus;
-    int64_t num_batches = 0;    // of the fixed set
+    int64_t num_batches = 0;    // of the fixed set, per rank
+    int64_t num_samples = 0;    // of a pass of the fixed set, over all ranks, or of an epoch
     int64_t position = 0;       // of the first sample of the next step: all there is to save for a restart
     double wait_seconds = 0.0;  // that next() has waited for the files, in all
 

@@ -26,6 +26,8 @@ inline bool device_debug_sync = false;
 // To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
+int device_count();              // GPUs that this process sees; the CPU counts as one
+bool device_memory_is_host();    // the CPU's pointers are the host's
 bool device_has_bf16_units();    // matrix units for bf16: what --precision auto chooses by
 std::string device_libraries();  // those that do the products, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 // From now on each shape of a product runs by the algorithm that is fastest here, timed when it first comes, and kept

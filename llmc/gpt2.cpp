@@ -111,7 +111,7 @@ void choose_attention(bool cudnn, bool deterministic) {
 
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving)
-    : layout(config),
+    : layout(config, saving.parts),
       config(config),
       purpose(purpose),
       recompute(saving.recompute),
@@ -137,7 +137,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Savi
 
 template <class floatX>
 std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, Saving saving) {
-    const ParamLayout layout(config);
+    const ParamLayout layout(config, saving.parts);
     Carver activations{nullptr};
     carve<floatX>(activations, config, purpose, saving.recompute, int64_t(B) * T);
     const int64_t floats = layout.total * int64_t(sizeof(float)), element = sizeof(floatX);
@@ -218,12 +218,17 @@ void GPT2<floatX>::layer_forward(int l, int B, int T) {
 }
 
 template <class floatX>
-void GPT2<floatX>::forward(const int* tokens, int B, int T) {
+void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
     ENSURE(B <= this->B && T <= this->T, "a micro-batch of %d x %d tokens, but the model has memory for %d x %d", B, T,
            this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
     ops::encoder_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C, stream);
+}
+
+template <class floatX>
+void GPT2<floatX>::forward(const int* tokens, int B, int T) {
+    embeddings_forward(tokens, B, T);
     for (int l = 0; l < config.L; l++) layer_forward(l, B, T);
 }
 
@@ -273,10 +278,10 @@ void GPT2<floatX>::zero_gradients() {
     }
 }
 
-// Leaves the gradient of acts.lnf in acts.dtmp.
+// Leaves the gradient of the last layer's output in acts.dx.
 template <class floatX>
-void GPT2<floatX>::head_backward(const int* targets, int N, int micro_step, float scale) {
-    const int C = config.C, Vp = config.Vp();
+void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_step, float scale) {
+    const int N = B * T, C = config.C, Vp = config.Vp();
     floatX* no_gelu = nullptr;
     const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
     for (int n = 0; n < N; n += head_rows) {
@@ -287,6 +292,8 @@ void GPT2<floatX>::head_backward(const int* targets, int N, int micro_step, floa
         ops::matmul_backward(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_pre_gelu, rows, C, Vp, micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
+    const floatX* none = nullptr;  // nothing goes past lnf
+    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp, acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C, stream);
 }
 
 // Fills the layer's activations again, from its input.
@@ -306,8 +313,9 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
 // to the residual stream, so the LayerNorm backward that makes the stream's gradient there also makes theirs: for fcproj
 // that is ln1 of the layer above, or lnf.
 template <class floatX>
-void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate) {
+void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const int N = B * T, C = config.C, NH = config.NH;
+    const bool accumulate = micro_step > 0;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
@@ -325,13 +333,15 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate) {
 }
 
 template <class floatX>
+void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
+    ops::encoder_backward(g(wte), g(wpe), acts.dx, tokens, B, T, config.C, config.V, stream);
+}
+
+template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale) {
-    const int N = B * T, C = config.C;
-    head_backward(targets, N, micro_step, scale);
-    const floatX* none = nullptr;  // nothing goes past lnf
-    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp, acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C, stream);
-    for (int l = config.L - 1; l >= 0; l--) layer_backward(l, B, T, micro_step > 0);
-    ops::encoder_backward(g(wte), g(wpe), acts.dx, tokens, B, T, C, config.V, stream);
+    head_backward(targets, B, T, micro_step, scale);
+    for (int l = config.L - 1; l >= 0; l--) layer_backward(l, B, T, micro_step);
+    embeddings_backward(tokens, B, T);
 }
 
 template struct GPT2<float>;

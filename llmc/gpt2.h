@@ -33,11 +33,13 @@ enum class Purpose { train, generate, eval };
 // time more.
 enum class Recompute { none, gelu, layer };
 
-// What is given up for less memory.
+// What is given up for less memory, and what ranks share.
 struct Saving {
     Recompute recompute = Recompute::none;
     int head_chunks = 0;         // pieces in which the logits are made; 0: as the backend likes them
     bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
+    int parts = 1;               // of a bucket, for ranks and virtual ranks (GradientSum)
+    int shards = 1;              // ranks that share the optimizer's state (ZeRO-1); divides parts
 };
 
 struct MemoryItem {
@@ -91,14 +93,22 @@ struct GPT2 {
     void set_param(Param p, int l, const float* values);
     void pack_bucket(int bucket);  // after its weights have changed
 
-    // tokens (B, T) on the device, B and T at most those of the model. Ends with lnf.
+    // tokens (B, T) on the device, B and T at most those of the model. Ends with lnf. In pieces, each of which
+    // ends with the next layer's first LayerNorm: embeddings_forward reads weights of buckets 0 and 1, layer_forward(0),
+    // layer_forward(1), ... those of buckets 1 + l and 2 + l.
     void forward(const int* tokens, int B, int T);
+    void embeddings_forward(const int* tokens, int B, int T);
+    void layer_forward(int l, int B, int T);
     // After forward: the loss of each token into acts.losses, without gradients.
     void token_losses(const int* targets, int B, int T);
     // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
-    // micro-step of a step overwrites the gradients of the matrices.
+    // micro-step of a step overwrites the gradients of the matrices. In pieces: after layer_backward(l), from the last
+    // layer to the first, the gradients of bucket 1 + l are complete, after embeddings_backward those of bucket 0.
     void zero_gradients();
     void backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale);
+    void head_backward(const int* targets, int B, int T, int micro_step, float scale);
+    void layer_backward(int l, int B, int T, int micro_step);
+    void embeddings_backward(const int* tokens, int B, int T);
 
     // After forward of one sequence (B = 1) of t tokens: the next token, at position t; keys and values are in qkv.
     void decode(const int* token, int t);
@@ -106,12 +116,9 @@ struct GPT2 {
     const floatX* row_logits(int row);
 
   private:
-    void layer_forward(int l, int B, int T);
     void layer_hidden(int l, int N);
     void layer_output(int l, int N);
     void recompute_layer(int l, int B, int T);
-    void head_backward(const int* targets, int N, int micro_step, float scale);
-    void layer_backward(int l, int B, int T, bool accumulate);
 };
 
 // What GPT2(...) will allocate, without allocating it.

@@ -18,16 +18,6 @@ static std::vector<int64_t> hf_shape(const ParamLayout& layout, Param p) {
     return {rows, cols};
 }
 
-// f(p, l) for every tensor: the model's, then layer by layer.
-template <class F>
-static void for_each_tensor(const ParamLayout& layout, F f) {
-    for (const ParamSpec& spec : param_table)
-        if (spec.scope == Scope::model) f(spec.id, 0);
-    for (int l = 0; l < layout.config.L; l++)
-        for (const ParamSpec& spec : param_table)
-            if (spec.scope == Scope::layer) f(spec.id, l);
-}
-
 // out (cols, rows) = inp (rows, cols), in blocks that fit the first-level cache. On one thread it takes 0.3 s for the
 // 1.5 GB of a 124M checkpoint, whose disk takes seconds.
 static void transpose(float* out, const float* inp, int rows, int cols) {

@@ -19,6 +19,16 @@ enum class StateKind { weights, m, v };  // fp32 master weights, AdamW's moments
 using TensorReader = std::function<void(float* host, StateKind kind, Param p, int l)>;
 using TensorWriter = std::function<void(const float* host, StateKind kind, Param p, int l)>;
 
+// Tensors in the order of files: those of the model, then layer by layer.
+template <class F>
+void for_each_tensor(const ParamLayout& layout, F f) {
+    for (const ParamSpec& spec : param_table)
+        if (spec.scope == Scope::model) f(spec.id, 0);
+    for (int l = 0; l < layout.config.L; l++)
+        for (const ParamSpec& spec : param_table)
+            if (spec.scope == Scope::layer) f(spec.id, l);
+}
+
 // For state in flat host buffers of layout.total floats.
 TensorReader read_from_flat(const ParamLayout& layout, const float* weights, const float* m, const float* v);
 TensorWriter write_to_flat(const ParamLayout& layout, float* weights, float* m, float* v);

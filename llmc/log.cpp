@@ -97,7 +97,7 @@ static void draw_live_line(Log& log) {
 
 // A closed stdout is no reason to stop, but one to say so, once.
 static void print_line(Log& log, const std::string& text) {
-    if (log.options.quiet || log.stdout_broken) return;
+    if (log.options.quiet || log.options.silent || log.stdout_broken) return;
     clear_live_line(log);
     const bool ok = fputs((text + "\n").c_str(), stdout) >= 0 && fflush(stdout) == 0;
     const int error = errno;
@@ -248,6 +248,7 @@ void Log::table(const std::vector<Row>& rows) {
 void Log::note(const std::string& text) { print_line(*this, text); }
 
 void Log::warn(const std::string& text) {
+    if (options.silent) return;
     clear_live_line(*this);
     fprintf(stderr, "warning: %s\n", text.c_str());
     append_line(*this, Json{{"kind", "warning"}, {"text", text}});
@@ -280,6 +281,11 @@ void Log::step(const StepRecord& r) {
     json["tokens_per_s"] = std::llround(rate);
     if (options.peak_flops > 0)
         json["mfu"] = std::round(1e4 * mfu(rate, options.flops_per_token, options.peak_flops)) / 1e4;
+    json["loader_wait_ms"] = std::round(10.0 * r.loader_wait_ms) / 10.0;
+    if (r.comm_bytes >= 0) {
+        json["comm_exposed_ms"] = std::round(10.0 * r.comm_exposed_ms) / 10.0;
+        json["comm_bytes"] = r.comm_bytes;
+    }
     append_line(*this, json);
 }
 

@@ -2,7 +2,8 @@
 //
 // log.jsonl has one JSON object per line, flushed line by line; "kind" says what it is:
 //   run          first line of each start: what is in run.json
-//   step         step, tokens, loss, grad_norm, lr, then what depends on time: step_ms, tokens_per_s, mfu
+//   step         step, tokens, loss, grad_norm, lr, then what depends on time: step_ms, tokens_per_s, mfu,
+//                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
 //   val          step, val_loss                        sample      step, text
 //   checkpoint   step, dir, then ms                    warning     text
 // Steps count from 0; val, sample and checkpoint at step s see the weights before step s, after s updates. NaN and
@@ -25,6 +26,7 @@ struct LogOptions {
     std::string output;              // directory, which exists; empty: no files
     std::string progress = "plain";  // auto, tty, plain
     bool quiet = false;              // nothing on the terminal but warnings
+    bool silent = false;             // not even those: a rank that is not the first
     int64_t log_every = 1;           // plain lines
     int64_t total_steps = 0;
     int64_t resume_step = -1;                        // >= 0: continue log.jsonl from this step
@@ -37,6 +39,8 @@ struct StepRecord {
     int64_t step_tokens;  // of this step
     float loss, grad_norm, lr;
     double step_ms;
+    double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // of step_ms, that this rank stood waiting
+    int64_t comm_bytes = -1;                             // that this rank sent; -1: there are no others
 };
 
 // What run.json says, beside the options. Strings are plain text, options is JSON.

@@ -66,6 +66,23 @@ static void batch_options(Declarations& all, Options& o) {
         .one_of_unit();
 }
 
+static void rank_options(Declarations& all, Options& o) {
+    Section s{all, "ranks"};
+    s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)").between(0, 1);
+    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "of gradients on their way between ranks").one_of_unit();
+    s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
+          "the same bits on 1, 2, 4 .. N ranks (CPU ranks): sums as if there were N; 0 = off")
+        .between(0, 1024);
+    s.add_flag("--share-gpu", o.share_gpu, "ranks may share GPUs, through host memory: for tests");
+    s.add("--rank", o.rank, -1, "N", "of this process, where no launcher says it").between(-1, 1 << 20).shown("");
+    s.add("--world-size", o.world_size, -1, "N", "processes of the run; plan: how many to plan for")
+        .between(-1, 1 << 20)
+        .shown("");
+    s.add("--local-rank", o.local_rank, -1, "N", "number of the GPU").between(-1, 1 << 20).shown("");
+    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "of rank 0, where ranks without MPI meet");
+    s.add("--run-id", o.run_id, "", "TEXT", "tells runs apart that meet at one place");
+}
+
 static void optimizer_options(Declarations& all, Options& o) {
     Section s{all, "optimizer"};
     s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch").at_least(-1);
@@ -195,6 +212,7 @@ static Declarations declare(Command command, Options& o) {
             model_options(all, o);
             precision_options(all, o, "model");
             batch_options(all, o);
+            rank_options(all, o);
             optimizer_options(all, o);
             report_options(all, o);
             checkpoint_options(all, o);

@@ -46,6 +46,14 @@ struct Options {
     int head_chunks;             // pieces in which logits are made; 0: chosen
     std::string master_weights;  // on, off: fp32 copies of bf16 weights
 
+    // ranks; -1 or empty: the launcher says
+    int rank, world_size, local_rank;
+    std::string rendezvous, run_id;
+    int zero;                // 1: the optimizer's state is sharded
+    std::string grad_dtype;  // fp32, bf16: on the wire
+    bool share_gpu;          // among ranks of a machine
+    int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
+
     // optimizer and schedule
     int64_t steps;       // 0: one epoch, until resolve_steps
     int64_t stop_after;  // 0: not

@@ -108,7 +108,8 @@ struct ParamLayout {
     int64_t layer_stride;
     int64_t total;
 
-    explicit ParamLayout(const GPT2Config& config);
+    // Buckets are filled up so that they can be cut into so many equal parts, each a multiple of FLAT_ALIGN.
+    explicit ParamLayout(const GPT2Config& config, int parts = 1);
     int rows(Param p) const { return p == wte ? config.Vp() : dim_size(config, param_table[p].rows); }  // in memory
     int cols(Param p) const { return dim_size(config, param_table[p].cols); }
     int64_t size(Param p) const { return int64_t(rows(p)) * cols(p); }

@@ -22,7 +22,7 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 template <class floatX>
 std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving) {
     std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, saving);
-    for (const MemoryItem& item : optimizer_memory<floatX>(config, saving)) items.push_back(item);
+    for (const MemoryItem& item : optimizer_memory<floatX>(config, saving, batch.world_size)) items.push_back(item);
     const ParamLayout layout(config);
     int64_t largest = 0;
     for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));

@@ -97,7 +97,9 @@ std::string changed_options(const std::string& saved, const std::string& now) {
     static constexpr const char* harmless[] = {"stop-after",    "resume",           "output",       "threads",
                                                "log-every",     "progress",         "quiet",        "keep",
                                                "val-every",     "val-batches",      "sample-every", "sample-tokens",
-                                               "sample-prompt", "checkpoint-every", "init",         "tokenizer"};
+                                               "sample-prompt", "checkpoint-every", "init",         "tokenizer",
+                                               "zero",          "rank",             "world-size",   "local-rank",
+                                               "rendezvous",    "run-id"};
     const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
                          after = parse_json(now, "the options");
     std::string text;

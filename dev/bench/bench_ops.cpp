@@ -84,7 +84,7 @@ struct StepBench {
             for (int l = 0; l < model.layout.layers(spec.id); l++) {
                 values.resize(model.layout.size(spec.id));
                 init_param(values.data(), model.layout, spec.id, l, 42);
-                optimizer.set_param(spec.id, l, values.data());
+                optimizer.set_state(StateKind::weights, spec.id, l, values.data());
             }
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
         std::vector<int> host(tokens.size);

@@ -30,7 +30,7 @@ static void bench(const Options& options, const GPT2Config& config) {
         for (int l = 0; l < model.layout.layers(spec.id); l++) {
             values.resize(model.layout.size(spec.id));
             init_param(values.data(), model.layout, spec.id, l, options.seed);
-            optimizer.set_param(spec.id, l, values.data());
+            optimizer.set_state(StateKind::weights, spec.id, l, values.data());
         }
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     std::vector<int> host(int64_t(B) * T + 1);

@@ -171,7 +171,7 @@ TEST_CASE("log.jsonl: one object per line, its keys in order, timing last") {
     REQUIRE(lines.size() == 5);
     CHECK(lines[0] ==
           R"({"kind":"step","step":0,"tokens":524288,"loss":3.8121,"grad_norm":0.41,"lr":0.000593,"step_ms":140.0,)"
-          R"("tokens_per_s":3744914,"mfu":0.3802})");
+          R"("tokens_per_s":3744914,"mfu":0.3802,"loader_wait_ms":0.0})");
     CHECK(lines[1] == R"({"kind":"val","step":1,"val_loss":3.25})");
     CHECK(Json::parse(lines[2])["text"] == "say \"hi\"\n\x1b\xef\xbf\xbd");
     CHECK(lines[3] == R"({"kind":"checkpoint","step":1,"dir":"out/step_000001","ms":830})");

@@ -80,15 +80,15 @@ static void through_optimizer(bool master_weights) {
             std::vector<float> values(model.layout.size(p)), back(model.layout.size(p), NAN);
             init_param(values.data(), model.layout, p, l, 5);
             for (float& x : values) x += 0.3f;
-            optimizer.set_param(p, l, values.data());
-            optimizer.get_param(back.data(), p, l);
+            optimizer.set_state(StateKind::weights, p, l, values.data());
+            optimizer.get_state(back.data(), StateKind::weights, p, l);
             const bool kept = master_weights || sizeof(floatX) == sizeof(float);
             for (float& x : values) x = kept ? x : float(floatX(x));
             CHECK(back == values);
         }
 }
 
-TEST_CASE_TEMPLATE("get_param is what set_param gave: the master, or the weight as it is", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("get_state is what set_state gave: the master, or the weight as it is", floatX, float, bf16) {
     for (const bool master_weights : {true, false}) through_optimizer<floatX>(master_weights);
 }
 

@@ -58,6 +58,8 @@ DeviceInfo device_info() {
     return info;
 }
 
+int device_count() { return 1; }
+bool device_memory_is_host() { return true; }
 bool device_has_bf16_units() { return isa() == Isa::amx; }
 
 std::string device_libraries() { return "none: every product is a kernel of this program"; }

@@ -10,6 +10,11 @@ void cpu::plain::sum_of_squares(float* out, const float* x, int64_t count, Strea
     *out = float(sum);
 }
 
+void cpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) sum[i] += x[i];
+}
+
 void cpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream) {
     *norm = std::sqrt(*squares);
     const bool stopped = std::isnan(*factor) || !std::isfinite(*norm);

@@ -100,6 +100,8 @@ void device_init(int local_rank, int threads) {
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
+    // A launcher that shows each process one GPU has given it that one; that no other has it too, check_same sees.
+    if (count == 1 && !visible_devices().empty()) local_rank = 0;
     ENSURE(local_rank >= 0 && local_rank < count,
            "process %d of this machine has no GPU of its own: there %s %d%s; start one process per GPU", local_rank,
            count == 1 ? "is" : "are", count, visible_devices().c_str());
@@ -122,6 +124,8 @@ DeviceInfo device_info() {
             .peak_source = peak.bf16 > 0 ? "data sheet" : "no data sheet known"};
 }
 
+int device_count() { return count_gpus(); }
+bool device_memory_is_host() { return false; }
 bool device_has_bf16_units() { return properties().major >= OLDEST_MAJOR; }
 
 std::string device_libraries() {

@@ -33,6 +33,17 @@ __global__ void __launch_bounds__(NORM_MAX_BLOCKS) sum_partials_kernel(float* ou
     if (threadIdx.x == 0) *out = total;
 }
 
+// 12*count bytes.
+__global__ void __launch_bounds__(NORM_THREADS) accumulate_kernel(float* sum, const float* x, int64_t count) {
+    using V = Vec<float>;
+    const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * V::size;
+    if (i >= count) return;
+    V total = load128(sum + i);
+    const V more = load128(x + i);
+    for (int k = 0; k < V::size; k++) total[k] += more[k];
+    store128(sum + i, total);
+}
+
 __global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, float max_norm) {
     if (threadIdx.x > 0) return;
     const float n = sqrtf(*squares);
@@ -48,6 +59,13 @@ inline void gpu::sum_of_squares(float* out, const float* x, int64_t count, Strea
     float* partial = static_cast<float*>(device_scratch(NORM_MAX_BLOCKS * sizeof(float)));
     simt::launch(squares_kernel, blocks, NORM_THREADS, 0, stream, partial, x, count, per_block);
     simt::launch(sum_partials_kernel, 1, NORM_MAX_BLOCKS, 0, stream, out, partial, blocks);
+}
+
+inline void gpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream stream) {
+    ENSURE(count % FLAT_ALIGN == 0, "accumulate_gradients: %lld elements; a multiple of %lld",
+           static_cast<long long>(count), static_cast<long long>(FLAT_ALIGN));
+    const int blocks = narrow(ceil_div(count, int64_t(NORM_THREADS) * Vec<float>::size));
+    if (blocks > 0) simt::launch(accumulate_kernel, blocks, NORM_THREADS, 0, stream, sum, x, count);
 }
 
 inline void gpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream stream) {

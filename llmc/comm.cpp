@@ -1,0 +1,42 @@
+#include "comm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "common.h"
+
+void Comm::abort(int exit_code) {
+    fflush(nullptr);
+    _exit(exit_code);
+}
+
+std::unique_ptr<Comm> make_comm(const Launch& launch) {
+    if (launch.world_size == 1) return std::make_unique<Comm>();
+#ifdef USE_MPI
+    if (launch.mpi) return make_mpi_comm(launch);
+    fail(EXIT_USAGE, "%d CPU ranks need MPI: start with mpirun -np %d (found: %s)", launch.world_size,
+         launch.world_size, launch.launcher.c_str());
+#else
+    fail(EXIT_USAGE,
+         "one of %d ranks (%s), but this build has no Open MPI: install libopenmpi-dev and run make, or start one "
+         "process",
+         launch.world_size, launch.launcher.c_str());
+#endif
+}
+
+void check_same(const std::vector<std::string>& cards, const std::vector<std::string>& may_differ) {
+    const nlohmann::ordered_json first = nlohmann::ordered_json::parse(cards[0]);
+    for (size_t rank = 1; rank < cards.size(); rank++) {
+        const nlohmann::ordered_json other = nlohmann::ordered_json::parse(cards[rank]);
+        for (const auto& [name, value] : first.items()) {
+            if (std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
+            const std::string there = other.contains(name) ? other[name].dump() : "nothing";
+            ENSURE(there == value.dump(), "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(),
+                   there.c_str(), value.dump().c_str());
+        }
+    }
+}

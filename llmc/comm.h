@@ -1,0 +1,52 @@
+// comm.h: what the ranks of a run do together. Collectives move device memory and are queued, like work on a stream:
+// each starts after what was queued on `after` before it, runs beside what is queued there later, and is waited for by
+// its ticket. All ranks make the same calls in the same order.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "launch.h"
+
+enum class WireType { fp32, bf16 };  // of gradients on their way between ranks
+
+struct Comm {
+    int rank = 0, world_size = 1;
+    int part = 0;  // which of the world_size equal parts of a buffer this rank has after reduce_scatter
+    // Of this rank, in all: bytes it sent, collectives it took part in, seconds that its host or stream stood in wait.
+    int64_t bytes_sent = 0, calls = 0;
+    double exposed_seconds = 0.0;
+
+    virtual ~Comm() = default;
+    virtual std::string describe() const { return "one rank"; }
+    virtual void check_wire(WireType) const {}  // refuses what cannot be
+
+    using Ticket = int64_t;
+    // x (count) becomes the sum over all ranks, or this rank's part of x does and the rest is lost. count is a multiple
+    // of world_size.
+    virtual Ticket all_reduce(float*, int64_t, WireType, Stream) { return 0; }
+    virtual Ticket reduce_scatter(float*, int64_t, WireType, Stream) { return 0; }
+    // Every rank's part of x (bytes) comes to all ranks.
+    virtual Ticket all_gather(void*, int64_t, Stream) { return 0; }
+    // x (bytes) of the rank that has part `from`.
+    virtual Ticket broadcast(void*, int64_t, int, Stream) { return 0; }
+    // What is queued on the stream later runs after the collective of that ticket and all before it.
+    virtual void wait(Ticket, Stream) {}
+
+    // Blocks: what each rank said, in the order of ranks. Every rank returns only when all have come.
+    virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }
+    // Ends all ranks, where the launcher lets one do that; and this one.
+    [[noreturn]] virtual void abort(int exit_code);
+};
+
+// Joins the ranks of the launch. Refuses a launch that this build has no library for.
+std::unique_ptr<Comm> make_comm(const Launch& launch);
+#ifdef USE_MPI
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);
+#endif
+
+// Each rank's card, a JSON object of strings, must say the same but for the names in `may_differ`: else every rank
+// fails (EXIT_USAGE) with the sentence that names the first rank that differs from rank 0, and the field.
+void check_same(const std::vector<std::string>& cards, const std::vector<std::string>& may_differ);

@@ -1,0 +1,359 @@
+// comm_mpi.cpp: MPI between CPU ranks, and between GPU ranks through host memory.
+//
+// Sums are made by recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
+// what arrives to the half it keeps; all-gather is the same exchanges in reverse (Thakur, Rabenseifner and Gropp 2005).
+// Every rank sends 2 (n-1)/n of a buffer, the least there is; with the ranks of a host next to each other the first
+// exchanges stay inside hosts, and 2 (H-1) buffers in all leave the H hosts. The sum is the tree ((0+1)+(2+3))+... for
+// any n, and a + b = b + a: so its bits do not depend on how many of the tree's leaves are on one rank.
+// A number of ranks that is no power of two takes MPI's own collectives, whose order of summation is theirs.
+//
+// One thread makes all calls of MPI, so that the training thread can go on. It sleeps while it waits: Open MPI would
+// spin, on the core that the training needs.
+#define OMPI_SKIP_MPICXX 1  // C++ bindings, which MPI has dropped
+#include <mpi.h>
+
+#include <algorithm>
+#include <bit>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "comm.h"
+#include "common.h"
+
+namespace {
+
+constexpr int64_t PIECE = 1 << 20;  // elements in one message: the next travels while this one is added
+
+#define MPI_CHECK(call)                                                                                 \
+    do {                                                                                                \
+        if (const int error = (call); error != MPI_SUCCESS) fail_of_mpi(#call, __FILE__, __LINE__, error); \
+    } while (0)
+
+[[noreturn]] void fail_of_mpi(const char* call, const char* file, int line, int error) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    MPI_Error_string(error, text, &length);
+    fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, text);
+}
+
+// Until the requests are done, without taking the core from the training.
+void finish(MPI_Request* requests, int count) {
+    int done = 0;
+    for (int tries = 0;; tries++) {
+        MPI_CHECK(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE));
+        if (done) return;
+        if (tries > 20) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 100)));
+    }
+}
+
+struct MpiComm : Comm {
+    std::thread thread;
+    std::mutex mutex;  // guards what follows
+    std::condition_variable changed;
+    std::deque<std::function<void()>> jobs;
+    Ticket posted = 0, done = 0;
+    std::exception_ptr error;
+
+    struct Staged {
+        void* memory;
+        int64_t bytes;
+        Event ready;
+        std::function<void(char* host)> job;
+    };
+    std::deque<Staged> staged;  // collectives on device memory that nobody has waited for
+    Ticket queued = 0, moved = 0;
+    std::unique_ptr<OwnedStream> copies;
+
+    std::vector<char> outgoing, incoming[2], staging;
+    std::vector<float> own_sums;
+
+    explicit MpiComm(const Launch& launch) {
+        thread = std::thread([this] { work(); });
+        block([&] { start(launch); });
+        if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
+    }
+
+    ~MpiComm() override {
+        block([] { MPI_Finalize(); });
+        post(nullptr);
+        thread.join();
+    }
+
+    void start(const Launch& launch) {
+        int granted;
+        MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+        MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
+        ENSURE(rank == launch.rank && world_size == launch.world_size,
+               "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
+               "that started it",
+               launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
+        part = rank;
+        if (halves()) {
+            part = 0;
+            for (int distance = 1; distance < world_size; distance *= 2) part = 2 * part + ((rank & distance) != 0);
+        }
+    }
+
+    bool halves() const { return std::has_single_bit(unsigned(world_size)); }
+
+    std::string describe() const override {
+        return format("%d ranks by MPI%s", world_size, device_memory_is_host() ? "" : ", staged through host memory: slow");
+    }
+
+    void check_wire(WireType wire) const override {
+        ENSURE(wire == WireType::fp32 || halves(),
+               "--grad-dtype bf16 between %d ranks by MPI: it must be 2, 4, 8, ... ranks; give --grad-dtype fp32",
+               world_size);
+    }
+
+    // ---- the thread
+
+    void work() {
+        for (;;) {
+            std::function<void()> job;
+            {
+                std::unique_lock lock(mutex);
+                changed.wait(lock, [&] { return !jobs.empty(); });
+                job = std::move(jobs.front());
+                jobs.pop_front();
+            }
+            if (!job) return;
+            try {
+                if (!error) job();
+            } catch (...) {
+                error = std::current_exception();
+            }
+            {
+                const std::lock_guard lock(mutex);
+                done++;
+            }
+            changed.notify_all();
+        }
+    }
+
+    Ticket post(std::function<void()> job) {
+        const std::lock_guard lock(mutex);
+        jobs.push_back(std::move(job));
+        changed.notify_all();
+        return ++posted;
+    }
+
+    void wait_for(Ticket ticket) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return done >= ticket; });
+        if (error) std::rethrow_exception(error);
+    }
+
+    template <class Job>
+    void block(const Job& job) {
+        wait_for(post(job));
+    }
+
+    // A collective on x (bytes). Host memory is the CPU's, whose work on it is done by now.
+    Ticket queue(void* x, int64_t bytes, Stream after, std::function<void(char* host)> job) {
+        calls++;
+        if (device_memory_is_host()) return post([=] { job(static_cast<char*>(x)); });
+        const Event ready = create_event();
+        record_event(ready, after);
+        staged.push_back({x, bytes, ready, std::move(job)});
+        return ++queued;
+    }
+
+    // Device memory is moved by the thread that waits: it alone calls the device.
+    void wait(Ticket ticket, Stream) override {
+        const double start = seconds_now();
+        if (device_memory_is_host()) wait_for(ticket);
+        for (; !device_memory_is_host() && moved < ticket; moved++) {
+            const Staged& s = staged.front();
+            staging.resize(std::max<size_t>(staging.size(), s.bytes));
+            wait_for_event(s.ready);
+            destroy_event(s.ready);
+            copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
+            wait_for_stream(copies->stream);
+            block([&] { s.job(staging.data()); });
+            copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
+            wait_for_stream(copies->stream);
+            staged.pop_front();
+        }
+        exposed_seconds += seconds_now() - start;
+    }
+
+    // ---- exchanges, on the thread
+
+    // Sends `count` elements of x to the partner and hands over what it sends, piece by piece: take(at, received, n).
+    template <class Wire, class Take>
+    void trade(const float* x, int64_t count, int partner, const Take& take) {
+        outgoing.resize(sizeof(Wire) * PIECE);
+        for (auto& buffer : incoming) buffer.resize(sizeof(Wire) * PIECE);
+        MPI_Request requests[2][2];
+        const auto begin = [&](int64_t at, int slot) {
+            const int n = int(std::min(PIECE, count - at)), bytes = n * int(sizeof(Wire));
+            const void* out = x + at;
+            if constexpr (!std::is_same_v<Wire, float>) {
+                Wire* rounded = reinterpret_cast<Wire*>(outgoing.data());
+                for (int i = 0; i < n; i++) rounded[i] = Wire(x[at + i]);
+                out = rounded;
+            }
+            MPI_CHECK(MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
+            MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][1]));
+            bytes_sent += bytes;
+        };
+        constexpr bool ahead = std::is_same_v<Wire, float>;  // one buffer for what is rounded
+        if (count > 0) begin(0, 0);
+        for (int64_t at = 0, slot = 0; at < count; at += PIECE, slot ^= 1) {
+            const int64_t next = at + PIECE;
+            if (ahead && next < count) begin(next, slot ^ 1);
+            finish(requests[slot], 2);
+            if (!ahead && next < count) begin(next, slot ^ 1);
+            take(at, reinterpret_cast<const Wire*>(incoming[slot].data()), std::min(PIECE, count - at));
+        }
+    }
+
+    template <class Wire>
+    void halve(float* x, int64_t count) {
+        for (int distance = 1; distance < world_size; distance *= 2) {
+            const int64_t half = count / 2;
+            float *keep = x, *give = x + half;
+            if (rank & distance) std::swap(keep, give);
+            trade<Wire>(give, half, rank ^ distance, [&](int64_t at, const Wire* received, int64_t n) {
+                for (int64_t i = 0; i < n; i++) keep[at + i] += float(received[i]);
+            });
+            x = keep, count = half;
+        }
+    }
+
+    // The parts, each of `size` bytes: blocks of them double until all are here.
+    void gather_parts(char* x, int64_t size) {
+        constexpr int64_t most = 1 << 30;
+        int64_t have = part;  // first of the parts that are here
+        int64_t parts = 1;
+        for (int distance = world_size / 2; distance >= 1; distance /= 2, parts *= 2) {
+            const int64_t other = have ^ parts, bytes = parts * size;
+            for (int64_t at = 0; at < bytes; at += most) {
+                const int n = int(std::min(most, bytes - at));
+                MPI_Request requests[2];
+                MPI_CHECK(MPI_Irecv(x + other * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[0]));
+                MPI_CHECK(MPI_Isend(x + have * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[1]));
+                finish(requests, 2);
+                bytes_sent += n;
+            }
+            have = std::min(have, other);
+        }
+    }
+
+    void reduce_parts(float* x, int64_t count, WireType wire) {
+        if (halves()) return wire == WireType::bf16 ? halve<bf16>(x, count) : halve<float>(x, count);
+        const int64_t size = count / world_size;
+        own_sums.resize(size);
+        MPI_Request request;
+        MPI_CHECK(MPI_Ireduce_scatter_block(x, own_sums.data(), narrow(size), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
+        finish(&request, 1);
+        std::copy(own_sums.begin(), own_sums.end(), x + rank * size);
+        bytes_sent += (world_size - 1) * size * int64_t(sizeof(float));
+    }
+
+    void gather_all(char* x, int64_t bytes) {
+        const int64_t size = bytes / world_size;
+        if (halves()) return gather_parts(x, size);
+        MPI_Request request;
+        MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(size), MPI_BYTE, MPI_COMM_WORLD, &request));
+        finish(&request, 1);
+        bytes_sent += (world_size - 1) * size;
+    }
+
+    // ---- collectives
+
+    static void check(int64_t count, int world_size) {
+        ENSURE(count % world_size == 0, "a buffer of %lld elements between %d ranks", static_cast<long long>(count),
+               world_size);
+    }
+
+    Ticket reduce_scatter(float* x, int64_t count, WireType wire, Stream after) override {
+        check(count, world_size);
+        return queue(x, count * int64_t(sizeof(float)), after,
+                     [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, wire); });
+    }
+
+    Ticket all_reduce(float* x, int64_t count, WireType wire, Stream after) override {
+        check(count, world_size);
+        return queue(x, count * int64_t(sizeof(float)), after, [=, this](char* host) {
+            float* sums = reinterpret_cast<float*>(host);
+            reduce_parts(sums, count, wire);
+            if (wire == WireType::fp32) return gather_all(host, count * int64_t(sizeof(float)));
+            gather_rounded(sums, count / world_size);
+        });
+    }
+
+    // The sums of this rank's part, rounded, come to all ranks, in the first half of x; then all are widened, from the
+    // end: float i covers only what has been read.
+    void gather_rounded(float* x, int64_t size) {
+        char* memory = reinterpret_cast<char*>(x);
+        const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
+        for (int64_t i = part * size; i < (part + 1) * size; i++) {
+            const bf16 sum(x[i]);
+            std::memcpy(at(i), &sum, sizeof sum);
+        }
+        gather_all(memory, size * world_size * int64_t(sizeof(bf16)));
+        for (int64_t i = size * world_size - 1; i >= 0; i--) {
+            bf16 sum;
+            std::memcpy(&sum, at(i), sizeof sum);
+            x[i] = float(sum);
+        }
+    }
+
+    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+        check(bytes, world_size);
+        return queue(x, bytes, after, [=, this](char* host) { gather_all(host, bytes); });
+    }
+
+    Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
+        return queue(x, bytes, after, [=, this](char* host) {
+            MPI_Request request;
+            MPI_CHECK(MPI_Ibcast(host, narrow(bytes), MPI_BYTE, rank_of(from), MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+        });
+    }
+
+    // Bits of a part's number are those of its rank in reverse.
+    int rank_of(int part) const {
+        if (!halves()) return part;
+        int rank = 0;
+        for (int size = 1; size < world_size; size *= 2, part /= 2) rank = 2 * rank + part % 2;
+        return rank;
+    }
+
+    std::vector<std::string> exchange(const std::string& text) override {
+        std::vector<std::string> all(world_size);
+        block([&] {
+            const int own = narrow(int64_t(text.size()));
+            std::vector<int> sizes(world_size), at(world_size);
+            MPI_Request request;
+            MPI_CHECK(MPI_Iallgather(&own, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+            int total = 0;
+            for (int r = 0; r < world_size; r++) at[r] = total, total += sizes[r];
+            std::string joined(total, 0);
+            MPI_CHECK(MPI_Iallgatherv(text.data(), own, MPI_CHAR, joined.data(), sizes.data(), at.data(), MPI_CHAR,
+                                      MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+            for (int r = 0; r < world_size; r++) all[r] = joined.substr(at[r], sizes[r]);
+        });
+        return all;
+    }
+
+    [[noreturn]] void abort(int exit_code) override {
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
+        Comm::abort(exit_code);
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) { return std::make_unique<MpiComm>(launch); }

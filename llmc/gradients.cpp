@@ -1,0 +1,76 @@
+#include "gradients.h"
+
+#include <bit>
+
+#include "ops.h"
+
+// Trees that wait while a rank goes through its virtual ranks: one of each height below that of all of them.
+static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
+
+int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
+    return int64_t(sizeof(float)) * (waiting_trees(virtual_ranks / world_size) * layout.total +
+                                     int64_t(3 + layout.num_buckets()) * virtual_ranks + 2);
+}
+
+GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division division, float* grads, const float* loss,
+                         Stream* stream)
+    : comm(comm),
+      layout(layout),
+      division(division),
+      grads(grads),
+      loss(loss),
+      stream(stream),
+      partials(int64_t(3 + layout.num_buckets()) * division.virtual_ranks, "sums of a step"),
+      sums(2, "loss and norm"),
+      host_said(static_cast<Said*>(host_allocate(2 * sizeof(Said)))),
+      tickets(layout.num_buckets()) {
+    ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks on %d ranks: give a multiple",
+           division.virtual_ranks, comm.world_size);
+    for (int h = 0; h < waiting_trees(own_virtual_ranks()); h++)
+        finished.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
+}
+
+GradientSum::~GradientSum() { host_free(host_said); }
+
+// A binary counter: the v-th virtual rank completes a tree of height h for every trailing 1 in v.
+void GradientSum::bucket_done(int b, int v) {
+    const Bucket bucket = layout.bucket(b);
+    const int64_t count = bucket.end - bucket.begin;
+    float* own = grads + bucket.begin;
+    int h = 0;
+    for (; v >> h & 1; h++) ops::accumulate_gradients(own, finished[h].data + bucket.begin, count, *stream);
+    if (v + 1 < own_virtual_ranks())
+        copy_on_device(finished[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
+    else if (division.shards > 1)
+        tickets[b] = comm.reduce_scatter(own, count, division.wire, *stream);
+    else
+        tickets[b] = comm.all_reduce(own, count, division.wire, *stream);
+}
+
+void GradientSum::virtual_rank_done(int v) {
+    if (v == 0) fill_zero(partials.data, partials.bytes(), *stream);
+    const int number = comm.rank * own_virtual_ranks() + v;
+    copy_on_device(partials.data + number, loss, sizeof(float), *stream);
+}
+
+// Every rank squares its own part of each bucket, in pieces of one virtual rank, and adds all pieces in one order.
+void GradientSum::finish(Said said) {
+    const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
+    Said& host = host_said[steps++ % 2];
+    host = said;
+    float *squares_of = partials.data + virtual_ranks, *said_by = squares_of + int64_t(buckets) * virtual_ranks;
+    copy_to_device(said_by + 2 * comm.rank, &host, sizeof(Said), *stream);
+    if (!adds_up()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
+    for (int b = buckets - 1; b >= 0 && adds_up(); b--) {  // in the order in which they come
+        comm.wait(tickets[b], *stream);
+        const Bucket bucket = layout.bucket(b);
+        const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
+        for (int v = comm.part * own; v < (comm.part + 1) * own; v++)
+            ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
+                                *stream);
+    }
+    comm.wait(comm.all_reduce(partials.data, partials.size, WireType::fp32, *stream), *stream);
+    fill_zero(sums.data, sums.bytes(), *stream);
+    ops::accumulate_loss(sums.data, partials.data, virtual_ranks, 1.0f, *stream);
+    ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);
+}
