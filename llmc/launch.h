@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-constexpr int MAX_RANKS = 1 << 14;
+constexpr int MAX_RANKS = 1 << 16;
 constexpr int MAX_RUN_ID = 256;  // characters, printable ASCII
 
 struct Launch {
