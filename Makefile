@@ -7,6 +7,7 @@ DEBUG    ?= 0
 CUDA     ?= auto
 CUDNN    ?= auto
 MPI      ?= auto
+NCCL     ?= auto
 
 ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 # clang says so where it does not vectorise a loop, which is all of them in a build for the sanitizers.
@@ -84,6 +85,21 @@ $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-
 endif
 endif
 
+# NCCL joins ranks with a GPU each. NCCL_HOME names another place, like .../site-packages/nvidia/nccl.
+ifneq ($(NCCL),0)
+ifneq ($(NVCC),)
+NCCL_HEADER := $(firstword $(wildcard $(addsuffix /nccl.h,$(NCCL_HOME:%=%/include) $(CUDA_ROOT)/include /usr/include /usr/include/$(ARCH)-linux-gnu /usr/local/include)))
+NCCL_LIB    := $(firstword $(wildcard $(addsuffix /libnccl.so.2,$(NCCL_HOME:%=%/lib) $(CUDA_LIBS) /usr/lib/$(ARCH)-linux-gnu /usr/lib64 /usr/local/lib)))
+endif
+ifneq ($(and $(NCCL_HEADER),$(NCCL_LIB)),)
+NCCL_FOUND  := NCCL $(shell awk '/define NCCL_M|define NCCL_PATCH/ { v = v "." $$3 } END { print substr(v, 2) }' $(NCCL_HEADER))
+NCCL_FLAGS  := -DUSE_NCCL -isystem $(dir $(NCCL_HEADER)) $(MPI_FLAGS)
+NCCL_LDLIBS := $(NCCL_LIB) -Wl$(comma)-rpath$(comma)$(dir $(NCCL_LIB))
+else ifeq ($(NCCL),1)
+$(error NCCL=1, but there is no NCCL: install libnccl-dev, or name its folder by NCCL_HOME=...)
+endif
+endif
+
 # make V=1 shows the commands.
 ifneq ($(V),1)
 Q := @
@@ -92,7 +108,7 @@ say = @echo "  $(1)"
 
 # build/<config>: one folder for each set of options that changes the objects.
 CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
-CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
+CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter 0,$(NCCL)),-nonccl)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 BUILD  := build/$(CONFIG)
 ifneq ($(SANITIZE),)
 CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
@@ -134,7 +150,7 @@ all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))")
 
 found:
-	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off) | $(or $(MPI_FOUND),Open MPI off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 MPI=0"
+	@echo "$(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off) | $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 NCCL=0 MPI=0"
 
 train_gpt2 test_gpt2: %: $(BUILD)/%
 	@ln -sf $< $@
@@ -174,7 +190,7 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda
              -Xcompiler -Wall,-Wextra,-fopenmp -Xptxas -warn-spills,-Werror -I. -ccbin $(CXX) \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 GPU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
-GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart $(CUDNN_LDLIBS)
+GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart $(CUDNN_LDLIBS) $(NCCL_LDLIBS)
 
 $(BUILD)/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -185,6 +201,8 @@ $(BUILD)/cuda/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(call say,CXX   $< (CUDA))
 	$(Q)$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include $(CUDNN_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/cuda/llmc/cuda/comm_nccl.o: CXXFLAGS += $(NCCL_FLAGS)
 
 $(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
 $(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a

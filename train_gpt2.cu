@@ -757,7 +757,7 @@ static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Co
            "%s does not say which GPU is this rank's: give --local-rank", launch.launcher.c_str());
     device_init(options.share_gpu ? launch.local_rank % device_count() : launch.local_rank,
                 threads_of_rank(options, launch));
-    comm = make_comm(launch);
+    comm = make_comm(launch, options.share_gpu);
     if (options.autotune) device_autotune(autotune_file());
     std::string command_line;
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);

@@ -14,17 +14,20 @@ void Comm::abort(int exit_code) {
     _exit(exit_code);
 }
 
-std::unique_ptr<Comm> make_comm(const Launch& launch) {
+std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
     if (launch.world_size == 1) return std::make_unique<Comm>();
+    if (!staged)
+        if (std::unique_ptr<Comm> comm = make_device_comm(launch)) return comm;
+    const char* kind = device_memory_is_host() ? "CPU" : "GPU";
 #ifdef USE_MPI
     if (launch.mpi) return make_mpi_comm(launch);
-    fail(EXIT_USAGE, "%d CPU ranks need MPI: start with mpirun -np %d (found: %s)", launch.world_size,
-         launch.world_size, launch.launcher.c_str());
+    fail(EXIT_USAGE, "%d %s ranks need MPI%s: start with mpirun -np %d (found: %s)", launch.world_size, kind,
+         device_memory_is_host() ? "" : ", in this build without NCCL", launch.world_size, launch.launcher.c_str());
 #else
     fail(EXIT_USAGE,
-         "one of %d ranks (%s), but this build has no Open MPI: install libopenmpi-dev and run make, or start one "
-         "process",
-         launch.world_size, launch.launcher.c_str());
+         "one of %d %s ranks (%s), but this build has no library that joins them: install libopenmpi-dev%s and run "
+         "make, or start one process",
+         launch.world_size, kind, launch.launcher.c_str(), device_memory_is_host() ? "" : " or NCCL");
 #endif
 }
 

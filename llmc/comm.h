@@ -41,11 +41,12 @@ struct Comm {
     [[noreturn]] virtual void abort(int exit_code);
 };
 
-// Joins the ranks of the launch. Refuses a launch that this build has no library for.
-std::unique_ptr<Comm> make_comm(const Launch& launch);
-#ifdef USE_MPI
-std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);
-#endif
+// Joins the ranks of the launch: by NCCL between GPUs, else by MPI; through host memory, also between GPUs, if staged.
+// Refuses a launch that this build has no library for.
+std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
+// The device's own collectives; null: it has none (cuda/comm_nccl.cpp, cpu/device.cpp).
+std::unique_ptr<Comm> make_device_comm(const Launch& launch);
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, where Open MPI is there
 
 // Each rank's card, a JSON object of strings, must say the same but for the names in `may_differ`: else every rank
 // fails (EXIT_USAGE) with the sentence that names the first rank that differs from rank 0, and the field.

@@ -81,6 +81,23 @@ TEST_CASE("a sum of squares that overflows, and one that is NaN") {
     CHECK(std::isnan(squares_of(x)));
 }
 
+TEST_CASE("gradients are added to, each to its own") {
+    for (const int64_t count : {64, 2048, 4096 + 64}) {
+        CAPTURE(count);
+        const auto before = random_tensor<float>(count, 2);
+        auto x = random_tensor<float>(count, 1), sum = random_tensor<float>(count, 2);
+        {
+            OnGpu<float> sums(sum), more(x);
+            gpu::accumulate_gradients(sums, more, count, nullptr);
+            sums.back();
+        }
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) wrong += !(sum[i] == before[i] + x[i]);
+        CHECK(wrong == 0);
+    }
+    CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
+}
+
 TEST_CASE("the factor that clips, and NaN that stays") {
     const float cases[][4] = {// squares, largest norm, factor before, factor
                               {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},

@@ -35,6 +35,18 @@ TEST_CASE("a sum of squares that is known, one that overflows, and one that is N
     }
 }
 
+TEST_CASE("gradients are added to, each to its own") {
+    for (const int64_t count : {0, 64, 4096, (1 << 20) + 64}) {
+        CAPTURE(count);
+        const auto x = random_tensor<float>(count, 1), before = random_tensor<float>(count, 2);
+        auto sum = random_tensor<float>(count, 2);
+        cpu::accumulate_gradients(sum.data(), x.data(), count, nullptr);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) wrong += !(sum[i] == before[i] + x[i]);
+        CHECK(wrong == 0);
+    }
+}
+
 static float factor_of(float squares, float max_norm, float expected_norm, float factor = 0.5f) {
     float norm = -1.0f;
     cpu::clip_factor(&norm, &factor, &squares, max_norm, nullptr);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "../comm.h"
 #include "../common.h"
 #include "isa.h"
 #include "matmul.h"
@@ -112,6 +113,8 @@ void fill_zero(void* device, int64_t bytes, Stream) {
 #pragma omp parallel for schedule(static) if (bytes > 4 * chunk)
     for (int64_t i = 0; i < bytes; i += chunk) memset(static_cast<char*>(device) + i, 0, std::min(chunk, bytes - i));
 }
+
+std::unique_ptr<Comm> make_device_comm(const Launch&) { return nullptr; }
 
 void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }
 void* device_scratch(int64_t bytes) { return cpu::scratch(bytes); }

@@ -1,0 +1,39 @@
+// sources: llmc/rendezvous.cpp llmc/launch.cpp llmc/common.cpp
+// fuzz_rendezvous.cpp: any bytes as what comes over the network, to rank 0 and from it. What is taken as whole is
+// within its bounds and encodes to the same bytes again; of a whole message every beginning is one.
+#include <cstdlib>
+
+#include "../../llmc/rendezvous.h"
+
+static void check_hello(std::string_view bytes) {
+    Hello hello;
+    if (parse_hello(bytes, hello) != Parsed::whole) return;
+    if (hello.rank >= hello.world_size || hello.card.size() > MAX_CARD || hello.run_id.size() > MAX_RUN_ID) abort();
+    if (encode(hello) != bytes) abort();
+    if (parse_hello(bytes.substr(0, bytes.size() - 1), hello) != Parsed::more) abort();
+}
+
+static void check_answer(std::string_view bytes, int world_size) {
+    Answer answer;
+    size_t used = 0;
+    if (parse_answer(bytes, world_size, answer, used) != Parsed::whole) return;
+    if (used > bytes.size() || encode(answer) != bytes.substr(0, used)) abort();
+    if (answer.cards.size() != (answer.status == Status::welcome ? size_t(world_size) : 0)) abort();
+    if (parse_answer(bytes.substr(0, used - 1), world_size, answer, used) != Parsed::more) abort();
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    const std::string bytes(reinterpret_cast<const char*>(data), size);
+    check_hello(bytes);
+    for (int world_size : {1, 2, 5}) check_answer(bytes, world_size);
+    // The same as the body of a frame whose header is right, so that what follows is tried as well.
+    std::string header = encode(Hello{}).substr(0, 12);
+    for (const char* magic : {"GPT2RDZV", "GPT2MEET"}) {
+        std::string framed = magic + header.substr(8);
+        for (int i = 0; i < 4; i++) framed += char(size >> 8 * i & 0xff);
+        framed += bytes;
+        check_hello(framed);
+        for (int world_size : {1, 2, 5}) check_answer(framed, world_size);
+    }
+    return 0;
+}

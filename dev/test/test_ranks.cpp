@@ -1,0 +1,136 @@
+// test_ranks.cpp: what ranks compute together, as far as one process can tell: sums of virtual ranks, cards that must
+// agree, a slow rank. Real ranks: test_ranks.sh.
+#include "test.h"
+
+#include <bit>
+#include <cmath>
+
+#include "../../llmc/comm.h"
+#include "../../llmc/gradients.h"
+#include "../../llmc/straggler.h"
+
+static const GPT2Config small = {16, 100, 3, 2, 32};
+
+// What a virtual rank's backward left.
+static std::vector<float> leaf(const ParamLayout& layout, int v) {
+    const auto random = random_tensor<float>(layout.total, 100 + v);
+    return {random.data(), random.data() + random.size()};
+}
+
+struct Summed {
+    std::vector<float> grads;
+    float loss, squares;
+};
+
+// All virtual ranks on this rank.
+static Summed sum_virtual_ranks(int virtual_ranks) {
+    Comm alone;
+    const ParamLayout layout(small, virtual_ranks);
+    std::vector<float> grads(layout.total);
+    float loss = 0.0f;
+    Stream stream = nullptr;
+    GradientSum sum(alone, layout, {virtual_ranks, 1, WireType::fp32}, grads.data(), &loss, &stream);
+    CHECK(sum.own_virtual_ranks() == virtual_ranks);
+    CHECK(sum.adds_up() == (virtual_ranks > 1));
+    CHECK(sum.finished.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
+    for (int v = 0; v < virtual_ranks; v++) {
+        const std::vector<float> own = leaf(layout, v);
+        std::copy(own.begin(), own.end(), grads.begin());  // where the sum looks for them
+        loss = 0.5f + float(v);
+        for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.bucket_done(b, v);
+        sum.virtual_rank_done(v);
+    }
+    sum.finish({});
+    return {grads, *sum.step_loss(), *sum.squares()};
+}
+
+// The same by definition: neighbours first.
+static std::vector<float> tree(const ParamLayout& layout, int first, int count) {
+    if (count == 1) return leaf(layout, first);
+    std::vector<float> left = tree(layout, first, count / 2);
+    const std::vector<float> right = tree(layout, first + count / 2, count / 2);
+    for (size_t i = 0; i < left.size(); i++) left[i] += right[i];
+    return left;
+}
+
+TEST_CASE("virtual ranks are added as a balanced tree, bit for bit") {
+    for (int virtual_ranks : {1, 2, 4, 8, 16}) {
+        CAPTURE(virtual_ranks);
+        const ParamLayout layout(small, virtual_ranks);
+        const Summed sum = sum_virtual_ranks(virtual_ranks);
+        CHECK(sum.grads == tree(layout, 0, virtual_ranks));
+        CHECK(sum.loss == float(virtual_ranks * virtual_ranks) / 2);
+        double squares = 0.0;
+        for (float x : sum.grads) squares += double(x) * double(x);
+        CHECK(!(std::abs(double(sum.squares) - squares) > 1e-6 * squares));
+    }
+}
+
+TEST_CASE("sums in one order only would give other bits, so the test above can fail") {
+    const ParamLayout layout(small, 8);
+    std::vector<float> chain = leaf(layout, 0);
+    for (int v = 1; v < 8; v++) {
+        const std::vector<float> next = leaf(layout, v);
+        for (size_t i = 0; i < chain.size(); i++) chain[i] += next[i];
+    }
+    CHECK(chain != tree(layout, 0, 8));
+}
+
+TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
+    Comm alone;
+    const ParamLayout layout(small, 2);
+    std::vector<float> grads(layout.total, 1.0f);
+    float loss = 1.0f;
+    Stream stream = nullptr;
+    GradientSum sum(alone, layout, {2, 1, WireType::fp32}, grads.data(), &loss, &stream);
+    for (int v = 0; v < 2; v++) {
+        if (v == 0) grads[layout.bucket(2).begin + 5] = NAN;
+        for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.bucket_done(b, v);
+        sum.virtual_rank_done(v);
+        if (v == 0) std::fill(grads.begin(), grads.end(), 1.0f);
+    }
+    sum.finish({});
+    CHECK(std::isnan(*sum.squares()));
+}
+
+TEST_CASE("buckets can be cut into the parts of any number of ranks") {
+    for (int parts : {1, 2, 3, 7, 8, 24}) {
+        const ParamLayout layout(small, parts), plain(small);
+        CHECK(layout.total >= plain.total);
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK((bucket.end - bucket.begin) % (parts * FLAT_ALIGN) == 0);
+            CHECK(bucket.begin == (b == 0 ? 0 : layout.bucket(b - 1).end));
+            CHECK(bucket.end - bucket.begin < plain.bucket(b).end - plain.bucket(b).begin + parts * FLAT_ALIGN);
+        }
+        CHECK(layout.bucket(layout.num_buckets() - 1).end == layout.total);
+    }
+}
+
+TEST_CASE("ranks whose cards differ are refused, by name") {
+    const std::string first = R"({"host":"h0","--lr":"0.0006","training data":"ab"})";
+    check_same({first}, {});
+    check_same({first, first}, {});
+    check_same({first, R"({"host":"h1","--lr":"0.0006","training data":"ab"})"}, {"host"});
+    CHECK_THROWS_WITH_AS(check_same({first, first, R"({"host":"h0","--lr":"0.0003","training data":"ab"})"}, {"host"}),
+                         R"(rank 2 differs from rank 0: --lr "0.0003" there, "0.0006" on rank 0)", Error);
+    CHECK_THROWS_WITH_AS(check_same({first, R"({"host":"h0","--lr":"0.0006"})"}, {}),
+                         R"(rank 1 differs from rank 0: training data nothing there, "ab" on rank 0)", Error);
+}
+
+TEST_CASE("a rank that is slow over many steps is named, and no other") {
+    Straggler straggler;
+    const auto steps = [&](std::vector<float> ms, int count) {
+        std::vector<Said> said;
+        for (float x : ms) said.push_back({0.0f, x});
+        std::string line;
+        for (int i = 0; i < count; i++) line += straggler.add(said.data(), int(said.size()));
+        return line;
+    };
+    CHECK(steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
+    CHECK(steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
+    CHECK(steps({100, 100, 160, 100}, 1) ==
+          "rank 2 is slow: 160 ms of its own work in a step, the rank in the middle 100 ms (mean of 20 steps)");
+    CHECK(steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
+    CHECK(steps({100}, 5 * Straggler::STEPS) == "");
+}
