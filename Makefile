@@ -20,7 +20,8 @@ endif
 ifeq ($(DEBUG),1)
 OPT  := -O0
 endif
-CXXFLAGS  = -std=c++20 $(OPT) -g $(WARN) -fopenmp -pthread
+OPENMP   := -fopenmp
+CXXFLAGS  = -std=c++20 $(OPT) -g $(WARN) $(OPENMP) -pthread
 LDLIBS   := -lxxhash
 
 comma := ,
@@ -38,13 +39,23 @@ $(call need,xxhash.h,-lxxhash,libxxhash-dev)
 endif
 
 # CUDA: the toolkit with nvcc, and what the GPUs here can run (90 = compute capability 9.0; 90a is all of an H100).
+# WHEELS names CUDA_HOME, CUDNN_HOME and NCCL_HOME: the folder site-packages/nvidia, where pip has put NVIDIA's packages.
+ifneq ($(WHEELS),)
+override WHEELS := $(abspath $(WHEELS))
+CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(wildcard $(WHEELS)/cu13/bin/nvcc))
+CUDNN_HOME := $(WHEELS)/cudnn
+NCCL_HOME  := $(WHEELS)/nccl
+$(if $(CUDA_HOME),,$(error there is no $(WHEELS)/cu13/bin/nvcc: pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13))
+endif
 ifneq ($(CUDA),0)
 NVCC       := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
 GPU_ARCHS  := $(patsubst 90,90a,$(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
 endif
 CUDA_ARCHS ?= $(or $(GPU_ARCHS),90a)
 CUDA_ROOT  := $(NVCC:%/bin/nvcc=%)
-CUDA_LIBS  := $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib/$(ARCH)-linux-gnu))
+CUDA_LIBS  := $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib/$(ARCH)-linux-gnu $(CUDA_ROOT)/lib))
+# pip's packages have libcublasLt.so.13, and no libcublasLt.so for -l to find.
+cuda_lib    = $(if $(wildcard $(CUDA_LIBS)/lib$(1).so),-l$(1),$(or $(firstword $(wildcard $(CUDA_LIBS)/lib$(1).so.*)),-l$(1)))
 ifneq ($(NVCC),)
 CUDA_FOUND := CUDA $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p') for sm_$(subst $() ,$(comma)sm_,$(strip $(CUDA_ARCHS)))
 endif
@@ -111,7 +122,17 @@ CONFIG := $(if $(SANITIZE),$(subst $(comma),+,$(SANITIZE)),release)
 CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter 0,$(NCCL)),-nonccl)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 BUILD  := build/$(CONFIG)
 ifneq ($(SANITIZE),)
-CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
+SANFLAGS := -fsanitize=$(SANITIZE)
+# MemorySanitizer takes what code without it writes for never written. So it watches kernels and the device's memory and
+# not the host's (emulator.cpp), the templates of libstdc++ are compiled here, not taken from the library, and parallel
+# loops are loops: OpenMP's runtime would hand over their arguments.
+ifeq ($(SANITIZE),memory)
+SANFLAGS += -fsanitize-memory-track-origins -D_GLIBCXX_EXTERN_TEMPLATE=0 -mllvm -msan-poison-stack-with-call
+LDFLAGS  += -Wl,--wrap=__msan_poison_stack
+OPENMP   :=
+LDLIBS   += $(if $(findstring clang,$(CXX)),-fopenmp)
+endif
+CXXFLAGS += $(SANFLAGS) -fno-omit-frame-pointer
 LDFLAGS  += -fsanitize=$(SANITIZE)
 endif
 
@@ -132,7 +153,7 @@ GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
 # Code that runs once or in tests, with headers that take the optimizer long.
-$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o setup.o): OPT := -O1
+$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o report.o setup.o): OPT := -O1
 
 %/llmc/comm.o %/llmc/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 
@@ -145,7 +166,7 @@ $(BUILD)/llmc/cpu/avx512.o: CXXFLAGS += $(AVX512)
 $(BUILD)/llmc/cpu/amx.o $(BUILD)/llmc/cpu/amx_attention.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 endif
 
-.PHONY: all found tests emulator gpu-tests gpu-bench bench fuzz test clean help
+.PHONY: all found tests emulator gpu-tests gpu-bench bench fuzz test clean help always
 all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))")
 
@@ -190,9 +211,15 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda
              -Xcompiler -Wall,-Wextra,-fopenmp -Xptxas -warn-spills,-Werror -I. -ccbin $(CXX) \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 GPU_OBJECTS := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
-GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) -lcublasLt -lcudart $(CUDNN_LDLIBS) $(NCCL_LDLIBS)
+# What the program says it was built for; what was for other GPUs is compiled again.
+$(BUILD)/cuda/archs: always
+	@mkdir -p $(@D)
+	@echo "$(strip $(CUDA_ARCHS))" | cmp -s - $@ || echo "$(strip $(CUDA_ARCHS))" >$@
+$(BUILD)/cuda/llmc/cuda/device.o:     NVCCFLAGS += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
+$(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
+GPU_LDLIBS   = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) $(call cuda_lib,cublasLt) $(call cuda_lib,cudart) $(CUDNN_LDLIBS) $(NCCL_LDLIBS)
 
-$(BUILD)/cuda/%.o: %.cu Makefile
+$(BUILD)/cuda/%.o: %.cu Makefile $(BUILD)/cuda/archs
 	@mkdir -p $(@D)
 	$(call say,NVCC  $<)
 	$(Q)$(or $(NVCC),$(error no nvcc found: NVCC=... or CUDA_HOME=... names it)) $(NVCCFLAGS) -MMD -MP -c $< -o $@
@@ -223,6 +250,13 @@ $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/cudnn_plans.o $(BUILD)/cuda/ll
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(CUDNN_LDLIBS) $(LDLIBS)
 
+# How ranks get NCCL's id, without a GPU: dev/test/test_nccl_meeting.sh.
+$(BUILD)/cuda/dev/test/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
+$(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/nccl_meeting.o $(BUILD)/dev/test/main.o \
+                            $(patsubst %,$(BUILD)/llmc/%.o,common launch rendezvous)
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(NCCL_LDLIBS) $(LDLIBS)
+
 $(BUILD)/cuda/mock/libcuda.so.1: dev/test/mock_libcuda.c
 	@mkdir -p $(@D)
 	$(call say,CC    $<)
@@ -233,7 +267,7 @@ $(BUILD)/cuda/mock/libcuda.so.1: dev/test/mock_libcuda.c
 EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN -Idev/simt
 EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn)
 EMU_OBJECTS := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
-EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(filter -fsanitize=%,$(CXXFLAGS)) -MMD -MP -x c++ -include dev/simt/emulator.h
+EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(SANFLAGS) -MMD -MP -x c++ -include dev/simt/emulator.h
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
 $(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
@@ -302,5 +336,6 @@ help:
 	@echo "make clean                    remove build/"
 	@echo "options: CXX=clang++  DEBUG=1  SANITIZE=address,undefined  V=1 (show commands)"
 	@echo "         CUDA=0 (never) CUDA=1 (without a GPU too)  CUDNN=0  CUDNN_HOME=...  CUDA_ARCHS=\"80 90a\"  CUDA_HOME=/usr/local/cuda  NVCC=nvcc"
+	@echo "         MPI=0  MPICC=mpicc  NCCL=0  NCCL_HOME=...  WHEELS=.../site-packages/nvidia (pip's packages of CUDA, cuDNN and NCCL)"
 
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -31,7 +31,8 @@ compile() {
 kernels_of() {
     c++filt <"$2" | awk -v arch="$1" '
         /Compiling entry function/ { name = $0; sub(/.*entry function ./, "", name); sub(/. for .sm_.*/, "", name)
-            sub(/^void /, "", name); sub(/\(.*/, "", name); gsub(/ /, "", name) }
+            sub(/^void /, "", name); gsub(/\(anonymous namespace\)::|\([A-Z][A-Za-z]*\)/, "", name)  # (Master)1
+            sub(/\(.*/, "", name); gsub(/ /, "", name) }
         /bytes spill stores/ && name != "" { spilled = $5 + $9 }
         / Used [0-9]+ registers/ && name != "" { for (i = 1; i < NF; i++) if ($i == "Used") print arch, name, $(i + 1), spilled; name = "" }'
 }

@@ -29,8 +29,8 @@ namespace {
 
 constexpr int64_t PIECE = 1 << 20;  // elements in one message: the next travels while this one is added
 
-#define MPI_CHECK(call)                                                                                 \
-    do {                                                                                                \
+#define MPI_CHECK(call)                                                                                    \
+    do {                                                                                                   \
         if (const int error = (call); error != MPI_SUCCESS) fail_of_mpi(#call, __FILE__, __LINE__, error); \
     } while (0)
 
@@ -90,10 +90,11 @@ struct MpiComm : Comm {
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
         MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
-        ENSURE(rank == launch.rank && world_size == launch.world_size,
-               "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
-               "that started it",
-               launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
+        ENSURE(
+            rank == launch.rank && world_size == launch.world_size,
+            "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
+            "that started it",
+            launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
         part = rank;
         if (halves()) {
             part = 0;
@@ -104,7 +105,8 @@ struct MpiComm : Comm {
     bool halves() const { return std::has_single_bit(unsigned(world_size)); }
 
     std::string describe() const override {
-        return format("%d ranks by MPI%s", world_size, device_memory_is_host() ? "" : ", staged through host memory: slow");
+        return format("%d ranks by MPI%s", world_size,
+                      device_memory_is_host() ? "" : ", staged through host memory: slow");
     }
 
     void check_wire(WireType wire) const override {
@@ -156,9 +158,11 @@ struct MpiComm : Comm {
         wait_for(post(job));
     }
 
-    // A collective on x (bytes). Host memory is the CPU's, whose work on it is done by now.
-    Ticket queue(void* x, int64_t bytes, Stream after, std::function<void(char* host)> job) {
+    // A collective on x (bytes), in which this rank sends so many. They are counted here, since the thread may come to
+    // them in the next step only. Host memory is the CPU's, whose work on it is done by now.
+    Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
+        bytes_sent += sent;
         if (device_memory_is_host()) return post([=] { job(static_cast<char*>(x)); });
         const Event ready = create_event();
         record_event(ready, after);
@@ -201,9 +205,9 @@ struct MpiComm : Comm {
                 for (int i = 0; i < n; i++) rounded[i] = Wire(x[at + i]);
                 out = rounded;
             }
-            MPI_CHECK(MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
+            MPI_CHECK(
+                MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
             MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][1]));
-            bytes_sent += bytes;
         };
         constexpr bool ahead = std::is_same_v<Wire, float>;  // one buffer for what is rounded
         if (count > 0) begin(0, 0);
@@ -239,10 +243,11 @@ struct MpiComm : Comm {
             for (int64_t at = 0; at < bytes; at += most) {
                 const int n = int(std::min(most, bytes - at));
                 MPI_Request requests[2];
-                MPI_CHECK(MPI_Irecv(x + other * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[0]));
-                MPI_CHECK(MPI_Isend(x + have * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[1]));
+                MPI_CHECK(
+                    MPI_Irecv(x + other * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[0]));
+                MPI_CHECK(
+                    MPI_Isend(x + have * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[1]));
                 finish(requests, 2);
-                bytes_sent += n;
             }
             have = std::min(have, other);
         }
@@ -253,10 +258,10 @@ struct MpiComm : Comm {
         const int64_t size = count / world_size;
         own_sums.resize(size);
         MPI_Request request;
-        MPI_CHECK(MPI_Ireduce_scatter_block(x, own_sums.data(), narrow(size), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
+        MPI_CHECK(
+            MPI_Ireduce_scatter_block(x, own_sums.data(), narrow(size), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
         finish(&request, 1);
         std::copy(own_sums.begin(), own_sums.end(), x + rank * size);
-        bytes_sent += (world_size - 1) * size * int64_t(sizeof(float));
     }
 
     void gather_all(char* x, int64_t bytes) {
@@ -265,10 +270,13 @@ struct MpiComm : Comm {
         MPI_Request request;
         MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(size), MPI_BYTE, MPI_COMM_WORLD, &request));
         finish(&request, 1);
-        bytes_sent += (world_size - 1) * size;
     }
 
     // ---- collectives
+
+    // What a rank sends of `count` elements when each of them goes through all ranks once.
+    int64_t share(int64_t count, int64_t element) const { return count / world_size * (world_size - 1) * element; }
+    static int64_t wire_size(WireType wire) { return wire == WireType::bf16 ? sizeof(bf16) : sizeof(float); }
 
     static void check(int64_t count, int world_size) {
         ENSURE(count % world_size == 0, "a buffer of %lld elements between %d ranks", static_cast<long long>(count),
@@ -277,13 +285,14 @@ struct MpiComm : Comm {
 
     Ticket reduce_scatter(float* x, int64_t count, WireType wire, Stream after) override {
         check(count, world_size);
-        return queue(x, count * int64_t(sizeof(float)), after,
+        return queue(x, count * int64_t(sizeof(float)), share(count, wire_size(wire)), after,
                      [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, wire); });
     }
 
     Ticket all_reduce(float* x, int64_t count, WireType wire, Stream after) override {
         check(count, world_size);
-        return queue(x, count * int64_t(sizeof(float)), after, [=, this](char* host) {
+        const int64_t sent = 2 * share(count, wire_size(wire));
+        return queue(x, count * int64_t(sizeof(float)), sent, after, [=, this](char* host) {
             float* sums = reinterpret_cast<float*>(host);
             reduce_parts(sums, count, wire);
             if (wire == WireType::fp32) return gather_all(host, count * int64_t(sizeof(float)));
@@ -310,11 +319,11 @@ struct MpiComm : Comm {
 
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         check(bytes, world_size);
-        return queue(x, bytes, after, [=, this](char* host) { gather_all(host, bytes); });
+        return queue(x, bytes, share(bytes, 1), after, [=, this](char* host) { gather_all(host, bytes); });
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return queue(x, bytes, after, [=, this](char* host) {
+        return queue(x, bytes, 0, after, [=, this](char* host) {
             MPI_Request request;
             MPI_CHECK(MPI_Ibcast(host, narrow(bytes), MPI_BYTE, rank_of(from), MPI_COMM_WORLD, &request));
             finish(&request, 1);

@@ -45,6 +45,7 @@ struct Saving {
 struct MemoryItem {
     const char* purpose;
     int64_t bytes;
+    bool on_host = false;  // of the host, though the device may have memory of its own
 };
 
 // All that lies in the activations' block.

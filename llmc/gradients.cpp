@@ -61,7 +61,7 @@ void GradientSum::finish(Said said) {
     float *squares_of = partials.data + virtual_ranks, *said_by = squares_of + int64_t(buckets) * virtual_ranks;
     copy_to_device(said_by + 2 * comm.rank, &host, sizeof(Said), *stream);
     if (!adds_up()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
-    for (int b = buckets - 1; b >= 0 && adds_up(); b--) {  // in the order in which they come
+    for (int b = buckets - 1; b >= 0 && adds_up(); b--) {                           // in the order in which they come
         comm.wait(tickets[b], *stream);
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;

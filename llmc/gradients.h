@@ -44,13 +44,15 @@ struct GradientSum {
     // During the last backward of the v-th virtual rank of this rank: the gradients of bucket b are complete.
     void bucket_done(int b, int v);
     void virtual_rank_done(int v);  // after all buckets
-    // After the last: waits for all buckets, and leaves on the device the loss of the step and the sum of the squares of
-    // its gradients.
+    // After the last: waits for all buckets, and leaves on the device the loss of the step and the sum of the squares
+    // of its gradients.
     void finish(Said said);
 
     const float* step_loss() const { return sums.data; }    // (1) on the device
     const float* squares() const { return sums.data + 1; }  // (1) on the device
-    const float* all_said() const { return partials.data + (1 + layout.num_buckets()) * division.virtual_ranks; }  // (world_size, 2)
+    const float* all_said() const {
+        return partials.data + (1 + layout.num_buckets()) * division.virtual_ranks;
+    }  // (world_size, 2)
 
     std::vector<DeviceBuffer<float>> finished;  // [h]: a tree of 2^h virtual ranks that waits for its neighbour
     DeviceBuffer<float> partials;  // (3 + buckets, virtual ranks): losses, squares by bucket, what each rank said

@@ -46,7 +46,9 @@ struct AdamW {
     };
     Piece piece_of(int bucket, int part) const;
     const float* gather_state(const float* from, Param p, int l);
-    DeviceBuffer<float>& state(StateKind kind) { return kind == StateKind::weights ? master : kind == StateKind::m ? m : v; }
+    DeviceBuffer<float>& state(StateKind kind) {
+        return kind == StateKind::weights ? master : kind == StateKind::m ? m : v;
+    }
     std::vector<Comm::Ticket> gathering;  // of each bucket's weights; -1: they are here
 };
 

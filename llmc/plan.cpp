@@ -26,7 +26,7 @@ std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPla
     const ParamLayout layout(config);
     int64_t largest = 0;
     for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
-    items.push_back({"loading", largest * int64_t(sizeof(float))});
+    items.push_back({"loading", largest * int64_t(sizeof(float)), true});
     return items;
 }
 
@@ -36,12 +36,19 @@ int64_t total_bytes(const std::vector<MemoryItem>& items) {
     return total;
 }
 
+int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
+    int64_t total = 0;
+    for (const MemoryItem& item : items)
+        if (!own_memory || !item.on_host) total += item.bytes;
+    return total;
+}
+
 template <class floatX>
 int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         Saving saving, int64_t available) {
     const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
     const auto bytes = [&](int B) {
-        return total_bytes(training_memory<floatX>(config, plan_batch(B, seq_len, 0, world_size), saving));
+        return device_bytes(training_memory<floatX>(config, plan_batch(B, seq_len, 0, world_size), saving));
     };
     const auto fits = [&](int B) { return int64_t(B) * seq_len <= MOST_MICRO_BATCH_TOKENS && bytes(B) <= available; };
     ENSURE(fits(1), "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer",
@@ -56,7 +63,8 @@ std::string describe_memory(const std::vector<MemoryItem>& items) {
     std::string text;
     for (const MemoryItem& item : items)
         if (item.bytes)
-            text += format("%s%s %s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str());
+            text += format("%s%s %s%s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str(),
+                           item.on_host && device_has_own_memory() ? " of the host" : "");
     return text;
 }
 

@@ -22,14 +22,16 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 template <class floatX>
 std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
+// What of it the device must have; all of it, where the device's memory is the host's.
+int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = device_has_own_memory());
 
-// The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes.
-// Refuses when not even one sequence fits.
+// The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes of
+// the device. Refuses when not even one sequence fits.
 template <class floatX>
 int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         Saving saving, int64_t available);
 
-// "weights 237 MiB + gradients 475 MiB + ..."; items of 0 bytes are left out.
+// "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);
 std::string describe_model(const GPT2Config& config);
 std::string describe_batch(const BatchPlan& batch);

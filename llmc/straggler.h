@@ -27,9 +27,10 @@ struct Straggler {
         const auto slowest = std::max_element(sums.begin(), sums.end());
         std::string line;
         if (*slowest > SLOW * median)
-            line = format("rank %d is slow: %.0f ms of its own work in a step, the rank in the middle %.0f ms (mean of "
-                          "%d steps)",
-                          int(slowest - sums.begin()), *slowest / steps, median / steps, steps);
+            line = format(
+                "rank %d is slow: %.0f ms of its own work in a step, the rank in the middle %.0f ms (mean of "
+                "%d steps)",
+                int(slowest - sums.begin()), *slowest / steps, median / steps, steps);
         std::fill(sums.begin(), sums.end(), 0.0);
         steps = 0;
         return line;

@@ -3,7 +3,7 @@
 # root directly, else by sudo. Does nothing when all is there.
 set -euo pipefail
 
-packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin curl ca-certificates
+packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin iproute2 curl ca-certificates
           python3 python3-numpy python3-matplotlib "$@")
 
 if ! command -v apt-get >/dev/null; then

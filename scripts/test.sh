@@ -4,9 +4,9 @@
 # First the release build: unit tests (build/release/test_*), the CUDA backend in the emulator (dev/test/test_*.cu and
 # test_gpt2cu), and where there is a GPU there too, the whole model against its reference (test_gpt2), the command line
 # (dev/test/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
-# UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and with
-# FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed", in test cases; a crash or a
-# hang is one that failed.
+# UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and by clang under
+# MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed",
+# in test cases; a crash or a hang is one that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -138,6 +138,17 @@ if [ ${#kernels[@]} != 0 ]; then
         if [ "$name" = test_simt ]; then continue; fi  # sets the order itself
         run "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$folder/emulator/$name"
     done
+fi
+
+# What no kernel may read: memory that nobody wrote.
+if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
+    folder=build/memory-clang++
+    build "memory" SANITIZE=memory CXX=clang++ "${kernels[@]/#/$folder/emulator/}"
+    heading "the CUDA backend under memory"
+    for name in "${kernels[@]}"; do run "memory/$name" 240 "$folder/emulator/$name"; done
+elif [ ${#kernels[@]} != 0 ]; then
+    heading "the CUDA backend under memory"
+    echo "skipped: no clang++"
 fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then

@@ -299,12 +299,22 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorMemoryAllocation";
         case cudaErrorInsufficientDriver:
             return "cudaErrorInsufficientDriver";
+        case cudaErrorDevicesUnavailable:
+            return "cudaErrorDevicesUnavailable";
+        case cudaErrorInvalidDeviceFunction:
+            return "cudaErrorInvalidDeviceFunction";
         case cudaErrorNoDevice:
             return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice:
             return "cudaErrorInvalidDevice";
+        case cudaErrorNoKernelImageForDevice:
+            return "cudaErrorNoKernelImageForDevice";
         case cudaErrorNotReady:
             return "cudaErrorNotReady";
+        case cudaErrorSystemNotReady:
+            return "cudaErrorSystemNotReady";
+        case cudaErrorSystemDriverMismatch:
+            return "cudaErrorSystemDriverMismatch";
         case cudaErrorStreamCaptureUnsupported:
             return "cudaErrorStreamCaptureUnsupported";
     }
@@ -321,12 +331,22 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "out of memory";
         case cudaErrorInsufficientDriver:
             return "CUDA driver version is insufficient for CUDA runtime version";
+        case cudaErrorDevicesUnavailable:
+            return "CUDA-capable device(s) is/are busy or unavailable";
+        case cudaErrorInvalidDeviceFunction:
+            return "invalid device function";
         case cudaErrorNoDevice:
             return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice:
             return "invalid device ordinal";
+        case cudaErrorNoKernelImageForDevice:
+            return "no kernel image is available for execution on the device";
         case cudaErrorNotReady:
             return "device not ready";
+        case cudaErrorSystemNotReady:
+            return "system not yet initialized";
+        case cudaErrorSystemDriverMismatch:
+            return "system has unsupported display driver / cuda driver combination";
         case cudaErrorStreamCaptureUnsupported:
             return "operation not permitted when stream is capturing";
     }
@@ -346,6 +366,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = 0;
+    if (simt::config.start_error) return result(cudaError_t(simt::config.start_error));
     if (simt::config.driver_version < runtime_version) return result(cudaErrorInsufficientDriver);
     if (simt::config.gpus == 0) return result(cudaErrorNoDevice);
     *count = simt::config.gpus;
@@ -356,6 +377,7 @@ cudaError_t cudaGetDevice(int* device) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+    if (simt::config.device_error) return result(cudaError_t(simt::config.device_error));
     return result(device >= 0 && device < simt::config.gpus ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
@@ -372,6 +394,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .maxThreadsPerBlock = 1024,
                    .l2CacheSize = 32 << 20};
     return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+    *attributes = {};
+    return result(simt::config.kernel_images ? cudaSuccess : cudaErrorNoKernelImageForDevice);
 }
 
 cudaError_t cudaDeviceSynchronize() {

@@ -29,6 +29,13 @@
 #include <tuple>
 #include <type_traits>
 
+#if defined(__has_feature)
+#if __has_feature(memory_sanitizer)
+#define SIMT_CHECKS_MEMORY 1
+extern "C" void __msan_check_mem_is_initialized(const volatile void* p, size_t bytes);
+#endif
+#endif
+
 #define __global__
 #define __device__
 #define __host__
@@ -74,6 +81,9 @@ struct Config {
     uint64_t stream_seed = 1;
     // The machine that tests pretend to have. Versions are CUDA's; 0: no driver.
     int gpus = 1, driver_version = 13000, compute_capability = 90;
+    int start_error = 0;          // a cudaError_t that the driver answers with when it is asked for GPUs
+    int device_error = 0;         // and when one is chosen
+    bool kernel_images = true;    // that the program has code for the GPU
     bool fused_epilogues = true;  // that cuBLASLt has algorithms for GELU and its derivative
 };
 extern Config config;
@@ -145,9 +155,17 @@ T* dynamic_shared() {
     return static_cast<T*>(dynamic_shared_memory());
 }
 
+// What a thread hands to the warp must have been written: MemorySanitizer does not follow it into the emulator.
+inline void expect_written([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
+#if SIMT_CHECKS_MEMORY
+    __msan_check_mem_is_initialized(p, bytes);
+#endif
+}
+
 template <class T>
 T shuffle_as(unsigned mask, T value, int source_lane, Site site) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+    expect_written(&value, sizeof(T));
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof(T));
     bits = shuffle(mask, bits, source_lane, site);
@@ -285,9 +303,14 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
+    cudaErrorDevicesUnavailable = 46,
+    cudaErrorInvalidDeviceFunction = 98,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorNotReady = 600,
+    cudaErrorSystemNotReady = 802,
+    cudaErrorSystemDriverMismatch = 803,
     cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind {
@@ -319,6 +342,14 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes;
+};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+template <class... P>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(P...)) {
+    return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 

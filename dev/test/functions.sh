@@ -34,11 +34,52 @@ refused() {
     fi
 }
 
+# What a run computed: its log without what depends on time.
+results() { sed -n '/"kind":"\(step\|val\|sample\)"/{s/,"step_ms".*//;p}' "$1/log.jsonl"; }
+val_loss() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }
+
+# same_run A B [STEP]: the logs, and the weights and moments of that step, are the same.
+same_run() {
+    local step file
+    step=step_000$(printf '%03d' "${3:-20}")
+    grep -q '"kind":"step"' "$1/log.jsonl" || return 1
+    diff <(results "$1") <(results "$2") || return 1
+    for file in model optimizer; do cmp "$1/$step/$file.safetensors" "$2/$step/$file.safetensors" || return 1; done
+}
+
 # Random words of a small language, the same each time: enough structure for a loss that falls.
 make_text() {
     awk -v n="$1" 'BEGIN { srand(1); split("the a king queen old young saw heard of and to in house river went came", w, " ")
         for (i = 0; i < n; i++) printf "%s%s", w[int(rand() * 16) + 1], i % 12 == 11 ? ".\n" : " " }'
 }
+
+# ---- ranks by mpirun
+
+# More ranks than cores, by root in a container too. A rank that waits yields its core.
+several_ranks_here() {
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMP_WAIT_POLICY=passive
+}
+
+# Why ranks cannot be tested here; nothing if they can.
+no_ranks_because() {
+    if ! command -v mpirun >/dev/null; then
+        echo "there is no mpirun (apt-get install openmpi-bin)"
+    elif make found | grep -q 'Open MPI off'; then
+        echo "this build has no Open MPI"
+    fi
+}
+
+# A process that has ended and that nobody has asked for yet (Z) does not run any more.
+runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
+
+# wait_for FILE [TEXT]: it is there, and has the text.
+wait_for() {
+    for _ in $(seq 1000); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
+    return 1
+}
+
+# ---- a model and its data
 
 # A model and steps that take a second. A caller's options come later and win.
 tiny=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet --threads 2)

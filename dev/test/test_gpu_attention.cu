@@ -185,28 +185,50 @@ TEST_CASE_TEMPLATE("equal keys average the past, and nothing of the future", flo
     }
 }
 
-// Scores of up to 1e32: the largest is subtracted before any exponential, without an error that could overflow.
-TEST_CASE_TEMPLATE("scores near the end of the range", floatX, float, bf16) {
-    for (const int HS : {64, 128, 16}) {
-        const Shape s{1, 140, 1, HS};
-        auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
-        auto out = poisoned<floatX>(s.tokens() * s.C());
-        auto lse = poisoned<float>(s.T);
-        for (int t = 0; t < s.T; t++)
-            for (int i = 0; i < 2 * s.C(); i++) {
-                floatX& x = qkv[t * 3 * s.C() + i];
-                x = floatX(float(x) * 1e15f);
-            }
-        Outputs<floatX> want(s);
-        cpu::plain::attention_forward(want.out.data(), want.lse.data(), qkv.data(), 1, s.T, 1, HS, nullptr);
-        OnGpu<floatX> x(qkv), y(out);
-        OnGpu<float> l(lse);
-        gpu::attention_forward<floatX>(y, l, x, 1, s.T, 1, HS, nullptr);
-        y.back(), l.back();
-        // One key has all the weight. Its score may cancel: the error is that of its terms, up to about 1e31 each.
-        expect_close("out", out, want.out, s.C(), 0.0f, 0.0f);
-        expect_close("lse", lse, want.lse, s.T, 1e-5f, 1e31f * float(HS) * epsilon<float>());
+// Scores of up to 1e32: the largest is subtracted before any exponential, without an error that could overflow. From
+// about 1e7 on, the rounding of lse alone is more than a weight can bear in backward. One key has all the weight, so
+// out is its value, dv a sum of rows of dout, and dq and dk are what rounding leaves of 0.
+template <class floatX>
+static void compare_far_scores(int HS, float magnitude) {
+    CAPTURE(HS);
+    CAPTURE(magnitude);
+    const Shape s{1, 140, 1, HS};
+    auto qkv = random_tensor<floatX>(s.tokens() * 3 * HS, 1), dout = random_tensor<floatX>(s.tokens() * HS, 2);
+    for (int t = 0; t < s.T; t++)
+        for (int i = 0; i < 2 * HS; i++) {
+            floatX& x = qkv[t * 3 * HS + i];
+            x = floatX(float(x) * magnitude);
+        }
+    const Outputs<floatX> got = computed<floatX>(s, qkv, dout, nullptr);
+    auto out = poisoned<floatX>(s.tokens() * HS);
+    auto lse = poisoned<float>(s.T), dv = filled<float>(s.tokens() * HS, 0.0f), got_dv = poisoned<float>(dv.size());
+    cpu::plain::attention_forward(out.data(), lse.data(), qkv.data(), 1, s.T, 1, HS, nullptr);
+    for (int t = 0; t < s.T; t++) {
+        int key = 0;
+        while (key < t && memcmp(&out[t * HS], &qkv[(key * 3 + 2) * HS], size_t(HS) * sizeof(floatX)) != 0) key++;
+        for (int i = 0; i < HS; i++) dv[key * HS + i] += float(dout[t * HS + i]);
     }
+
+    // Below 1e9 a weight of tensor cores may be 2^-0.5 to 2^0.5, and is rounded before it is divided by itself. A score
+    // may cancel: the error is that of its terms, of 10 magnitude^2 each.
+    const float rounding = on_tensor_cores<floatX>(s) ? epsilon<floatX>() : float(HS) * epsilon<float>();
+    expect_close("out", got.out, out, HS, on_tensor_cores<floatX>(s) ? rounding : 0.0f, 0.0f);
+    expect_close("lse", got.lse, lse, s.T, 1e-5f, 10.0f * magnitude * magnitude * float(HS) * epsilon<float>());
+    // dout.v is 5 sqrt(HS) at most, and a query or key 5 magnitude; a key has up to T queries.
+    const float left = rounding * 5.0f * std::sqrt(float(HS)) * 5.0f * magnitude / std::sqrt(float(HS));
+    for (int t = 0; t < s.T; t++)
+        for (int i = 0; i < HS; i++) {
+            const floatX* row = got.dqkv.data() + t * 3 * HS + i;
+            CHECK(std::fabs(float(row[0])) <= left);
+            CHECK(std::fabs(float(row[HS])) <= float(s.T) * left);
+            got_dv[t * HS + i] = float(row[2 * HS]);
+        }
+    expect_close("dv", got_dv, dv, HS, epsilon<floatX>(), float(s.T) * epsilon<float>());
+}
+
+TEST_CASE_TEMPLATE("scores near the end of the range", floatX, float, bf16) {
+    for (const int HS : {64, 128, 16})
+        for (const float magnitude : {3e3f, 3e4f, 1e15f}) compare_far_scores<floatX>(HS, magnitude);
 }
 
 TEST_CASE_TEMPLATE("NaN in a key reaches every later query, and none before", floatX, float, bf16) {

@@ -2,6 +2,7 @@
 // working memory, and which machines are refused.
 #include <cstring>
 
+#include "../../llmc/plan.h"
 #include "on_gpu.h"
 
 TEST_CASE("memory is zeroed, aligned and counted") {
@@ -151,6 +152,17 @@ TEST_CASE("a graph runs nothing while it is recorded, and everything each time a
     destroy_graph(graph);
 }
 
+TEST_CASE("the largest micro-batch needs no memory of the device for what the host loads") {
+    const GPT2Config config = {32, 50257, 1, 2, 64};  // one large tensor
+    const auto items = [&](int B) { return training_memory<bf16>(config, plan_batch(B, 32, 0, 1), {}); };
+    CHECK(device_has_own_memory());
+    const int64_t available = device_bytes(items(5));
+    CHECK(available < total_bytes(items(5)));
+    CHECK(largest_micro_batch<bf16>(config, 32, 0, 1, {}, available) == 5);
+    CHECK(largest_micro_batch<bf16>(config, 32, 0, 1, {}, available - 1) == 4);
+    CHECK(describe_memory(items(5)).find(" of the host") != std::string::npos);
+}
+
 // Last but one, because it stays reserved.
 TEST_CASE("working memory grows until it is reserved, and then refuses to") {
     device_scratch(1000);
@@ -204,6 +216,17 @@ TEST_CASE("machines without a GPU, with an old driver or an old GPU are refused,
     expect_refused("no GPU is visible");
     simt::config = as_it_was, simt::config.compute_capability = 75;
     expect_refused("GPU 0, emulator, has compute capability 7.5; 8.0 is the least");
+    simt::config = as_it_was, simt::config.compute_capability = 86, simt::config.kernel_images = false;
+    expect_refused("this build has code for sm_");
+    expect_refused(", and GPU 0, emulator, is sm_86: make CUDA_ARCHS=86");
+    simt::config.compute_capability = 90;
+    expect_refused("is sm_90: make CUDA_ARCHS=90a");
+    simt::config = as_it_was, simt::config.start_error = cudaErrorSystemNotReady;
+    expect_refused("systemctl start nvidia-fabricmanager (cudaErrorSystemNotReady)");
+    simt::config.start_error = cudaErrorSystemDriverMismatch;
+    expect_refused("Linux still runs the old one: restart the machine");
+    simt::config = as_it_was, simt::config.device_error = cudaErrorDevicesUnavailable;
+    expect_refused("GPU 0, emulator, cannot be used: another process has the GPU for itself");
     simt::config = as_it_was, simt::config.gpus = 2;
     device_init(1, 0);
     CHECK_THROWS_WITH_AS(device_init(2, 0), doctest::Contains("there are 2"), Error);

@@ -1,6 +1,8 @@
 // test_gpu_matmul.cu: the products of llmc/cuda against their definition in cpu::plain, with every finish, by the
 // library's epilogues and by our own kernels; and the choice by time. The same source runs on a GPU, with cuBLASLt, and
 // in the emulator, with plain loops in its place.
+#include <cstring>
+
 #include "../../llmc/cpu/forms.h"
 #include "../../llmc/cuda/matmul.h"
 #include "../../llmc/files.h"
@@ -102,6 +104,26 @@ TEST_CASE_TEMPLATE("products of awkward sizes, by either way to GELU", floatX, f
     }
     set_fused_epilogues(true);
 }
+
+#ifdef SIMT_EMULATOR
+TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own on the others") {
+    const simt::Config as_it_was = simt::config;
+    const auto result = [&](int compute_capability, bool fused_epilogues) {
+        simt::config.compute_capability = compute_capability, simt::config.fused_epilogues = fused_epilogues;
+        device_autotune("");  // forget the plans
+        return compare_forward<bf16>(17, 64, 96, Finish::bias_gelu);
+    };
+    const auto same = [](const Tensor<bf16>& a, const Tensor<bf16>& b) {
+        return memcmp(a.data(), b.data(), size_t(a.buffer.bytes())) == 0;
+    };
+    // Behind the product GELU starts from a rounded number: other bits in some of the results.
+    const Tensor<bf16> apart = result(90, false);
+    for (const int compute_capability : {80, 86, 89, 120}) CHECK(same(result(compute_capability, true), apart));
+    for (const int compute_capability : {90, 100}) CHECK(!same(result(compute_capability, true), apart));
+    simt::config = as_it_was;
+    device_autotune("");
+}
+#endif
 
 TEST_CASE_TEMPLATE("products of GPT-2's layers, few rows", floatX, float, bf16) {
     compare_forward<floatX>(1, 768, 2304, Finish::bias);  // a token generated

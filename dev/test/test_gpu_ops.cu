@@ -1,10 +1,42 @@
 // test_gpu_ops.cu: the operations of llmc/cuda against their definitions in cpu::plain, at GPT-2's sizes and at awkward
 // ones, in bf16 and fp32. The same source runs on a GPU and in the emulator.
+#include <cstring>
+
 #include "../../llmc/cpu/forms.h"
 #include "../../llmc/cuda/adamw.cuh"
 #include "../../llmc/cuda/gelu.cuh"
 #include "../../llmc/cuda/norm.cuh"
 #include "on_gpu.h"
+
+// ---- bf16
+
+// A thread takes floats whose upper halves are its number and those 4096 on, with six lower halves each.
+constexpr int ROUNDING_STRIDE = 4096;
+HOST_DEVICE static uint32_t rounded_case(int upper, int i) {
+    const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    return uint32_t(upper) << 16 | lower[i];
+}
+__global__ void rounding_kernel(uint16_t* out) {
+    for (int upper = int(blockIdx.x * blockDim.x + threadIdx.x); upper < 65536; upper += ROUNDING_STRIDE)
+        for (int i = 0; i < 6; i++) out[upper * 6 + i] = bf16(__builtin_bit_cast(float, rounded_case(upper, i))).bits;
+}
+
+TEST_CASE("every kind of float rounds to the same bf16 on the device and on the host, and NaN to NaN") {
+    auto got = random_tokens(65536 * 3, 1, 1);  // two 16-bit results each
+    OnGpu<int> out(got);
+    simt::launch(rounding_kernel, ROUNDING_STRIDE / 256, 256, 0, nullptr, reinterpret_cast<uint16_t*>(out.device));
+    out.back();
+    int wrong = 0;
+    for (int upper = 0; upper < 65536; upper++)
+        for (int i = 0; i < 6; i++) {
+            const bf16 want(__builtin_bit_cast(float, rounded_case(upper, i)));
+            bf16 result;
+            std::memcpy(&result, reinterpret_cast<const uint16_t*>(got.data()) + upper * 6 + i, sizeof(result));
+            const bool both_nan = std::isnan(float(want)) && std::isnan(float(result));
+            wrong += result.bits != want.bits && !both_nan;
+        }
+    CHECK(wrong == 0);
+}
 
 // ---- GELU
 

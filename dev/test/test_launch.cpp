@@ -93,6 +93,8 @@ TEST_CASE("each launcher, and what is left of others") {
              {"srun, rank 2 of 4, local rank 0", srun, false},
              // sbatch without srun is one process, whatever SLURM_NTASKS says
              {"single process@ (SLURM_NTASKS=4, but srun did not start this process)", batch, false},
+             {"single process@ (SLURM_NTASKS=4, but srun did not start this process)",
+              with(batch, {{"SLURM_STEP_NUM_TASKS", "4"}}), false},
              {"single process", with(srun, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "1"}}), false},
              {"single process", with(srun, {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}}), false},
              // mpirun inside of a Slurm job: SLURM_PROCID is 0 in every rank, and the step is one of mpirun's own

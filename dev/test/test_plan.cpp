@@ -107,6 +107,17 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
 }
 
+TEST_CASE("a device with memory of its own needs none for what the host loads") {
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const std::vector<MemoryItem> items = training_memory<bf16>(config, plan_batch(2, 32, 0, 1), {});
+    int64_t loading = 0;
+    for (const MemoryItem& item : items) loading += std::string(item.purpose) == "loading" ? item.bytes : 0;
+    CHECK(loading > 0);
+    CHECK(device_bytes(items, true) == total_bytes(items) - loading);
+    CHECK(device_bytes(items, false) == total_bytes(items));
+    CHECK(device_bytes(items) == device_bytes(items, device_has_own_memory()));
+}
+
 TEST_CASE("the plan counts the largest tensor on its way to the device") {
     const GPT2Config embedding = {32, 300, 1, 1, 64}, matrix = {32, 10, 1, 1, 64};  // wte, and fcw of 256 x 64
     const BatchPlan batch = plan_batch(1, 32, 0, 1);

@@ -333,10 +333,10 @@ TEST_CASE("under torchrun other runs and attempts in the window are passed by") 
     std::thread host([&] { others[0] = attend(rank_of(0, 2, port - 1, "torchrun"), 20, "theirs"); });
     sleep_for(0.05);
     expect_meeting(attend_all(ranks(2, port, "torchrun"), 20));
+    close(taken);
     others[1] = attend(rank_of(1, 2, port - 1, "torchrun"), 20);
     host.join();
     expect_meeting(others, "theirs");
-    close(taken);
     // Two agents count restarts each for itself.
     launches = ranks(2, free_ports(), "torchrun");
     for (Launch& launch : launches) launch.local_world_size = 1, launch.attempt = launch.rank;

@@ -9,16 +9,6 @@ make_shards "$scratch/data" || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
 run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0)
 
-# What a run computed: its log without what depends on time.
-results() { sed -n '/"kind":"\(step\|val\|sample\)"/s/,"step_ms".*//p' "$1/log.jsonl"; }
-val_loss() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }
-same_run() {
-    local step file
-    step=step_000$(printf '%03d' "${3:-20}")
-    diff <(results "$1") <(results "$2") || return 1
-    for file in model optimizer; do cmp "$1/$step/$file.safetensors" "$2/$step/$file.safetensors" || return 1; done
-}
-
 for precision in fp32 bf16; do
     whole=$scratch/whole_$precision parts=$scratch/parts_$precision
     check "$precision: 20 steps" "${run[@]}" --precision $precision --output "$whole"

@@ -539,7 +539,21 @@ __global__ void unwritten_comparison(float* out) {  // NaN > 0 is false: the res
     out[threadIdx.x] = s[threadIdx.x] > 0.0f ? 1.0f : 0.0f;
 }
 
-TEST_CASE("bug: shared and device memory that nobody wrote") {
+__global__ void unwritten_maximum(float* out) {  // a maximum drops NaN
+    SHARED(s, float[128]);
+    if (threadIdx.x != 5) s[threadIdx.x] = 0.0f;
+    __syncthreads();
+    out[threadIdx.x] = warp_max(s[threadIdx.x]);
+}
+__global__ void unwritten_variable(float* out) {
+    float x[2];
+    x[threadIdx.x == 5] = 0.0f;
+    out[threadIdx.x] = x[0] > 0.0f ? 1.0f : 0.0f;
+}
+
+TEST_CASE("bug: memory that nobody wrote: shared, of a thread, of the device") {
+    expect_report({nullptr, nullptr, nullptr, msan}, [] { run(unwritten_maximum, 1, 128, 0, anything); });
+    expect_report({nullptr, nullptr, nullptr, msan}, [] { run(unwritten_variable, 1, 128, 0, anything); });
     expect_report({wrong, wrong, wrong, msan}, [] { run(unwritten_sum, 1, 128, 0, [](int, float) { return 0.0f; }); });
     expect_report({nullptr, nullptr, nullptr, msan}, [] { run(unwritten_comparison, 1, 128, 0, anything); });
     expect_report({wrong, wrong, wrong, msan}, [] {

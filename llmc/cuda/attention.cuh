@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
         for (int distance = DECODE_LANES / 2; distance > 0; distance /= 2)
             score += __shfl_xor_sync(FULL_MASK, score, distance);
         if (t >= s.T) continue;  // the last round
-        score *= s.scale;
+        score = rounded_product(score, s.scale);
         const float m = fmaxf(largest, score), rescale = expf(largest - m), weight = expf(score - m);
         largest = m;
         sum = sum * rescale + weight;

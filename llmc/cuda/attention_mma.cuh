@@ -328,6 +328,15 @@ struct BackwardTiles {
 // What a query's row has of both kernels: its log-sum-exp in base 2, and delta. Past the last token the weights are 0.
 struct QueryStatistics {
     float lse2, delta;
+
+    // Whether what rounds lse2 and a score, by 2^-22 of lse2 together, is a factor of more than 2 in a weight.
+    __device__ bool far() const { return fabsf(lse2) >= 0x1p22f; }
+    // The difference of a score and lse2 if no rounding hides which keys have all the weight. So large, different
+    // scores are far apart: the largest one's difference is 0, and that of another one as good as -infinity. Without
+    // this the largest one's may be anything, and its weight 0 or infinity.
+    __device__ float settled(float difference) const {
+        return difference > fabsf(lse2) * -0x1p-22f ? 0.0f : difference;
+    }
 };
 
 // delta of the warp's queries, from token first on, in memory and in row_delta.
@@ -389,6 +398,10 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     const auto publish = [&](int tile) {
         if (OF_KEYS && threadIdx.x < COLUMNS) column_statistics[tile % 2][threadIdx.x] = fetched;
     };
+    const auto any_far = [&](int stage, int column) {  // of the 32 queries that a warp takes at a time
+        static_assert(!OF_KEYS || 8 * N == WARP_SIZE);
+        return __any_sync(FULL_MASK, column_statistics[stage][column + int(threadIdx.x) % WARP_SIZE].far());
+    };
 
     const int end_row = first_row + Tiles::rows < T ? first_row + Tiles::rows : T;
     const int begin = OF_KEYS ? first_row / COLUMNS : 0, end = ceil_div(OF_KEYS ? T : end_row, COLUMNS);
@@ -399,6 +412,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     publish(begin);
 
     QueryStatistics row_statistics[R][2] = {};
+    bool rows_far = false;  // any of this lane's
     if constexpr (!OF_KEYS) {
         sum_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
         UNROLL
@@ -406,6 +420,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
         for (int half = 0; half < 2; half++) {
             const int row = i * 16 + half * 8 + lane_row(), t = warp_token + row;
             row_statistics[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[warp_row + row]};
+            rows_far = rows_far || row_statistics[i][half].far();
         }
     }
 
@@ -433,7 +448,16 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
             multiply_rows(p, x, chunk_x);
             for_each_sum<R, N>([&](int i, int half, int n, int e, int, int c) {
                 float& weight = p[i][n][2 * half + e];
-                weight = exp2_fast(fmaf(weight, scale2, -statistics(i, half, c).lse2));
+                weight = fmaf(weight, scale2, -statistics(i, half, c).lse2);
+            });
+            if (OF_KEYS ? any_far(tile % 2, column) : rows_far)
+                for_each_sum<R, N>([&](int i, int half, int n, int e, int, int c) {
+                    float& weight = p[i][n][2 * half + e];
+                    weight = statistics(i, half, c).settled(weight);
+                });
+            for_each_sum<R, N>([&](int i, int half, int n, int e, int, int) {
+                float& weight = p[i][n][2 * half + e];
+                weight = exp2_fast(weight);
             });
             if (masked)
                 for_each_sum<R, N>([&](int i, int half, int n, int e, int r, int c) {

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
             for (int j = 0; j < R; j++) {
                 const bool future =
                     first_key + plain_column() + j * PLAIN_SIDE > first_query + plain_row() + i * PLAIN_SIDE;
-                x[i][j] = future ? -INFINITY : x[i][j] * s.scale;
+                x[i][j] = future ? -INFINITY : rounded_product(x[i][j], s.scale);
                 m = fmaxf(m, x[i][j]);
             }
             m = plain_row_max(m);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
             const int row = plain_row() + i * PLAIN_SIDE, column = plain_column() + j * PLAIN_SIDE;
             const int query = OF_KEYS ? column : row;
             const bool future = OF_KEYS ? first_row + row > first + column : first + column > first_row + row;
-            p[i][j] = future ? 0.0f : expf(p[i][j] * s.scale - query_lse[query]);
+            p[i][j] = future ? 0.0f : expf(rounded_product(p[i][j], s.scale) - query_lse[query]);
             dscore[i][j] = p[i][j] * (dscore[i][j] - query_delta[query]);
         }
         if constexpr (OF_KEYS) {

@@ -33,6 +33,24 @@ Memory& memory() {
 
 std::string version_text(int version) { return format("%d.%d", version / 1000, version % 1000 / 10); }
 
+// Asked for at start-up, in place of the kernels of ops.cu, which are compiled for the same GPUs.
+__global__ void present_kernel() {}
+
+// What a driver means that has no more to say than "system not yet initialized".
+const char* remedy(cudaError_t error) {
+    switch (error) {
+        case cudaErrorSystemNotReady:
+            return "the GPUs of this machine are joined by switches, and the service that starts these does not run: "
+                   "systemctl start nvidia-fabricmanager";
+        case cudaErrorSystemDriverMismatch:
+            return "the NVIDIA driver was updated, and Linux still runs the old one: restart the machine";
+        case cudaErrorDevicesUnavailable:
+            return "another process has the GPU for itself (nvidia-smi -c 0 lets several in), or it must be reset";
+        default:
+            return nullptr;
+    }
+}
+
 std::string visible_devices() {
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
     return visible ? format(" (CUDA_VISIBLE_DEVICES=%s)", visible) : "";
@@ -52,8 +70,28 @@ int count_gpus() {
            version_text(driver).c_str(), version_text(runtime).c_str());
     ENSURE(error != cudaErrorNoDevice && (error != cudaSuccess || count > 0),
            "no GPU is visible%s; train_gpt2 is the same program for the CPU", visible_devices().c_str());
+    if (remedy(error)) fail(EXIT_USAGE, "no GPU can be used: %s (%s)", remedy(error), cudaGetErrorName(error));
     CUDA_CHECK(error);
     return count;
+}
+
+// "sm_80, sm_90a" of "80 90a".
+std::string built_for() {
+    std::string text = "sm_";
+    for (const char* c = CUDA_ARCHS; *c; c++) text += *c == ' ' ? ", sm_" : std::string(1, *c);
+    return text;
+}
+
+// Refuses a GPU that this build has no code for: else the first kernel would, and say less.
+void check_code(int device, const cudaDeviceProp& p) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, present_kernel);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+        cudaGetLastError();  // it would be reported again by the next launch
+        fail(EXIT_USAGE, "this build has code for %s, and GPU %d, %s, is sm_%d%d: make CUDA_ARCHS=%d%d%s",
+             built_for().c_str(), device, p.name, p.major, p.minor, p.major, p.minor, p.major == 9 ? "a" : "");
+    }
+    CUDA_CHECK(error);
 }
 
 const cudaDeviceProp& properties() {
@@ -111,7 +149,13 @@ void device_init(int local_rank, int threads) {
            "GPU %d, %s, has compute capability %d.%d; 8.0 is the least (A100, RTX 30). train_gpt2 is the same program "
            "for the CPU",
            local_rank, p.name, p.major, p.minor);
-    CUDA_CHECK(cudaSetDevice(local_rank));
+    const cudaError_t error = cudaSetDevice(local_rank);
+    if (error != cudaSuccess) cudaGetLastError();
+    if (remedy(error))
+        fail(EXIT_USAGE, "GPU %d, %s, cannot be used: %s (%s)", local_rank, p.name, remedy(error),
+             cudaGetErrorName(error));
+    CUDA_CHECK(error);
+    check_code(local_rank, p);
 }
 
 DeviceInfo device_info() {
@@ -176,6 +220,8 @@ int64_t device_bytes_allocated() {
     std::lock_guard lock(memory().mutex);
     return memory().allocated;
 }
+
+bool device_has_own_memory() { return true; }
 
 void* host_allocate(int64_t bytes) {
     ENSURE(bytes >= 0, "host memory: %lld bytes asked", static_cast<long long>(bytes));

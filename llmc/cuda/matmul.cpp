@@ -53,23 +53,47 @@ struct Route {
     Then then;
 };
 
+// Whether GELU is faster in the library's product than behind it, by a kernel of ours, where nothing is timed.
+struct GeluHabit {
+    int major;  // of the compute capability
+    bool fused;
+};
+constexpr GeluHabit gelu_habits[] = {
+    {8, false},   // A100, RTX 30 and 40: the epilogue is a kernel of the library's own, and writes everything twice
+    {9, true},    // H100: part of the product since CUDA 12.5, 0.7 % of a whole step
+    {10, true},   // B200: nobody has said; its products are made as those of H100
+    {12, false},  // RTX 50: 296 us in one, 236 us apart
+};
+
+bool fused_gelu_is_faster() {
+    int device = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    for (const GeluHabit& habit : gelu_habits)
+        if (habit.major == properties.major) return habit.fused;
+    return true;
+}
+
 // The ways to a finish, the preferred one first; the heuristic may know no algorithm for it. In fp32 GELU is always
 // ours: how exact the library's is depends on the algorithm.
 std::vector<Route> routes(const Shape& shape) {
+    const auto either = [&](Route fused, Route apart) -> std::vector<Route> {
+        if (!shape.is_bf16) return {apart};
+        if (fused_gelu_is_faster()) return {fused, apart};
+        return {apart, fused};
+    };
     switch (shape.finish) {
         case Finish::nothing:
             return {{CUBLASLT_EPILOGUE_DEFAULT, Then::nothing}};
         case Finish::bias:
             return {{CUBLASLT_EPILOGUE_BIAS, Then::nothing}};
         case Finish::gelu:
-            if (!shape.is_bf16) return {{CUBLASLT_EPILOGUE_DEFAULT, Then::gelu}};
-            return {{CUBLASLT_EPILOGUE_GELU_AUX, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu}};
+            return either({CUBLASLT_EPILOGUE_GELU_AUX, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu});
         case Finish::bias_gelu:
-            if (!shape.is_bf16) return {{CUBLASLT_EPILOGUE_BIAS, Then::gelu}};
-            return {{CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Then::nothing}, {CUBLASLT_EPILOGUE_BIAS, Then::gelu}};
+            return either({CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Then::nothing}, {CUBLASLT_EPILOGUE_BIAS, Then::gelu});
         case Finish::gelu_derivative:
-            if (!shape.is_bf16) return {{CUBLASLT_EPILOGUE_DEFAULT, Then::gelu_derivative}};
-            return {{CUBLASLT_EPILOGUE_DGELU, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu_derivative}};
+            return either({CUBLASLT_EPILOGUE_DGELU, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu_derivative});
     }
     return {};
 }

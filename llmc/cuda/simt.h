@@ -111,6 +111,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// x * y, rounded by itself: never one FMA with a sum that it goes into.
+__device__ __forceinline__ float rounded_product(float x, float y) { return __fmul_rn(x, y); }
+
 // acc (16, 8) += A (16, 16) * B (16, 8), bf16 in, float out, by a whole warp. With g = lane / 4 and t = lane % 4 * 2 a
 // lane holds, in pairs of columns (A, acc) or rows (B), the even one in the low half:
 //   a[0] = A[g][t..]   a[1] = A[g + 8][t..]   a[2] = A[g][t + 8..]   a[3] = A[g + 8][t + 8..]
@@ -181,8 +184,10 @@ void store128cs(T* p, Vec<T> v, SIMT_SITE) {
 
 inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float rounded_product(float x, float y) { return x * y; }
 
 inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
+    simt::expect_written(acc, sizeof(acc)), simt::expect_written(a, sizeof(a)), simt::expect_written(b, sizeof(b));
     simt::mma(acc, a, b, site);
 }
 
@@ -192,6 +197,7 @@ void ldmatrix_rows(uint32_t (&r)[4], const void* row, simt::Site site) {
     if (!simt::is_shared(row, 16)) simt::report("ldmatrix: a row is not in shared memory", site);
     uint64_t bits[2];
     std::memcpy(bits, row, 16);  // here, where the sanitizers see it
+    simt::expect_written(bits, 16);
     for (uint32_t& pair : r) pair = 0;
     simt::ldmatrix(r, TRANSPOSE, bits[0], bits[1], site);
 }

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# test_scripts.sh: the recipes in scripts/: what --plan says they are, and that they run nothing without their data.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+# shellcheck source=dev/test/functions.sh
+source dev/test/functions.sh
+
+# planned SCRIPT RANKS TOKENS PARAMETERS: tokens of a step, which are sequences x 1024 x ranks x micro-steps, and the model.
+planned() {
+    local out tokens
+    out=$("scripts/$1" --plan) || return 1
+    tokens=$(sed 's/,//g' <<<"$out" | awk -v ranks="$2" '
+        $1 == "batch" && $2 == $7 * $10 * $13 * $16 && $10 == 1024 && $13 == ranks { print $2 }')
+    if [ "$tokens" != "$3" ]; then grep batch <<<"$out" && return 1; fi
+    if ! grep -q "vocabulary 50257 .* $4 parameters" <<<"$out"; then grep model <<<"$out" && return 1; fi
+}
+check "124M" planned run_gpt2_124M.sh 8 524288 124,439,808
+check "350M" planned run_gpt2_350M.sh 8 524288 354,823,168
+check "774M" planned run_gpt2_774M.sh 8 524288 774,030,080
+check "1558M" planned run_gpt2_1558M.sh 8 1048576 1,557,611,200
+check "124M by torchrun" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
+check "124M by torchrun, 2 nodes" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
+check "124M by Slurm, 2 nodes" planned run_gpt2_124M.sbatch 16 524288 124,439,808
+check "124M by Slurm, 4 nodes" env NODES=4 bash -c "$(declare -f planned); planned run_gpt2_124M.sbatch 32 524288 124,439,808"
+for ranks in 1 2 4; do
+    check "124M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_124M.sh $ranks 524288 124,439,808"
+    check "1558M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_1558M.sh $ranks 1048576 1,557,611,200"
+done
+refused "a number of GPUs that does not divide" 2 "is not a multiple of" env NP=3 scripts/run_gpt2_124M.sh --plan
+refused "an option that is none" 2 "did you mean --steps?" scripts/run_gpt2_124M.sh --plan --stesp 3
+check "an option wins over the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
+
+# Tokens x FLOP per token, as the comment has them.
+for script in scripts/run_gpt2_*M.sh; do
+    work=$("$script" --plan | awk '$1 == "work" { print $2 }')
+    check "$(basename "$script"): its budget" awk -v per_token="$work" '
+        /^#.*steps of .* tokens/ { gsub(",", ""); steps = $2; tokens = $5 }
+        /^#.*GFLOP per token/ { said = $2; for (i = 1; i < NF; i++) if ($i == "all") total = $(i + 1) }
+        function near(a, b) { return a > 0.99 * b && a < 1.01 * b }
+        END { exit !(steps > 0 && near(said, per_token) && near(total, steps * tokens * per_token * 1e9)) }' "$script"
+done
+
+for script in scripts/run_gpt2_*; do
+    refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
+done
+# ---- what they run, and again: programs in place of mpirun, srun and the trainer, which ends with the next code in `codes`
+tree=$scratch/tree
+mkdir -p "$tree/data/fineweb10B" "$tree/bin"
+cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
+stub() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
+stub "$tree/train_gpt2cu" 'echo "$*" >>runs; code=$(sed -n "$(wc -l <runs)p" codes); exit "${code:-0}"'
+stub "$tree/bin/mpirun" 'while [ "$1" != ./train_gpt2cu ]; do shift; done; "$@"'
+stub "$tree/bin/srun" 'shift; "$@"'
+stub "$tree/bin/scontrol" 'echo "$*" >requeued'
+stub "$tree/bin/sleep" ''
+
+# after CODES RUNS CODE SCRIPT: the trainer ends with these codes; so often it was run, and the recipe ended like this.
+after() {
+    local status=0
+    rm -f "$tree/runs" "$tree/requeued" && tr ' ' '\n' <<<"$1" >"$tree/codes"
+    (cd "$tree" && PATH=$tree/bin:$PATH "scripts/$4" --seed 7) || status=$?
+    test "$(grep -c -- '--train-data data/fineweb10B/\*train_\*.bin .* --resume --seed 7$' "$tree/runs") $status" = "$2 $3"
+}
+check "a run that ends well is run once" after "0" 1 0 run_gpt2_124M.sh
+check "after a fault it goes on" after "137 1 0" 3 0 run_gpt2_124M.sh
+check "but not for ever" after "1 1 1 1 1 1 1 1" 6 1 run_gpt2_124M.sh
+check "bad options are not tried again" after "2" 1 2 run_gpt2_124M.sh
+check "a run that was asked to stop stops" after "75" 1 75 run_gpt2_124M.sh
+export SLURM_JOB_ID=5 SLURM_JOB_NUM_NODES=2 SLURM_SUBMIT_DIR=$tree
+check "Slurm: ends well" after "0" 1 0 run_gpt2_124M.sbatch
+check "Slurm: is not queued again" test ! -e "$tree/requeued"
+check "Slurm: time is up" after "75" 1 0 run_gpt2_124M.sbatch
+check "Slurm: is queued again" grep -qx 'requeue 5' "$tree/requeued"
+SLURM_RESTART_COUNT=5 check "Slurm: a sixth fault" after "1" 1 1 run_gpt2_124M.sbatch
+check "Slurm: ends it" test ! -e "$tree/requeued"
+unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
+
+for script in scripts/*.sh scripts/*.sbatch data/*.sh dev/*.sh dev/test/*.sh; do check "bash -n $script" bash -n "$script"; done
+if command -v shellcheck >/dev/null; then
+    check "shellcheck" shellcheck -x --severity=warning --exclude=SC2034 scripts/*.sh scripts/*.sbatch \
+        dev/test/{cluster,test_ranks,test_hosts,test_scripts}.sh
+else
+    echo "skipped: shellcheck is not here"
+fi
+finish

@@ -1,0 +1,137 @@
+#include "report.h"
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include "files.h"
+#include "mfu.h"
+
+std::string describe_schedule(const Options& o) {
+    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g",
+                  o.schedule.c_str(), o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction,
+                  static_cast<long long>(o.steps), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+}
+
+static std::string describe_start(const Start& start, const Options& o) {
+    if (!start.resume.empty()) return "resumed from " + start.resume;
+    if (!start.weights.empty()) return "weights of " + start.weights;
+    return format("GPT-2's initialization, seed %llu", static_cast<unsigned long long>(o.seed));
+}
+
+static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
+    const double peak = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
+    return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
+                  device.peak_source.c_str());
+}
+
+static std::string describe_precision(const Options& o, const std::string& precision) {
+    if (precision == "fp32") return "fp32";
+    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
+    if (device_has_bf16_units()) return "bf16, with fp32 master weights, gradients and moments";
+    return "bf16 without matrix units for it: products are widened to fp32, and --precision fp32 is faster";
+}
+
+static std::string describe_tokenizer(const Start& start) {
+    if (!start.tokenizer) return "none: no samples, and checkpoints without one (--tokenizer)";
+    return format("%s, %d tokens", start.tokenizer_path.c_str(), start.tokenizer->vocab_size());
+}
+
+std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
+    return format("%zu shard%s, %s tokens, %s windows of %d: an epoch is %.1f steps", corpus.shards.size(),
+                  corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
+                  with_commas(corpus.num_samples).c_str(), corpus.T,
+                  double(corpus.num_samples) / double(samples_per_step));
+}
+
+Saving saving_of(const Options& o, int world_size) {
+    const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
+                                : o.recompute == "gelu" ? Recompute::gelu
+                                                        : Recompute::none;
+    const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
+    return {recompute, o.head_chunks, o.master_weights == "on", parts, shards};
+}
+
+template <class floatX>
+std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device) {
+    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, saving_of(o, batch.world_size));
+    return {{"model", describe_model(start.config)},
+            {"start", describe_start(start, o)},
+            {"tokenizer", describe_tokenizer(start)},
+            {"batch", describe_batch(batch)},
+            {"precision", describe_precision(o, dtype_name<floatX>())},
+            {"libraries", device_libraries()},
+            {"device", describe_device(device, dtype_name<floatX>())},
+            {"memory", human_bytes(device_bytes(memory)) + ": " + describe_memory(memory)}};
+}
+
+RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, const Corpus& corpus,
+                 const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
+    RunInfo info;
+    info.options = options_json(o);
+    info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
+    info.libraries = device_libraries();
+    info.data = o.train_data,
+    info.data_fingerprint = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
+    info.layers = start.config.L, info.heads = start.config.NH, info.channels = start.config.C;
+    info.vocab_size = start.config.V, info.positions = start.config.max_T;
+    info.parameters = count_parameters(start.config), info.tokens_per_step = batch.tokens_per_step,
+    info.steps = o.steps;
+    info.train_tokens = corpus.tokens, info.seed = o.seed;
+    info.flops_per_token = flops_per_token(start.config, batch.T);
+    info.peak_flops = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    info.peak_source = device.peak_source;
+    return info;
+}
+
+static std::string program_fingerprint() {
+    const std::string program = read_file("/proc/self/exe", int64_t(1) << 32);
+    return format("%s, %016llx", version().c_str(),
+                  static_cast<unsigned long long>(XXH3_64bits(program.data(), program.size())));
+}
+
+std::string card(const Options& o, const Start& start, const Corpus& corpus, const char* precision) {
+    nlohmann::ordered_json card = {
+        {"host", host_name()},
+        {"machine", boot_id()},
+        {"program", program_fingerprint()},
+        {"precision", precision},
+        {"checkpoint", start.resume},
+        {"weights", start.weights},
+        {"training data", format("%016llx", static_cast<unsigned long long>(corpus.fingerprint))}};
+    for (const Setting& setting : settings(o)) card["--" + setting.name] = setting.value;
+    return card.dump();
+}
+
+std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards) {
+    if (comm.world_size == 1) return comm.describe();
+    std::vector<std::pair<std::string, int>> hosts;
+    std::string last;
+    for (const std::string& text : cards) {
+        const auto card = nlohmann::json::parse(text);
+        if (card["machine"] != last) hosts.push_back({card["host"], 0});
+        last = card["machine"];
+        hosts.back().second++;
+    }
+    std::string text = comm.describe();
+    for (const auto& [host, ranks] : hosts)
+        text += format("%s%s %d", &host == &hosts[0].first ? ": on " : ", ", host.c_str(), ranks);
+    return text;
+}
+
+// 2 (n-1)/n of what is reduced, of which --zero 1 sends the second half as weights.
+template <class floatX>
+std::string describe_traffic(const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const Saving saving = saving_of(o, batch.world_size);
+    const ParamLayout layout(config, saving.parts);
+    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
+                  back = saving.shards > 1 ? int64_t(sizeof(floatX)) : gradient;
+    const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);
+    return format("%s sent by each rank in a step, in %d buckets, whatever the number of micro-steps",
+                  human_bytes(bytes).c_str(), layout.num_buckets());
+}
+
+template std::vector<Row> plan_table<float>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&);
+template std::vector<Row> plan_table<bf16>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&);
+template std::string describe_traffic<float>(const GPT2Config&, const Options&, const BatchPlan&);
+template std::string describe_traffic<bf16>(const GPT2Config&, const Options&, const BatchPlan&);

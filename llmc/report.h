@@ -1,0 +1,33 @@
+// report.h: what a run says of itself at the start: the table on the terminal, run.json, what ranks tell each other.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "comm.h"
+#include "dataloader.h"
+#include "log.h"
+#include "options.h"
+#include "plan.h"
+#include "setup.h"
+
+// What the options give up for memory, with so many ranks.
+Saving saving_of(const Options& options, int world_size);
+
+// The rows that `train` and `plan` have in common.
+template <class floatX>
+std::vector<Row> plan_table(const Options& options, const Start& start, const BatchPlan& batch,
+                            const DeviceInfo& device);
+std::string describe_schedule(const Options& options);
+std::string describe_data(const Corpus& corpus, int64_t samples_per_step);
+// Bytes that a rank sends in a step.
+template <class floatX>
+std::string describe_traffic(const GPT2Config& config, const Options& options, const BatchPlan& batch);
+
+RunInfo run_info(const Options& options, const Start& start, const BatchPlan& batch, const Corpus& corpus,
+                 const DeviceInfo& device, const std::string& precision, const std::string& command_line);
+
+// What a rank tells the others: a JSON object, in which all but host, machine and its own numbers must be the same
+// (check_same).
+std::string card(const Options& options, const Start& start, const Corpus& corpus, const char* precision);
+// "4 ranks by MPI: on h0 2, h1 2"
+std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards);

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# run_gpt2_124M_torchrun.sh [--plan] [OPTION...]: GPT-2 124M on 10 billion tokens of FineWeb, started by PyTorch's torchrun.
+#
+# The run of run_gpt2_124M.sh: 9.89 billion tokens, 7.95e18 FLOP, 94 minutes on 8 A100-80GB as llm.c published, 42 minutes on
+# 8 H100 at 40 % of their peak (computed). torchrun starts it again after a fault, at most five times.
+#
+# NP=4 takes four GPUs of each node, DATA= another folder of shards, OUT= another folder for checkpoints. On several nodes
+# with a common file system, on each of them: NODES=2 RDZV=first-node:29400 scripts/run_gpt2_124M_torchrun.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nodes=${NODES:-1} ranks_per_node=${NP:-8}
+model=d12 steps=18865 lr=6e-4 final_lr_fraction=0 checkpoint_every=1000
+tokens_per_step=524288 most_micro_batch=64 data=${DATA:-data/fineweb10B} ranks=$((nodes * ranks_per_node)) more=()
+# shellcheck source=scripts/recipe.sh
+source scripts/recipe.sh
+meet=(--standalone)
+if [ "$nodes" -gt 1 ]; then
+    meet=(--nnodes="$nodes" --rdzv_backend=c10d --rdzv_endpoint="${RDZV:?names the first node, as in RDZV=node0:29400}"
+          --rdzv_id="$(basename "$0" .sh)")
+fi
+exec torchrun "${meet[@]}" --nproc_per_node="$ranks_per_node" --max_restarts=5 --no_python ./train_gpt2cu "${recipe[@]}"
