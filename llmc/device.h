@@ -40,7 +40,6 @@ void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
 int64_t device_bytes_allocated();  // now, by device_allocate
 int64_t device_bytes_free();       // that could still be, with some left for the libraries
-bool device_has_own_memory();      // false: its memory is the host's
 // Host memory that the device copies from and to without a detour (pinned on CUDA).
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);

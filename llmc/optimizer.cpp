@@ -43,7 +43,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, Saving saving
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, saving);
     return {{"master weights", masters * size},
             {"AdamW moments", 2 * layout.total / saving.shards * size},
-            {"virtual ranks", gradient_sum_bytes(layout, saving.parts, world_size)}};
+            {"sums of a step", gradient_sum_bytes(layout, saving.parts, world_size)}};
 }
 
 template <class floatX>

@@ -64,7 +64,7 @@ std::string describe_memory(const std::vector<MemoryItem>& items) {
     for (const MemoryItem& item : items)
         if (item.bytes)
             text += format("%s%s %s%s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str(),
-                           item.on_host && device_has_own_memory() ? " of the host" : "");
+                           item.on_host && !device_memory_is_host() ? " of the host" : "");
     return text;
 }
 

@@ -23,7 +23,7 @@ template <class floatX>
 std::vector<MemoryItem> training_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
 // What of it the device must have; all of it, where the device's memory is the host's.
-int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = device_has_own_memory());
+int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
 // The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes of
 // the device. Refuses when not even one sequence fits.

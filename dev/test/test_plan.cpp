@@ -115,7 +115,7 @@ TEST_CASE("a device with memory of its own needs none for what the host loads") 
     CHECK(loading > 0);
     CHECK(device_bytes(items, true) == total_bytes(items) - loading);
     CHECK(device_bytes(items, false) == total_bytes(items));
-    CHECK(device_bytes(items) == device_bytes(items, device_has_own_memory()));
+    CHECK(device_bytes(items) == device_bytes(items, !device_memory_is_host()));
 }
 
 TEST_CASE("the plan counts the largest tensor on its way to the device") {

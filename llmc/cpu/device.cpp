@@ -71,7 +71,6 @@ void* host_allocate(int64_t bytes) { return cpu::allocate(bytes, "host memory", 
 void host_free(void* pointer) { cpu::release(pointer); }
 int64_t device_bytes_free() { return cpu::available_bytes(); }
 int64_t device_bytes_allocated() { return cpu::bytes_allocated(); }
-bool device_has_own_memory() { return false; }
 
 // Everything is done when its call returns, so there is nothing to wait for.
 Stream create_stream() { return nullptr; }

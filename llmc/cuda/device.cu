@@ -138,7 +138,7 @@ void device_init(int local_rank, int threads) {
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
-    // A launcher that shows each process one GPU has given it that one; that no other has it too, check_same sees.
+    // A launcher that shows each process one GPU has given it that one; two ranks that have the same one NCCL refuses.
     if (count == 1 && !visible_devices().empty()) local_rank = 0;
     ENSURE(local_rank >= 0 && local_rank < count,
            "process %d of this machine has no GPU of its own: there %s %d%s; start one process per GPU", local_rank,
@@ -220,8 +220,6 @@ int64_t device_bytes_allocated() {
     std::lock_guard lock(memory().mutex);
     return memory().allocated;
 }
-
-bool device_has_own_memory() { return true; }
 
 void* host_allocate(int64_t bytes) {
     ENSURE(bytes >= 0, "host memory: %lld bytes asked", static_cast<long long>(bytes));
