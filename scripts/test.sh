@@ -140,12 +140,13 @@ if [ ${#kernels[@]} != 0 ]; then
     done
 fi
 
-# What no kernel may read: memory that nobody wrote.
+# What no kernel may read: memory that nobody wrote. Here the emulator's own test, and the kernels with the most of it.
+unwritten=(test_simt test_gpu_attention test_gpu_layernorm test_gpu_encoder)
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
     folder=build/memory-clang++
-    build "memory" SANITIZE=memory CXX=clang++ "${kernels[@]/#/$folder/emulator/}"
+    build "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$folder/emulator/}"
     heading "the CUDA backend under memory"
-    for name in "${kernels[@]}"; do run "memory/$name" 240 "$folder/emulator/$name"; done
+    for name in "${unwritten[@]}"; do run "memory/$name" 240 "$folder/emulator/$name"; done
 elif [ ${#kernels[@]} != 0 ]; then
     heading "the CUDA backend under memory"
     echo "skipped: no clang++"
