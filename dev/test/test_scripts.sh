@@ -47,12 +47,12 @@ done
 tree=$scratch/tree
 mkdir -p "$tree/data/fineweb10B" "$tree/bin"
 cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
-stub() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
-stub "$tree/train_gpt2cu" 'echo "$*" >>runs; code=$(sed -n "$(wc -l <runs)p" codes); exit "${code:-0}"'
-stub "$tree/bin/mpirun" 'while [ "$1" != ./train_gpt2cu ]; do shift; done; "$@"'
-stub "$tree/bin/srun" 'shift; "$@"'
-stub "$tree/bin/scontrol" 'echo "$*" >requeued'
-stub "$tree/bin/sleep" ''
+stand_in() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
+stand_in "$tree/train_gpt2cu" 'echo "$*" >>runs; code=$(sed -n "$(wc -l <runs)p" codes); exit "${code:-0}"'
+stand_in "$tree/bin/mpirun" 'while [ "$1" != ./train_gpt2cu ]; do shift; done; "$@"'
+stand_in "$tree/bin/srun" 'shift; "$@"'
+stand_in "$tree/bin/scontrol" 'echo "$*" >requeued'
+stand_in "$tree/bin/sleep" ''
 
 # after CODES RUNS CODE SCRIPT: the trainer ends with these codes; so often it was run, and the recipe ended like this.
 after() {
