@@ -54,6 +54,9 @@ void record_event(Event event, Stream stream);
 void stream_wait_event(Stream stream, Event event);  // what is queued on stream later runs after the event
 bool event_done(Event event);                        // without blocking; on the CPU always
 void wait_for_event(Event event);                    // blocks the host
+// An event that also keeps the time at which it is reached; and of two such that have been, the seconds between them.
+Event create_timer();
+double seconds_between(Event from, Event to);
 
 // What is queued on the stream from begin_graph to end_graph is recorded and not run; run_graph queues all of it as
 // one, for the price of one launch, with the same pointers and numbers each time. Not on the CPU, where calls run as

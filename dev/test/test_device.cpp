@@ -72,6 +72,19 @@ TEST_CASE("copies and zeros, also where several threads share them") {
     }
 }
 
+TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
+    const Event before = create_timer(), after = create_timer();
+    record_event(before, nullptr);
+    const double start = seconds_now();
+    while (seconds_now() - start < 0.01) continue;
+    record_event(after, nullptr);
+    CHECK(seconds_between(before, after) >= 0.01);
+    CHECK(seconds_between(before, after) < 1.0 + seconds_now() - start);
+    record_event(before, nullptr);
+    CHECK(seconds_between(before, after) <= 0.0);
+    destroy_event(before), destroy_event(after);
+}
+
 TEST_CASE("working memory grows until it is reserved, and then refuses to") {
     device_scratch(1000);
     device_scratch(2000);

@@ -89,6 +89,8 @@ TEST_CASE("a stream is in order, an event orders two, and the host waits for wha
     Stream stream[streams];
     Event event[streams];
     for (int s = 0; s < streams; s++) stream[s] = create_stream(), event[s] = create_event();
+    const Event timer[2] = {create_timer(), create_timer()};
+    record_event(timer[0], stream[0]);
     unsigned want = 0;
     for (int turn = 0; turn < turns; turn++) {
         const int s = turn % streams;
@@ -101,14 +103,18 @@ TEST_CASE("a stream is in order, an event orders two, and the host waits for wha
     const int last = (turns - 1) % streams;
     copy_to_host(host, x.data, x.bytes(), stream[last]);
     record_event(event[last], stream[last]);
-    wait_for_event(event[last]);
+    record_event(timer[1], stream[last]);
+    wait_for_event(timer[1]);
     CHECK(event_done(event[last]));
+    const double seconds = seconds_between(timer[0], timer[1]);
+    CHECK(seconds >= 0.0);
+    CHECK(seconds < 60.0);
     for (int i = 0; i < threads; i++) CHECK(host[i] == want);
 
     simt::launch(step_kernel, 1, threads, 0, stream[0], x.data, 1u, 1000);
     want = 3 * want + 1;
     CHECK(to_host(x.data, threads) == std::vector<unsigned>(threads, want));  // of a stream that is not waited for
-    for (int s = 0; s < streams; s++) destroy_event(event[s]), destroy_stream(stream[s]);
+    for (int s = 0; s < streams; s++) destroy_event(event[s]), destroy_event(timer[s]), destroy_stream(stream[s]);
     host_free(host);
 }
 

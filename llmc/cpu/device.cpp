@@ -77,9 +77,17 @@ Stream create_stream() { return nullptr; }
 void destroy_stream(Stream) {}
 void wait_for_stream(Stream) {}
 void wait_for_device() {}
+struct CUevent_st {
+    double reached;  // seconds_now()
+};
+
 Event create_event() { return nullptr; }
-void destroy_event(Event) {}
-void record_event(Event, Stream) {}
+Event create_timer() { return new CUevent_st{}; }
+double seconds_between(Event from, Event to) { return to->reached - from->reached; }
+void destroy_event(Event event) { delete event; }
+void record_event(Event event, Stream) {
+    if (event) event->reached = seconds_now();
+}
 void stream_wait_event(Stream, Event) {}
 bool event_done(Event) { return true; }
 void wait_for_event(Event) {}

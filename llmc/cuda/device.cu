@@ -255,6 +255,16 @@ Event create_event() {
     CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return event;
 }
+Event create_timer() {
+    Event event = nullptr;
+    CUDA_CHECK(cudaEventCreate(&event));
+    return event;
+}
+double seconds_between(Event from, Event to) {
+    float ms = 0.0f;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));
+    return 1e-3 * double(ms);
+}
 void destroy_event(Event event) {
     if (event) cudaEventDestroy(event);
 }
