@@ -320,13 +320,7 @@ static void load_state(Trainer<floatX>& t) {
     } else if (!t.start.weights.empty()) {
         load_weights(t.start.weights, layout, write);
     } else {
-        std::vector<float> values;
-        for (const ParamSpec& spec : param_table)
-            for (int l = 0; l < layout.layers(spec.id); l++) {
-                values.resize(layout.size(spec.id));
-                init_param(values.data(), layout, spec.id, l, t.options.seed);
-                t.optimizer.set_state(StateKind::weights, spec.id, l, values.data());
-            }
+        t.optimizer.draw_weights(t.options.seed);
     }
     for (int b = 0; b < layout.num_buckets(); b++) t.model.pack_bucket(b);
 }

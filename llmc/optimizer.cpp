@@ -110,6 +110,45 @@ void AdamW<floatX>::get_state(float* values, StateKind kind, Param p, int l) {
 }
 
 template <class floatX>
+Comm::Ticket AdamW<floatX>::draw_bucket(int b, uint64_t seed) {
+    Comm& comm = gradients.comm;
+    const ParamLayout& layout = model.layout;
+    const Bucket bucket = layout.bucket(b);
+    const int64_t size = (bucket.end - bucket.begin) / comm.world_size;
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table) {
+        if ((spec.scope == Scope::layer) != (b > 0)) continue;
+        const int l = std::max(0, b - 1);
+        const int64_t offset = layout.offset(spec.id, l);
+        const int64_t begin = std::max(offset, bucket.begin + comm.part * size),
+                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.part + 1) * size);
+        if (begin >= end) continue;
+        values.resize(end - begin);
+        init_param(values.data(), layout, spec.id, l, seed, begin - offset, end - offset);
+        copy_to_device(model.grads.data + begin, values.data(), (end - begin) * int64_t(sizeof(float)), model.stream);
+        wait_for_stream(model.stream);
+    }
+    return comm.all_gather(model.grads.data + bucket.begin, comm.world_size * size * int64_t(sizeof(float)),
+                           model.stream);
+}
+
+template <class floatX>
+void AdamW<floatX>::draw_weights(uint64_t seed) {
+    Comm::Ticket last = 0;
+    for (int b = 0; b < model.layout.num_buckets(); b++) last = draw_bucket(b, seed);
+    gradients.comm.wait(last, model.stream);
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table)
+        for (int l = 0; l < model.layout.layers(spec.id); l++) {
+            values.resize(model.layout.size(spec.id));
+            copy_to_host(values.data(), model.grads.data + model.layout.offset(spec.id, l),
+                         int64_t(values.size() * sizeof(float)), model.stream);
+            wait_for_stream(model.stream);
+            set_state(StateKind::weights, spec.id, l, values.data());
+        }
+}
+
+template <class floatX>
 void AdamW<floatX>::clip(float max_norm, Said said) {
     gradients.finish(said);
     ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), max_norm, model.stream);

@@ -26,6 +26,8 @@ struct AdamW {
     // The same tensor back: its master, or the weights as they are; or its moments. With shards all ranks must call it,
     // between steps; it uses the memory of the gradients.
     void get_state(float* values, StateKind kind, Param p, int l);
+    // Sets all weights to GPT-2's initialization. Every rank draws its part, in the memory of the gradients.
+    void draw_weights(uint64_t seed);
 
     // Global norm of the gradients, over all ranks; the factor that brings it to max_norm (0: never). NaN or infinite:
     // see ops.inc.
@@ -45,6 +47,7 @@ struct AdamW {
         int64_t begin, count, at;
     };
     Piece piece_of(int bucket, int part) const;
+    Comm::Ticket draw_bucket(int bucket, uint64_t seed);
     const float* gather_state(const float* from, Param p, int l);
     DeviceBuffer<float>& state(StateKind kind) {
         return kind == StateKind::weights ? master : kind == StateKind::m ? m : v;

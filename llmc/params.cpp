@@ -70,21 +70,29 @@ DecayPattern ParamLayout::decay_pattern() const {
     return {model.end, model.decayed_end, layer_stride, layer.decayed_end - layer.begin};
 }
 
-void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed) {
+void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end) {
     const ParamSpec& spec = param_table[p];
-    const int64_t count = int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p);  // without padded rows
+    // Elements of padded rows begin at `drawn`.
+    const int64_t drawn = std::clamp(int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p), begin, end);
+    std::fill(out + drawn - begin, out + end - begin, 0.0f);
+    if (spec.init == Init::zeros || spec.init == Init::ones) {
+        std::fill(out, out + drawn - begin, spec.init == Init::ones ? 1.0f : 0.0f);
+        return;
+    }
     const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
     const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
     const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
-    if (spec.init == Init::zeros || spec.init == Init::ones) {
-        std::fill_n(out, count, spec.init == Init::ones ? 1.0f : 0.0f);
-    } else {
+    constexpr int64_t BLOCK = 512;  // pairs, drawn many at a time
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i += 2) {
-            const auto pair = random.normals(uint64_t(i / 2));
-            out[i] = scale * pair[0];
-            if (i + 1 < count) out[i + 1] = scale * pair[1];
+    for (int64_t block = begin / 2; block < ceil_div<int64_t>(drawn, 2); block += BLOCK) {
+        uint32_t words[BLOCK][4];
+        for (int64_t i = 0; i < BLOCK; i++) random.words(words[i], uint64_t(block + i));
+        float values[2 * BLOCK];
+        for (int64_t i = 0; i < BLOCK; i++) {
+            const auto pair = box_muller(words[i][0], words[i][1]);
+            values[2 * i] = scale * pair[0], values[2 * i + 1] = scale * pair[1];
         }
+        const int64_t from = std::max(begin, 2 * block), to = std::min(drawn, 2 * (block + BLOCK));
+        std::copy(values + from - 2 * block, values + to - 2 * block, out + from - begin);
     }
-    std::fill(out + count, out + layout.size(p), 0.0f);
 }

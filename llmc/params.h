@@ -122,6 +122,6 @@ struct ParamLayout {
     DecayPattern decay_pattern() const;
 };
 
-// GPT-2's initialization of one tensor, in memory layout, padded rows zero. Element i depends on seed, the tensor and
-// i alone: not on threads, ranks or order.
-void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed);
+// GPT-2's initialization: elements begin .. end of one tensor in memory layout, padded rows zero. Element i depends on
+// seed, the tensor and i alone: not on threads, ranks or order.
+void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end);

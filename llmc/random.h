@@ -4,10 +4,44 @@
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "dtype.h"
+
+// The logarithm, sine and cosine below are off by 2e-6 at most. They are made of +, -, x and / alone, and so have the
+// same bits on every x86-64 processor, which a library's need not; and a compiler can do many at a time.
+
+// ln((x + 1/2) / 2^32).
+inline float log_fraction(uint32_t x) {
+    // (x + 1/2) / 2^32 = 2^exponent m, with m from sqrt(1/2) to sqrt(2), where ln m = 2 artanh((m - 1) / (m + 1)).
+    const uint32_t bits = std::bit_cast<uint32_t>(float(x) + 0.5f), half = 0x3f3504f3;  // sqrt(1/2)
+    const int exponent = int(bits - half) >> 23;
+    const float m = std::bit_cast<float>(bits - (uint32_t(exponent) << 23));
+    const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
+    const float series = 1.0f + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7 + z * (1.0f / 9))));
+    return float(exponent - 32) * 0.693147181f + 2.0f * s * series;
+}
+
+// Of 2 pi x / 2^32: the nearest quarter of the circle, and the series from there, at most pi / 4 away.
+inline void sine_and_cosine(uint32_t x, float& sine, float& cosine) {
+    const uint32_t quarter = (x + (1u << 29)) >> 30;
+    const float a = float(int32_t(x - (quarter << 30))) * 1.46291808e-9f, z = a * a;
+    const float s = a * (1.0f + z * (-1.0f / 6 + z * (1.0f / 120 + z * (-1.0f / 5040 + z * (1.0f / 362880)))));
+    const float c = 1.0f + z * (-1.0f / 2 + z * (1.0f / 24 + z * (-1.0f / 720 + z * (1.0f / 40320))));
+    const float along = quarter & 1 ? c : s, across = quarter & 1 ? s : c;
+    sine = quarter & 2 ? -along : along;
+    cosine = (quarter + 1) & 2 ? -across : across;
+}
+
+// Two standard normal numbers of two random words.
+inline std::array<float, 2> box_muller(uint32_t x, uint32_t y) {
+    const float radius = std::sqrt(-2.0f * log_fraction(x));
+    float sine, cosine;
+    sine_and_cosine(y, sine, cosine);
+    return {radius * cosine, radius * sine};
+}
 
 struct Philox {
     uint64_t seed;
@@ -42,12 +76,11 @@ struct Philox {
     // In [0, 1), a multiple of 2^-24.
     float uniform(uint64_t index) const { return float((*this)(index)[0] >> 8) * 0x1p-24f; }
 
-    // Two standard normal numbers, elements 2 pair and 2 pair + 1, by Box and Muller.
+    // Two standard normal numbers, elements 2 pair and 2 pair + 1.
     std::array<float, 2> normals(uint64_t pair) const {
-        const auto x = (*this)(pair);
-        const double radius = std::sqrt(-2.0 * std::log((x[0] + 0.5) * 0x1p-32));
-        const double angle = 6.283185307179586 * x[1] * 0x1p-32;
-        return {float(radius * std::cos(angle)), float(radius * std::sin(angle))};
+        uint32_t x[4];
+        words(x, pair);
+        return box_muller(x[0], x[1]);
     }
 
     float normal(uint64_t index) const { return normals(index / 2)[index % 2]; }

@@ -79,13 +79,7 @@ struct StepBench {
           model(config, Purpose::train, B, T),
           optimizer(model, AdamWConfig{}),
           tokens(int64_t(B) * T + 1, "tokens") {
-        std::vector<float> values;
-        for (const ParamSpec& spec : param_table)
-            for (int l = 0; l < model.layout.layers(spec.id); l++) {
-                values.resize(model.layout.size(spec.id));
-                init_param(values.data(), model.layout, spec.id, l, 42);
-                optimizer.set_state(StateKind::weights, spec.id, l, values.data());
-            }
+        optimizer.draw_weights(42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
         std::vector<int> host(tokens.size);
         for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));

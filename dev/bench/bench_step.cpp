@@ -25,13 +25,7 @@ static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
     GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.head_chunks});
     AdamW<floatX> optimizer(model, AdamWConfig{});
-    std::vector<float> values;
-    for (const ParamSpec& spec : param_table)
-        for (int l = 0; l < model.layout.layers(spec.id); l++) {
-            values.resize(model.layout.size(spec.id));
-            init_param(values.data(), model.layout, spec.id, l, options.seed);
-            optimizer.set_state(StateKind::weights, spec.id, l, values.data());
-        }
+    optimizer.draw_weights(options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     std::vector<int> host(int64_t(B) * T + 1);
     for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));

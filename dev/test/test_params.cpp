@@ -144,7 +144,7 @@ TEST_CASE("buckets cover the buffer without a gap; decayed tensors come first in
 
 static std::vector<float> initial(const ParamLayout& layout, Param p, int l, uint64_t seed) {
     std::vector<float> values(layout.size(p), NAN);
-    init_param(values.data(), layout, p, l, seed);
+    init_param(values.data(), layout, p, l, seed, 0, layout.size(p));
     return values;
 }
 
@@ -152,6 +152,22 @@ static double rms(const std::vector<float>& values, int64_t count) {
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) sum += double(values[i]) * double(values[i]);
     return std::sqrt(sum / double(count));
+}
+
+TEST_CASE("a part of a tensor's initial values is what the whole has there") {
+    const ParamLayout layout({64, 300, 2, 4, 36});
+    for (const Param p : {wte, ln1w, fcprojw}) {
+        const auto whole = initial(layout, p, 1, 42);
+        const int64_t size = layout.size(p);
+        for (const int64_t begin : {int64_t(0), int64_t(1), int64_t(2), size / 2 + 1, size - 1})
+            for (const int64_t count : {int64_t(0), int64_t(1), int64_t(1025), size}) {
+                const int64_t end = std::min(size, begin + count);
+                std::vector<float> part(end - begin + 1, NAN);
+                init_param(part.data(), layout, p, 1, 42, begin, end);
+                CHECK(std::equal(part.begin(), part.end() - 1, whole.begin() + begin));
+                CHECK(std::isnan(part.back()));
+            }
+    }
 }
 
 TEST_CASE("initial values are GPT-2's") {

@@ -78,6 +78,26 @@ TEST_CASE("uniform lies in [0, 1) and fills it evenly") {
     for (int count : counts) CHECK(std::fabs(count - 0.1 * n) < 5 * std::sqrt(0.09 * n));
 }
 
+TEST_CASE("log_fraction, sine_and_cosine: every 997th argument, and those where the series changes") {
+    double log_error = 0.0, sine_error = 0.0, cosine_error = 0.0;
+    const auto look = [&](uint32_t x) {
+        float sine, cosine;
+        sine_and_cosine(x, sine, cosine);
+        const double angle = 6.283185307179586477 * double(x) * 0x1p-32;
+        log_error = std::max(log_error, std::fabs(double(log_fraction(x)) - std::log((double(x) + 0.5) * 0x1p-32)));
+        sine_error = std::max(sine_error, std::fabs(double(sine) - std::sin(angle)));
+        cosine_error = std::max(cosine_error, std::fabs(double(cosine) - std::cos(angle)));
+    };
+    for (uint64_t x = 0; x >> 32 == 0; x += 997) look(uint32_t(x));
+    for (uint32_t eighth = 0; eighth < 8; eighth++)
+        for (uint32_t near = 0; near < 3; near++) look((eighth << 29) + near - 1);
+    for (int e = 0; e < 32; e++)
+        for (uint32_t near = 0; near < 3; near++) look((1u << e) + near - 1), look((0xb504f333u >> e) + near - 1);
+    CHECK(log_error < 2e-6);  // two roundings near 22, the largest
+    CHECK(sine_error < 1.2e-7);
+    CHECK(cosine_error < 1.2e-7);
+}
+
 TEST_CASE("normal has the moments of a standard normal, and neighbours are independent") {
     const int n = 400000;
     double m1 = 0, m2 = 0, m3 = 0, m4 = 0, neighbours = 0, previous = 0;
