@@ -148,7 +148,8 @@ GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(basename $(w
 TESTS        := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 BENCHES      := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 EMU_TESTS    := $(patsubst dev/test/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/test_*.cu))
-GPU_TESTS    := $(patsubst $(BUILD)/emulator/%,$(BUILD)/cuda/%,$(filter-out %/test_simt,$(EMU_TESTS)))
+SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
+GPU_TESTS    := $(patsubst $(BUILD)/emulator/%,$(BUILD)/cuda/%,$(filter-out $(SIMT_TESTS),$(EMU_TESTS)))
 GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
@@ -278,9 +279,9 @@ $(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/%.o $(BUILD)/dev/t
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
 
-# The emulator's own test needs nothing of the model.
-$(BUILD)/emulator/test_simt: $(BUILD)/llmc/common.o $(EMU_LIB)
-$(filter-out %/test_simt,$(EMU_TESTS)): $(BUILD)/emulator/libllmc.a
+# The emulator's own tests need nothing of the model.
+$(SIMT_TESTS): $(BUILD)/llmc/common.o $(EMU_LIB)
+$(filter-out $(SIMT_TESTS),$(EMU_TESTS)): $(BUILD)/emulator/libllmc.a
 
 $(BUILD)/emulator/%.o: %.cu Makefile
 	@mkdir -p $(@D)

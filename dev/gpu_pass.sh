@@ -1,37 +1,64 @@
 #!/usr/bin/env bash
-# gpu_pass.sh [-o FOLDER] [STAGE...]: everything that only a GPU can say, in stages of some minutes: build test sanitize
-# bench train compare; without names all of them. Goes on after a failure, and names the failures at the end.
+# gpu_pass.sh [-o FOLDER] [STAGE...]: everything that only a GPU can say, in stages that end within ten minutes each:
 #
-# Leaves in FOLDER (out/gpu_pass): a log per program, results.jsonl (an object per figure), results.md (its tables, by
-# dev/bench/results.py) and summary.txt. TEXT='files' is what the training run reads [this repository's own text].
-# compare runs PyTorch where python3 has it with CUDA, and llm.c where LLMC names a folder with its train_gpt2cu and a
-# tokens file for it (LLMC_DATA).
+#   build     the programs, tests and benchmarks               test     all kernel tests, test_gpt2cu, NCCL with one rank
+#   memcheck  racecheck  initcheck  synccheck                  compute-sanitizer on the kernel tests and a tiny run
+#   bench     every operation of 124M and 1558M, whole steps   compare  PyTorch and llm.c in the same minutes
+#   train     repeated, resumed, with and without graphs, cuDNN, recomputation; beside the CPU; 124M for 300 steps
+#
+# Without names all of them. Goes on after a failure, and names the failures at the end; what does not fit into a stage's
+# time is one (STAGE_SECONDS [570]).
+#
+# Leaves in FOLDER (out/gpu_pass) a log per program, results.jsonl (an object per figure), results.md (its tables, by
+# dev/bench/results.py) and summary.txt. TEXT='files' is what the training runs read [this repository's own text].
+# compare runs PyTorch where python3 has it with CUDA, and llm.c where LLMC names a folder of its sources: it is built
+# there, with cuDNN's attention where CUDNN_FRONTEND names the headers of cudnn-frontend 1.18 (its folder include).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
+all_stages=(build test memcheck racecheck initcheck synccheck bench train compare)
 out=out/gpu_pass
 if [ "${1:-}" = -o ]; then out=$2 && shift 2; fi
 stages=("$@")
-if [ ${#stages[@]} = 0 ]; then stages=(build test sanitize bench train compare); fi
+if [ ${#stages[@]} = 0 ]; then stages=("${all_stages[@]}"); fi
 mkdir -p "$out"
 results=$out/results.jsonl
 failures=()
 bin=build/release/cuda
+deadline=0
+
+say() { echo "$*" | tee -a "$out/summary.txt"; }
 
 # run NAME SECONDS COMMAND...: a log of its own, its last line on the screen.
 run() {
     local name=$1 limit=$2 status=0 start=$SECONDS
     shift 2
+    if [ $((deadline - start)) -lt "$limit" ]; then limit=$((deadline - start)); fi
+    if [ "$limit" -lt 5 ]; then
+        failures+=("$name: no time left in this stage")
+        return 1
+    fi
     timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
-    printf '%-4s %-44s %4d s  %s\n' "$([ $status = 0 ] && echo ok || echo FAIL)" "$name" $((SECONDS - start)) \
-        "$(grep -av '^[=[:space:]]*$' "$out/$name.log" | tail -n 1 | cut -c1-120)" | tee -a "$out/summary.txt"
+    say "$(printf '%-4s %-44s %4d s  %s\n' "$([ $status = 0 ] && echo ok || echo FAIL)" "$name" $((SECONDS - start)) \
+        "$(grep -av '^[=[:space:]]*$' "$out/$name.log" | tail -n 1 | cut -c1-120)")"
     if [ $status != 0 ]; then
         failures+=("$name: status $status")
         tail -n 15 "$out/$name.log" | sed 's/^/      /'
     fi
+    return $status
 }
 
-build() { run build 590 make CUDA=1 -j"$(nproc)" all gpu-tests gpu-bench; }
+# claim NAME COMMAND...: what must hold between results.
+claim() {
+    local name=$1
+    shift
+    if "$@"; then say "ok   $name"; else say "FAIL $name" && failures+=("$name"); fi
+}
+
+build() {
+    run build 560 make CUDA=1 -j"$(nproc)" all gpu-tests gpu-bench
+    say "$(make found CUDA=1)"
+}
 
 kernel_tests() { for source in dev/test/test_gpu_*.cu; do basename "$source" .cu; done; }
 
@@ -40,86 +67,151 @@ test() {
     run test_gpt2cu 300 ./test_gpt2cu
 }
 
-# The tools take the programs ten to a hundred times as long; racecheck looks at shared memory alone.
-sanitize() {
-    if ! command -v compute-sanitizer >/dev/null; then echo "no compute-sanitizer here" | tee -a "$out/summary.txt" && return; fi
-    for tool in memcheck racecheck initcheck synccheck; do
-        for name in $(kernel_tests); do
-            run "$tool-$name" 120 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/$name"
-        done
-        run "$tool-test_gpt2cu" 240 compute-sanitizer --tool $tool --error-exitcode 9 ./test_gpt2cu
-    done
-}
-
-bench() {
-    run bench-d12 240 "$bin/bench_ops" --model d12 -b 64 -t 1024 --precision bf16 --json "$results"
-    run bench-d12-fp32 120 "$bin/bench_ops" --model d12 -b 16 -t 1024 --precision fp32 --json "$results"
-    run bench-d48 240 "$bin/bench_ops" --model d48 -b 16 -t 1024 --precision bf16 --json "$results"
-}
-
+# The training runs' data: this repository's text, and tokens of its own.
 tokens() {
     if compgen -G "$out/data/train_*.bin" >/dev/null; then return; fi
     # shellcheck disable=SC2086  # a list of files
     run tokenize 120 ./train_gpt2 tokenize ${TEXT:-$(find README.md data dev llmc scripts -type f -regex '.*\.\(md\|cpp\|h\|cuh?\|py\|sh\)')} --output "$out/data" \
         --train-bpe 4096
 }
+data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
+
+# The tools take the programs ten to a hundred times as long.
+sanitize() {
+    if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
+    local tool=$1
+    local under=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+    tokens
+    run "$tool-train" 120 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
+        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1
+    for name in $(kernel_tests); do run "$tool-$name" 100 "${under[@]}" "$bin/$name"; done
+    run "$tool-test_gpt2cu" 200 "${under[@]}" ./test_gpt2cu
+}
+memcheck() { sanitize memcheck; }
+racecheck() { sanitize racecheck; }  # shared memory alone
+initcheck() { sanitize initcheck; }
+synccheck() { sanitize synccheck; }
+
+bench() {
+    local ops=("$bin/bench_ops" -t 1024 --json "$results")
+    run bench-d12 150 "${ops[@]}" --model d12 -b 64 --precision bf16
+    for B in 16 32 48 96 128; do run "bench-d12-B$B" 30 "${ops[@]}" --model d12 -b $B --precision bf16 --op step; done
+    run bench-d12-hand-written 60 "${ops[@]}" --model d12 -b 64 --precision bf16 --cudnn off
+    run bench-d12-fp32 60 "${ops[@]}" --model d12 -b 16 --precision fp32
+    run bench-d48 120 "${ops[@]}" --model d48 -b 16 --precision bf16
+    for B in 4 8; do run "bench-d48-B$B" 30 "${ops[@]}" --model d48 -b $B --precision bf16 --op step; done
+}
 
 # train_run NAME ARGUMENTS...: the losses of log.jsonl are results.
 train_run() {
     local name=$1
     shift
-    rm -rf "$out/$name"
-    run "$name" 400 ./train_gpt2cu --train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" \
-        --output "$out/$name" --progress plain --checkpoint-every 0 "$@"
+    if [[ " $* " != *" --resume "* ]]; then rm -rf "${out:?}/$name"; fi
+    run "$name" 200 ./train_gpt2cu "${data[@]}" --output "$out/$name" "$@"
     if [ -e "$out/$name/log.jsonl" ]; then
         python3 dev/bench/results.py --run "$name" "$out/$name/log.jsonl" >>"$results"
     fi
 }
 
+losses() { sed -n 's/.*"kind":"step".*"loss":\([^,]*\),.*/\1/p' "$out/$1/log.jsonl" | head -n "$2"; }
+# same_losses A B STEPS: to the last digit.
+same_losses() { [ -n "$(losses "$1" 1)" ] && [ "$(losses "$1" "$3")" = "$(losses "$2" "$3")" ]; }
+# near_losses A B STEPS TOLERANCE: relative.
+near_losses() {
+    paste <(losses "$1" "$3") <(losses "$2" "$3") | awk -v n="$3" -v e="$4" '
+        { d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= e)) { print "step " NR - 1 ": " $1 " and " $2; bad = 1 } }
+        END { exit NR != n || bad }'
+}
+
 train() {
     tokens
-    local small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --global-batch 4096 --lr 1e-3)
-    train_run train-small "${small[@]}" --micro-batch 16 --steps 200 --val-every 50
-    train_run train-small-again "${small[@]}" --micro-batch 16 --steps 200 --val-every 50
-    if ! diff <(grep -o '"loss":[^,]*' "$out/train-small/log.jsonl") \
-        <(grep -o '"loss":[^,]*' "$out/train-small-again/log.jsonl") >/dev/null; then
-        failures+=("train-small: two runs with the same seed differ")
+    local small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3
+                 --warmup 20 --sample-every 0 --checkpoint-every 0)
+    train_run small "${small[@]}" --steps 200 --val-every 50
+    train_run small-again "${small[@]}" --steps 200 --val-every 50
+    claim "two runs with one seed have the same losses" same_losses small small-again 200
+    train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --stop-after 100
+    train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --resume
+    claim "a resumed run has the losses of one that never stopped" same_losses small small-resumed 200
+    train_run small-no-graph "${small[@]}" --steps 200 --stop-after 20 --cuda-graph off
+    claim "CUDA graphs change no bit" same_losses small small-no-graph 20
+    train_run small-recompute "${small[@]}" --steps 200 --stop-after 20 --recompute layer
+    claim "recomputation changes no bit" same_losses small small-recompute 20
+    train_run small-hand-written "${small[@]}" --steps 200 --stop-after 20 --cudnn off
+    claim "our attention instead of cuDNN's: losses within 1 %" near_losses small small-hand-written 20 0.01
+    train_run small-fp32 "${small[@]}" --steps 200 --stop-after 20 --precision fp32
+    for precision in fp32 bf16; do
+        rm -rf "$out/cpu-$precision"
+        run "cpu-$precision" 100 ./train_gpt2 "${data[@]}" --output "$out/cpu-$precision" "${small[@]}" --steps 200 \
+            --stop-after 20 --precision $precision --val-every 0
+    done
+    claim "the CPU's losses in fp32 within 0.01 %" near_losses small-fp32 cpu-fp32 20 0.0001
+    claim "the CPU's losses in bf16 within 1 %" near_losses small cpu-bf16 20 0.01
+    if command -v mpirun >/dev/null && make found CUDA=1 | grep -q '| Open MPI [0-9]'; then
+        local ranks=("${small[@]}" --steps 200 --stop-after 5 --deterministic-ranks 2)
+        train_run one-of-two "${ranks[@]}"
+        rm -rf "$out/two"
+        run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -np 2 ./train_gpt2cu "${data[@]}" \
+            --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
+        claim "two ranks on one GPU have the losses of one" same_losses one-of-two two 5
     fi
-    train_run train-small-no-graph "${small[@]}" --micro-batch 16 --steps 50 --cuda-graph off
-    train_run train-small-recompute "${small[@]}" --micro-batch 16 --steps 50 --recompute layer
-    train_run train-d12 --model d12 --seq-len 1024 --micro-batch auto --global-batch 524288 --steps 30 --val-every 0
-    run train-small-cpu 400 ./train_gpt2 --train-data "$out/data/train_*.bin" --output "$out/train-small-cpu" \
-        --progress plain --checkpoint-every 0 "${small[@]}" --micro-batch 16 --steps 20
-    if [ -e "$out/train-small-cpu/log.jsonl" ]; then
-        python3 dev/bench/results.py --run train-small-cpu "$out/train-small-cpu/log.jsonl" >>"$results"
+    local d12=(--model d12 --seq-len 1024 --sample-every 0 --val-batches 8)
+    train_run d12 "${d12[@]}" --micro-batch auto --global-batch 131072 --steps 300 --val-every 100 --lr 6e-4 --warmup 50 --checkpoint-every 300
+    train_run d12-autotune "${d12[@]}" --micro-batch 64 --global-batch 524288 --steps 20 --warmup 1 --val-every 0 --autotune --checkpoint-every 0
+    train_run d48 --model d48 --seq-len 1024 --sample-every 0 --micro-batch auto --global-batch 131072 --steps 5 --warmup 1 --val-every 0 \
+        --checkpoint-every 0
+}
+
+# llm.c reads our shards: its token format is theirs.
+run_llmc() {
+    local cudnn=()
+    # CUDA 13 has another form of cudaMemAdvise, which llm.c calls where memory is short. Its link wants libnvidia-ml.so,
+    # of which a driver brings the .so.1 alone.
+    sed -i 's/^\( *\)cudaCheck_(cudaMemAdvise(.*/\1;/' "$LLMC/llmc/cuda_utils.cuh"
+    ln -sf "$(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { print $NF; exit }')" "$LLMC/libnvidia-ml.so"
+    if [ -n "${CUDNN_FRONTEND:-}" ]; then
+        mkdir -p "$LLMC/cudnn-frontend"
+        ln -sfn "$CUDNN_FRONTEND" "$LLMC/cudnn-frontend/include"
+        cudnn=(USE_CUDNN=1)
     fi
+    run llmc-build 300 env LIBRARY_PATH="$LLMC" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 GPU_COMPUTE_CAPABILITY="$1" \
+        ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu || return
+    tokens
+    for B in 32 64; do
+        run "llmc-B$B" 60 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e d12 -b $B -t 1024 \
+            -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 && python3 dev/bench/results.py --llmc $B "$out/llmc-B$B.log" >>"$results"
+    done
 }
 
 compare() {
+    run again-d12 30 "$bin/bench_ops" --model d12 -b 64 -t 1024 --precision bf16 --op step --json "$results"
     if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-        for B in 32 64; do
-            run "torch-B$B" 200 python3 dev/bench/torch_baseline.py --device cuda --B $B --T 1024 --precision bf16 \
+        for B in 16 32 64; do
+            run "torch-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --B $B --T 1024 --precision bf16 \
                 --compile --steps 20 --json "$results"
         done
     else
-        echo "no PyTorch with CUDA here" | tee -a "$out/summary.txt"
+        say "no PyTorch with CUDA here"
     fi
     if [ -n "${LLMC:-}" ]; then
-        run llmc-B64 200 "$LLMC/train_gpt2cu" -i "$LLMC_DATA" -j "$LLMC_DATA" -e d12 -b 64 -t 1024 -d 65536 -x 30 -v 0 -s 0 -h 0
+        run_llmc "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)"
     else
-        echo "llm.c not run: LLMC is not set" | tee -a "$out/summary.txt"
+        say "llm.c not run: LLMC is not set"
     fi
 }
 
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | tee -a "$out/summary.txt"
 for stage in "${stages[@]}"; do
-    case $stage in
-        build | test | sanitize | bench | train | compare) ;;
-        *) echo "gpu_pass.sh: no stage $stage: build test sanitize bench train compare" >&2 && exit 2 ;;
-    esac
-    printf '== %s (%d s)\n' "$stage" $SECONDS | tee -a "$out/summary.txt"
+    if [[ " ${all_stages[*]} " != *" $stage "* ]]; then
+        echo "gpu_pass.sh: no stage $stage: ${all_stages[*]}" >&2
+        exit 2
+    fi
+done
+say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
+for stage in "${stages[@]}"; do
+    say "== $stage ($SECONDS s)"
+    deadline=$((SECONDS + ${STAGE_SECONDS:-570}))
     "$stage"
 done
 if [ -e "$results" ]; then python3 dev/bench/results.py "$results" >"$out/results.md"; fi
-for failure in ${failures[@]+"${failures[@]}"}; do echo "failed: $failure"; done | tee -a "$out/summary.txt"
+for failure in ${failures[@]+"${failures[@]}"}; do say "failed: $failure"; done
 [ ${#failures[@]} = 0 ]

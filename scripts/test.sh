@@ -21,7 +21,7 @@ emulated=("${kernels[@]/#/emulator/}")
 if [ ${#kernels[@]} != 0 ]; then emulated+=(emulator/test_gpt2cu); fi
 on_gpu=()  # where nvcc and a GPU are
 if nvidia-smi -L >/dev/null 2>&1 && make found | grep -q '| CUDA [0-9]'; then
-    for name in "${kernels[@]}"; do if [ "$name" != test_simt ]; then on_gpu+=("cuda/$name"); fi; done
+    for name in "${kernels[@]}"; do if [[ $name != test_simt* ]]; then on_gpu+=("cuda/$name"); fi; done
     on_gpu+=(cuda/test_gpt2cu)
 fi
 words=("$@")
@@ -53,29 +53,66 @@ count() {
     if [ "$status" != 0 ] && [ "$cases_failed" = 0 ]; then cases_failed=1; fi
 }
 
-# run NAME SECONDS COMMAND...: one test program, with a line for its result.
-run() {
-    local name=$1 limit=$2 status=0 start=$EPOCHREALTIME log result=ok note=""
+log_of() { echo "$logs/${1//\//_}.log"; }
+
+# execute NAME SECONDS COMMAND...: its log, and beside it the exit status and the seconds it took.
+execute() {
+    local log status=0 limit=$2 start=$EPOCHREALTIME
+    log=$(log_of "$1")
     shift 2
-    wanted "$name" || return 0
-    log=$logs/${name//\//_}.log
     timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null || status=$?
-    count "$log" $status
+    awk -v a="$start" -v b="$EPOCHREALTIME" -v status=$status 'BEGIN { printf "%d %.1f\n", status, b - a }' >"$log.end"
+}
+
+# report NAME: the line for what was executed.
+report() {
+    local name=$1 log status seconds result=ok note=""
+    log=$(log_of "$name")
+    read -r status seconds <"$log.end"
+    rm "$log.end"
+    count "$log" "$status"
     if [ "$cases_failed" != 0 ]; then result=FAIL; fi
     case $status in
         0 | 1) ;;
-        124) note="  hang: ended after $limit s" ;;
+        124) note="  hang: ended at its limit" ;;
         127) note="  not built" ;;
         *) note="  exit status $status" ;;
     esac
-    printf '%-4s  %-40s %5d passed %3d failed %7.1f s%s\n' $result "$name" "$cases_passed" "$cases_failed" \
-        "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')" "$note"
+    printf '%-4s  %-40s %5d passed %3d failed %7.1f s%s\n' $result "$name" "$cases_passed" "$cases_failed" "$seconds" "$note"
     passed=$((passed + cases_passed)) failed=$((failed + cases_failed))
     if [ $result = FAIL ]; then
         failures+=("$name ($log)")
         tail -n 40 "$log" | sed 's/^/      /'
     fi
 }
+
+# run NAME SECONDS COMMAND...: one test program, by itself.
+run() {
+    if ! wanted "$1"; then return; fi
+    execute "$@"
+    report "$1"
+}
+
+# beside NAME SECONDS COMMAND...: the same, while others run on other cores; `together` waits for all and reports them.
+names_beside=() processes_beside=()
+beside() {
+    if ! wanted "$1"; then return; fi
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    execute "$@" &
+    names_beside+=("$1") processes_beside+=($!)
+    report_ended
+}
+
+# In their order, as far as they have ended; with "all" until they have.
+report_ended() {
+    while [ ${#names_beside[@]} != 0 ]; do
+        if [ "${1:-}" != all ] && kill -0 "${processes_beside[0]}" 2>/dev/null; then return; fi
+        wait "${processes_beside[0]}" 2>/dev/null
+        report "${names_beside[0]}"
+        names_beside=("${names_beside[@]:1}") processes_beside=("${processes_beside[@]:1}")
+    done
+}
+together() { report_ended all; }
 
 # build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test; what could be built is still run.
 build() {
@@ -102,10 +139,12 @@ for source in dev/test/test_*.cpp; do
     run "$name" 300 "build/release/$name"
 done
 heading "the CUDA backend"
-for name in "${emulated[@]}" "${on_gpu[@]}"; do run "$name" 120 "build/release/$name"; done
+for name in "${emulated[@]}"; do beside "$name" 120 "build/release/$name"; done
 for name in "${emulated[@]}"; do
-    if [[ $name == */test_gpu_* ]]; then run "reverse/${name#*/}" 120 env SIMT_ORDER=reverse "build/release/$name"; fi
+    if [[ $name == */test_gpu_* ]]; then beside "reverse/${name#*/}" 120 env SIMT_ORDER=reverse "build/release/$name"; fi
 done
+together
+for name in "${on_gpu[@]}"; do run "$name" 120 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
 heading "the whole model"
 run test_gpt2 300 ./test_gpt2
@@ -120,33 +159,34 @@ folder=build/address+undefined
 mapfile -t names < <(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow")
 build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}" "${emulated[@]/#/$folder/}"
 heading "unit tests under address,undefined"
-for name in "${names[@]}"; do run "sanitized/$name" 300 "$folder/$name"; done
-
-for name in "${emulated[@]}"; do run "sanitized/$name" 240 "$folder/$name"; done
+for name in "${names[@]}" "${emulated[@]}"; do beside "sanitized/$name" 300 "$folder/$name"; done
+together
 
 if [ ${#kernels[@]} != 0 ]; then
     compiler=${CXX:-g++}
     if command -v clang++ >/dev/null; then compiler=clang++; fi  # its ThreadSanitizer is many times faster with fibers
     folder=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$compiler")" ;; esac)
-    raced=(test_simt)  # by g++ that one alone takes a minute
+    raced=(test_simt test_simt_bugs)  # by g++ these alone take a minute
     if [ "$compiler" = clang++ ]; then raced=("${kernels[@]}"); fi
     build "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$folder/emulator/}"
     heading "the CUDA backend under thread"
     # One OpenMP thread: clang's own runtime of it is not instrumented, and would be reported.
-    for name in "${raced[@]}"; do run "thread/$name" 240 env OMP_NUM_THREADS=1 "$folder/emulator/$name"; done
+    for name in "${raced[@]}"; do beside "thread/$name" 240 env OMP_NUM_THREADS=1 "$folder/emulator/$name"; done
     for name in "${raced[@]}"; do
-        if [ "$name" = test_simt ]; then continue; fi  # sets the order itself
-        run "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$folder/emulator/$name"
+        if [[ $name == test_simt* ]]; then continue; fi  # they set the order themselves
+        beside "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$folder/emulator/$name"
     done
+    together
 fi
 
-# What no kernel may read: memory that nobody wrote. Here the emulator's own test, and the kernels with the most of it.
-unwritten=(test_simt test_gpu_attention test_gpu_layernorm test_gpu_encoder)
+# What no kernel may read: memory that nobody wrote. Here the emulator's own tests, and the kernels with the most of it.
+unwritten=(test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_encoder)
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
     folder=build/memory-clang++
     build "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$folder/emulator/}"
     heading "the CUDA backend under memory"
-    for name in "${unwritten[@]}"; do run "memory/$name" 240 "$folder/emulator/$name"; done
+    for name in "${unwritten[@]}"; do beside "memory/$name" 240 "$folder/emulator/$name"; done
+    together
 elif [ ${#kernels[@]} != 0 ]; then
     heading "the CUDA backend under memory"
     echo "skipped: no clang++"

@@ -5,6 +5,7 @@
 //
 //   bench_ops                                     GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), both precisions
 //   bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
+//   bench_ops --op step                           the whole step alone
 #include <CLI/CLI.hpp>
 
 #include <functional>
@@ -20,7 +21,7 @@
 namespace {
 
 struct Choice {
-    std::string model = "d12", precision, op, json;
+    std::string model = "d12", precision, op, json, cudnn = "on";
     int B = 0, T = 0;
     double budget = 0.3;
 };
@@ -127,18 +128,25 @@ struct StepBench {
         products();
         head();
         parameters();
-        if (!choice.op.empty()) return;
+        if (choice.op.empty())
+            printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name<floatX>(), "", 1e3 * sum,
+                   1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
+        if (choice.op.empty() || choice.op == "step") whole_step();
+    }
+
+    void whole_step() {
         const double seconds = best_seconds([&] { step(); }, 4 * choice.budget);
-        printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name<floatX>(), "", 1e3 * sum,
-               1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
-        printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s\n", "the whole step", dtype_name<floatX>(), "", 1e3 * seconds,
-               double(B) * T / seconds);
         const double flop = flops_per_token(config, T) * double(B) * T;
+        const DeviceInfo device = device_info();
+        const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+        const double mfu = peak > 0 ? flop / seconds / peak : 0.0;
+        printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step", dtype_name<floatX>(), "",
+               1e3 * seconds, double(B) * T / seconds, 100.0 * mfu, human_bytes(device_bytes_allocated()).c_str());
         JsonLines{choice.json}.add(
             format("\"bench\":\"step\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\","
-                   "\"ms\":%.4f,\"sum_ms\":%.4f,\"floor_ms\":%.4f,\"tokens_per_s\":%.1f,\"flop\":%.0f",
-                   device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), 1e3 * seconds,
-                   1e3 * sum, 1e3 * floors, double(B) * T / seconds, flop));
+                   "\"ms\":%.4f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"bytes\":%lld",
+                   device.name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), 1e3 * seconds,
+                   double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
     // ---- the operations, on layer 0 and what is around it. x: bytes of an element, NC: of a row of channels per token.
@@ -249,10 +257,12 @@ int main(int argc, char** argv) try {
     app.add_option("-t", choice.T, "tokens of each");
     app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
     app.add_option("--op", choice.op, "one operation, as the table names it");
+    app.add_option("--cudnn", choice.cudnn, "on or off: whose attention [on]");
     app.add_option("--json", choice.json, "append results to this file, an object per line");
     app.add_option("--threads", threads, "of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "for each row");
     CLI11_PARSE(app, argc, argv);
+    choose_attention(choice.cudnn != "off", true);
     device_init(0, threads);
     const bool gpu = device_info().peak_flops_bf16 > 5e13;
     const int B = choice.B ? choice.B : gpu ? 64 : 4, T = choice.T ? choice.T : gpu ? 1024 : 256;

@@ -3,12 +3,14 @@
 
     dev/bench/results.py results.jsonl              Markdown on stdout
     dev/bench/results.py --run NAME log.jsonl       one such object from a training run's log
+    dev/bench/results.py --llmc 64 llmc.log         one such object from what llm.c's trainer printed, with -b 64 -t 1024
 
-The objects are what bench_ops --json, torch_baseline.py --json and --run write. A figure that was measured several times
+The objects are what bench_ops --json, torch_baseline.py --json, --run and --llmc write. A figure that was measured several times
 counts once, with its best.
 """
 import argparse
 import json
+import re
 import statistics
 import sys
 
@@ -31,6 +33,19 @@ def run_summary(name, path):
     }
 
 
+def llmc_summary(B, path):
+    """llm.c's fastest step; its line is "step 3/30 | loss ... | 140.00 ms | 38.0% bf16 MFU | 468000 tok/s"."""
+    with open(path, errors="replace") as file:
+        text = file.read()
+    ms = [float(x) for x in re.findall(r"^step +[0-9]+/[0-9]+ .*\| *([0-9.]+) ms \|", text, re.M)]
+    if len(ms) < 3:
+        sys.exit(f"results.py: {path}: no steps of llm.c")
+    device = re.search(r"\| device +\| (.*?) *\|", text)
+    fastest = min(ms[1:])
+    return {"bench": "other", "name": "llm.c", "device": device.group(1) if device else "", "model": "d12", "dtype": "bf16",
+            "B": B, "T": 1024, "ms": fastest, "tokens_per_s": 1024 * B / fastest * 1e3}
+
+
 def best(results, key, figure):
     """The results with the smallest figure for each key, in the order in which the keys first appear."""
     found = {}
@@ -50,20 +65,29 @@ def table(head, rows):
 
 
 def steps_table(results):
-    rows = best([r for r in results if r["bench"] in ("step", "torch")], ("bench", "name", "model", "dtype", "B", "T"), "ms")
+    rows = best([r for r in results if r["bench"] in ("step", "other")], ("bench", "name", "model", "dtype", "B", "T"), "ms")
     if not rows:
         return
     print("### Whole training steps\n")
-    table(["program", "device", "model", "dtype", "B", "T", "ms", "tokens/s", "sum of operations, ms", "floors, ms"],
+    ratios(rows)
+    table(["program", "device", "model", "dtype", "B", "T", "ms", "tokens/s", "MFU", "memory, GB"],
           [[r.get("name", "train_gpt2"), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
-            f"{r['tokens_per_s']:,.0f}", f"{r['sum_ms']:.2f}" if "sum_ms" in r else "", f"{r['floor_ms']:.2f}" if "floor_ms" in r else ""]
+            f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f} %" if r.get("mfu") else "",
+            f"{1e-9 * r['bytes']:.1f}" if "bytes" in r else ""]
            for r in rows])
-    ours = [r for r in rows if r["bench"] == "step"]
-    for theirs in (r for r in rows if r["bench"] == "torch"):
-        same = [r for r in ours if (r["model"], r["dtype"], r["T"]) == (theirs["model"], theirs["dtype"], theirs["T"])]
+
+
+def ratios(rows):
+    """Ours against each other program, both at the B that suits them best."""
+    others = [r for r in rows if r["bench"] == "other"]
+    for name, model, dtype, T in dict.fromkeys((r["name"], r["model"], r["dtype"], r["T"]) for r in others):
+        theirs = max((r for r in others if r["name"] == name and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)),
+                     key=lambda r: r["tokens_per_s"])
+        same = [r for r in rows if r["bench"] == "step" and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)]
         if same:
-            fastest = max(same, key=lambda r: r["tokens_per_s"])
-            print(f"{fastest['tokens_per_s'] / theirs['tokens_per_s']:.2f} x {theirs['name']} (B {theirs['B']}; ours B {fastest['B']})\n")
+            ours = max(same, key=lambda r: r["tokens_per_s"])
+            print(f"{model}, {dtype}, T {T}: {ours['tokens_per_s'] / theirs['tokens_per_s']:.2f} x {name} "
+                  f"(ours B {ours['B']}, theirs B {theirs['B']})\n")
 
 
 def operations_table(results):
@@ -95,11 +119,15 @@ def runs_table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--run", metavar="NAME", help="FILE is a training run's log.jsonl: print one object")
+    parser.add_argument("--llmc", type=int, metavar="B", help="FILE is what llm.c printed: print one object")
     parser.add_argument("file")
     args = parser.parse_args()
     try:
         if args.run:
             print(json.dumps(run_summary(args.run, args.file)))
+            return
+        if args.llmc:
+            print(json.dumps(llmc_summary(args.llmc, args.file)))
             return
         results = read_lines(args.file)
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024)}  # layers, heads, channels
+SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, channels
 VOCABULARY = 50304  # 50257 in whole tiles, as train_gpt2 has it in memory
 
 
@@ -121,7 +121,7 @@ def main():
           f"loss {loss:.3f}")
     if args.json:
         with open(args.json, "a") as file:
-            print(json.dumps({"bench": "torch", "name": name, "device": device, "model": args.model, "B": args.B,
+            print(json.dumps({"bench": "other", "name": name, "device": device, "model": args.model, "B": args.B,
                               "T": args.T, "dtype": args.precision, "ms": 1e3 * best,
                               "tokens_per_s": tokens_per_step / best}), file=file)
 
