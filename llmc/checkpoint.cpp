@@ -196,7 +196,6 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     SavedCheckpoint saved{options.output + "/" + name, 0, {}};
     const std::string tmp = saved.dir + ".tmp";
     make_directories(options.output);
-    sync_directory(parent_directory(options.output));
     remove_tree(tmp);
     const int64_t needed = checkpoint_bytes(layout, options.bf16_weights), free = free_bytes(options.output);
     if (needed > free)

@@ -175,9 +175,12 @@ std::vector<std::string> list_directory(const std::string& dir) {
 
 void make_directories(const std::string& dir) {
     if (is_directory(dir)) return;
+    const std::string parent = parent_directory(dir);
+    if (parent != dir) make_directories(parent);
     std::error_code error;
-    fs::create_directories(dir, error);
+    fs::create_directory(dir, error);
     if (error) fail_code(EXIT_CANNOT_CREATE, dir, "create the directory", error);
+    sync_directory(parent);
 }
 
 void sync_directory(const std::string& dir) {

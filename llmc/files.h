@@ -61,7 +61,7 @@ void sync_file(const std::string& path);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
 std::vector<std::string> list_directory(const std::string& dir);  // names, sorted; missing: EXIT_NO_INPUT
-void make_directories(const std::string& dir);                    // with its parents; fine if it exists
+void make_directories(const std::string& dir);                    // with its parents, all on disk; fine if it exists
 void sync_directory(const std::string& dir);                      // names in it become durable
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);              // fine if it is missing; follows no links

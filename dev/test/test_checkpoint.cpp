@@ -424,9 +424,10 @@ TEST_CASE("everything is on disk before the name that publishes it, and the name
     };
     // 7 files, their directory, the output and what holds it, `latest` and the output again.
     check(1, dir / "out", 12);
-    check(2, dir / "out", 12);
-    check(2, dir / "out", 12);  // replaces
-    check(1, dir / "out", 12);  // sets aside
+    check(1, dir / "new/runs/out", 14);  // what holds it is new as well
+    check(2, dir / "out", 11);
+    check(2, dir / "out", 11);  // replaces
+    check(1, dir / "out", 11);  // sets aside
 }
 
 // In memory, so that hundreds of saves are fast; there is nothing to lose but what the process itself has not written.
