@@ -422,7 +422,7 @@ TEST_CASE("everything is on disk before the name that publishes it, and the name
                             [](const FileChange& c) { return c.kind == FileChange::sync; }) >= int64_t(least));
         CHECK(lost_by_power_failure(changes, dir.path) == "");
     };
-    // 7 files, their directory, the output and what holds it, `latest` and the output again.
+    // 7 files, their directory, the output, `latest` and the output again; and what holds a new output.
     check(1, dir / "out", 12);
     check(1, dir / "new/runs/out", 14);  // what holds it is new as well
     check(2, dir / "out", 11);
