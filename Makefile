@@ -154,7 +154,7 @@ GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
 # Code that runs once or in tests, with headers that take the optimizer long.
-$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o report.o setup.o): OPT := -O1
+$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o report.o setup.o trace.o): OPT := -O1
 
 %/llmc/comm.o %/llmc/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 

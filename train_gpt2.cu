@@ -10,6 +10,7 @@
 
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
+#include "llmc/commands.h"
 #include "llmc/dataloader.h"
 #include "llmc/eval.h"
 #include "llmc/files.h"
@@ -25,6 +26,7 @@
 #include "llmc/setup.h"
 #include "llmc/straggler.h"
 #include "llmc/tokenize.h"
+#include "llmc/trace.h"
 
 // SIGINT, SIGTERM and SIGUSR1: finish the step, save, leave with EXIT_PREEMPTED. A second one kills.
 static volatile std::sig_atomic_t stop_requested = 0;
@@ -101,17 +103,21 @@ struct Trainer {
 // Forward and backward of a micro-batch. In the first of a step weights may still come from other ranks, bucket by
 // bucket, and in the `last` of this rank's v-th virtual rank complete gradients go to them.
 template <class floatX>
-static void micro_step(Trainer<floatX>& t, const Batch& batch, int micro_step, int v, bool last) {
+static void micro_step(Trainer<floatX>& t, const Batch& batch, int micro_step, int v, bool last, Trace* trace) {
     GPT2<floatX>& model = t.model;
     GradientSum& gradients = t.optimizer.gradients;
     const float scale = 1.0f / float(t.batch.grad_accum_steps * t.batch.world_size);
-    t.optimizer.need_weights(0);
-    t.optimizer.need_weights(1);
-    model.embeddings_forward(batch.tokens, batch.B, batch.T);
-    for (int l = 0; l < model.config.L; l++) {
-        if (l + 1 < model.config.L) t.optimizer.need_weights(2 + l);
-        model.layer_forward(l, batch.B, batch.T);
+    {
+        const Span span(trace, Track::training, model.stream, {.name = "forward"});
+        t.optimizer.need_weights(0);
+        t.optimizer.need_weights(1);
+        model.embeddings_forward(batch.tokens, batch.B, batch.T);
+        for (int l = 0; l < model.config.L; l++) {
+            if (l + 1 < model.config.L) t.optimizer.need_weights(2 + l);
+            model.layer_forward(l, batch.B, batch.T);
+        }
     }
+    const Span span(trace, Track::training, model.stream, {.name = "backward"});
     model.head_backward(batch.targets, batch.B, batch.T, micro_step, scale);
     for (int l = model.config.L - 1; l >= 0; l--) {
         model.layer_backward(l, batch.B, batch.T, micro_step);
@@ -126,21 +132,25 @@ template <class floatX>
 static void train_step(Trainer<floatX>& t, int64_t step) {
     GPT2<floatX>& model = t.model;
     GradientSum& gradients = t.optimizer.gradients;
+    Trace* trace = t.comm.trace.get();
+    if (trace) trace->begin_step(step);
+    const Span whole(trace, Track::training, model.stream, {"step", step, step, t.batch.tokens_per_step});
     const bool graphs = device_has_graphs() && t.options.cuda_graph == "on";
     const int virtual_ranks = gradients.own_virtual_ranks(), micro_steps = t.batch.grad_accum_steps / virtual_ranks;
     for (int v = 0; v < virtual_ranks; v++) {
         model.zero_gradients();
         for (int i = 0; i < micro_steps; i++) {
-            const ProfileRange range("micro-step");
+            const Span span(trace, Track::training, model.stream, {"micro-step", v * micro_steps + i, step});
             const Batch batch = t.loader.next();
             t.log.working(step, "micro-step", v * micro_steps + i, t.batch.grad_accum_steps);
             const bool last = i + 1 == micro_steps;
             const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.adds_up());
-            t.micro_steps[i > 0].run(as_graph, model.stream, [&] { micro_step(t, batch, i, v, last); });
+            t.micro_steps[i > 0].run(as_graph, model.stream,
+                                     [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
         }
         gradients.virtual_rank_done(v);
     }
-    const ProfileRange range("update");
+    const Span span(trace, Track::training, model.stream, {.name = "update", .step = step});
     PendingStep& p = t.pending[step % 2];
     const PendingStep& before = t.pending[(step + 1) % 2];
     const double busy_ms = before.record.step_ms - before.record.loader_wait_ms - before.record.comm_exposed_ms;
@@ -230,11 +240,24 @@ static void start_clock(Trainer<floatX>& t, double now) {
     t.loader_waited = t.loader.wait_seconds, t.comm_exposed = t.comm.exposed_seconds, t.comm_sent = t.comm.bytes_sent;
 }
 
+// All ranks, at the same point. A trace that cannot be written is no reason to stop.
+template <class floatX>
+static void end_trace(Trainer<floatX>& t) {
+    if (!t.comm.trace || !t.comm.trace->recording) return;
+    try {
+        const std::string what = write_trace(t.comm, t.options.trace);
+        t.log.note(format("trace of %s: %s (open it in ui.perfetto.dev)", what.c_str(), t.options.trace.c_str()));
+    } catch (const Error& error) {
+        t.log.warn(format("the trace was not written: %s; training goes on", error.what()));
+    }
+}
+
 // Logs a step, or stops the run where its gradients were not finite. All ranks settle the same steps at the same point,
 // so that they come to the same decisions.
 template <class floatX>
 static void settle(Trainer<floatX>& t, PendingStep& p) {
     if (!p.waiting) return;
+    const Span span(t.comm.trace.get(), Track::host, {"settle step", p.record.step});
     wait_for_event(p.done);
     p.waiting = false;
     p.record.loss = p.host.loss, p.record.grad_norm = p.host.grad_norm;
@@ -254,6 +277,7 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
         return;
     }
     save_or_warn(t);
+    end_trace(t);
     fail(EXIT_INTERNAL,
          "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr, a longer --warmup "
          "or --precision fp32 may help",
@@ -294,17 +318,27 @@ static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool 
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
     const bool val_due = t.val_loader && due(o.val_every),
                sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
-    if (!save_due && !val_due && !sample_due) return;
+    const bool trace_due = t.comm.trace && t.comm.trace->recording && (stop || step == first + o.trace_steps);
+    if (!save_due && !val_due && !sample_due && !trace_due) return;
+    Trace* trace = t.comm.trace.get();
     settle_all(t, step);
     for (int b = 0; b < t.model.layout.num_buckets(); b++) t.optimizer.need_weights(b);
-    if (save_due) stop ? save(t) : save_or_warn(t);
+    if (save_due) {
+        const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
+        stop ? save(t) : save_or_warn(t);
+    }
     if (val_due) {
+        const Span span(trace, Track::host, {.name = "validation", .step = step});
         t.state.val_loss = evaluate(t.model, *t.val_loader, t.comm, [&](int64_t done, int64_t of) {
             t.log.working(step, "validation batch", done, of);
         });
         t.log.val(step, t.state.val_loss);
     }
-    if (sample_due && t.comm.rank == 0) sample(t, step);
+    if (sample_due && t.comm.rank == 0) {
+        const Span span(trace, Track::host, {.name = "sample", .step = step});
+        sample(t, step);
+    }
+    if (trace_due) end_trace(t);
     start_clock(t, seconds_now());
 }
 
@@ -388,6 +422,7 @@ template <class floatX>
 static int train(Options o, const Launch& launch, Comm& comm, const std::string& command_line) {
     const bool first = comm.rank == 0;
     if (first) check_output(o);
+    if (first && !o.trace.empty()) check_trace_file(o.trace);
     comm.exchange("");  // the directory is there
     Start start = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = comm.world_size;
@@ -398,8 +433,9 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     comm.check_wire(wire);
     const int64_t samples_per_step = batch.tokens_per_step / T;
     const OwnedStream own;
+    if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     DataLoaderConfig data = {o.train_data, "--train-data", batch.B, T, start.config.V, o.seed, samples_per_step};
-    data.rank = comm.rank, data.world_size = world_size, data.stream = own.stream;
+    data.rank = comm.rank, data.world_size = world_size, data.stream = own.stream, data.trace = comm.trace.get();
     DataLoader loader(data);
     std::unique_ptr<DataLoader> val_loader;
     if (!o.val_data.empty() && o.val_every > 0) {
@@ -411,6 +447,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     resolve_steps(o, loader.corpus.num_samples / samples_per_step);
     const std::vector<std::string> cards = comm.exchange(card(o, start, loader.corpus, dtype_name<floatX>()));
     check_same(cards, {"host", "machine", "--rank", "--local-rank", "--threads"});
+    align_trace(comm);
 
     const DeviceInfo device = device_info();
     RunInfo info = run_info(o, start, batch, loader.corpus, device, dtype_name<floatX>(), command_line);
@@ -504,69 +541,6 @@ static int plan(Options o) {
     Log log({});
     log.table(rows);
     for (const std::string& line : start.notes) log.note(line);
-    return 0;
-}
-
-template <class floatX>
-static void load_model(GPT2<floatX>& model, const Start& start) {
-    load_weights(start.weights, model.layout,
-                 [&](const float* host, StateKind, Param p, int l) { model.set_param(p, l, host); });
-    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
-}
-
-// Prints the text as it comes; notes go to stderr, so that stdout holds text alone.
-template <class floatX>
-static int generate_text(const Options& o) {
-    const Start start = find_trained_model(o, true);
-    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
-    const Tokenizer& tokenizer = *start.tokenizer;
-    std::vector<int> prompt = {tokenizer.end_of_text};
-    if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
-    GPT2<floatX> model(start.config, Purpose::generate, 1, start.config.max_T);
-    load_model(model, start);
-    Sampler sampler;
-    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p),
-    sampler.seed = o.seed;
-    for (int i = 0; i < o.num_samples; i++) {
-        TerminalText terminal;  // only a terminal has to be protected from control characters
-        const bool raw = !stdout_is_terminal();
-        const auto print = [&](const std::string& bytes) {
-            const std::string text = raw ? bytes : terminal.add(bytes);
-            fwrite(text.data(), 1, text.size(), stdout);
-            fflush(stdout);
-        };
-        print(o.prompt);
-        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
-            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
-            print(tokenizer.tokens[token]);
-            return true;
-        });
-        const std::string rest = raw ? "" : terminal.finish();
-        printf("%s\n%s", rest.c_str(), i + 1 < o.num_samples ? "---\n" : "");
-    }
-    return 0;
-}
-
-template <class floatX>
-static int eval_loss(const Options& o) {
-    const Start start = find_trained_model(o, false);
-    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
-    const int T = o.seq_len ? o.seq_len : start.config.max_T;
-    DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, start.config.V};
-    data.fixed_set = true, data.max_batches = o.val_batches;
-    DataLoader loader(data);
-    GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
-    load_model(model, start);
-    Comm alone;
-    const double loss = evaluate(model, loader, alone, [last = seconds_now()](int64_t done, int64_t of) mutable {
-        if (seconds_now() - last < 1.0) return;
-        last = seconds_now();
-        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
-                static_cast<long long>(of));
-    });
-    if (isatty(2)) fprintf(stderr, "\r\033[K");
-    printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
-           o.val_data.c_str(), loss, std::exp(loss), with_commas(loader.num_samples).c_str(), T);
     return 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,22 @@
 void Comm::abort(int exit_code) {
     fflush(nullptr);
     _exit(exit_code);
+}
+
+void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
+    if (trace) label.step = trace->step;
+    const Span span(world_size > 1 ? trace.get() : nullptr, Track::training, stream, label);
+    wait(ticket, stream);
+}
+
+void Comm::call_next(const char* name, int64_t number) {
+    if (trace) next = {name, number, trace->step, -1, bytes_sent};
+}
+
+SpanLabel Comm::take_name() {
+    SpanLabel label = std::exchange(next, {});
+    label.bytes = bytes_sent - label.bytes;
+    return label;
 }
 
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {

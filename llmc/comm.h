@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "launch.h"
+#include "trace.h"
 
 enum class WireType { fp32, bf16 };  // of gradients on their way between ranks
 
@@ -18,6 +19,8 @@ struct Comm {
     // Of this rank, in all: bytes it sent, collectives it took part in, seconds that its host or stream stood in wait.
     int64_t bytes_sent = 0, calls = 0;
     double exposed_seconds = 0.0;
+    std::unique_ptr<Trace> trace;  // null: nobody wants one
+    SpanLabel next = {};           // of the next collective, in the trace: its bytes are those sent before
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
@@ -34,6 +37,11 @@ struct Comm {
     virtual Ticket broadcast(void*, int64_t, int, Stream) { return 0; }
     // What is queued on the stream later runs after the collective of that ticket and all before it.
     virtual void wait(Ticket, Stream) {}
+    // The same, in the trace as time that the stream has lost.
+    void wait(Ticket ticket, Stream stream, SpanLabel label);
+    // What the collective that is queued next is called in the trace; and that name, for who queues it.
+    void call_next(const char* name, int64_t number = -1);
+    SpanLabel take_name();
 
     // Blocks: what each rank said, in the order of ranks. Every rank returns only when all have come.
     virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }

@@ -163,6 +163,11 @@ struct MpiComm : Comm {
     Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
         bytes_sent += sent;
+        if (const SpanLabel name = take_name(); name.name)
+            job = [=, this, untraced = std::move(job)](char* host) {
+                const Span span(trace.get(), Track::communication, name);
+                untraced(host);
+            };
         if (device_memory_is_host()) return post([=] { job(static_cast<char*>(x)); });
         const Event ready = create_event();
         record_event(ready, after);
@@ -179,9 +184,13 @@ struct MpiComm : Comm {
             staging.resize(std::max<size_t>(staging.size(), s.bytes));
             wait_for_event(s.ready);
             destroy_event(s.ready);
-            copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
-            wait_for_stream(copies->stream);
+            {
+                const Span span(trace.get(), Track::host, {.name = "copy to host", .bytes = s.bytes});
+                copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
+                wait_for_stream(copies->stream);
+            }
             block([&] { s.job(staging.data()); });
+            const Span span(trace.get(), Track::host, {.name = "copy to device", .bytes = s.bytes});
             copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
             wait_for_stream(copies->stream);
             staged.pop_front();

@@ -164,6 +164,7 @@ void DataLoader::read_ahead() {
         Slot& slot = slots[batch % 2];
         std::exception_ptr met;
         try {
+            const Span span(config.trace, Track::loader, {"read batch", batch});
             slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
         } catch (...) {
             met = std::current_exception();
@@ -184,9 +185,13 @@ Batch DataLoader::next() {
         std::unique_lock lock(mutex);
         used = taken;
         changed.notify_all();
-        const double start = seconds_now();
-        changed.wait(lock, [&] { return filled > taken || error; });
-        wait_seconds += seconds_now() - start;
+        const auto there = [&] { return filled > taken || error; };
+        if (!there()) {
+            const Span span(config.trace, Track::host, {.name = "wait for data"});
+            const double start = seconds_now();
+            changed.wait(lock, there);
+            wait_seconds += seconds_now() - start;
+        }
         if (filled <= taken) std::rethrow_exception(error);
     }
     Slot& slot = slots[taken % 2];

@@ -14,6 +14,7 @@
 
 #include "device.h"
 #include "shard.h"
+#include "trace.h"
 
 struct Batch {
     const int* tokens;   // (B, T), device memory
@@ -49,6 +50,7 @@ struct DataLoaderConfig {
     Stream stream = nullptr;  // where batches are used: copies are queued on it
     bool fixed_set = false;   // validation: samples 0, 1, 2, ... in order, then from the start again
     int64_t max_batches = 0;  // of the fixed set, of all ranks; 0: every sample, the last batch filled up
+    Trace* trace = nullptr;
 };
 
 // Training: step s takes the positions s * samples_per_step .. of the run, rank r the r-th contiguous share of them,

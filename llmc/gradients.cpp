@@ -40,11 +40,10 @@ void GradientSum::bucket_done(int b, int v) {
     int h = 0;
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, finished[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
-        copy_on_device(finished[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    else if (division.shards > 1)
-        tickets[b] = comm.reduce_scatter(own, count, division.wire, *stream);
-    else
-        tickets[b] = comm.all_reduce(own, count, division.wire, *stream);
+        return copy_on_device(finished[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
+    comm.call_next("reduce bucket", b);
+    tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.wire, *stream)
+                                     : comm.all_reduce(own, count, division.wire, *stream);
 }
 
 void GradientSum::virtual_rank_done(int v) {
@@ -62,14 +61,16 @@ void GradientSum::finish(Said said) {
     copy_to_device(said_by + 2 * comm.rank, &host, sizeof(Said), *stream);
     if (!adds_up()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
     for (int b = buckets - 1; b >= 0 && adds_up(); b--) {                           // in the order in which they come
-        comm.wait(tickets[b], *stream);
+        comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
         for (int v = comm.part * own; v < (comm.part + 1) * own; v++)
             ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
                                 *stream);
     }
-    comm.wait(comm.all_reduce(partials.data, partials.size, WireType::fp32, *stream), *stream);
+    comm.call_next("reduce loss and norm");
+    comm.wait(comm.all_reduce(partials.data, partials.size, WireType::fp32, *stream), *stream,
+              {.name = "wait for loss and norm"});
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, partials.data, virtual_ranks, 1.0f, *stream);
     ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);

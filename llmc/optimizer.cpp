@@ -170,6 +170,7 @@ void AdamW<floatX>::step(float lr, int step) {
         ops::adamw(weights, master.data ? master.data + piece.at : nullptr, m.data + piece.at, v.data + piece.at,
                    model.grads.data + piece.begin, factor(), piece.begin, piece.count, decay, config, lr, step,
                    model.stream);
+        gradients.comm.call_next("gather bucket", b);
         gathering[b] = gradients.comm.all_gather(model.weights.data + model.layout.bucket(b).begin,
                                                  shards * piece.count * int64_t(sizeof(floatX)), model.stream);
     }
@@ -178,7 +179,7 @@ void AdamW<floatX>::step(float lr, int step) {
 template <class floatX>
 void AdamW<floatX>::need_weights(int b) {
     if (gathering[b] == HERE) return;
-    gradients.comm.wait(gathering[b], model.stream);
+    gradients.comm.wait(gathering[b], model.stream, {"wait for weights of bucket", b});
     gathering[b] = HERE;
     model.pack_bucket(b);
 }

@@ -155,6 +155,8 @@ static void log_options(Declarations& all, Options& o) {
     s.add("--log-every", o.log_every, 1, "STEPS", "lines where there is no terminal; log.jsonl has every step")
         .at_least(1);
     s.add("--progress", o.progress, "auto", "auto|tty|plain", "a live line, or one line per step").one_of_unit();
+    s.add("--trace", o.trace, "", "FILE", "a time line of all ranks for ui.perfetto.dev: steps, communication, waits");
+    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "in the trace, from the start of this run on").at_least(1);
     quiet_option(all, o);
 }
 

@@ -78,6 +78,8 @@ struct Options {
     int64_t log_every;
     std::string progress;  // auto, tty, plain
     bool quiet;
+    std::string trace;  // file; empty: none
+    int64_t trace_steps;
 
     // generate
     std::string prompt;

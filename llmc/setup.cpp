@@ -99,7 +99,7 @@ std::string changed_options(const std::string& saved, const std::string& now) {
                                                "val-every",     "val-batches",      "sample-every", "sample-tokens",
                                                "sample-prompt", "checkpoint-every", "init",         "tokenizer",
                                                "zero",          "rank",             "world-size",   "local-rank",
-                                               "rendezvous",    "run-id"};
+                                               "rendezvous",    "run-id",           "trace",        "trace-steps"};
     const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
                          after = parse_json(now, "the options");
     std::string text;

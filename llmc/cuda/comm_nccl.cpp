@@ -104,7 +104,10 @@ struct NcclComm : Comm {
         Event& event = reached[++issued % RING];
         record_event(event, after);
         stream_wait_event(queue.stream, event);
-        check(name, call(queue.stream));
+        {
+            const Span span(trace.get(), Track::communication, queue.stream, take_name());
+            check(name, call(queue.stream));
+        }
         record_event(event, queue.stream);
         return issued;
     }

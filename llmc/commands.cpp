@@ -1,0 +1,82 @@
+#include "commands.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "eval.h"
+#include "generate.h"
+#include "gpt2.h"
+#include "log.h"
+#include "setup.h"
+#include "tokenize.h"
+#include "unicode.h"
+
+template <class floatX>
+static void load_model(GPT2<floatX>& model, const Start& start) {
+    load_weights(start.weights, model.layout,
+                 [&](const float* host, StateKind, Param p, int l) { model.set_param(p, l, host); });
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+}
+
+template <class floatX>
+int generate_text(const Options& o) {
+    const Start start = find_trained_model(o, true);
+    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
+    const Tokenizer& tokenizer = *start.tokenizer;
+    std::vector<int> prompt = {tokenizer.end_of_text};
+    if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
+    GPT2<floatX> model(start.config, Purpose::generate, 1, start.config.max_T);
+    load_model(model, start);
+    Sampler sampler;
+    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p),
+    sampler.seed = o.seed;
+    for (int i = 0; i < o.num_samples; i++) {
+        TerminalText terminal;  // only a terminal has to be protected from control characters
+        const bool raw = !stdout_is_terminal();
+        const auto print = [&](const std::string& bytes) {
+            const std::string text = raw ? bytes : terminal.add(bytes);
+            fwrite(text.data(), 1, text.size(), stdout);
+            fflush(stdout);
+        };
+        print(o.prompt);
+        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+            print(tokenizer.tokens[token]);
+            return true;
+        });
+        const std::string rest = raw ? "" : terminal.finish();
+        printf("%s\n%s", rest.c_str(), i + 1 < o.num_samples ? "---\n" : "");
+    }
+    return 0;
+}
+
+template <class floatX>
+int eval_loss(const Options& o) {
+    const Start start = find_trained_model(o, false);
+    for (const std::string& line : start.notes) fprintf(stderr, "%s\n", line.c_str());
+    const int T = o.seq_len ? o.seq_len : start.config.max_T;
+    DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, start.config.V};
+    data.fixed_set = true, data.max_batches = o.val_batches;
+    DataLoader loader(data);
+    GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
+    load_model(model, start);
+    Comm alone;
+    const double loss = evaluate(model, loader, alone, [last = seconds_now()](int64_t done, int64_t of) mutable {
+        if (seconds_now() - last < 1.0) return;
+        last = seconds_now();
+        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
+                static_cast<long long>(of));
+    });
+    if (isatty(2)) fprintf(stderr, "\r\033[K");
+    printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
+           o.val_data.c_str(), loss, std::exp(loss), with_commas(loader.num_samples).c_str(), T);
+    return 0;
+}
+
+template int generate_text<float>(const Options&);
+template int generate_text<bf16>(const Options&);
+template int eval_loss<float>(const Options&);
+template int eval_loss<bf16>(const Options&);
