@@ -193,6 +193,11 @@ $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(BUILD)/dev/test/main.o $(BUILD)/li
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# A rank that only meets the others: dev/test/test_slurm.sh and test_torchrun.sh start it.
+$(BUILD)/meeting: $(patsubst %,$(BUILD)/%.o,dev/test/meeting llmc/common llmc/launch llmc/rendezvous llmc/rendezvous_messages)
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
@@ -254,7 +259,7 @@ $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/cudnn_plans.o $(BUILD)/cuda/ll
 # How ranks get NCCL's id, without a GPU: dev/test/test_nccl_meeting.sh.
 $(BUILD)/cuda/dev/test/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
 $(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/nccl_meeting.o $(BUILD)/dev/test/main.o \
-                            $(patsubst %,$(BUILD)/llmc/%.o,common launch rendezvous)
+                            $(patsubst %,$(BUILD)/llmc/%.o,common launch rendezvous rendezvous_messages)
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(NCCL_LDLIBS) $(LDLIBS)
 
@@ -312,7 +317,7 @@ build/fuzz/%.o: %.cpp Makefile
 	$(call say,CXX   $< (fuzz))
 	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
-tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2
+tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/meeting
 emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
 gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
 gpu-bench: $(GPU_BENCHES)

@@ -585,13 +585,22 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
     return given < all ? given : std::max(1, all / launch.local_world_size);
 }
 
+// One line, which the lines of other ranks do not mix with.
+static int print_launch(const Launch& launch) {
+    const std::string joining = describe_joining(launch);
+    const std::string line = describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n";
+    return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
+}
+
 static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
     const Options options = parse_options(argc, argv);
     if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
     if (options.command == Command::train)
-        launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id},
+        launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id,
+                              options.rendezvous_timeout},
                              getenv);
+    if (options.print_launch) return print_launch(launch);
     device_debug_sync = options.debug_sync;
     choose_attention(options.cudnn != "off", options.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
@@ -632,5 +641,5 @@ int main(int argc, char** argv) {
     fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.c_str());
     write_error_file(launch, error);
     if (comm) comm->abort(exit_code);
-    return exit_code;
+    Comm().abort(exit_code);  // not exit(): a thread may still be inside of MPI_Init
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common.h"
+#include "rendezvous.h"
 
 void Comm::abort(int exit_code) {
     fflush(nullptr);
@@ -46,6 +47,13 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
          "make, or start one process",
          launch.world_size, kind, launch.launcher.c_str(), device_memory_is_host() ? "" : " or NCCL");
 #endif
+}
+
+std::string describe_joining(const Launch& launch) {
+    if (launch.world_size == 1) return "";
+    if (launch.mpi) return "meets the others by MPI";
+    return launch.master_addr.empty() ? "knows no place to meet the others"
+                                      : "meets the others at " + meeting_place(launch);
 }
 
 void check_same(const std::vector<std::string>& cards, const std::vector<std::string>& may_differ) {

@@ -52,6 +52,8 @@ struct Comm {
 // Joins the ranks of the launch: by NCCL between GPUs, else by MPI; through host memory, also between GPUs, if staged.
 // Refuses a launch that this build has no library for.
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
+// "meets the others by MPI", or "at h0:29500", as NCCL's ranks do without MPI; empty for a single process.
+std::string describe_joining(const Launch& launch);
 // The device's own collectives; null: it has none (cuda/comm_nccl.cpp, cpu/device.cpp).
 std::unique_ptr<Comm> make_device_comm(const Launch& launch);
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, where Open MPI is there

@@ -11,6 +11,7 @@
 // spin, on the core that the training needs.
 #define OMPI_SKIP_MPICXX 1  // C++ bindings, which MPI has dropped
 #include <mpi.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <bit>
@@ -24,6 +25,7 @@
 
 #include "comm.h"
 #include "common.h"
+#include "roll_call.h"
 
 namespace {
 
@@ -72,10 +74,8 @@ struct MpiComm : Comm {
     std::vector<char> outgoing, incoming[2], staging;
     std::vector<float> own_sums;
 
-    explicit MpiComm(const Launch& launch) {
+    MpiComm() {
         thread = std::thread([this] { work(); });
-        block([&] { start(launch); });
-        if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
     }
 
     ~MpiComm() override {
@@ -84,9 +84,26 @@ struct MpiComm : Comm {
         thread.join();
     }
 
+    // MPI_Init comes back when all ranks have called it, so that one that does not would hold the others for ever. All
+    // look around at the same time, and then speak one after the other: the first ends the job, for which mpirun takes
+    // a second. A host where nobody is missing lets the others speak first.
+    void join(const Launch& launch) {
+        const Ticket started = post([this, launch] { start(launch); });
+        if (!wait_for(started, launch.join_seconds)) {
+            const char* job = getenv("PMIX_NAMESPACE");
+            const RollCall missing = call_roll(launch, job ? job : "");
+            if (!wait_for(started, missing.found ? 2.0 * std::clamp(launch.local_rank, 0, 3) : 8.0))
+                fail(EXIT_INTERNAL, "no word after %g s from %s", launch.join_seconds, missing.text.c_str());
+        }
+        wait_for(started);
+        if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
+    }
+
     void start(const Launch& launch) {
         int granted;
+        pthread_setname_np(pthread_self(), WAITING_THREAD);
         MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
+        pthread_setname_np(pthread_self(), "ranks");
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
         MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
@@ -151,6 +168,11 @@ struct MpiComm : Comm {
         std::unique_lock lock(mutex);
         changed.wait(lock, [&] { return done >= ticket; });
         if (error) std::rethrow_exception(error);
+    }
+
+    bool wait_for(Ticket ticket, double seconds) {
+        std::unique_lock lock(mutex);
+        return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done >= ticket; });
     }
 
     template <class Job>
@@ -374,4 +396,8 @@ struct MpiComm : Comm {
 
 }  // namespace
 
-std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) { return std::make_unique<MpiComm>(launch); }
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {
+    MpiComm* comm = new MpiComm;
+    comm->join(launch);  // if it throws, comm is left: its thread may still be inside of MPI_Init
+    return std::unique_ptr<Comm>(comm);
+}

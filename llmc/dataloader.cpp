@@ -34,15 +34,18 @@ int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
 Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     ENSURE(T > 0, "--seq-len %d must be at least 1", T);
     Corpus corpus = {.shards = {}, .first_sample = {}, .T = T, .tokens = 0, .num_samples = 0, .fingerprint = 0};
+    const std::vector<std::string> paths = glob_files(pattern, option);
+    const int places = std::clamp(512 / int(paths.size()), 2, 4);  // of many files fewer: they may be far away
     std::string names;
-    for (const std::string& path : glob_files(pattern, option)) {
+    for (const std::string& path : paths) {
         const Shard shard = open_shard(path);
         corpus.shards.push_back(shard);
         corpus.first_sample.push_back(corpus.num_samples);
         corpus.num_samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
         corpus.tokens += shard.tokens;
-        names += format("%s %lld x %d\n", path.substr(path.rfind('/') + 1).c_str(),
-                        static_cast<long long>(shard.tokens), shard.bytes_per_token);
+        names += format("%s %lld x %d, %016llx\n", path.substr(path.rfind('/') + 1).c_str(),
+                        static_cast<long long>(shard.tokens), shard.bytes_per_token,
+                        static_cast<unsigned long long>(sampled_hash(shard, places)));
     }
     corpus.first_sample.push_back(corpus.num_samples);
     corpus.fingerprint = XXH3_64bits(names.data(), names.size());

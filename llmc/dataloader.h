@@ -34,7 +34,9 @@ struct Corpus {
     int T;
     int64_t tokens;  // in all files
     int64_t num_samples;
-    uint64_t fingerprint;  // of names (without folders) and sizes: tells whether a resumed run has the same data
+    // Of names (without folders), sizes and samples of the content: tells whether another rank, or a run that is
+    // resumed, has the same data.
+    uint64_t fingerprint;
 };
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T);

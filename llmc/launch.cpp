@@ -237,6 +237,7 @@ Launch find_launch(const LaunchOptions& options, const Environment& environment)
     ENSURE(launch.run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters, at most %d are taken",
            launch.run_id.size(), MAX_RUN_ID);
     launch.error_file = variables.text("TORCHELASTIC_ERROR_FILE");
+    launch.join_seconds = options.join_seconds;
     return launch;
 }
 

@@ -22,6 +22,8 @@ struct Launch {
     int attempt = 0;           // restarts by torchrun (of this host's agent) or of the Slurm job
     std::string error_file;    // where torchrun looks for the reason of a failure
     std::string note;          // what was seen and not followed
+    // That ranks wait for each other at the start: those of a large job come minutes apart.
+    double join_seconds = 300;
 };
 
 // -1, or empty: not given. All of rank, world_size and, for more than one rank, rendezvous; or none of the options.
@@ -29,6 +31,7 @@ struct LaunchOptions {
     int rank = -1, world_size = -1, local_rank = -1;
     std::string rendezvous;  // HOST:PORT, the host of rank 0; [::1]:PORT with an IPv6 address
     std::string run_id;      // the same for all ranks of a run; may be left out
+    double join_seconds = 300;
 };
 
 using Environment = std::function<const char*(const char*)>;  // getenv, or a test's

@@ -81,6 +81,9 @@ static void rank_options(Declarations& all, Options& o) {
     s.add("--local-rank", o.local_rank, -1, "N", "number of the GPU").between(-1, 1 << 20).shown("");
     s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "of rank 0, where ranks without MPI meet");
     s.add("--run-id", o.run_id, "", "TEXT", "tells runs apart that meet at one place");
+    s.add("--rendezvous-timeout", o.rendezvous_timeout, 300.0, "SECONDS", "that ranks wait for each other at the start")
+        .between(1.0, 1e6);
+    s.add_flag("--print-launch", o.print_launch, "say which rank this is and where it meets the others, and end");
 }
 
 static void optimizer_options(Declarations& all, Options& o) {
@@ -309,7 +312,7 @@ static void check_training(Options& o, bool plan) {
     sort_out_model(o);
     if (o.steps == -1) o.steps = 0;
     if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
-    ENSURE(plan || !o.train_data.empty(),
+    ENSURE(plan || o.print_launch || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
     ENSURE(o.master_weights == "on" || o.precision != "fp32",

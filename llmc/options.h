@@ -49,6 +49,8 @@ struct Options {
     // ranks; -1 or empty: the launcher says
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;
+    double rendezvous_timeout;  // seconds
+    bool print_launch;
     int zero;                // 1: the optimizer's state is sharded
     std::string grad_dtype;  // fp32, bf16: on the wire
     bool share_gpu;          // among ranks of a machine

@@ -28,6 +28,9 @@ constexpr int MAX_GIFT = 4096;
 Meeting meet(const Launch& launch, const std::string& card, const std::function<std::string()>& gift,
              double timeout_seconds);
 
+// Where the ranks of this launch would meet: "h0:29500", or "h0:29501-29516".
+std::string meeting_place(const Launch& launch);
+
 // ---- the messages
 //
 // All numbers little-endian. A frame is a magic of 8 bytes, uint32 version, uint32 length of the body, and the body.

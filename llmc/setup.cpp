@@ -94,12 +94,31 @@ Start find_trained_model(const Options& options, bool need_tokenizer) {
 
 std::string changed_options(const std::string& saved, const std::string& now) {
     // What a run may change freely: where and how often it reports.
-    static constexpr const char* harmless[] = {"stop-after",    "resume",           "output",       "threads",
-                                               "log-every",     "progress",         "quiet",        "keep",
-                                               "val-every",     "val-batches",      "sample-every", "sample-tokens",
-                                               "sample-prompt", "checkpoint-every", "init",         "tokenizer",
-                                               "zero",          "rank",             "world-size",   "local-rank",
-                                               "rendezvous",    "run-id",           "trace",        "trace-steps"};
+    static constexpr const char* harmless[] = {"stop-after",
+                                               "resume",
+                                               "output",
+                                               "threads",
+                                               "log-every",
+                                               "progress",
+                                               "quiet",
+                                               "keep",
+                                               "val-every",
+                                               "val-batches",
+                                               "sample-every",
+                                               "sample-tokens",
+                                               "sample-prompt",
+                                               "checkpoint-every",
+                                               "init",
+                                               "tokenizer",
+                                               "zero",
+                                               "rank",
+                                               "world-size",
+                                               "local-rank",
+                                               "rendezvous",
+                                               "run-id",
+                                               "rendezvous-timeout",
+                                               "trace",
+                                               "trace-steps"};
     const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
                          after = parse_json(now, "the options");
     std::string text;

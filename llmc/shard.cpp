@@ -4,6 +4,7 @@
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -62,6 +63,17 @@ Shard open_shard(const std::string& path) {
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
              with_commas(file.size).c_str());
     return shard;
+}
+
+uint64_t sampled_hash(const Shard& shard, int places) {
+    constexpr int64_t piece = 64 << 10;
+    const InputFile file(shard.path);
+    const bool whole = file.size <= places * piece;
+    std::vector<unsigned char> bytes(size_t(whole ? file.size : places * piece));
+    if (whole) file.read_at(bytes.data(), 0, file.size);
+    for (int i = 0; !whole && i < places; i++)
+        file.read_at(bytes.data() + i * piece, i * (file.size - piece) / std::max(1, places - 1), piece);
+    return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 template <class Stored>

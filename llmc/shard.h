@@ -16,6 +16,9 @@ struct Shard {
 // Checks magic, version and that the file is exactly as long as its header promises. Missing file: EXIT_NO_INPUT; else
 // EXIT_BAD_DATA with the values and what to do.
 Shard open_shard(const std::string& path);
+// XXH3 of a file of at most `places` x 64 KiB, and of a larger one of so many pieces of 64 KiB, from the first to the
+// last bytes: tells shards apart that only share name and size, at a cost that does not grow with them.
+uint64_t sampled_hash(const Shard& shard, int places);
 // Tokens [begin, begin + count) of the shard. Refuses a token that is not below vocab_size (EXIT_BAD_DATA, with its
 // place) and a file that has become shorter.
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);

@@ -30,12 +30,25 @@ fi
 if [ ! -x ./train_gpt2cu ]; then echo "error: ./train_gpt2cu is not built: run make where the GPUs are" >&2 && exit 2; fi
 recipe+=(--train-data "$data/*train_*.bin" --val-data "$data/*val_*.bin" --output "${OUT:-out/$(basename "$0" .sh)}" --resume "$@")
 
+# Where mpirun itself was killed, Open MPI leaves its ranks' shared memory behind, some MB for each. Ours of this host are
+# vader_segment.HOST.UID.*; a live one is in the memory of a process, from within moments of its making.
+remove_left_segments() {
+    local mapped segment count=0
+    mapped=$(grep -hso '/dev/shm/vader_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true
+    while read -r segment; do
+        if grep -qxF -- "$segment" <<<"$mapped"; then continue; fi
+        if rm -f -- "$segment"; then count=$((count + 1)); fi
+    done < <(find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -name "vader_segment.${HOSTNAME%%.*}.$(id -u).*" -mmin +1 2>/dev/null)
+    if [ $count != 0 ]; then echo "removed shared memory that a killed mpirun has left in /dev/shm: $count files" >&2; fi
+}
+
 # until_done COMMAND...: started again after a fault, from the last checkpoint, at most five times. Not after bad options (2),
 # bad or missing data (65, 66), or when it was asked to stop (75).
 until_done() {
     local attempt status
     for ((attempt = 1; ; attempt++)); do
         status=0
+        remove_left_segments
         "$@" || status=$?
         case $status in 0 | 2 | 65 | 66 | 75) return $status ;; esac
         if [ $attempt = 6 ]; then return $status; fi

@@ -7,6 +7,9 @@
 # UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and by clang under
 # MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed",
 # in test cases; a crash or a hang is one that failed.
+#
+# LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh and
+# a part of test_ranks.sh, which start ranks by srun and torchrun. They are skipped, and say so, where these are not.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -126,8 +129,11 @@ build() {
 }
 
 heading "packages"
-: "${FUZZ_SECONDS:=0}"
-if [ "$FUZZ_SECONDS" = 0 ]; then ./scripts/install.sh; else ./scripts/install.sh clang; fi || exit 1
+: "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}"
+more=()
+if [ "$FUZZ_SECONDS" != 0 ]; then more+=(clang); fi
+if [ "$LAUNCHERS" != 0 ]; then more+=(slurm-wlm munge python3-torch); fi
+./scripts/install.sh "${more[@]}" || exit 1
 mkdir -p $logs
 
 programs=("${emulated[@]}" "${on_gpu[@]}")

@@ -1,4 +1,4 @@
-// sources: llmc/rendezvous.cpp llmc/launch.cpp llmc/common.cpp
+// sources: llmc/rendezvous_messages.cpp llmc/common.cpp
 // fuzz_rendezvous.cpp: any bytes as what comes over the network, to rank 0 and from it. What is taken as whole is
 // within its bounds and encodes to the same bytes again; of a whole message every beginning is one.
 #include <cstdlib>

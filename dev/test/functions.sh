@@ -70,6 +70,18 @@ no_ranks_because() {
     fi
 }
 
+# Why cluster.sh cannot make hosts here; nothing if it can.
+no_hosts_because() {
+    if [ "$(id -u)" != 0 ]; then
+        echo "network namespaces are root's to make"
+    elif ! command -v ip >/dev/null || ! command -v unshare >/dev/null; then
+        echo "ip and unshare are needed (apt-get install iproute2 util-linux)"
+    elif ! ip netns add "probe$$" 2>/dev/null; then
+        echo "no network namespaces can be made here"
+    fi
+    ip netns del "probe$$" 2>/dev/null
+}
+
 # A process that has ended and that nobody has asked for yet (Z) does not run any more.
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
@@ -78,6 +90,15 @@ wait_for() {
     for _ in $(seq 1000); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
     return 1
 }
+
+# inside HOSTS: the processes that run inside of the hosts of $CLUSTER.
+inside() {
+    local host pid
+    for ((host = 0; host < $1; host++)); do
+        for pid in $(ip netns pids "$CLUSTER$host"); do if runs "$pid"; then echo "$pid on host $host"; fi; done
+    done
+}
+nobody_inside() { test -z "$(inside "$1")"; }
 
 # ---- a model and its data
 

@@ -168,6 +168,40 @@ TEST_CASE("the fingerprint is of names and sizes, not of folders") {
     CHECK(open_corpus(b / "train_*.bin", "--train-data", T).fingerprint != print);
 }
 
+// With one bit of one byte turned.
+static uint64_t fingerprint_with(const std::string& pattern, const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    REQUIRE(at < bytes.size());
+    bytes[at] ^= 1;
+    write_bytes(path, bytes);
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    bytes[at] ^= 1;
+    write_bytes(path, bytes);
+    return print;
+}
+
+TEST_CASE("the fingerprint is of the content: of all of small files, of four places in large ones") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {100, 300000});  // 600 KB
+    const std::string small = dir / "train_000001.bin", large = dir / "train_000002.bin";
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    for (size_t at : {1024, 1100, 1223}) CHECK(fingerprint_with(pattern, small, at) != print);
+    constexpr size_t size = 1024 + 2 * 300000, piece = 64 << 10, third = (size - piece) / 3;
+    for (size_t at : {size_t(1024), piece - 1, third, third + piece - 1, 2 * third, size - piece, size - 1})
+        CHECK(fingerprint_with(pattern, large, at) != print);
+    CHECK(fingerprint_with(pattern, large, piece) == print);  // between two of them
+    CHECK(open_corpus(pattern, "--train-data", T).fingerprint == print);
+}
+
+TEST_CASE("of many files the fingerprint has the first and the last bytes") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, std::vector<int>(180, 100000));  // 201 KB each
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    for (size_t at : {1024, 65535, 201023 - 65535, 201023})
+        CHECK(fingerprint_with(pattern, dir / "train_000180.bin", at) != print);
+    CHECK(fingerprint_with(pattern, dir / "train_000001.bin", 100000) == print);
+}
+
 TEST_CASE("an epoch of the loader has every sample once, and the next follows without a gap") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000, 700, 333});

@@ -7,16 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 source dev/test/functions.sh
 
 reason=$(no_ranks_because)
-if [ -z "$reason" ]; then
-    if [ "$(id -u)" != 0 ]; then
-        reason="network namespaces are root's to make"
-    elif ! command -v ip >/dev/null || ! command -v unshare >/dev/null; then
-        reason="ip and unshare are needed (apt-get install iproute2 util-linux)"
-    elif ! ip netns add "probe$$" 2>/dev/null; then
-        reason="no network namespaces can be made here"
-    fi
-    ip netns del "probe$$" 2>/dev/null
-fi
+if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
 if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
 several_ranks_here
 export CLUSTER=h$$n
@@ -47,15 +38,6 @@ on_hosts() {
 # within SENT WANTED: 2 %. On these cables a frame of 64 KiB and more has one header of 66 bytes, since they do as network
 # cards that cut frames themselves; with the confirmations that is less than 1 % of this model's gradients.
 within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0.98 * b && a < 1.02 * b) }'; }
-
-# Processes that run inside of hosts.
-inside() {
-    local host pid
-    for ((host = 0; host < $1; host++)); do
-        for pid in $(ip netns pids "$CLUSTER$host"); do if runs "$pid"; then echo "$pid on host $host"; fi; done
-    done
-}
-nobody_inside() { test -z "$(inside "$1")"; }
 
 check "1 rank" "${train[@]}" --output "$scratch/one" --quiet
 whole=$((parameters * 4))

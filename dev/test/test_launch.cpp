@@ -282,6 +282,15 @@ TEST_CASE("launchers that contradict each other, and copies of one run, are refu
     }
 }
 
+TEST_CASE("how long it waits for the others") {
+    LaunchOptions patient;
+    patient.join_seconds = 7;
+    for (const Variables& variables : {Variables{}, mpirun, torchrun, srun}) {
+        CHECK(find(variables, patient).join_seconds == 7);
+        CHECK(find(variables).join_seconds == 300);
+    }
+}
+
 TEST_CASE("lists of hosts") {
     using Names = std::vector<std::string>;
     CHECK(expand_hosts("h0") == Names{"h0"});

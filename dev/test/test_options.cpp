@@ -98,6 +98,15 @@ TEST_CASE("flags are on when given, and take a value after an equals sign") {
     CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
 }
 
+TEST_CASE("how long ranks wait for each other, and who they are without data") {
+    CHECK(train({}).rendezvous_timeout == 300.0);
+    CHECK(train({"--rendezvous-timeout", "0.5e3"}).rendezvous_timeout == 500.0);
+    CHECK(contains(refusal({"--train-data", "x", "--rendezvous-timeout", "0"}), "--rendezvous-timeout 0 must be"));
+    CHECK(parse({"--print-launch"}).print_launch);
+    CHECK_FALSE(train({}).print_launch);
+    CHECK(contains(refusal({"--rendezvous-timeout", "9"}), "--train-data is missing"));
+}
+
 TEST_CASE("llm.c's letters mean the same here") {
     const Options o = parse({"-i", "a",     "-j", "b",    "-o", "c",  "-e", "d24", "-b", "8",   "-t", "512",
                              "-d", "16384", "-l", "3e-4", "-u", "7",  "-q", "0.2", "-c", "0.3", "-v", "11",

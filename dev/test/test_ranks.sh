@@ -20,6 +20,15 @@ train=("$program" "${data[@]}" "${small[@]}" --global-batch 1024 --steps 4 --val
 virtual=(--deterministic-ranks 8)
 parameters=128768  # 384 x 64 + 64 x 64 + 2 (12 x 64 x 64 + 13 x 64) + 2 x 64
 
+# ---- who they are
+check "mpirun: who is who" test "$(ranks 2 "$program" --print-launch | sort)" = "$(for rank in 0 1; do
+    echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): meets the others by MPI"; done)"
+check "no launcher" test "$("$program" --print-launch)" = "single process on $(hostname)"
+check "options" test "$("$program" --print-launch --rank 1 --world-size 4 --rendezvous h7:29500 --run-id x)" = \
+    "options, rank 1 of 4 on $(hostname): meets the others at h7:29500"
+refused "torchrun's variables of another run" 2 "contradict each other; start with one of them" \
+    mpirun -np 1 env RANK=1 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29511 "$program" --print-launch
+
 # ---- the same bits on 1, 2, 4 and 8 ranks
 for precision in fp32 bf16; do
     one=$scratch/1_$precision
@@ -178,6 +187,12 @@ refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
 make_shards "$scratch/other" 20000
 refused_ranks "other data" "rank 1 differs from rank 0: training data" \
     mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --train-data "$scratch/other/train_*.bin"
+cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
+byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
+printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none
+check "data with another bit" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
+refused_ranks "data with one other bit" "rank 1 differs from rank 0: training data" \
+    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
 refused_ranks "a batch that does not divide" \
     "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2

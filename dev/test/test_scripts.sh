@@ -66,6 +66,30 @@ check "after a fault it goes on" after "137 1 0" 3 0 run_gpt2_124M.sh
 check "but not for ever" after "1 1 1 1 1 1 1 1" 6 1 run_gpt2_124M.sh
 check "bad options are not tried again" after "2" 1 2 run_gpt2_124M.sh
 check "a run that was asked to stop stops" after "75" 1 75 run_gpt2_124M.sh
+
+# ---- what a killed mpirun leaves in /dev/shm, under Open MPI's names
+segment() { echo "/dev/shm/vader_segment.$1.$(id -u).test$$.$2"; }
+here=${HOSTNAME%%.*}
+left=$(segment "$here" left) mapped=$(segment "$here" mapped) young=$(segment "$here" young) elsewhere=$(segment elsewhere left)
+other_user=/dev/shm/vader_segment.$here.$(($(id -u) + 1)).test$$.left
+trap 'kill $mapping 2>/dev/null; rm -rf "$scratch" /dev/shm/vader_segment.*.test$$.*' EXIT
+for file in "$left" "$mapped" "$elsewhere" "$other_user"; do head -c 4096 /dev/zero >"$file" && touch -d "1 hour ago" "$file"; done
+head -c 4096 /dev/zero >"$young"
+python3 -c 'import mmap, os, sys, time
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
+print("yes", file=open(sys.argv[2], "w"))
+time.sleep(60)' "$mapped" "$scratch/is_mapped" &
+mapping=$!
+check "shared memory of a process" wait_for "$scratch/is_mapped"
+after "0" 1 0 run_gpt2_124M.sh 2>"$scratch/removed.log"
+check "a run where some is left" test $? = 0
+check "removes it, and says so" grep -q 'removed shared memory .*: [0-9]* files' "$scratch/removed.log"
+check "what nobody has" test ! -e "$left"
+for file in "$mapped" "$young" "$elsewhere" "$other_user"; do check "and not $file" test -e "$file"; done
+kill $mapping && wait $mapping 2>/dev/null
+check "a second run" after "1 0" 2 0 run_gpt2_124M.sh
+check "removes what nobody has any more" test ! -e "$mapped"
+
 export SLURM_JOB_ID=5 SLURM_JOB_NUM_NODES=2 SLURM_SUBMIT_DIR=$tree
 check "Slurm: ends well" after "0" 1 0 run_gpt2_124M.sbatch
 check "Slurm: is not queued again" test ! -e "$tree/requeued"
@@ -78,7 +102,7 @@ unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
 for script in scripts/*.sh scripts/*.sbatch data/*.sh dev/*.sh dev/test/*.sh; do check "bash -n $script" bash -n "$script"; done
 if command -v shellcheck >/dev/null; then
     check "shellcheck" shellcheck -x --severity=warning --exclude=SC2034 scripts/*.sh scripts/*.sbatch \
-        dev/test/{cluster,test_ranks,test_hosts,test_scripts}.sh
+        dev/test/{cluster,slurm,test_ranks,test_hosts,test_missing,test_scripts,test_slurm,test_torchrun}.sh
 else
     echo "skipped: shellcheck is not here"
 fi

@@ -19,17 +19,16 @@
 
 namespace {
 
-constexpr double JOIN_SECONDS = 300.0;  // ranks of a large job come minutes apart
-
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, where it is there
+    const double join_seconds;
     ncclComm_t nccl = nullptr;
     OwnedStream queue;
     static constexpr int RING = 64;
     Event reached[RING];  // of ticket t at t % RING, or of a later one
     Ticket issued = 0;
 
-    explicit NcclComm(const Launch& launch) {
+    explicit NcclComm(const Launch& launch) : join_seconds(launch.join_seconds) {
         rank = part = launch.rank, world_size = launch.world_size;
         join(unique_id(launch));
         for (Event& event : reached) event = create_event();
@@ -57,14 +56,14 @@ struct NcclComm : Comm {
 
     // What a call that does not block came to.
     void check(const char* call, ncclResult_t result) const {
-        const double deadline = seconds_now() + JOIN_SECONDS;
+        const double deadline = seconds_now() + join_seconds;
         while (result == ncclInProgress && seconds_now() < deadline) {
             pause();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
         if (result == ncclSuccess) return;
         fail(EXIT_INTERNAL, "%s: %s%s%s; NCCL_DEBUG=INFO says more", call, ncclGetErrorString(result),
-             result == ncclInProgress ? format(" after %.0f s: is a rank missing?", JOIN_SECONDS).c_str() : ": ",
+             result == ncclInProgress ? format(" after %.0f s: is a rank missing?", join_seconds).c_str() : ": ",
              result == ncclInProgress ? "" : ncclGetLastError(nccl));
     }
 
@@ -83,7 +82,7 @@ struct NcclComm : Comm {
             bytes = host->exchange(rank == 0 ? new_id() : "")[0];
         }
 #endif
-        if (bytes.empty()) bytes = meet(launch, "", new_id, JOIN_SECONDS).gift;
+        if (bytes.empty()) bytes = meet(launch, "", new_id, join_seconds).gift;
         ncclUniqueId id;
         ENSURE(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
                bytes.size());

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# test_missing.sh: ranks by mpirun of which one does not come: the others wait as long as --rendezvous-timeout says, name it,
+# and end; on one host, and on two.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+# shellcheck source=dev/test/functions.sh
+source dev/test/functions.sh
+
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
+several_ranks_here
+make_shards "$scratch/data" || fail "no shards"
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps 2 --output "$scratch/never" --val-every 0
+       --rendezvous-timeout 2)
+host=$(hostname)
+
+# as_rank RANK COMMAND: a script for mpirun, by which all other ranks train and this one runs the command.
+as_rank() {
+    printf '#!/usr/bin/env bash\nif [ $OMPI_COMM_WORLD_RANK = %s ]; then %s; fi\nexec "$@"\n' "$1" "$2" >"$scratch/as_rank"
+    chmod +x "$scratch/as_rank"
+}
+
+# names NAME REGEX COMMAND...: ends after 2 s and before 12, with exit code 1, nothing written, nobody left; all that speak
+# say the regular expression, and not more than two do: the first ends the job.
+names() {
+    local name=$1 text=$2 status=0 start=$EPOCHREALTIME
+    shift 2
+    timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || status=$?
+    seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    if [ $status != 1 ]; then
+        fail "$name: exit code $status: $(tail -n 3 "$scratch/err")"
+    elif ! awk -v s="$seconds" 'BEGIN { exit !(s >= 2 && s < 12) }'; then
+        fail "$name: took $seconds s"
+    elif ! grep -q '^error: ' "$scratch/err" || grep '^error: ' "$scratch/err" | grep -qvE -- "$text"; then
+        fail "$name: said $(cat "$scratch/err")"
+    elif [ "$(grep -c '^error: ' "$scratch/err")" -gt 2 ] || [ -e "$scratch/never" ] || [ -n "$(left)" ]; then
+        fail "$name: $(grep -c '^error: ' "$scratch/err") errors, $(ls "$scratch"), left $(left)"
+    else
+        pass "$name: $(grep -m1 '^error: ' "$scratch/err") ($seconds s)"
+    fi
+}
+# Processes that have our scratch folder on their command line, or that slept in its ranks' place.
+left() { pgrep -f "$scratch|sleep 7$$" | xargs; }
+
+names "another program" "^error: rank 0 on $host: no word after 2 s from rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
+    mpirun -np 1 "${train[@]}" : -np 1 sleep "7$$"
+names "in place of rank 0" "no word after 2 s from rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
+    mpirun -np 1 sleep "7$$" : -np 3 "${train[@]}"
+as_rank 2 "sleep 7$$"
+names "a script that never comes to it" "from rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
+as_rank 1 'kill -STOP $$'
+names "a process that is stopped" "from rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+as_rank 1 "sleep 1"
+check "one that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
+
+reason=$(no_hosts_because)
+if [ -n "$reason" ]; then echo "skipped: two hosts: $reason" && finish; fi
+export CLUSTER=m$$n
+trap 'dev/test/cluster.sh down 2; rm -rf "$scratch"' EXIT
+check "2 hosts" dev/test/cluster.sh up 2
+for rank in 1 2; do
+    as_rank $rank "sleep 7$$"
+    names "2 hosts, without rank $rank" "from rank $rank \(process [0-9]+ on ${CLUSTER}$((rank / 2)) runs .*/sleep\)$" \
+        dev/test/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
+done
+# What runs in a network of its own is not on the host, as far as ranks can see.
+as_rank 3 "exec unshare --net sleep 7$$"
+names "2 hosts, the missing rank out of sight" "from 1 of the 2 ranks of ${CLUSTER}1 \(no process\)$" \
+    dev/test/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
+as_rank 1 "exec unshare --net sleep 7$$"
+names "1 host, the missing rank out of sight" "from rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
+check "nobody is left on the hosts: $(inside 2)" nobody_inside 2
+finish
