@@ -271,8 +271,10 @@ $(BUILD)/cuda/mock/libcuda.so.1: dev/test/mock_libcuda.c
 # The CUDA backend as a CPU runs it. The emulator's own files are never instrumented: they tell a sanitizer, if one is
 # linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
 EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN -Idev/simt
-EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn)
+EMUFLAGS    += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
+EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
 EMU_OBJECTS := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
+$(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(SANFLAGS) -MMD -MP -x c++ -include dev/simt/emulator.h
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)

@@ -47,11 +47,15 @@ struct PendingStep {
     StepRecord record;
     Results& host = *static_cast<Results*>(host_allocate(sizeof(Results)));
     Event done = create_event();
+    int64_t comm_waits = 0;  // of the communicator, up to the end of this step
     bool waiting = false;
 
     PendingStep() = default;
     PendingStep(const PendingStep&) = delete;
-    ~PendingStep() { host_free(&host), destroy_event(done); }
+    ~PendingStep() {
+        if (waiting) wait_for_event(done);  // after an error: its results are still to be written
+        host_free(&host), destroy_event(done);
+    }
 };
 
 // A micro-step's calls are the same each time, but the first of a step overwrites gradients. The first time they run as
@@ -93,7 +97,6 @@ struct Trainer {
     MicroStep micro_steps[2];                        // the first of a step, and the others
     double clock = 0.0;                              // when the step began whose time is measured
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds, in all, when it began
-    int64_t comm_sent = 0;
     Straggler straggler = {};
     bool stop = false;  // some rank was asked to, and all know it
     int failed_saves = 0;
@@ -137,6 +140,7 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     const Span whole(trace, Track::training, model.stream, {"step", step, step, t.batch.tokens_per_step});
     const bool graphs = device_has_graphs() && t.options.cuda_graph == "on";
     const int virtual_ranks = gradients.own_virtual_ranks(), micro_steps = t.batch.grad_accum_steps / virtual_ranks;
+    const int64_t sent_before = t.comm.bytes_sent;
     for (int v = 0; v < virtual_ranks; v++) {
         model.zero_gradients();
         for (int i = 0; i < micro_steps; i++) {
@@ -161,6 +165,8 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     p.record.step_tokens = t.batch.tokens_per_step;
     p.record.tokens = t.state.tokens + (before.waiting ? 2 : 1) * t.batch.tokens_per_step;
     p.record.lr = float(learning_rate(t.schedule, step));
+    p.record.comm_bytes = t.comm.world_size > 1 ? t.comm.bytes_sent - sent_before : -1;
+    p.comm_waits = t.comm.waits;
     copy_to_host(&p.host.loss, gradients.step_loss(), sizeof(float), model.stream);
     copy_to_host(&p.host.grad_norm, t.optimizer.norm(), sizeof(float), model.stream);
     copy_to_host(&p.host.factor, t.optimizer.factor(), sizeof(float), model.stream);
@@ -237,7 +243,7 @@ static void save_or_warn(Trainer<floatX>& t) {
 template <class floatX>
 static void start_clock(Trainer<floatX>& t, double now) {
     t.clock = now;
-    t.loader_waited = t.loader.wait_seconds, t.comm_exposed = t.comm.exposed_seconds, t.comm_sent = t.comm.bytes_sent;
+    t.loader_waited = t.loader.wait_seconds, t.comm_exposed = t.comm.exposed(t.comm.waits);
 }
 
 // All ranks, at the same point. A trace that cannot be written is no reason to stop.
@@ -265,9 +271,9 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     const double now = seconds_now();
     p.record.step_ms = 1e3 * (now - t.clock);
     p.record.loader_wait_ms = 1e3 * (t.loader.wait_seconds - t.loader_waited);
-    p.record.comm_exposed_ms = 1e3 * (t.comm.exposed_seconds - t.comm_exposed);
-    p.record.comm_bytes = t.comm.world_size > 1 ? t.comm.bytes_sent - t.comm_sent : -1;
-    start_clock(t, now);
+    const double exposed = t.comm.exposed(p.comm_waits);
+    p.record.comm_exposed_ms = 1e3 * (exposed - t.comm_exposed);
+    t.clock = now, t.loader_waited = t.loader.wait_seconds, t.comm_exposed = exposed;
     t.log.step(p.record);
     if (const std::string slow = t.straggler.add(p.host.said, t.comm.world_size); !slow.empty()) t.log.warn(slow);
     if (p.host.factor == p.host.factor) {  // not NaN
@@ -416,6 +422,7 @@ static void train_loop(Trainer<floatX>& t) {
         if (all_alike && event_done(p.done)) settle(t, p);  // on the CPU, where it always is
     }
     settle_all(t, t.state.step);
+    wait_for_device();  // for other ranks' parts of what is under way: memory is freed next, and that cannot fail
 }
 
 template <class floatX>

@@ -123,6 +123,21 @@ near_losses() {
         END { exit NR != n || bad }'
 }
 
+# Where there are two GPUs: two ranks by NCCL have the losses of one, bit for bit, with --zero 0 and 1.
+two_gpus() {
+    local zero options=("$@" --steps 200 --stop-after 20 --deterministic-ranks 2)
+    if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
+    train_run one-of-two-gpus "${options[@]}"
+    options+=(--world-size 2 --rendezvous 127.0.0.1:29411)
+    for zero in 0 1; do
+        timeout 200 ./train_gpt2cu "${data[@]}" "${options[@]}" --zero $zero --rank 1 --local-rank 1 --output '' \
+            >"$out/two-gpus-zero-$zero-rank-1.log" 2>&1 </dev/null &
+        train_run two-gpus-zero-$zero "${options[@]}" --zero $zero --rank 0 --local-rank 0
+        wait
+        claim "two GPUs with --zero $zero have the losses of one" same_losses one-of-two-gpus two-gpus-zero-$zero 20
+    done
+}
+
 train() {
     tokens
     local small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3
@@ -155,6 +170,7 @@ train() {
             --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
         claim "two ranks on one GPU have the losses of one" same_losses one-of-two two 5
     fi
+    two_gpus "${small[@]}"
     local d12=(--model d12 --seq-len 1024 --sample-every 0 --val-batches 8)
     train_run d12 "${d12[@]}" --micro-batch auto --global-batch 131072 --steps 300 --val-every 100 --lr 6e-4 --warmup 50 --checkpoint-every 300
     train_run d12-autotune "${d12[@]}" --micro-batch 64 --global-batch 524288 --steps 20 --warmup 1 --val-every 0 --autotune --checkpoint-every 0

@@ -28,6 +28,7 @@ RULES = [
     (r"gelu_(forward|backward)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"adamw_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"encoder_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
+    (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
 
 

@@ -56,6 +56,21 @@ std::string describe_joining(const Launch& launch) {
                                       : "meets the others at " + meeting_place(launch);
 }
 
+std::string device_card() { return device_id() + " " + host_name(); }
+
+void check_own_devices(const std::vector<std::string>& cards) {
+    for (size_t rank = 0; rank < cards.size(); rank++) {
+        const size_t first = std::find(cards.begin(), cards.end(), cards[rank]) - cards.begin();
+        if (first == rank) continue;
+        const size_t space = cards[rank].find(' ');
+        fail(
+            EXIT_USAGE,
+            "ranks %zu and %zu are both on %s of %s, and each needs a GPU of its own: start one process per GPU and "
+            "check --local-rank, or CUDA_VISIBLE_DEVICES if something sets it; mpirun with --share-gpu lets them share",
+            first, rank, cards[rank].substr(0, space).c_str(), cards[rank].substr(space + 1).c_str());
+    }
+}
+
 void check_same(const std::vector<std::string>& cards, const std::vector<std::string>& may_differ) {
     const nlohmann::ordered_json first = nlohmann::ordered_json::parse(cards[0]);
     for (size_t rank = 1; rank < cards.size(); rank++) {

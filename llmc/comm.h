@@ -16,8 +16,9 @@ enum class WireType { fp32, bf16 };  // of gradients on their way between ranks
 struct Comm {
     int rank = 0, world_size = 1;
     int part = 0;  // which of the world_size equal parts of a buffer this rank has after reduce_scatter
-    // Of this rank, in all: bytes it sent, collectives it took part in, seconds that its host or stream stood in wait.
-    int64_t bytes_sent = 0, calls = 0;
+    // Of this rank, in all: bytes it sent, collectives it took part in, its waits for them, and the seconds that its
+    // host or a stream stood in those that are over.
+    int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
     std::unique_ptr<Trace> trace;  // null: nobody wants one
     SpanLabel next = {};           // of the next collective, in the trace: its bytes are those sent before
@@ -25,6 +26,8 @@ struct Comm {
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
     virtual void check_wire(WireType) const {}  // refuses what cannot be
+    // Memory for collectives on gradients of that type, of at most so many at a time; before the first of them.
+    virtual void reserve(WireType, int64_t) {}
 
     using Ticket = int64_t;
     // x (count) becomes the sum over all ranks, or this rank's part of x does and the rest is lost. count is a multiple
@@ -43,6 +46,9 @@ struct Comm {
     void call_next(const char* name, int64_t number = -1);
     SpanLabel take_name();
 
+    // exposed_seconds, with those of the first so many waits, if they are over by now.
+    virtual double exposed(int64_t) { return exposed_seconds; }
+
     // Blocks: what each rank said, in the order of ranks. Every rank returns only when all have come.
     virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }
     // Ends all ranks, where the launcher lets one do that; and this one.
@@ -56,8 +62,13 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
 std::string describe_joining(const Launch& launch);
 // The device's own collectives; null: it has none (cuda/comm_nccl.cpp, cpu/device.cpp).
 std::unique_ptr<Comm> make_device_comm(const Launch& launch);
+bool device_joins_ranks();                                  // whether it has them
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, where Open MPI is there
 
 // Each rank's card, a JSON object of strings, must say the same but for the names in `may_differ`: else every rank
 // fails (EXIT_USAGE) with the sentence that names the first rank that differs from rank 0, and the field.
 void check_same(const std::vector<std::string>& cards, const std::vector<std::string>& may_differ);
+
+// What a rank says of its device before the ranks join, and the refusal (EXIT_USAGE) of two that have the same one.
+std::string device_card();
+void check_own_devices(const std::vector<std::string>& cards);

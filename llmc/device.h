@@ -27,6 +27,7 @@ inline bool device_debug_sync = false;
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
+std::string device_id();         // which GPU this is, of all that there are: "GPU-3f9c..." (UUID); empty on the CPU
 bool device_memory_is_host();    // the CPU's pointers are the host's
 bool device_has_bf16_units();    // matrix units for bf16: what --precision auto chooses by
 std::string device_libraries();  // those that do the products, with versions: "cuBLASLt 13.1, cuDNN 9.19"
@@ -34,6 +35,10 @@ std::string device_libraries();  // those that do the products, with versions: "
 // in this file for later runs. Another choice may round differently: only runs with the same file have the same bits.
 // An empty name ends that. On the CPU refused: there is nothing to choose.
 void device_autotune(const std::string& cache_file);
+
+// Set by a communicator, and called again and again while the host waits for the device, with the seconds that this
+// wait has lasted: it throws when what the device waits for will never come, because another rank is gone.
+inline void (*while_host_waits)(double seconds) = nullptr;
 
 // Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.
 void* device_allocate(int64_t bytes, const char* purpose);

@@ -40,6 +40,7 @@ struct Saving {
     bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
     int parts = 1;               // of a bucket, for ranks and virtual ranks (GradientSum)
     int shards = 1;              // ranks that share the optimizer's state (ZeRO-1); divides parts
+    bool wire_buffer = false;    // gradients are rounded for their way between ranks into memory of their own
 };
 
 struct MemoryItem {

@@ -1,5 +1,6 @@
 #include "gradients.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "ops.h"
@@ -10,6 +11,13 @@ static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
     return int64_t(sizeof(float)) * (waiting_trees(virtual_ranks / world_size) * layout.total +
                                      int64_t(3 + layout.num_buckets()) * virtual_ranks + 2);
+}
+
+int64_t largest_bucket(const ParamLayout& layout) {
+    int64_t largest = 0;
+    for (int b = 0; b < layout.num_buckets(); b++)
+        largest = std::max(largest, layout.bucket(b).end - layout.bucket(b).begin);
+    return largest;
 }
 
 GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division division, float* grads, const float* loss,
@@ -26,6 +34,7 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       tickets(layout.num_buckets()) {
     ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks on %d ranks: give a multiple",
            division.virtual_ranks, comm.world_size);
+    comm.reserve(division.wire, largest_bucket(layout));
     for (int h = 0; h < waiting_trees(own_virtual_ranks()); h++)
         finished.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }

@@ -62,5 +62,7 @@ struct GradientSum {
     std::vector<Comm::Ticket> tickets;  // of each bucket
 };
 
+int64_t largest_bucket(const ParamLayout& layout);  // elements
+
 // On the device, beside the gradients themselves.
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);

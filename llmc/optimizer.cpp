@@ -43,7 +43,8 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, Saving saving
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, saving);
     return {{"master weights", masters * size},
             {"AdamW moments", 2 * layout.total / saving.shards * size},
-            {"sums of a step", gradient_sum_bytes(layout, saving.parts, world_size)}};
+            {"sums of a step", gradient_sum_bytes(layout, saving.parts, world_size)},
+            {"gradients on their way", saving.wire_buffer ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>

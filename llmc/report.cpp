@@ -49,7 +49,8 @@ Saving saving_of(const Options& o, int world_size) {
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
     const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
-    return {recompute, o.head_chunks, o.master_weights == "on", parts, shards};
+    const bool wire_buffer = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
+    return {recompute, o.head_chunks, o.master_weights == "on", parts, shards, wire_buffer};
 }
 
 template <class floatX>

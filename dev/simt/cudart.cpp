@@ -39,8 +39,9 @@ struct CUevent_st {
 namespace {
 
 struct Operation {
-    enum Kind { kernel, copy, record, wait, graph } kind;
+    enum Kind { kernel, copy, record, wait, graph, outside } kind;
     std::function<void()> work = nullptr;     // kernel, copy
+    std::function<bool()> attempt = nullptr;  // outside
     std::shared_ptr<Record> event = nullptr;  // record, wait
     std::unique_ptr<simt::Call> call = nullptr;
     char edge = 0;  // of its own: one for the stream would order what the host does later before it
@@ -62,7 +63,7 @@ struct CUstream_st {
     std::vector<Operation*> finished;  // freed when the host has waited, as it may not touch them before
     void* tsan_fiber = simt::detects_races() ? __tsan_create_fiber(0) : nullptr;
     cudaGraph_t captured = nullptr;  // between begin and end of a capture
-    float ms = 0.0f;                 // a clock that stands still, but for what simt::enqueue_work is told to last
+    float ms = 0.0f;                 // a clock of what simt::enqueue_work is told to last, and of waits for others
     char done_edge = 0;
 };
 
@@ -87,6 +88,7 @@ struct Runtime {
     std::set<cudaGraphExec_t> graphs;
     cudaStream_t null_stream = nullptr;
     cudaError_t last_error = cudaSuccess;
+    int device = 0;
     uint64_t random_state = simt::config.stream_seed * 0x9e3779b97f4a7c15ull | 1;
 };
 
@@ -167,10 +169,11 @@ void as_stream(cudaStream_t s, F f) {
     simt::become(host);
 }
 
-// Runs the first operation of the queue; false: it waits for an event.
+// Runs the first operation of the queue; false: it waits for an event, or for what is outside of this process.
 bool step(cudaStream_t s) {
     Operation* o = s->queue.front();
     if (o->kind == Operation::wait && !o->event->done) return false;
+    if (o->kind == Operation::outside && !o->attempt()) return false;
     as_stream(s, [&] {
         simt::acquire(&o->edge);
         if (o->work) {
@@ -178,7 +181,7 @@ bool step(cudaStream_t s) {
             o->work();
         }
         if (o->kind == Operation::record) simt::release(&o->event->edge), o->event->ms = s->ms, o->event->done = true;
-        if (o->kind == Operation::wait) simt::acquire(&o->event->edge);
+        if (o->kind == Operation::wait) simt::acquire(&o->event->edge), s->ms = std::max(s->ms, o->event->ms);
         simt::release(&s->done_edge);
     });
     s->finished.push_back(o);
@@ -199,20 +202,39 @@ bool step_any() {
     return false;
 }
 
+bool waits_outside() {
+    const auto& all = runtime().streams;
+    return std::any_of(all.begin(), all.end(), [](cudaStream_t s) {
+        return !s->queue.empty() && s->queue.front()->kind == Operation::outside;
+    });
+}
+
+// Steps until it is done, or until everything waits for other processes; false then.
+template <class F>
+bool run_here_until(F done) {
+    while (!done()) {
+        if (step_any()) continue;
+        if (waits_outside()) return false;
+        simt::report("deadlock: every stream waits for an event", {"streams", 0});
+    }
+    return true;
+}
+
 template <class F>
 void run_until(F done) {
-    while (!done())
-        if (!step_any()) simt::report("deadlock: every stream waits for an event", {"streams", 0});
+    while (!run_here_until(done)) usleep(50);
 }
 
 void enqueue(cudaStream_t s, Operation* o) {
     if (s->captured) {
-        if (!o->work) simt::report("an event on a stream that is captured", {"streams", 0});
+        if (!o->work || o->attempt)
+            simt::report("an event or a collective on a stream that is captured", {"streams", 0});
         return void(s->captured->operations->emplace_back(o));
     }
     simt::release(&o->edge);
     s->queue.push_back(o);
-    if (!simt::config.deferred_streams) run_until([&] { return s->queue.empty(); });
+    // What waits for other processes is left to the host, when it waits.
+    if (!simt::config.deferred_streams) run_here_until([&] { return s->queue.empty(); });
 }
 
 void synchronize(cudaStream_t s) {
@@ -274,6 +296,20 @@ void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* strea
         s->ms += ms;
     };
     ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
+}
+
+void simt::enqueue_outside(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
+    cudaStream_t s = stream_or_null_stream(stream);
+    const auto run = [=] {
+        work();
+        s->ms += ms;
+    };
+    ::enqueue(s, new Operation{.kind = Operation::outside, .work = run, .attempt = std::move(attempt)});
+}
+
+void simt::copy_unseen(void* to, const void* from, size_t bytes) {
+    OpenArena open;
+    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 
 void simt::check_device_range(const void* p, size_t bytes, const char* wrong, Site site) {
@@ -373,17 +409,32 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
+    *device = runtime().device;
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
     if (simt::config.device_error) return result(cudaError_t(simt::config.device_error));
-    return result(device >= 0 && device < simt::config.gpus ? cudaSuccess : cudaErrorInvalidDevice);
+    if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
+    runtime().device = device;
+    return cudaSuccess;
+}
+
+// Of the GPU with this number in the machine of this name.
+static cudaUUID_t uuid_of(int gpu) {
+    cudaUUID_t id = {};
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    uint64_t hash = 14695981039346656037ull;  // FNV-1a
+    for (const char* c = host; *c; c++) hash = (hash ^ uint8_t(*c)) * 1099511628211ull;
+    memcpy(id.bytes, &hash, sizeof(hash));
+    memcpy(id.bytes + 12, &gpu, sizeof(gpu));
+    return id;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
     *properties = {.name = "emulator",
+                   .uuid = uuid_of(simt::config.first_gpu + device),
                    .totalGlobalMem = ARENA_BYTES,
                    .sharedMemPerBlock = 48 << 10,
                    .sharedMemPerBlockOptin = 227 << 10,

@@ -61,8 +61,20 @@ static bool setting(const char* variable, const char* first, const char* second,
     exit(2);
 }
 
+static void read_devices(Config& c) {
+    const char* text = getenv("SIMT_DEVICES");
+    if (!text) return;
+    char* end = nullptr;
+    c.gpus = int(strtol(text, &end, 10));
+    if (*end == ':') c.first_gpu = int(strtol(end + 1, &end, 10));
+    if (!*end && c.gpus > 0 && c.first_gpu >= 0) return;
+    fprintf(stderr, "emulator: SIMT_DEVICES=%s is not known\n", text);
+    exit(2);
+}
+
 static Config config_from_environment() {
     Config c;
+    read_devices(c);
     const char* order = getenv("SIMT_ORDER");
     if (setting("SIMT_ORDER", "forward", "random", &c.order_seed)) c.order = Order::random;
     if (order && strcmp(order, "reverse") == 0) c.order = Order::reverse;

@@ -17,6 +17,8 @@
 //   SIMT_ORDER=forward|reverse|random[:SEED]   in which threads of a block, and blocks, take turns [forward]
 //   SIMT_CP_ASYNC=lazy|eager                   cp.async lands when it is waited for, or at once [lazy]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, streams mixed [now]
+//   SIMT_NCCL=deaf                             no rank hears that another is gone [it does]
+//   SIMT_DEVICES=COUNT[:FIRST]                 GPUs there are, of which number FIRST of the machine is the first [1:0]
 #pragma once
 #define SIMT_EMULATOR 1
 
@@ -80,7 +82,7 @@ struct Config {
     bool deferred_streams = false;
     uint64_t stream_seed = 1;
     // The machine that tests pretend to have. Versions are CUDA's; 0: no driver.
-    int gpus = 1, driver_version = 13000, compute_capability = 90;
+    int gpus = 1, first_gpu = 0, driver_version = 13000, compute_capability = 90;
     int start_error = 0;          // a cudaError_t that the driver answers with when it is asked for GPUs
     int device_error = 0;         // and when one is chosen
     bool kernel_images = true;    // that the program has code for the GPU
@@ -325,8 +327,12 @@ using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+struct cudaUUID_t {
+    char bytes[16];
+};
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
 };

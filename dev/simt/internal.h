@@ -72,6 +72,11 @@ char* map_memory(size_t bytes);  // zeroed; takes no memory until it is touched
 // Work of the runtime's own, on the stream, which it is said to take so long: libraries in place of kernels. It must
 // not use memory of the host that a sanitizer watches.
 void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream);
+// Work that other processes have a part in: attempted again and again until it says that it is done, while the host
+// and other streams go on. The host attempts it, and touches device memory by copy_unseen alone, which no sanitizer
+// sees; the work after it, as the stream, tells.
+void enqueue_outside(std::function<bool()> attempt, std::function<void()> work, float ms, struct CUstream_st* stream);
+void copy_unseen(void* to, const void* from, size_t bytes);
 // Reports `wrong` unless p is device memory, and what leaves its array.
 void check_device_range(const void* p, size_t bytes, const char* wrong, Site site);
 

@@ -130,6 +130,33 @@ TEST_CASE("gradients are added to, each to its own") {
     CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
 
+TEST_CASE("gradients are rounded and widened as the CPU does it, and nothing around them") {
+    for (const int64_t count : {64, 4096, 8192 + 64}) {
+        CAPTURE(count);
+        auto x = random_tensor<float>(count, 1);
+        x[0] = NAN, x[1] = INFINITY, x[2] = 1.0f + 0x1p-8f, x[3] = 1.0f + 0x3p-8f, x[4] = -0.0f, x[5] = 1e-42f;
+        auto rounded = poisoned<bf16>(count + 64), want = poisoned<bf16>(count);
+        auto widened = poisoned<float>(count + 64), want_widened = poisoned<float>(count);
+        cpu::round_gradients(want.data(), x.data(), count, nullptr);
+        cpu::widen_gradients(want_widened.data(), want.data(), count, nullptr);
+        {
+            OnGpu<float> from(x), back(widened);
+            OnGpu<bf16> between(rounded);
+            gpu::round_gradients(between, from, count, nullptr);
+            gpu::widen_gradients(back, between, count, nullptr);
+            between.back(), back.back();
+        }
+        int64_t wrong = 0;
+        for (int64_t i = 1; i < count; i++)
+            wrong += rounded[i].bits != want[i].bits || !(widened[i] == want_widened[i]);
+        for (int64_t i = count; i < count + 64; i++) wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);
+        CHECK(wrong == 0);
+        CHECK(std::isnan(widened[0]));
+    }
+    CHECK_THROWS_AS(gpu::round_gradients(nullptr, nullptr, 7, nullptr), Error);
+    CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
+}
+
 TEST_CASE("the factor that clips, and NaN that stays") {
     const float cases[][4] = {// squares, largest norm, factor before, factor
                               {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},

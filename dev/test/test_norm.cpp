@@ -47,6 +47,21 @@ TEST_CASE("gradients are added to, each to its own") {
     }
 }
 
+TEST_CASE("gradients are rounded to nearest, and widened") {
+    for (const int64_t count : {0, 64, (1 << 20) + 64}) {
+        CAPTURE(count);
+        const auto x = random_tensor<float>(count, 1);
+        auto rounded = poisoned<bf16>(count);
+        auto widened = poisoned<float>(count);
+        cpu::round_gradients(rounded.data(), x.data(), count, nullptr);
+        cpu::widen_gradients(widened.data(), rounded.data(), count, nullptr);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++)
+            wrong += rounded[i].bits != bf16(x[i]).bits || !(std::fabs(widened[i] - x[i]) <= 0x1p-8f * std::fabs(x[i]));
+        CHECK(wrong == 0);
+    }
+}
+
 static float factor_of(float squares, float max_norm, float expected_norm, float factor = 0.5f) {
     float norm = -1.0f;
     cpu::clip_factor(&norm, &factor, &squares, max_norm, nullptr);

@@ -60,6 +60,7 @@ DeviceInfo device_info() {
 }
 
 int device_count() { return 1; }
+std::string device_id() { return ""; }
 bool device_memory_is_host() { return true; }
 bool device_has_bf16_units() { return isa() == Isa::amx; }
 
@@ -122,6 +123,7 @@ void fill_zero(void* device, int64_t bytes, Stream) {
     for (int64_t i = 0; i < bytes; i += chunk) memset(static_cast<char*>(device) + i, 0, std::min(chunk, bytes - i));
 }
 
+bool device_joins_ranks() { return false; }
 std::unique_ptr<Comm> make_device_comm(const Launch&) { return nullptr; }
 
 void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }

@@ -15,6 +15,16 @@ void cpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream
     for (int64_t i = 0; i < count; i++) sum[i] += x[i];
 }
 
+void cpu::round_gradients(bf16* out, const float* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) out[i] = bf16(x[i]);
+}
+
+void cpu::widen_gradients(float* out, const bf16* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) out[i] = float(x[i]);
+}
+
 void cpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream) {
     *norm = std::sqrt(*squares);
     const bool stopped = std::isnan(*factor) || !std::isfinite(*norm);

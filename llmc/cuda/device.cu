@@ -3,9 +3,14 @@
 
 #include <omp.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <unordered_map>
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
@@ -116,6 +121,48 @@ const cudaDeviceProp& properties() {
          properties().name, human_bytes(device_bytes_allocated()).c_str());
 }
 
+// To whoever must be asked while the host waits. A destructor after an error may throw no other.
+void ask_meanwhile(double seconds) {
+    try {
+        while_host_waits(seconds);
+    } catch (const Error&) {
+        if (std::uncaught_exceptions() == 0) throw;
+    }
+}
+
+// Blocks, or asks the device in turns with whoever must be asked meanwhile.
+template <class Wait, class Query>
+void wait_on_host(const Wait& wait, const Query& query) {
+    const double start = seconds_now();
+    for (int tries = 0; while_host_waits; tries++) {
+        const cudaError_t error = query();
+        if (error != cudaErrorNotReady) return CUDA_CHECK(error);
+        cudaGetLastError();  // it would be reported again by the next launch
+        ask_meanwhile(seconds_now() - start);
+        if (tries > 20) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 100)));
+    }
+    CUDA_CHECK(wait());
+}
+
+// Those that were made here and not destroyed, for waiting for all of them.
+struct Streams {
+    std::mutex mutex;
+    std::set<Stream> all;
+};
+
+Streams& streams() {
+    static Streams& streams = *new Streams;
+    return streams;
+}
+
+cudaError_t query_streams() {
+    std::lock_guard lock(streams().mutex);
+    cudaError_t error = cudaStreamQuery(nullptr);
+    for (const Stream stream : streams().all)
+        if (error == cudaSuccess) error = cudaStreamQuery(stream);
+    return error;
+}
+
 struct Scratch {
     DeviceBuffer<char> memory;
     bool reserved = false;
@@ -169,6 +216,16 @@ DeviceInfo device_info() {
 }
 
 int device_count() { return count_gpus(); }
+
+// As nvidia-smi -L writes it.
+std::string device_id() {
+    std::string text = "GPU-";
+    const cudaUUID_t& id = properties().uuid;
+    for (size_t i = 0; i < sizeof id.bytes; i++)
+        text += format("%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", unsigned(uint8_t(id.bytes[i])));
+    return text;
+}
+
 bool device_memory_is_host() { return false; }
 bool device_has_bf16_units() { return properties().major >= OLDEST_MAJOR; }
 
@@ -242,13 +299,22 @@ void host_free(void* block) {
 Stream create_stream() {
     Stream stream = nullptr;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    std::lock_guard lock(streams().mutex);
+    streams().all.insert(stream);
     return stream;
 }
 void destroy_stream(Stream stream) {
-    if (stream) cudaStreamDestroy(stream);
+    if (!stream) return;
+    {
+        std::lock_guard lock(streams().mutex);
+        streams().all.erase(stream);
+    }
+    cudaStreamDestroy(stream);
 }
-void wait_for_stream(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream)); }
-void wait_for_device() { CUDA_CHECK(cudaDeviceSynchronize()); }
+void wait_for_stream(Stream stream) {
+    wait_on_host([&] { return cudaStreamSynchronize(stream); }, [&] { return cudaStreamQuery(stream); });
+}
+void wait_for_device() { wait_on_host(cudaDeviceSynchronize, query_streams); }
 
 Event create_event() {
     Event event = nullptr;
@@ -279,7 +345,9 @@ bool event_done(Event event) {
     CUDA_CHECK(error);
     return true;
 }
-void wait_for_event(Event event) { CUDA_CHECK(cudaEventSynchronize(event)); }
+void wait_for_event(Event event) {
+    wait_on_host([&] { return cudaEventSynchronize(event); }, [&] { return cudaEventQuery(event); });
+}
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 ProfileRange::ProfileRange(const char* name) { nvtxRangePushA(name); }

@@ -44,6 +44,30 @@ __global__ void __launch_bounds__(NORM_THREADS) accumulate_kernel(float* sum, co
     store128(sum + i, total);
 }
 
+// 6*count bytes: a thread has as many elements as fill 16 bytes of bf16.
+__global__ void __launch_bounds__(NORM_THREADS) round_kernel(bf16* out, const float* x, int64_t count) {
+    using V = Vec<float>;
+    const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * Vec<bf16>::size;
+    if (i >= count) return;
+    const V low = load128cs(x + i), high = load128cs(x + i + V::size);  // the sums will overwrite them
+    Vec<bf16> rounded;
+    UNROLL
+    for (int k = 0; k < V::size; k++) rounded[k] = bf16(low[k]), rounded[V::size + k] = bf16(high[k]);
+    store128(out + i, rounded);
+}
+
+__global__ void __launch_bounds__(NORM_THREADS) widen_kernel(float* out, const bf16* x, int64_t count) {
+    using V = Vec<float>;
+    const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * Vec<bf16>::size;
+    if (i >= count) return;
+    const Vec<bf16> rounded = load128cs(x + i);
+    V low, high;
+    UNROLL
+    for (int k = 0; k < V::size; k++) low[k] = float(rounded[k]), high[k] = float(rounded[V::size + k]);
+    store128(out + i, low);
+    store128(out + i + V::size, high);
+}
+
 __global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, float max_norm) {
     if (threadIdx.x > 0) return;
     const float n = sqrtf(*squares);
@@ -61,11 +85,25 @@ inline void gpu::sum_of_squares(float* out, const float* x, int64_t count, Strea
     simt::launch(sum_partials_kernel, 1, NORM_MAX_BLOCKS, 0, stream, out, partial, blocks);
 }
 
+inline int gradient_blocks(const char* name, int64_t count, int64_t per_thread) {
+    ENSURE(count % FLAT_ALIGN == 0, "%s: %lld elements; a multiple of %lld", name, static_cast<long long>(count),
+           static_cast<long long>(FLAT_ALIGN));
+    return narrow(ceil_div(count, NORM_THREADS * per_thread));
+}
+
 inline void gpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream stream) {
-    ENSURE(count % FLAT_ALIGN == 0, "accumulate_gradients: %lld elements; a multiple of %lld",
-           static_cast<long long>(count), static_cast<long long>(FLAT_ALIGN));
-    const int blocks = narrow(ceil_div(count, int64_t(NORM_THREADS) * Vec<float>::size));
+    const int blocks = gradient_blocks("accumulate_gradients", count, Vec<float>::size);
     if (blocks > 0) simt::launch(accumulate_kernel, blocks, NORM_THREADS, 0, stream, sum, x, count);
+}
+
+inline void gpu::round_gradients(bf16* out, const float* x, int64_t count, Stream stream) {
+    const int blocks = gradient_blocks("round_gradients", count, Vec<bf16>::size);
+    if (blocks > 0) simt::launch(round_kernel, blocks, NORM_THREADS, 0, stream, out, x, count);
+}
+
+inline void gpu::widen_gradients(float* out, const bf16* x, int64_t count, Stream stream) {
+    const int blocks = gradient_blocks("widen_gradients", count, Vec<bf16>::size);
+    if (blocks > 0) simt::launch(widen_kernel, blocks, NORM_THREADS, 0, stream, out, x, count);
 }
 
 inline void gpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream stream) {

@@ -43,4 +43,5 @@ INSTANTIATE(gpu::bias_backward);
 
 // No templates, but inline in their files: they exist for the linker where something names them.
 [[gnu::used]] static const auto made_here =
-    std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::clip_factor, &gpu::set_attention);
+    std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::round_gradients,
+               &gpu::widen_gradients, &gpu::clip_factor, &gpu::set_attention);

@@ -1,0 +1,58 @@
+// nccl.h: the part of NCCL's interface that llmc/cuda/comm_nccl.cpp uses, for the emulator: the same names and values,
+// found in place of NCCL's header. nccl.cpp joins processes of one machine, each with an emulated GPU.
+//
+// It is stricter than NCCL, and reports, with the place in the source: ranks that call different operations or disagree
+// on counts, types or roots; pointers that are not the device's, ranges that leave their array, outputs that overlap
+// inputs other than in place exactly; calls before the communicator is ready or after it was finalized; communicators
+// left at exit. Calls do not block and answer ncclInProgress wherever NCCL may: a collective whose caller does not ask
+// on is never queued. A rank that is gone gives the others ncclRemoteError, and their collectives stay unfinished.
+#pragma once
+#include "emulator.h"
+
+#define NCCL_VERSION_CODE 22809
+#define NCCL_UNIQUE_ID_BYTES 128
+
+using ncclComm_t = struct ncclComm*;
+struct ncclUniqueId {
+    char internal[NCCL_UNIQUE_ID_BYTES];
+};
+
+enum ncclResult_t {
+    ncclSuccess = 0,
+    ncclUnhandledCudaError = 1,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
+    ncclRemoteError = 6,
+    ncclInProgress = 7,
+};
+enum ncclDataType_t { ncclInt8 = 0, ncclFloat = 7, ncclBfloat16 = 9 };
+enum ncclRedOp_t { ncclSum = 0 };
+
+struct ncclConfig_t {
+    int blocking;
+};
+#define NCCL_CONFIG_INITIALIZER \
+    { 1 }
+
+ncclResult_t ncclGetVersion(int* version);
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
+const char* ncclGetErrorString(ncclResult_t result);
+const char* ncclGetLastError(ncclComm_t comm);
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config,
+                                    SIMT_SITE);
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state, SIMT_SITE);
+ncclResult_t ncclCommFinalize(ncclComm_t comm, SIMT_SITE);
+ncclResult_t ncclCommDestroy(ncclComm_t comm, SIMT_SITE);
+ncclResult_t ncclCommAbort(ncclComm_t comm, SIMT_SITE);
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream, SIMT_SITE);
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream, SIMT_SITE);
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream, SIMT_SITE);
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream, SIMT_SITE);
