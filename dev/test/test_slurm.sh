@@ -162,7 +162,7 @@ starts_again() {
         fi
         sleep 0.5
     done
-    slurm scontrol show job "$job"
+    slurm scontrol show job "$job" | grep -E 'JobState|Restarts|StartTime'  # why not
     return 1
 }
 check "it is queued again, and starts" starts_again
