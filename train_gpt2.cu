@@ -405,6 +405,10 @@ static void check_output(const Options& o) {
            o.output.c_str(), found.dir.c_str());
 }
 
+static int device_of(const Options& o, const Launch& launch) {
+    return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
+}
+
 template <class floatX>
 static void train_loop(Trainer<floatX>& t) {
     const Options& o = t.options;
@@ -452,11 +456,14 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
         val_loader = std::make_unique<DataLoader>(val);
     }
     resolve_steps(o, loader.corpus.num_samples / samples_per_step);
-    const std::vector<std::string> cards = comm.exchange(card(o, start, loader.corpus, dtype_name<floatX>()));
-    check_same(cards, {"host", "machine", "--rank", "--local-rank", "--threads"});
+    const DeviceInfo device = device_info();
+    const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
+    const std::vector<std::string> cards =
+        comm.exchange(card(o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr, dtype_name<floatX>(),
+                           device.name, gpu));
+    check_same(cards, own_fields);
     align_trace(comm);
 
-    const DeviceInfo device = device_info();
     RunInfo info = run_info(o, start, batch, loader.corpus, device, dtype_name<floatX>(), command_line);
     info.world_size = world_size;
     const TrainerState saved = start.resume.empty() ? TrainerState{} : read_trainer_state(start.resume);
@@ -612,8 +619,7 @@ static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Co
     choose_attention(options.cudnn != "off", options.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
            "%s does not say which GPU is this rank's: give --local-rank", launch.launcher.c_str());
-    device_init(options.share_gpu ? launch.local_rank % device_count() : launch.local_rank,
-                threads_of_rank(options, launch));
+    device_init(device_of(options, launch), threads_of_rank(options, launch));
     comm = make_comm(launch, options.share_gpu);
     if (options.autotune) device_autotune(autotune_file());
     std::string command_line;

@@ -71,7 +71,7 @@ static void rank_options(Declarations& all, Options& o) {
     s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)").between(0, 1);
     s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "of gradients on their way between ranks").one_of_unit();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
-          "the same bits on 1, 2, 4 .. N ranks (CPU ranks): sums as if there were N; 0 = off")
+          "the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs: sums as if there were N; 0 = off")
         .between(0, 1024);
     s.add_flag("--share-gpu", o.share_gpu, "ranks may share GPUs, through host memory: for tests");
     s.add("--rank", o.rank, -1, "N", "of this process, where no launcher says it").between(-1, 1 << 20).shown("");

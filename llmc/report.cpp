@@ -66,14 +66,15 @@ std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPla
             {"memory", human_bytes(device_bytes(memory)) + ": " + describe_memory(memory)}};
 }
 
+static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
+
 RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, const Corpus& corpus,
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
     RunInfo info;
     info.options = options_json(o);
     info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
     info.libraries = device_libraries();
-    info.data = o.train_data,
-    info.data_fingerprint = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
+    info.data = o.train_data, info.data_fingerprint = hex(corpus.fingerprint);
     info.layers = start.config.L, info.heads = start.config.NH, info.channels = start.config.C;
     info.vocab_size = start.config.V, info.positions = start.config.max_T;
     info.parameters = count_parameters(start.config), info.tokens_per_step = batch.tokens_per_step,
@@ -87,36 +88,41 @@ RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, c
 
 static std::string program_fingerprint() {
     const std::string program = read_file("/proc/self/exe", int64_t(1) << 32);
-    return format("%s, %016llx", version().c_str(),
-                  static_cast<unsigned long long>(XXH3_64bits(program.data(), program.size())));
+    return version() + ", " + hex(XXH3_64bits(program.data(), program.size()));
 }
 
-std::string card(const Options& o, const Start& start, const Corpus& corpus, const char* precision) {
-    nlohmann::ordered_json card = {
-        {"host", host_name()},
-        {"machine", boot_id()},
-        {"program", program_fingerprint()},
-        {"precision", precision},
-        {"checkpoint", start.resume},
-        {"weights", start.weights},
-        {"training data", format("%016llx", static_cast<unsigned long long>(corpus.fingerprint))}};
+std::string card(const Options& o, const Start& start, const Corpus& train_data, const Corpus* val_data,
+                 const std::string& precision, const std::string& device, int gpu) {
+    nlohmann::ordered_json card = {{"host", host_name()},
+                                   {"machine", boot_id()},
+                                   {"device", device},
+                                   {"gpu", gpu < 0 ? "" : std::to_string(gpu)},
+                                   {"program", program_fingerprint()},
+                                   {"precision", precision},
+                                   {"checkpoint", start.resume},
+                                   {"weights", start.weights},
+                                   {"training data", hex(train_data.fingerprint)},
+                                   {"validation data", val_data ? hex(val_data->fingerprint) : ""}};
     for (const Setting& setting : settings(o)) card["--" + setting.name] = setting.value;
     return card.dump();
 }
 
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards) {
-    if (comm.world_size == 1) return comm.describe();
-    std::vector<std::pair<std::string, int>> hosts;
-    std::string last;
-    for (const std::string& text : cards) {
-        const auto card = nlohmann::json::parse(text);
-        if (card["machine"] != last) hosts.push_back({card["host"], 0});
-        last = card["machine"];
-        hosts.back().second++;
-    }
     std::string text = comm.describe();
-    for (const auto& [host, ranks] : hosts)
-        text += format("%s%s %d", &host == &hosts[0].first ? ": on " : ", ", host.c_str(), ranks);
+    if (comm.world_size == 1) return text;
+    std::vector<nlohmann::json> ranks;
+    for (const std::string& card : cards) ranks.push_back(nlohmann::json::parse(card));
+    for (size_t first = 0, end = 0; first < ranks.size(); first = end) {
+        const auto together = [&](const auto& r) {
+            return r["machine"] == ranks[first]["machine"] && r["device"] == ranks[first]["device"];
+        };
+        std::string gpus;
+        for (; end < ranks.size() && together(ranks[end]); end++) gpus += " " + ranks[end]["gpu"].get<std::string>();
+        text += format("%s%zu", first ? ", " : ": ", first);
+        if (end - first > 1) text += format("-%zu", end - 1);
+        text += " on " + ranks[first]["host"].get<std::string>() + " (" + ranks[first]["device"].get<std::string>();
+        text += ranks[first]["gpu"] == "" ? ")" : "; GPU" + gpus + ")";
+    }
     return text;
 }
 

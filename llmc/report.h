@@ -26,8 +26,11 @@ std::string describe_traffic(const GPT2Config& config, const Options& options, c
 RunInfo run_info(const Options& options, const Start& start, const BatchPlan& batch, const Corpus& corpus,
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line);
 
-// What a rank tells the others: a JSON object, in which all but host, machine and its own numbers must be the same
-// (check_same).
-std::string card(const Options& options, const Start& start, const Corpus& corpus, const char* precision);
-// "4 ranks by MPI: on h0 2, h1 2"
+// What a rank tells the others: a JSON object, in which all but those of its own (check_same) must be the same.
+inline const std::vector<std::string> own_fields = {"host",   "machine",      "device",   "gpu",
+                                                    "--rank", "--local-rank", "--threads"};
+// val_data: null where there are none. gpu: this rank's, of its host; -1 on the CPU.
+std::string card(const Options& options, const Start& start, const Corpus& train_data, const Corpus* val_data,
+                 const std::string& precision, const std::string& device, int gpu);
+// "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards);

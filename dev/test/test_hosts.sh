@@ -49,7 +49,7 @@ for hosts in 2 4; do
     check "$hosts hosts x $ranks: $sent bytes leave them in a step, 2 (H-1) N are $((2 * (hosts - 1) * whole))" \
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
-    check "the table names the hosts" grep -q "4 ranks by MPI: on ${CLUSTER}0 2, ${CLUSTER}1 2" "$name.log"
+    check "the table names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
     check "2 hosts, --zero 1: the bits of 1 rank" same_run "$scratch/one" "$scratch/zero" 6
     check "2 hosts, --zero 1: $sent bytes" within "$sent" $((2 * whole))

@@ -7,6 +7,7 @@
 
 #include "../../llmc/comm.h"
 #include "../../llmc/gradients.h"
+#include "../../llmc/report.h"
 #include "../../llmc/straggler.h"
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
@@ -116,6 +117,24 @@ TEST_CASE("ranks whose cards differ are refused, by name") {
                          R"(rank 2 differs from rank 0: --lr "0.0003" there, "0.0006" on rank 0)", Error);
     CHECK_THROWS_WITH_AS(check_same({first, R"({"host":"h0","--lr":"0.0006"})"}, {}),
                          R"(rank 1 differs from rank 0: training data nothing there, "ab" on rank 0)", Error);
+}
+
+TEST_CASE("the start table says which ranks are on which machine and device") {
+    struct Several : Comm {
+        std::string describe() const override { return "ranks"; }
+    } comm;
+    const auto card = [](const char* machine, const char* host, const char* device, const char* gpu) {
+        return format(R"({"host":"%s","machine":"%s","device":"%s","gpu":"%s"})", host, machine, device, gpu);
+    };
+    comm.world_size = 3;
+    const std::string a = card("1", "h0", "a CPU", "");
+    CHECK(describe_ranks(comm, {a, a, card("2", "h0", "a CPU", "")}) == "ranks: 0-1 on h0 (a CPU), 2 on h0 (a CPU)");
+    comm.world_size = 4;
+    const std::string b0 = card("1", "h0", "H100", "0"), b1 = card("1", "h0", "H100", "1");
+    CHECK(describe_ranks(comm, {b0, b1, card("1", "h0", "A100", "2"), card("2", "h1", "A100", "0")}) ==
+          "ranks: 0-1 on h0 (H100; GPU 0 1), 2 on h0 (A100; GPU 2), 3 on h1 (A100; GPU 0)");
+    comm.world_size = 1;
+    CHECK(describe_ranks(comm, {a}) == "ranks");
 }
 
 TEST_CASE("a rank that is slow over many steps is named, and no other") {

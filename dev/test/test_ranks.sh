@@ -187,6 +187,8 @@ refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
 make_shards "$scratch/other" 20000
 refused_ranks "other data" "rank 1 differs from rank 0: training data" \
     mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --train-data "$scratch/other/train_*.bin"
+refused_ranks "other validation data" "rank 1 differs from rank 0: validation data" \
+    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --val-data "$scratch/other/val_*.bin"
 cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
 byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
 printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none

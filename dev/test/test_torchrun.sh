@@ -67,9 +67,10 @@ check "2 agents, c10d: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
 check "2 agents, static" two_agents "--node_rank=AGENT --master_addr=127.0.0.1 --master_port=$((port + 60))"
 check "2 agents, static: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
 
-# ---- two runs at once, whose windows overlap
+# ---- two runs at once, whose windows overlap. The second one's agent has another port than the first one's rank 0, which
+# may come before it.
 for run in 0 1; do
-    torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + run)) --nproc_per_node=2 \
+    torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + 3 * run)) --nproc_per_node=2 \
         sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $meeting" >"$scratch/run$run" &
     runs[run]=$!
 done
