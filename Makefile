@@ -14,14 +14,16 @@ ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 WARN := -Wall -Wextra -Werror -Wno-pass-failed
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
 OPT  := -O3 -fno-math-errno -fno-trapping-math
+INFO := -g
 ifneq ($(SANITIZE),)
 OPT  := -O1 -fno-math-errno -fno-trapping-math
+INFO := -g1
 endif
 ifeq ($(DEBUG),1)
 OPT  := -O0
 endif
 OPENMP   := -fopenmp
-CXXFLAGS  = -std=c++20 $(OPT) -g $(WARN) $(OPENMP) -pthread
+CXXFLAGS  = -std=c++20 $(OPT) $(INFO) $(WARN) $(OPENMP) -pthread
 LDLIBS   := -lxxhash
 
 comma := ,
@@ -153,8 +155,10 @@ GPU_TESTS    := $(patsubst $(BUILD)/emulator/%,$(BUILD)/cuda/%,$(filter-out $(SI
 GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
-# Code that runs once or in tests, with headers that take the optimizer long.
-$(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o log.o options.o report.o setup.o trace.o): OPT := -O1
+# Code that runs once or in tests, with headers that take the optimizer long, and the sanitizers longer still.
+QUICK := $(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o launch.o log.o options.o report.o setup.o trace.o)
+$(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
+$(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
 
 %/llmc/comm.o %/llmc/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 
@@ -270,7 +274,7 @@ $(BUILD)/cuda/mock/libcuda.so.1: dev/test/mock_libcuda.c
 
 # The CUDA backend as a CPU runs it. The emulator's own files are never instrumented: they tell a sanitizer, if one is
 # linked, which fiber runs. g++'s ThreadSanitizer is many times slower here than clang's.
-EMUFLAGS    := -std=c++20 -O1 -g $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN -Idev/simt
+EMUFLAGS    := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN -Idev/simt
 EMUFLAGS    += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
 EMU_OBJECTS := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
