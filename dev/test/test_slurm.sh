@@ -153,12 +153,13 @@ check "the recipe as a job" submit plan --plan
 check "it counts its nodes: 16 ranks" wait_for "$scratch/plan.out" 'x 16 ranks'
 job=$(submit recipe --seed 7)
 check "time is up for the recipe" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
-# Slurm would wait two minutes before it starts the job again; once it waits, and nothing of the first attempt is left in
-# the spool folders, where the second one's script is to come, it can be told not to.
+# Slurm would wait two minutes before it starts the job again. It can be told not to, once nothing of the first attempt is
+# left, which slurmd would take for the job itself: its script, and the sockets of its steps, HOST_JOB.STEP.
+first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
 starts_again() {
     for _ in $(seq 60); do
         if grep -q 'restart 1' "$scratch/recipe.out"; then return; fi
-        if slurm squeue --noheader --jobs="$job" --format=%r | grep -q BeginTime && ! compgen -G "$scratch/*/spool/job*" >/dev/null; then
+        if slurm squeue --noheader --jobs="$job" --format=%r | grep -q BeginTime && ! first_attempt_is_there; then
             slurm scontrol update "JobId=$job" StartTime=now
         fi
         sleep 0.5
