@@ -205,7 +205,7 @@ refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 between 3 rank
 refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
 if [ -x build/release-nompi/train_gpt2 ]; then
-    refused_ranks "a build without MPI" "this build has no Open MPI" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
+    refused_ranks "a build without MPI" "this build has no library that joins them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
 else
     echo "skipped: a build without MPI (make MPI=0 build/release-nompi/train_gpt2)"
 fi
