@@ -23,7 +23,8 @@ stages=("$@")
 if [ ${#stages[@]} = 0 ]; then stages=("${all_stages[@]}"); fi
 mkdir -p "$out"
 results=$out/results.jsonl
-failures=()
+failures=$out/failures.txt  # a file, for programs that run beside each other
+: >"$failures"
 bin=build/release/cuda
 deadline=0
 
@@ -35,14 +36,14 @@ run() {
     shift 2
     if [ $((deadline - start)) -lt "$limit" ]; then limit=$((deadline - start)); fi
     if [ "$limit" -lt 5 ]; then
-        failures+=("$name: no time left in this stage")
+        echo "$name: no time left in this stage" >>"$failures"
         return 1
     fi
     timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
     say "$(printf '%-4s %-44s %4d s  %s\n' "$([ $status = 0 ] && echo ok || echo FAIL)" "$name" $((SECONDS - start)) \
         "$(grep -av '^[=[:space:]]*$' "$out/$name.log" | tail -n 1 | cut -c1-120)")"
     if [ $status != 0 ]; then
-        failures+=("$name: status $status")
+        echo "$name: status $status" >>"$failures"
         tail -n 15 "$out/$name.log" | sed 's/^/      /'
     fi
     return $status
@@ -52,7 +53,7 @@ run() {
 claim() {
     local name=$1
     shift
-    if "$@"; then say "ok   $name"; else say "FAIL $name" && failures+=("$name"); fi
+    if "$@"; then say "ok   $name"; else say "FAIL $name" && echo "$name" >>"$failures"; fi
 }
 
 build() {
@@ -76,16 +77,20 @@ tokens() {
 }
 data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
 
-# The tools take the programs ten to a hundred times as long.
+# The tools take the programs ten to a hundred times as long, most of it on the CPU: eight of them at a time.
 sanitize() {
     if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
     local tool=$1
     local under=(compute-sanitizer --tool "$tool" --error-exitcode 9)
     tokens
-    run "$tool-train" 120 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
-        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1
-    for name in $(kernel_tests); do run "$tool-$name" 100 "${under[@]}" "$bin/$name"; done
-    run "$tool-test_gpt2cu" 200 "${under[@]}" ./test_gpt2cu
+    run "$tool-test_gpt2cu" 500 "${under[@]}" ./test_gpt2cu &
+    run "$tool-train" 500 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
+        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1 --output '' &
+    for name in $(kernel_tests); do
+        while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n; done
+        run "$tool-$name" 500 "${under[@]}" "$bin/$name" &
+    done
+    wait
 }
 memcheck() { sanitize memcheck; }
 racecheck() { sanitize racecheck; }  # shared memory alone
@@ -229,5 +234,5 @@ for stage in "${stages[@]}"; do
     "$stage"
 done
 if [ -e "$results" ]; then python3 dev/bench/results.py "$results" >"$out/results.md"; fi
-for failure in ${failures[@]+"${failures[@]}"}; do say "failed: $failure"; done
-[ ${#failures[@]} = 0 ]
+while read -r failure; do say "failed: $failure"; done <"$failures"
+[ ! -s "$failures" ]
