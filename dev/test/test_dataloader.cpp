@@ -158,7 +158,7 @@ TEST_CASE("samples are the windows of each shard, overlapping by one token, none
     CHECK(starts == std::vector<int>{0, 17, 33, 41, 50, 58, 66});
 }
 
-TEST_CASE("the fingerprint is of names and sizes, not of folders") {
+TEST_CASE("the fingerprint is of names and sizes too, not of folders") {
     const TemporaryDirectory a, b, c, d;
     const uint64_t print = open_corpus(write_corpus(a, {100, 50}), "--train-data", T).fingerprint;
     CHECK(open_corpus(write_corpus(b, {100, 50}), "--train-data", T).fingerprint == print);

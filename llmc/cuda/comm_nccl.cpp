@@ -52,8 +52,8 @@ bool has_ended(int process) {
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, where it is there
     const double join_seconds;
-    ncclComm_t nccl = nullptr;   // null after the loss of a rank
-    std::string loss;            // then why
+    ncclComm_t nccl = nullptr;  // null after the loss of a rank
+    std::string loss;           // then why
     OwnedStream queue;
     static constexpr int RING = 64;
     Event reached[RING];  // of ticket t at t % RING, or of a later one
