@@ -4,6 +4,7 @@
 #pragma once
 #include <vector>
 
+#include "../../llmc/cpu/memory.h"
 #include "../../llmc/ops.h"
 #include "../../llmc/params.h"
 
@@ -23,6 +24,9 @@ struct CpuModel {
     float* g(Param p, int l = 0) { return grads.data() + layout.offset(p, l); }
 
     void run(const std::vector<int>& tokens, const std::vector<int>& targets, int B, int T) {
+        // The operations refuse to take more working memory than was reserved, and where the device is the CPU, a
+        // smaller model may have reserved it.
+        cpu::reserve_scratch(cpu::scratch_bytes<float>(B, T, config.C, config.NH, config.Vp()));
         forward(tokens, B, T);
         backward(tokens, targets, B, T);
     }

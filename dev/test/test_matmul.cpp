@@ -144,6 +144,22 @@ TEST_CASE("scratch_bytes covers the products of the model") {
     set_isa(before);
 }
 
+// A model reserves for its whole micro-batch, and then runs fewer rows too: pieces of the logits, a prompt, one token.
+TEST_CASE_TEMPLATE("scratch_bytes of fewer rows is never more", floatX, float, bf16) {
+    const Isa before = isa();
+    for (int level = 0; level <= int(best_isa()); level++) {
+        set_isa(Isa(level));
+        for (const int T : {33, 1000, 2100, 3000, 4097})
+            for (const int fewer : {1, 2, 31, 32, 500, 2048, 3001})
+                if (fewer < T) {
+                    INFO(isa_name(isa()), ", ", fewer, " of ", T, " rows");
+                    CHECK(cpu::scratch_bytes<floatX>(1, fewer, 32, 1, 50304) <=
+                          cpu::scratch_bytes<floatX>(1, T, 32, 1, 50304));
+                }
+    }
+    set_isa(before);
+}
+
 TEST_CASE_TEMPLATE("a block of GPT-2: 96 and 384 channels", floatX, float, bf16) {
     for (const Shape s : {Shape{64, 96, 288}, {64, 96, 96}, {64, 96, 384}, {64, 384, 96}, {300, 128, 160}})
         check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true}});
