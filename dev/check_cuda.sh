@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 status=0
 
 if ! make found | grep -q '| CUDA [0-9]'; then
-    echo "skipped: no nvcc (NVCC=... or CUDA_HOME=... names it)"
+    echo "SKIP  check_cuda: no nvcc (NVCC=... or CUDA_HOME=... names it)"
     exit 0
 fi
 

@@ -5,8 +5,12 @@
 # test_gpt2cu), and where there is a GPU there too, the whole model against its reference (test_gpt2), the command line
 # (dev/test/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
 # UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and by clang under
-# MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The last line is "N passed, N failed",
-# in test cases; a crash or a hang is one that failed.
+# MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The sanitizers' builds run in the
+# background, at the lowest priority, while the tests of the release build run.
+#
+# The last line is "N passed, N failed, N skipped", in test cases; a crash or a hang is one that failed. What cannot be
+# checked here is skipped: a test program says so by a line "SKIP  <what>: <reason>". The result lists all of them. Only
+# failures decide the exit code.
 #
 # LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh and
 # a part of test_ranks.sh, which start ranks by srun and torchrun. They are skipped, and say so, where these are not.
@@ -22,13 +26,17 @@ if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks as x86-64 do
 fi
 emulated=("${kernels[@]/#/emulator/}")
 if [ ${#kernels[@]} != 0 ]; then emulated+=(emulator/test_gpt2cu); fi
-on_gpu=()  # where nvcc and a GPU are
-if nvidia-smi -L >/dev/null 2>&1 && make found | grep -q '| CUDA [0-9]'; then
+on_gpu=() no_gpu=""
+if ! nvidia-smi -L >/dev/null 2>&1; then
+    no_gpu="no GPU (nvidia-smi lists none)"
+elif ! make found | grep -q '| CUDA [0-9]'; then
+    no_gpu="no nvcc (NVCC=... or CUDA_HOME=... names it)"
+else
     for name in "${kernels[@]}"; do if [[ $name != test_simt* ]]; then on_gpu+=("cuda/$name"); fi; done
     on_gpu+=(cuda/test_gpt2cu)
 fi
 words=("$@")
-passed=0 failed=0 failures=()
+passed=0 failed=0 failures=() skips=()
 
 heading() { printf '\n== %s (%d s)\n' "$*" $SECONDS; }
 
@@ -38,17 +46,22 @@ wanted() {
     return 1
 }
 
-# count LOG STATUS: sets cases_passed and cases_failed from what the program printed.
+# skip NAME REASON: what this script cannot run here.
+skip() {
+    if ! wanted "$1"; then return; fi
+    printf 'SKIP  %s: %s\n' "$1" "$2"
+    skips+=("$1: $2")
+}
+
+# count LOG STATUS: sets cases_passed, cases_failed and cases_skipped from what the program printed.
 count() {
     local log=$1 status=$2 line
-    cases_passed=0 cases_failed=0
-    if line=$(grep -a '^\[doctest\] test cases:' "$log"); then
-        [[ $line =~ ([0-9]+)\ passed\ \|\ *([0-9]+)\ failed ]] && cases_passed=${BASH_REMATCH[1]} cases_failed=${BASH_REMATCH[2]}
-    elif line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -1) && [ -n "$line" ]; then
+    cases_passed=0 cases_failed=0 cases_skipped=$(grep -acE '^SKIP  ' "$log")
+    if line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -1) && [ -n "$line" ]; then
         [[ $line =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]] && cases_passed=${BASH_REMATCH[1]} cases_failed=${BASH_REMATCH[2]}
-    elif grep -aqE '^(PASS|FAIL)' "$log"; then
-        cases_passed=$(grep -acE '^PASS' "$log")
-        cases_failed=$(grep -acE '^FAIL' "$log")
+    elif grep -aqE '^(PASS|FAIL|SKIP)  ' "$log"; then
+        cases_passed=$(grep -acE '^PASS  ' "$log")
+        cases_failed=$(grep -acE '^FAIL  ' "$log")
     elif [ "$status" = 0 ]; then
         cases_passed=1
     fi
@@ -69,20 +82,26 @@ execute() {
 
 # report NAME: the line for what was executed.
 report() {
-    local name=$1 log status seconds result=ok note=""
+    local name=$1 log status seconds result=ok note="" line
     log=$(log_of "$name")
     read -r status seconds <"$log.end"
     rm "$log.end"
     count "$log" "$status"
-    if [ "$cases_failed" != 0 ]; then result=FAIL; fi
+    if [ "$cases_failed" != 0 ]; then
+        result=FAIL
+    elif [ "$cases_passed" = 0 ]; then
+        result=SKIP
+    fi
     case $status in
         0 | 1) ;;
         124) note="  hang: ended at its limit" ;;
         127) note="  not built" ;;
         *) note="  exit status $status" ;;
     esac
-    printf '%-4s  %-40s %5d passed %3d failed %7.1f s%s\n' $result "$name" "$cases_passed" "$cases_failed" "$seconds" "$note"
+    printf '%-4s  %-36s %5d passed %3d failed %3d skipped %7.1f s%s\n' $result "$name" "$cases_passed" "$cases_failed" \
+        "$cases_skipped" "$seconds" "$note"
     passed=$((passed + cases_passed)) failed=$((failed + cases_failed))
+    while IFS= read -r line; do skips+=("$name: ${line#SKIP  }"); done < <(grep -aE '^SKIP  ' "$log")
     if [ $result = FAIL ]; then
         failures+=("$name ($log)")
         tail -n 40 "$log" | sed 's/^/      /'
@@ -100,10 +119,16 @@ run() {
 names_beside=() processes_beside=()
 beside() {
     if ! wanted "$1"; then return; fi
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    while [ "$(running_beside)" -ge "$(nproc)" ]; do sleep 0.05; done
     execute "$@" &
     names_beside+=("$1") processes_beside+=($!)
     report_ended
+}
+
+running_beside() {
+    local process count=0
+    for process in ${processes_beside[@]+"${processes_beside[@]}"}; do kill -0 "$process" 2>/dev/null && count=$((count + 1)); done
+    echo $count
 }
 
 # In their order, as far as they have ended; with "all" until they have.
@@ -128,6 +153,29 @@ build() {
     fi
 }
 
+# build_behind TITLE MAKE-ARGUMENTS...: the same at the lowest priority, with its words in a log; `built TITLE` waits for it.
+build_behind() {
+    local log status=0
+    log=$(log_of "build_$1")
+    shift
+    rm -f "$log.end"
+    nice -n 19 make -j"$(nproc)" --keep-going "$@" >"$log" 2>&1 </dev/null &
+    wait $! || status=$?
+    echo $status >"$log.end"
+}
+built() {
+    local log status=1
+    log=$(log_of "build_$1")
+    heading "build: $1"
+    while ! [ -e "$log.end" ] && kill -0 "$builder" 2>/dev/null; do sleep 0.2; done
+    cat "$log"
+    read -r status <"$log.end"
+    if [ "$status" != 0 ]; then
+        failed=$((failed + 1))
+        failures+=("build: $1")
+    fi
+}
+
 heading "packages"
 : "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}"
 more=()
@@ -136,66 +184,103 @@ if [ "$LAUNCHERS" != 0 ]; then more+=(slurm-wlm munge python3-torch); fi
 ./scripts/install.sh "${more[@]}" || exit 1
 mkdir -p $logs
 
+# Under the sanitizers these three take as long as all others together; what they link is in the others as well.
+slow='^test_(checkpoint|matmul|tokenize)$'
+sanitized=()
+for name in $(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
+    if wanted "sanitized/$name"; then sanitized+=("$name"); fi
+done
+# ThreadSanitizer by clang is many times faster with fibers; by g++ the emulator's own tests alone take a minute.
+compiler=${CXX:-g++} raced=() unwritten=()
+if command -v clang++ >/dev/null; then compiler=clang++; fi
+for name in "${kernels[@]}"; do
+    if ! wanted "thread/random/$name"; then continue; fi
+    if [ "$compiler" = clang++ ] || [[ $name == test_simt* ]]; then raced+=("$name"); fi
+done
+# What no kernel may read: memory that nobody wrote. Here the emulator's own tests, and the kernels with the most of it.
+if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
+    for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_encoder; do
+        if wanted "memory/$name"; then unwritten+=("$name"); fi
+    done
+fi
+in_asan=build/address+undefined in_msan=build/memory-clang++
+in_tsan=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$compiler")" ;; esac)
+
 programs=("${emulated[@]}" "${on_gpu[@]}")
 if [ ${#kernels[@]} != 0 ]; then programs+=(emulator/train_gpt2cu); fi
 build "release" all tests "${programs[@]/#/build/release/}"
+(
+    trap 'kill $(jobs -p); exit' TERM
+    if [ ${#sanitized[@]} != 0 ]; then build_behind "address,undefined" SANITIZE=address,undefined "${sanitized[@]/#/$in_asan/}"; fi
+    if [ ${#raced[@]} != 0 ]; then build_behind "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$in_tsan/emulator/}"; fi
+    if [ ${#unwritten[@]} != 0 ]; then build_behind "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$in_msan/emulator/}"; fi
+) &
+builder=$!
+trap 'kill $builder 2>/dev/null' EXIT
+
 heading "unit tests"
 for source in dev/test/test_*.cpp; do
     name=$(basename "$source" .cpp)
     run "$name" 300 "build/release/$name"
 done
 heading "the CUDA backend"
+if [ ${#kernels[@]} = 0 ]; then skip "emulator" "it switches stacks as x86-64 does, and this machine is $(uname -m)"; fi
 for name in "${emulated[@]}"; do beside "$name" 120 "build/release/$name"; done
 for name in "${emulated[@]}"; do
     if [[ $name == */test_gpu_* ]]; then beside "reverse/${name#*/}" 120 env SIMT_ORDER=reverse "build/release/$name"; fi
 done
 together
+if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
 for name in "${on_gpu[@]}"; do run "$name" 120 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
+
+# Once at each value of CPU_ISA: the sentence that refuses an unknown one names all of them. The operations' unit tests go
+# through the values by themselves.
 heading "the whole model"
-run test_gpt2 300 ./test_gpt2
+instruction_sets=$(CPU_ISA=unknown ./test_gpt2 2>&1 | sed -n 's/^error: CPU_ISA=unknown is not known: //p' | sed 's/,/ /g; s/ or / /')
+if [ -z "$instruction_sets" ]; then
+    failed=$((failed + 1))
+    failures+=("test_gpt2: no list of the values of CPU_ISA")
+fi
+for isa in $instruction_sets; do
+    if refusal=$(CPU_ISA=$isa ./train_gpt2 plan --layers 1 --heads 1 --channels 16 2>&1 >/dev/null); then
+        run "test_gpt2/$isa" 300 env CPU_ISA="$isa" ./test_gpt2
+    else
+        skip "test_gpt2/$isa" "${refusal#error: }"
+        skip "unit tests/$isa" "${refusal#error: }"
+    fi
+done
 heading "the command line"
 for script in dev/test/test_*.sh; do
     if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
 done
 
-# Under the sanitizers these three take as long as all others together; what they link is in the others as well.
-slow='^test_(checkpoint|matmul|tokenize)$'
-folder=build/address+undefined
-mapfile -t names < <(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow")
-build "address,undefined" SANITIZE=address,undefined "${names[@]/#/$folder/}" "${emulated[@]/#/$folder/}"
-heading "unit tests under address,undefined"
-for name in "${names[@]}" "${emulated[@]}"; do beside "sanitized/$name" 300 "$folder/$name"; done
-together
+if [ ${#sanitized[@]} != 0 ]; then
+    built "address,undefined"
+    heading "unit tests under address,undefined"
+    for name in "${sanitized[@]}"; do beside "sanitized/$name" 300 "$in_asan/$name"; done
+    together
+fi
 
-if [ ${#kernels[@]} != 0 ]; then
-    compiler=${CXX:-g++}
-    if command -v clang++ >/dev/null; then compiler=clang++; fi  # its ThreadSanitizer is many times faster with fibers
-    folder=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$compiler")" ;; esac)
-    raced=(test_simt test_simt_bugs)  # by g++ these alone take a minute
-    if [ "$compiler" = clang++ ]; then raced=("${kernels[@]}"); fi
-    build "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$folder/emulator/}"
-    heading "the CUDA backend under thread"
+heading "the CUDA backend under thread"
+if [ ${#kernels[@]} != 0 ] && [ "$compiler" != clang++ ]; then skip "thread/test_gpu_*" "no clang++, and by g++ they take many minutes"; fi
+if [ ${#raced[@]} != 0 ]; then
+    built "thread"
     # One OpenMP thread: clang's own runtime of it is not instrumented, and would be reported.
-    for name in "${raced[@]}"; do beside "thread/$name" 240 env OMP_NUM_THREADS=1 "$folder/emulator/$name"; done
+    for name in "${raced[@]}"; do beside "thread/$name" 240 env OMP_NUM_THREADS=1 "$in_tsan/emulator/$name"; done
     for name in "${raced[@]}"; do
         if [[ $name == test_simt* ]]; then continue; fi  # they set the order themselves
-        beside "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$folder/emulator/$name"
+        beside "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$in_tsan/emulator/$name"
     done
     together
 fi
 
-# What no kernel may read: memory that nobody wrote. Here the emulator's own tests, and the kernels with the most of it.
-unwritten=(test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_encoder)
-if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
-    folder=build/memory-clang++
-    build "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$folder/emulator/}"
-    heading "the CUDA backend under memory"
-    for name in "${unwritten[@]}"; do beside "memory/$name" 240 "$folder/emulator/$name"; done
+heading "the CUDA backend under memory"
+if [ ${#kernels[@]} != 0 ] && ! command -v clang++ >/dev/null; then skip "memory" "no clang++"; fi
+if [ ${#unwritten[@]} != 0 ]; then
+    built "memory"
+    for name in "${unwritten[@]}"; do beside "memory/$name" 240 "$in_msan/emulator/$name"; done
     together
-elif [ ${#kernels[@]} != 0 ]; then
-    heading "the CUDA backend under memory"
-    echo "skipped: no clang++"
 fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then
@@ -207,13 +292,16 @@ if [ "$FUZZ_SECONDS" != 0 ]; then
         run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" -max_len=4096 -timeout=10 \
             -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -artifact_prefix=$logs/
     done
+else
+    skip "fuzz" "FUZZ_SECONDS is 0"
 fi
 
 heading "result"
+for line in ${skips[@]+"${skips[@]}"}; do echo "skipped: $line"; done
 for failure in ${failures[@]+"${failures[@]}"}; do echo "failed: $failure"; done
-if [ $((passed + failed)) = 0 ]; then
+if [ $((passed + failed + ${#skips[@]})) = 0 ]; then
     echo "no test is called ${words[*]}"
     failed=1
 fi
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, ${#skips[@]} skipped"
 [ $failed = 0 ]

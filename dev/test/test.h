@@ -12,6 +12,7 @@
 #include "../../llmc/device.h"
 #include "../../llmc/ops.h"
 #include "../../llmc/random.h"
+#include "skip.h"
 
 // An owned array of the host, which is where the CPU's operations work; with any backend.
 template <class T>

@@ -39,7 +39,7 @@ Tensor<bf16> random_qkv(Shape s, float scale = 1.0f) {
 
 bool amx_is_here() {
     if (best_isa() == Isa::amx) return true;
-    MESSAGE("skipped: this machine has no AMX");
+    skip_case("this machine has no AMX");
     return false;
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "faults.h"
+#include "skip.h"
 #include "temporary.h"
 
 // The exit code of the Error that f throws; 0: none.
@@ -113,7 +114,7 @@ TEST_CASE("a full disk is an I/O error") {
         return 0;
     });
     if (code == CHILD_SKIPPED)
-        MESSAGE("skipped: mounting a small disk is not permitted here");
+        skip_case("mounting a small disk is not permitted here");
     else
         CHECK(code == EXIT_IO);
 }
@@ -127,7 +128,7 @@ TEST_CASE("a replacement that is killed or fails at any system call leaves the o
             write_bytes(dir / "a", "old");
             const FaultResult result = with_fault([&] { return replace_file(dir / "a", "new"), 0; }, n, error);
             if (result.code == CHILD_SKIPPED) {
-                MESSAGE("skipped: tracing is not permitted here");
+                skip_case("tracing is not permitted here");
                 return;
             }
             reached = result.reached;

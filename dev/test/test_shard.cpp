@@ -122,7 +122,7 @@ TEST_CASE("the writer refuses a token outside of the vocabulary and a place wher
 
 TEST_CASE("a full disk is an error of finish() or append(), and leaves no file") {
     if (access("/dev/full", W_OK) != 0) {
-        MESSAGE("skipped: no /dev/full");
+        skip_case("no /dev/full");
         return;
     }
     const TemporaryDirectory dir;

@@ -11,6 +11,7 @@
 #include "../../llmc/tokenize.h"
 #include "../../llmc/tokenizer.h"
 #include "faults.h"
+#include "skip.h"
 #include "temporary.h"
 
 using Tokens = std::vector<int>;
@@ -310,7 +311,7 @@ static std::string sha256_of(const std::string& path) {
 TEST_CASE("tinyshakespeare, cut at blank lines, is llm.c's, byte for byte") {
     const std::string data = "../shared/data";
     if (!path_exists(data + "/gpt2-bpe") || !path_exists(data + "/tinyshakespeare")) {
-        MESSAGE("skipped: no gpt2-bpe and tinyshakespeare in ", data);
+        skip_case("no gpt2-bpe and tinyshakespeare in " + data);
         return;
     }
     Run run;

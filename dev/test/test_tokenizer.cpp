@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "../../llmc/files.h"
+#include "skip.h"
 #include "small_tokenizer.h"
 #include "temporary.h"
 
@@ -20,13 +21,12 @@ static std::string random_bytes(uint64_t seed, int length) {
     return bytes;
 }
 
-// Nullptr, and a line, where the files are not there.
+static const char* const no_vocabulary = "GPT-2's vocabulary is not in ../shared/data/gpt2-bpe";
+
+// Nullptr where the files are not there.
 static const Tokenizer* gpt2_tokenizer() {
     static const std::string folder = "../shared/data/gpt2-bpe";
-    if (!path_exists(folder)) {
-        MESSAGE("skipped: GPT-2's vocabulary is not in ", folder);
-        return nullptr;
-    }
+    if (!path_exists(folder)) return nullptr;
     static const Tokenizer tokenizer = load_tokenizer(folder);
     return &tokenizer;
 }
@@ -263,6 +263,7 @@ TEST_CASE("decoding refuses what is no token") {
 // A quadratic step would take minutes here.
 TEST_CASE("pieces of a megabyte") {
     const Tokenizer* gpt2 = gpt2_tokenizer();
+    if (!gpt2) skip_part("GPT-2", no_vocabulary);
     for (const Tokenizer* tokenizer : {&small_tokenizer(), gpt2 ? gpt2 : &small_tokenizer()})
         for (const std::string unit : {"a", " ", "\n", "漢", "ab", "-", "7", "\xff", "the", " \u00a0"}) {
             std::string text;
@@ -278,7 +279,7 @@ TEST_CASE("pieces of a megabyte") {
 
 TEST_CASE("GPT-2: test vectors") {
     const Tokenizer* tokenizer = gpt2_tokenizer();
-    if (!tokenizer) return;
+    if (!tokenizer) return skip_case(no_vocabulary);
     CHECK(tokenizer->vocab_size() == 50257);
     CHECK(tokenizer->end_of_text == 50256);
     const auto check = [&](const char* text, const std::vector<int>& want) {
@@ -325,8 +326,7 @@ static std::string sha256_of(const std::string& path) {
 TEST_CASE("GPT-2: tinyshakespeare has its known tokens") {
     const Tokenizer* tokenizer = gpt2_tokenizer();
     const std::string path = "../shared/data/tinyshakespeare/input.txt";
-    if (!path_exists(path)) MESSAGE("skipped: no ", path);
-    if (!tokenizer || !path_exists(path)) return;
+    if (!tokenizer || !path_exists(path)) return skip_case(tokenizer ? "no " + path : std::string(no_vocabulary));
     const std::vector<int> tokens = encode(*tokenizer, read_file(path, 1 << 24));
     CHECK(tokens.size() == 338025);
     const std::vector<uint16_t> stream(tokens.begin(), tokens.end());
@@ -337,7 +337,7 @@ TEST_CASE("GPT-2: tinyshakespeare has its known tokens") {
 
 TEST_CASE("GPT-2: merges.txt is written as it was read") {
     const Tokenizer* tokenizer = gpt2_tokenizer();
-    if (!tokenizer) return;
+    if (!tokenizer) return skip_case(no_vocabulary);
     TemporaryDirectory folder;
     save_tokenizer(*tokenizer, folder.path, 1024);
     CHECK(sha256_of(folder / "merges.txt") == "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5");
