@@ -17,7 +17,8 @@ struct DeviceInfo {
     int64_t memory_bytes;    // in all
     double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
-    std::string peak_source;  // "data sheet", "measured at start", or why there is none
+    std::string peak_source;   // "data sheet", "measured at start", or why there is none
+    std::string cpu_isa = {};  // CPU_ISA's value that the operations run on; empty: they run on a GPU
 };
 
 // Set by --debug-sync: every kernel is waited for, so that its error names it. Slow.

@@ -217,6 +217,7 @@ void Log::run(const RunInfo& info) {
         {"precision", info.precision},
         {"world_size", info.world_size},
         {"threads", info.threads},
+        {"cpu_isa", info.cpu_isa},
         {"model",
          {{"layers", info.layers},
           {"heads", info.heads},
@@ -230,6 +231,7 @@ void Log::run(const RunInfo& info) {
         {"steps", info.steps},
         {"seed", info.seed},
         {"options", info.options.empty() ? Json::object() : Json::parse(info.options)}};
+    if (info.cpu_isa.empty()) json.erase("cpu_isa");
     if (options.resume_step >= 0) json["resumed_at"] = options.resume_step;
     Json line = {{"kind", "run"}};
     line.update(json);

@@ -49,9 +49,12 @@ struct RunInfo {
     std::string command_line, version, device, precision, libraries, data, data_fingerprint;
     int layers = 0, heads = 0, channels = 0, vocab_size = 0, positions = 0;
     int64_t parameters = 0, tokens_per_step = 0, steps = 0, train_tokens = 0;
-    int world_size = 1, threads = 1;
+    int world_size = 1;
+    int threads = 0;      // of OpenMP, on the first rank
+    std::string cpu_isa;  // CPU_ISA's value that the operations run on; empty, and left out: they run on a GPU
     uint64_t seed = 0;
-    double flops_per_token = 0.0, peak_flops = 0.0;
+    double flops_per_token = 0.0;
+    double peak_flops = 0.0;  // of one rank's device in `precision`; 0: not known
     std::string peak_source;
 };
 

@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "mfu.h"
+#include "threads.h"
 
 std::string describe_schedule(const Options& o) {
     return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g",
@@ -18,8 +19,13 @@ static std::string describe_start(const Start& start, const Options& o) {
     return format("GPT-2's initialization, seed %llu", static_cast<unsigned long long>(o.seed));
 }
 
+// What MFU is a share of: in bf16 runs the bf16 peak, in fp32 runs the fp32 peak.
+static double peak_of(const DeviceInfo& device, const std::string& precision) {
+    return precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+}
+
 static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
-    const double peak = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    const double peak = peak_of(device, precision);
     if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
     return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
                   device.peak_source.c_str());
@@ -74,6 +80,7 @@ RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, c
     info.options = options_json(o);
     info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
     info.libraries = device_libraries();
+    info.threads = openmp_threads(), info.cpu_isa = device.cpu_isa;
     info.data = o.train_data, info.data_fingerprint = hex(corpus.fingerprint);
     info.layers = start.config.L, info.heads = start.config.NH, info.channels = start.config.C;
     info.vocab_size = start.config.V, info.positions = start.config.max_T;
@@ -81,7 +88,7 @@ RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, c
     info.steps = o.steps;
     info.train_tokens = corpus.tokens, info.seed = o.seed;
     info.flops_per_token = flops_per_token(start.config, batch.T);
-    info.peak_flops = precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+    info.peak_flops = peak_of(device, precision);
     info.peak_source = device.peak_source;
     return info;
 }

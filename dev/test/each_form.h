@@ -40,14 +40,14 @@ struct RunsOn {
     }
 };
 
-inline std::vector<Isa> available_isas(Isa highest = Isa::amx) {
+inline std::vector<Isa> available_isas(Isa highest = best_isa()) {
     std::vector<Isa> levels;
     for (int i = 0; i <= int(std::min(highest, best_isa())); i++) levels.push_back(Isa(i));
     return levels;
 }
 
 // At each level: the results are those of the definition, and have the same bits on 1, 2 and 3 threads.
-inline void check_forms(const Results& definition, const std::function<Results()>& run, Isa highest = Isa::amx) {
+inline void check_forms(const Results& definition, const std::function<Results()>& run, Isa highest = best_isa()) {
     for (const Isa level : available_isas(highest)) {
         Results first;
         for (int threads = 1; threads <= 3; threads++) {

@@ -281,6 +281,7 @@ TEST_CASE("run.json and the first line of the log hold the same") {
     RunInfo info;
     info.options = R"({"lr":0.0006,"model":"d12"})";
     info.device = "2 threads, amx", info.parameters = 124439808, info.data_fingerprint = "abc", info.seed = 42;
+    info.threads = 2, info.cpu_isa = "amx", info.peak_flops = 1.5e12;
     {
         Log log(quiet(dir.path));
         log.run(info);
@@ -293,6 +294,9 @@ TEST_CASE("run.json and the first line of the log hold the same") {
     CHECK(json["options"]["lr"] == 6e-4);
     CHECK(json["model"]["parameters"] == 124439808);
     CHECK(json["data"]["fingerprint"] == "abc");
+    CHECK(json["threads"] == 2);
+    CHECK(json["cpu_isa"] == "amx");
+    CHECK(json["peak_flops"] == 1.5e12);
     CHECK_FALSE(json.contains("resumed_at"));
 }
 

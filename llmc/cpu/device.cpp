@@ -10,6 +10,7 @@
 
 #include "../comm.h"
 #include "../common.h"
+#include "../threads.h"
 #include "isa.h"
 #include "matmul.h"
 #include "memory.h"
@@ -49,12 +50,14 @@ void device_init(int, int threads) {
 DeviceInfo device_info() {
     static const DeviceInfo info = [] {
         const int64_t memory_bytes = int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-        return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), omp_get_max_threads(),
-                                         omp_get_max_threads() == 1 ? "" : "s", isa_name(isa())),
+        const int threads = openmp_threads();
+        return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), threads, threads == 1 ? "" : "s",
+                                         isa_name(isa())),
                           .memory_bytes = std::min(memory_bytes, cpu::limit_of_control_groups()),
                           .peak_flops_bf16 = cpu::measure_peak_flops<bf16>(),
                           .peak_flops_fp32 = cpu::measure_peak_flops<float>(),
-                          .peak_source = "measured at start"};
+                          .peak_source = "measured at start",
+                          .cpu_isa = isa_name(isa())};
     }();
     return info;
 }

@@ -1,0 +1,59 @@
+// test_report.cpp: what a run says of itself: threads, instruction set, and the peak that its MFU is a share of.
+#include "../../llmc/report.h"
+
+#include <doctest/doctest.h>
+
+#include <omp.h>
+
+#include "../../llmc/cpu/isa.h"
+#include "../../llmc/mfu.h"
+
+static const DeviceInfo fake_device = {.name = "a device",
+                                       .memory_bytes = int64_t(1) << 30,
+                                       .peak_flops_bf16 = 4e12,
+                                       .peak_flops_fp32 = 1e12,
+                                       .peak_source = "a test"};
+
+static const char* const arguments[] = {"train_gpt2", "--train-data", "x",  "--layers",     "1",  "--heads",
+                                        "1",          "--channels",   "16", "--vocab-size", "50", "--seq-len",
+                                        "8"};
+
+static RunInfo info_of(const DeviceInfo& device, const std::string& precision) {
+    const Options options = parse_options(int(std::size(arguments)), arguments);
+    Start start = {};
+    start.config = model_config(options);
+    return run_info(options, start, plan_batch(2, 8, 0, 1), Corpus{}, device, precision, "train_gpt2");
+}
+
+// The row of the table that is called so.
+template <class floatX>
+static std::string row(const DeviceInfo& device, const std::string& label) {
+    const Options options = parse_options(int(std::size(arguments)), arguments);
+    Start start = {};
+    start.config = model_config(options);
+    for (const Row& r : plan_table<floatX>(options, start, plan_batch(2, 8, 0, 1), device))
+        if (r.first == label) return r.second;
+    return "";
+}
+
+TEST_CASE("the peak is that of the precision") {
+    CHECK(info_of(fake_device, "bf16").peak_flops == 4e12);
+    CHECK(info_of(fake_device, "fp32").peak_flops == 1e12);
+    CHECK(info_of(fake_device, "bf16").peak_source == "a test");
+    CHECK(row<bf16>(fake_device, "device") == "a device; peak 4 TFLOP/s in bf16, a test");
+    CHECK(row<float>(fake_device, "device") == "a device; peak 1 TFLOP/s in fp32, a test");
+}
+
+TEST_CASE("threads are those that OpenMP runs") {
+    const int before = omp_get_max_threads();
+    for (const int threads : {1, 2, 3}) {
+        omp_set_num_threads(threads);
+        CHECK(info_of(fake_device, "fp32").threads == threads);
+    }
+    omp_set_num_threads(before);
+}
+
+TEST_CASE("the instruction set is the one in use, and a GPU has none") {
+    CHECK(info_of(device_info(), "fp32").cpu_isa == isa_name(isa()));
+    CHECK(info_of(fake_device, "fp32").cpu_isa == "");
+}
