@@ -155,6 +155,10 @@ GPU_TESTS    := $(patsubst $(BUILD)/emulator/%,$(BUILD)/cuda/%,$(filter-out $(SI
 GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
 FUZZERS      := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 
+# Tests with the matrix instructions of the CPU in plain C++ (dev/test/emulated_units.h): build/<config>/units/test_*.
+UNITS_TESTS  := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gpt2 test_matmul test_matrix_attention))
+UNITS_NAMES  := $(addprefix llmc/cpu/,amx avx512bf16 isa)
+
 # Code that runs once or in tests, with headers that take the optimizer long, and the sanitizers longer still.
 QUICK := $(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o launch.o log.o options.o report.o setup.o trace.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
@@ -168,7 +172,14 @@ AVX2   := -mavx2 -mfma -mf16c
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 $(BUILD)/llmc/cpu/avx2.o:   CXXFLAGS += $(AVX2)
 $(BUILD)/llmc/cpu/avx512.o: CXXFLAGS += $(AVX512)
-$(BUILD)/llmc/cpu/amx.o $(BUILD)/llmc/cpu/amx_attention.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+$(BUILD)/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) -mavx512bf16
+$(BUILD)/llmc/cpu/amx.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+EMULATED := -DEMULATED_UNITS -include dev/test/emulated_units.h
+$(BUILD)/units/llmc/cpu/amx.o $(BUILD)/units/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) $(EMULATED)
+$(BUILD)/units/llmc/cpu/isa.o: CXXFLAGS += -DEMULATED_UNITS
+$(BUILD)/dev/test/units.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+$(BUILD)/units/dev/test/units.o: CXXFLAGS += $(AVX512) $(EMULATED)
+$(BUILD)/test_units: $(BUILD)/dev/test/units.o $(BUILD)/units/dev/test/units.o
 endif
 
 .PHONY: all found tests emulator gpu-tests gpu-bench bench fuzz test clean help always
@@ -197,6 +208,12 @@ $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(BUILD)/dev/test/main.o $(BUILD)/li
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+$(BUILD)/units/test_gpt2: $(BUILD)/test_gpt2.o
+$(filter-out %/test_gpt2,$(UNITS_TESTS)): $(BUILD)/units/%: $(BUILD)/dev/test/%.o $(BUILD)/dev/test/main.o
+$(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LDLIBS)
+
 # A rank that only meets the others: dev/test/test_slurm.sh and test_torchrun.sh start it.
 $(BUILD)/meeting: $(patsubst %,$(BUILD)/%.o,dev/test/meeting llmc/common llmc/launch llmc/rendezvous llmc/rendezvous_messages)
 	$(call say,LINK  $@)
@@ -205,6 +222,11 @@ $(BUILD)/meeting: $(patsubst %,$(BUILD)/%.o,dev/test/meeting llmc/common llmc/la
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/units/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(call say,CXX   $< (emulated units))
+	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
@@ -323,7 +345,7 @@ build/fuzz/%.o: %.cpp Makefile
 	$(call say,CXX   $< (fuzz))
 	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
-tests: $(TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/meeting
+tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/meeting
 emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
 gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
 gpu-bench: $(GPU_BENCHES)

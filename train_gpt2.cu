@@ -625,7 +625,7 @@ static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Co
     std::string command_line;
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
     std::string precision = options.precision;
-    if (precision == "auto") precision = device_has_bf16_units() ? "bf16" : "fp32";
+    if (precision == "auto") precision = device_bf16_is_faster() ? "bf16" : "fp32";
     ENSURE(precision == "bf16" || options.master_weights == "on",
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
     return precision == "fp32" ? run<float>(options, launch, *comm, command_line)

@@ -30,7 +30,7 @@ DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
 std::string device_id();         // which GPU this is, of all that there are: "GPU-3f9c..." (UUID); empty on the CPU
 bool device_memory_is_host();    // the CPU's pointers are the host's
-bool device_has_bf16_units();    // matrix units for bf16: what --precision auto chooses by
+bool device_bf16_is_faster();    // than fp32, in the matrix products: what --precision auto chooses by
 std::string device_libraries();  // those that do the products, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 // From now on each shape of a product runs by the algorithm that is fastest here, timed when it first comes, and kept
 // in this file for later runs. Another choice may round differently: only runs with the same file have the same bits.

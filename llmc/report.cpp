@@ -34,8 +34,8 @@ static std::string describe_device(const DeviceInfo& device, const std::string& 
 static std::string describe_precision(const Options& o, const std::string& precision) {
     if (precision == "fp32") return "fp32";
     if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
-    if (device_has_bf16_units()) return "bf16, with fp32 master weights, gradients and moments";
-    return "bf16 without matrix units for it: products are widened to fp32, and --precision fp32 is faster";
+    const std::string text = "bf16, with fp32 master weights, gradients and moments";
+    return device_bf16_is_faster() ? text : text + "; --precision fp32 is faster on this device";
 }
 
 static std::string describe_tokenizer(const Start& start) {

@@ -142,6 +142,14 @@ report_ended() {
 }
 together() { report_ended all; }
 
+# with_units NAME PROGRAM: `beside` for a program with emulated matrix instructions. They are slow, so cases of large products
+# and long sequences are left to machines that have the instructions.
+with_units() {
+    local small=(--test-case-exclude='more rows*,several tasks*,lengths around the chunks*,the same bits on*')
+    if [[ $1 == *test_gpt2 ]]; then small=(); fi
+    beside "$1" 300 "$2" ${small[@]+"${small[@]}"}
+}
+
 # build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test; what could be built is still run.
 build() {
     local title=$1
@@ -190,6 +198,11 @@ sanitized=()
 for name in $(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi
 done
+# The matrix instructions of the CPU in plain C++ (dev/test/emulated_units.h), so that the sources for AMX and AVX512-BF16
+# run here.
+units=()
+if grep -qs avx512bw /proc/cpuinfo; then units=(test_gpt2 test_matmul test_matrix_attention); fi
+for name in ${units[@]+"${units[@]}"}; do if wanted "sanitized/units/$name"; then sanitized+=("units/$name"); fi; done
 # ThreadSanitizer by clang is many times faster with fibers; by g++ the emulator's own tests alone take a minute.
 compiler=${CXX:-g++} raced=() unwritten=()
 if command -v clang++ >/dev/null; then compiler=clang++; fi
@@ -250,6 +263,10 @@ for isa in $instruction_sets; do
         skip "unit tests/$isa" "${refusal#error: }"
     fi
 done
+heading "matrix instructions in plain C++"
+if [ ${#units[@]} = 0 ]; then skip "units" "this machine has no AVX-512"; fi
+for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/release/units/$name"; done
+together
 heading "the command line"
 for script in dev/test/test_*.sh; do
     if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
@@ -258,7 +275,9 @@ done
 if [ ${#sanitized[@]} != 0 ]; then
     built "address,undefined"
     heading "unit tests under address,undefined"
-    for name in "${sanitized[@]}"; do beside "sanitized/$name" 300 "$in_asan/$name"; done
+    for name in "${sanitized[@]}"; do
+        if [[ $name == units/* ]]; then with_units "sanitized/$name" "$in_asan/$name"; else beside "sanitized/$name" 300 "$in_asan/$name"; fi
+    done
     together
 fi
 

@@ -10,12 +10,13 @@
 
 #include "../../llmc/common.h"
 
-static const Isa all[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx};
+static const Isa all[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
 
 TEST_CASE("names") {
     CHECK(std::string(isa_name(Isa::plain)) == "plain");
     CHECK(std::string(isa_name(Isa::avx2)) == "avx2");
     CHECK(std::string(isa_name(Isa::avx512)) == "avx512");
+    CHECK(std::string(isa_name(Isa::avx512bf16)) == "avx512bf16");
     CHECK(std::string(isa_name(Isa::amx)) == "amx");
 }
 
@@ -23,6 +24,7 @@ TEST_CASE("what the machine offers agrees with the compiler's detection") {
 #if defined(__x86_64__)
     CHECK((best_isa() >= Isa::avx2) == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")));
     if (best_isa() >= Isa::avx512) CHECK(__builtin_cpu_supports("avx512bw"));
+    if (best_isa() >= Isa::avx512bf16) CHECK(__builtin_cpu_supports("avx512bf16"));
 #else
     CHECK(best_isa() == Isa::plain);
 #endif

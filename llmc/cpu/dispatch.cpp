@@ -1,8 +1,6 @@
 // dispatch.cpp: cpu::<op> checks its sizes and calls the form of it that isa() allows.
 #include "forms.h"
 
-#include "isa.h"
-
 #if defined(__x86_64__)
 #define FORM(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
 #else
@@ -62,10 +60,8 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
     (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
 }
 
-#if defined(__x86_64__)
-// What attention on AMX tiles takes, of bf16.
-static bool amx_attends(int HS) { return isa() == Isa::amx && HS % 32 == 0 && HS <= 128; }
-#endif
+// What attention from panels takes, of bf16.
+static bool matrix_attends(int HS) { return isa() >= Isa::avx512bf16 && HS % 32 == 0 && HS <= 128; }
 
 static void check_attention(const char* op, int B, int T, int NH, int HS) {
     ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: at least one of each", op, B, T,
@@ -77,10 +73,9 @@ static void check_attention(const char* op, int B, int T, int NH, int HS) {
 template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
     check_attention("attention_forward", B, T, NH, HS);
-#if defined(__x86_64__)
-    if constexpr (sizeof(floatX) == sizeof(bf16))
-        if (amx_attends(HS)) return amx::attention_forward(out, lse, qkv, B, T, NH, HS, stream);
-#endif
+    if constexpr (has_matrix_form<floatX>)
+        if (matrix_attends(HS))
+            return MATRIX_FORM_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
     FORM(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
 }
 
@@ -88,10 +83,9 @@ template <class floatX>
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
                         int T, int NH, int HS, Stream stream) {
     check_attention("attention_backward", B, T, NH, HS);
-#if defined(__x86_64__)
-    if constexpr (sizeof(floatX) == sizeof(bf16))
-        if (amx_attends(HS)) return amx::attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
-#endif
+    if constexpr (has_matrix_form<floatX>)
+        if (matrix_attends(HS))
+            return MATRIX_FORM_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
     FORM(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
 }
 

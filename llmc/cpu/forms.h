@@ -2,10 +2,11 @@
 // machine; the others compute the same faster and are compared with it by the tests. cpu::<op> calls the one that
 // isa() allows (dispatch.cpp; matmul.cpp for the products).
 //
-// Not every form defines every operation: avx2 and avx512 come from vector_ops.h, amx has the products and, for bf16,
-// attention.
+// Not every form defines every operation: avx2 and avx512 come from vector_ops.h; avx512bf16 and amx have the products
+// and attention of bf16 (matrix_matmul.h, matrix_attention.h).
 #pragma once
 #include "../ops.h"
+#include "isa.h"
 
 namespace cpu::plain {
 #include "../ops.inc"
@@ -16,11 +17,25 @@ namespace cpu::avx2 {
 namespace cpu::avx512 {
 #include "../ops.inc"
 }
+namespace cpu::avx512bf16 {
+#include "../ops.inc"
+}
 namespace cpu::amx {
 #include "../ops.inc"
 }
 
+// The form of op for the matrix unit that isa() has, avx512bf16 at least; of bf16 operations only (has_matrix_form).
+#define MATRIX_FORM_OF(op) (isa() == Isa::amx ? amx::op : avx512bf16::op)
+
 namespace cpu {
+#if defined(__x86_64__)
+template <class floatX>
+constexpr bool has_matrix_form = sizeof(floatX) == 2;  // bf16
+#else
+template <class floatX>
+constexpr bool has_matrix_form = false;
+#endif
+
 // What the operations of avx2 and avx512 take of scratch at most; threads as OpenMP has them now.
 int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp);
 }  // namespace cpu

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #endif
 
-static constexpr const char* names[] = {"plain", "avx2", "avx512", "amx"};
+static constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512bf16", "amx"};
 
 const char* isa_name(Isa isa) { return names[int(isa)]; }
 
@@ -33,8 +33,13 @@ static Isa detect() {
     const auto saved = [&](unsigned mask) { return (low & mask) == mask; };
     const bool avx2 = fma && f16c && (b7 >> 5 & 1) && saved(0x6);
     const bool avx512 = avx2 && (b7 >> 16 & 1) && (b7 >> 17 & 1) && (b7 >> 30 & 1) && (b7 >> 31 & 1) && saved(0xe6);
-    const bool amx = avx512 && (d7 >> 22 & 1) && (d7 >> 24 & 1) && (a71 >> 5 & 1) && saved(0x60000) && request_amx();
-    return amx ? Isa::amx : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
+#if defined(EMULATED_UNITS)  // dev/test/emulated_units.h stands for the matrix units
+    if (avx512) return Isa::amx;
+#endif
+    const bool avx512bf16 = avx512 && (a71 >> 5 & 1);
+    const bool amx = avx512bf16 && (d7 >> 22 & 1) && (d7 >> 24 & 1) && saved(0x60000) && request_amx();
+    if (amx) return Isa::amx;
+    return avx512bf16 ? Isa::avx512bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
 }
 #else
 static Isa detect() { return Isa::plain; }
@@ -54,7 +59,7 @@ static Isa chosen_at_start() {
                    isa_name(best_isa()));
             return Isa(i);
         }
-    fail(EXIT_USAGE, "CPU_ISA=%s is not known: plain, avx2, avx512 or amx", wanted);
+    fail(EXIT_USAGE, "CPU_ISA=%s is not known: plain, avx2, avx512, avx512bf16 or amx", wanted);
 }
 
 static Isa& current() {

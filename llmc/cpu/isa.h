@@ -5,7 +5,7 @@
 #include <string>
 
 // Each level includes those before it.
-enum class Isa { plain, avx2, avx512, amx };
+enum class Isa { plain, avx2, avx512, avx512bf16, amx };
 
 const char* isa_name(Isa isa);
 Isa best_isa();  // what this machine and its kernel offer

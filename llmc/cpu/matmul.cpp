@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "forms.h"
-#include "isa.h"
 
 // ---- The definition: sums in float, in the order of the indices, rounded once. Tests compare the fast forms with it.
 
@@ -82,19 +81,28 @@ INSTANTIATE(matmul_backward);
 
 }  // namespace cpu::plain
 
-// ---- Which form runs: AMX for bf16 where it is, else fp32 products.
+// ---- Which form runs: for bf16 the matrix unit where there is one, else fp32 products.
 
 namespace cpu {
 
-template <>
-double measure_peak_flops<bf16>() {
-    return isa() == Isa::amx ? amx::measure_peak_flops() : measure_peak_flops<float>();
+template <class floatX>
+static bool on_matrix_unit() {
+    return has_matrix_form<floatX> && isa() >= Isa::avx512bf16;
 }
 
 template <class floatX>
+double measure_peak_flops() {
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(measure_peak_flops)();
+    return fast::measure_peak_flops();
+}
+template double measure_peak_flops<float>();
+template double measure_peak_flops<bf16>();
+
+template <class floatX>
 static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
-    if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx) return amx::matmul_scratch_bytes(N, IC, OC);
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(matmul_scratch_bytes)(N, IC, OC);
     return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
 }
 
@@ -113,21 +121,22 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     int64_t bytes = vector_scratch_bytes(B, T, C, NH, Vp);
     const int shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};  // IC, OC
     for (const auto& [IC, OC] : shapes) bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
-    if (sizeof(floatX) == 2 && isa() == Isa::amx) bytes = std::max(bytes, amx::attention_scratch_bytes(T, C / NH));
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>()) bytes = std::max(bytes, MATRIX_FORM_OF(attention_scratch_bytes)(T, C / NH));
     return bytes;
 }
 
 template <class floatX>
 int64_t packed_bytes(int OC, int IC) {
-    if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx) return amx::packed_bytes<bf16>(OC, IC);
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(packed_bytes<floatX>)(OC, IC);
     return 0;
 }
 
 template <class floatX>
 void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stream) {
-    if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx) amx::pack_weight<bf16>(packed, weight, OC, IC, stream);
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>()) MATRIX_FORM_OF(pack_weight<floatX>)(packed, weight, OC, IC, stream);
 }
 
 static void check_sizes(int N, int IC, int OC) {
@@ -139,10 +148,10 @@ template <class floatX>
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
                     int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
-    if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx &&
-            N > 1)  // one row (generation) is bound by reading the weight, and packed is twice that
-            return amx::matmul_forward<bf16>(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+    // One row (generation) is bound by reading the weight, and packed it is twice as large.
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>() && N > 1)
+            return MATRIX_FORM_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
     fast::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
 }
 
@@ -151,10 +160,10 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                      Stream stream) {
     check_sizes(N, IC, OC);
-    if constexpr (sizeof(floatX) == 2)
-        if (isa() == Isa::amx)
-            return amx::matmul_backward<bf16>(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate,
-                                              stream);
+    if constexpr (has_matrix_form<floatX>)
+        if (on_matrix_unit<floatX>())
+            return MATRIX_FORM_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC,
+                                                           accumulate, stream);
     fast::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
 }
 

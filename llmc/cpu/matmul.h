@@ -3,7 +3,7 @@
 // matmul.cpp       the definition (cpu::plain), which form runs, and the working memory of all operations
 // matmul_fp32.cpp  fp32 products, and bf16 ones widened to fp32
 // strips.h         the loops of those, compiled for each instruction set
-// amx.cpp          bf16 products on AMX tiles
+// matrix_matmul.h  bf16 products on matrix units, compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp)
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace cpu {
 
 // FLOP/s of the innermost product on operands in the near caches, on all threads: what MFU is a share of. Takes 0.05 s.
-// For bf16: of the AMX tiles, or of the fp32 product where there are none.
+// For bf16: of the matrix unit, or of the fp32 product where there is none.
 template <class floatX>
 double measure_peak_flops();
 
@@ -31,6 +31,7 @@ double peak_of(const Run& run, double flop) {
 
 namespace fast {  // by strips: float itself, bf16 widened to float
 
+double measure_peak_flops();
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC);
 template <class floatX>
@@ -42,6 +43,14 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
                      Stream stream);
 
 }  // namespace fast
+
+namespace avx512bf16 {
+
+double measure_peak_flops();
+int64_t matmul_scratch_bytes(int N, int IC, int OC);
+int64_t attention_scratch_bytes(int T, int HS);
+
+}  // namespace avx512bf16
 
 namespace amx {
 

@@ -212,7 +212,7 @@ template int64_t matmul_scratch_bytes<bf16>(int, int, int);
 INSTANTIATE(matmul_forward);
 INSTANTIATE(matmul_backward);
 
-static double measure_peak() {
+double measure_peak_flops() {
     return with_strips([]<class Strips>(Strips) {
         double flops = 0.0;
 #pragma omp parallel reduction(+ : flops)
@@ -227,8 +227,3 @@ static double measure_peak() {
 }
 
 }  // namespace cpu::fast
-
-template <>
-double cpu::measure_peak_flops<float>() {
-    return fast::measure_peak();
-}

@@ -227,7 +227,7 @@ std::string device_id() {
 }
 
 bool device_memory_is_host() { return false; }
-bool device_has_bf16_units() { return properties().major >= OLDEST_MAJOR; }
+bool device_bf16_is_faster() { return properties().major >= OLDEST_MAJOR; }
 
 std::string device_libraries() {
     int driver = 0, runtime = 0;

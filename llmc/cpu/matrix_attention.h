@@ -1,22 +1,22 @@
-// amx_attention.cpp: causal attention in bf16 on AMX tiles, for heads of 32, 64, 96 or 128 channels.
+// matrix_attention.h: causal attention in bf16 from panels, for heads of 32, 64, 96 or 128 channels. Compiled for AMX
+// (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_FORM of the including file.
 //
-// A task is one head of one sequence. It packs the head's q, k, v (amx.h) and goes through blocks of 32 queries by 32
+// A task is one head of one sequence. It packs the head's q, k, v (panels.h) and goes through blocks of 32 queries by 32
 // keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32 queries
 // for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled online);
 // backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores, softmax and all
 // sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend on threads.
-#if defined(__x86_64__)
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "memory.h"
-#include "amx.h"
 #include "forms.h"
 #include "matmul.h"
+#include "memory.h"
+#include "panels.h"
 
-namespace cpu::amx {
+namespace cpu::MATRIX_FORM {
 
 namespace {
 
@@ -352,7 +352,7 @@ struct HeadBackward {
 };
 
 void check_head_size(int HS) {
-    ENSURE(HS % PANEL == 0 && HS <= 128, "attention on AMX: %d channels per head; it takes 32, 64, 96 or 128", HS);
+    ENSURE(HS % PANEL == 0 && HS <= 128, "attention from panels: %d channels per head; it takes 32, 64, 96 or 128", HS);
 }
 
 }  // namespace
@@ -403,5 +403,4 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
         }
 }
 
-}  // namespace cpu::amx
-#endif
+}  // namespace cpu::MATRIX_FORM

@@ -1,9 +1,10 @@
-// amx.h: what the AMX kernels are made of: tile registers, operands packed into tiles, the innermost product, and a few
-// functions of 16 floats. For translation units compiled with AVX-512 and AMX only (amx.cpp, amx_attention.cpp).
+// panels.h: what the bf16 kernels are made of: operands packed into panels, the innermost product, and a few functions of
+// 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_FORM of the
+// including file; both read the same panels.
 //
-// A tile is 16 rows of 64 bytes. tdpbf16ps adds to a tile of 16 x 16 floats the product of two bf16 tiles: A, 16 rows
-// of 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n: 16,384 operations in 16
-// cycles.
+// A tile is 16 rows of 64 bytes. The sums of a block are a tile of 16 x 16 floats, the product of two bf16 tiles: A, 16
+// rows of 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n. AMX multiplies two
+// tiles in 16 cycles (tdpbf16ps). AVX512-BF16 multiplies one pair of A, in all lanes, by a row of B (vdpbf16ps).
 //
 // A packed operand is cut into panels of 32 rows of A or 32 columns of B; a panel is a sequence of tile pairs, one pair
 // (outer 0..15, outer 16..31) for each 32 steps of the inner dimension. Edges are filled with zeros. Four ways to pack
@@ -16,14 +17,9 @@
 //
 // Denormal numbers count as zero in all of this, and rounding to bf16 is to nearest even.
 #pragma once
-// gcc 12 takes the undefined operands inside its own intrinsics for mistakes of ours.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#if !defined(EMULATED_UNITS)  // dev/test/emulated_units.h stands for it then
+#include "matrix_units.h"
 #endif
-#include <immintrin.h>
-#pragma GCC diagnostic pop
 
 #include <algorithm>
 #include <cstdint>
@@ -31,7 +27,7 @@
 #include "../common.h"
 #include "../dtype.h"
 
-namespace cpu::amx {
+namespace cpu::MATRIX_FORM {
 
 #define FORCE_INLINE inline __attribute__((always_inline))
 
@@ -41,21 +37,6 @@ constexpr int TILE_PAIR = 2 * TILE;   // and in the 32 x 32 block of a panel
 constexpr int BLOCK = PANEL * PANEL;  // floats of a 32 x 32 result
 
 FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
-
-// Configures the tile registers of the calling thread, all eight as 16 x 64 bytes, until the end of the scope.
-struct TileRegisters {
-    TileRegisters() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } config;
-        // Not _tile_loadconfig: gcc 12 takes it to read 8 bytes only, and removes the rest of config.
-        asm volatile("ldtilecfg %0" ::"m"(config));
-    }
-    ~TileRegisters() { _tile_release(); }
-    TileRegisters(const TileRegisters&) = delete;
-};
 
 // Memory to bring into the second-level cache during a product, a few lines at each step: the operands of a later one.
 struct Ahead {
@@ -68,38 +49,104 @@ struct Ahead {
     }
 };
 
-// sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called at each, and its work hides
-// behind that of the tiles: 64 cycles and more.
+// multiply_panels: sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called once for each,
+// for work that the out-of-order core can do beside the product: prefetching, and storing the block before.
+#if defined(MATRIX_TILES)
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Configures the tile registers of the calling thread, all eight as 16 rows of 64 bytes, until the end of the scope.
+struct TileRegisters {
+    TileRegisters() {
+        const TileConfig config;
+        TILE_CONFIG(config);
+    }
+    ~TileRegisters() { TILE_RELEASE(); }
+    TileRegisters(const TileRegisters&) = delete;
+};
+
+// Four tiles of sums. At each step four loads and four tile products, 64 cycles, behind which the work of step(k) hides.
 template <class Step>
 FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
     constexpr int stride = PANEL * sizeof(float);
     if (add) {
-        _tile_loadd(0, sums, stride);
-        _tile_loadd(1, sums + 16, stride);
-        _tile_loadd(2, sums + BLOCK / 2, stride);
-        _tile_loadd(3, sums + BLOCK / 2 + 16, stride);
+        TILE_LOAD(0, sums, stride);
+        TILE_LOAD(1, sums + 16, stride);
+        TILE_LOAD(2, sums + BLOCK / 2, stride);
+        TILE_LOAD(3, sums + BLOCK / 2 + 16, stride);
     } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
     }
     for (int k = 0; k < depth; k++, a += TILE_PAIR, b += TILE_PAIR) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + TILE, 64);
-        _tile_dpbf16ps(1, 4, 7);
+        TILE_LOAD(4, a, 64);
+        TILE_LOAD(6, b, 64);
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(7, b + TILE, 64);
+        TILE_MULTIPLY(1, 4, 7);
         step(k);
-        _tile_loadd(5, a + TILE, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        TILE_LOAD(5, a + TILE, 64);
+        TILE_MULTIPLY(2, 5, 6);
+        TILE_MULTIPLY(3, 5, 7);
     }
-    _tile_stored(0, sums, stride);
-    _tile_stored(1, sums + 16, stride);
-    _tile_stored(2, sums + BLOCK / 2, stride);
-    _tile_stored(3, sums + BLOCK / 2 + 16, stride);
+    TILE_STORE(0, sums, stride);
+    TILE_STORE(1, sums + 16, stride);
+    TILE_STORE(2, sums + BLOCK / 2, stride);
+    TILE_STORE(3, sums + BLOCK / 2 + 16, stride);
 }
+
+#else
+
+struct TileRegisters {
+    TileRegisters() {}  // so that a scope may have them and not use them
+};
+
+// Rows whose sums stay in registers: 16 vectors, so many that two units of four cycles never wait for a sum.
+constexpr int ROWS = 8;
+
+// ROWS rows of the block. Each pair of a row of A is loaded into all lanes and meets both vectors of a row of B.
+__attribute__((noinline)) inline void multiply_rows(float* sums, const bf16* a, const bf16* b, int depth, bool add) {
+    __m512 x[ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++)
+            x[r][half] = add ? _mm512_load_ps(sums + r * PANEL + 16 * half) : _mm512_setzero_ps();
+    for (int k = 0; k < depth; k++, a += TILE_PAIR, b += TILE_PAIR)
+        for (int pair = 0; pair < 16; pair++) {
+            const __m512i b0 = _mm512_load_si512(b + 32 * pair), b1 = _mm512_load_si512(b + TILE + 32 * pair);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                int32_t two;
+                __builtin_memcpy(&two, a + 32 * r + 2 * pair, sizeof two);
+                const __m512i a_pair = _mm512_set1_epi32(two);
+                x[r][0] = add_pair_products(x[r][0], a_pair, b0);
+                x[r][1] = add_pair_products(x[r][1], a_pair, b1);
+            }
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) _mm512_store_ps(sums + r * PANEL + 16 * half, x[r][half]);
+}
+
+template <class Step>
+FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
+    constexpr int groups = PANEL / ROWS;
+    for (int group = 0; group < groups; group++) {
+        for (int k = depth * group / groups; k < depth * (group + 1) / groups; k++) step(k);
+        multiply_rows(sums + group * ROWS * PANEL, a + group * ROWS * 32, b, depth, add);  // rows of both tiles follow
+    }
+}
+
+#endif
+
 FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add) {
     multiply_panels(sums, a, b, depth, add, [](int) {});
 }
@@ -121,9 +168,6 @@ FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, in
             x[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, block + r * ld) : _mm512_setzero_si512();
     }
 }
-
-// 32 floats as bf16.
-FORCE_INLINE __m512i narrow(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
 
 // The same from floats.
 FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
@@ -291,4 +335,4 @@ FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
     return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), bend, s);
 }
 
-}  // namespace cpu::amx
+}  // namespace cpu::MATRIX_FORM

@@ -1,0 +1,39 @@
+// matrix_units.h: the instructions for bf16 matrices, behind one name each: AMX tiles, products of pairs (VDPBF16PS)
+// and rounding to bf16 (VCVTNE2PS2BF16). For translation units compiled for them. Nothing else in the program uses
+// these instructions, so a test build can put plain C++ in their place (dev/test/emulated_units.h).
+//
+// All of them ignore the control register: denormal numbers count as zero and rounding is to nearest even.
+#pragma once
+// gcc 12 takes the undefined operands inside its own intrinsics for mistakes of ours.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+namespace cpu {
+namespace {
+
+// 32 floats as bf16, those of `first` in the lower half.
+inline __attribute__((always_inline)) __m512i narrow(__m512 first, __m512 second) {
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+
+// sums[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 lanes i: two fused multiply-adds, the odd one first.
+inline __attribute__((always_inline)) __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+
+}  // namespace
+}  // namespace cpu
+
+// Tiles are numbered 0 to 7. Macros, because gcc 12 makes the register's name of the digit itself.
+// Not _tile_loadconfig: gcc 12 takes it to read 8 bytes only, and removes the rest of config.
+#define TILE_CONFIG(config) asm volatile("ldtilecfg %0" ::"m"(config))
+#define TILE_RELEASE() _tile_release()
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_LOAD(tile, rows, stride) _tile_loadd(tile, rows, stride)  // stride: bytes from one row to the next
+#define TILE_STORE(tile, rows, stride) _tile_stored(tile, rows, stride)
+#define TILE_MULTIPLY(sums, a, b) _tile_dpbf16ps(sums, a, b)  // sums (16, 16) += a (16, 32) b, pairs interleaved
