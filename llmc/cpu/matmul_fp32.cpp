@@ -25,6 +25,7 @@ using strips::DEPTH, strips::Operand;
 
 constexpr int MOST_STRIPS = 24, FEWEST_STRIPS = 6;      // of a, per task: 512 KiB, and enough to pay for packed b
 constexpr int PIECE_STRIPS = 8;                         // of b, until the result is finished: 384 KiB
+constexpr int PACK_STRIPS = 2;                          // of b, packed by a thread in one go
 constexpr int CHUNK_ROWS = 2048, CHUNK_COLUMNS = 3072;  // of the result at a time; rows: where it has no room for sums
 constexpr int GEMV_COLUMNS = 64;                        // results per task of a product with one row
 
@@ -42,14 +43,19 @@ auto with_strips(const Run& run) {
 // the result is summed in the order of k, in pieces of DEPTH.
 template <class Strips>
 struct Cut {
-    int rows, columns;  // of a task, whole strips
-    Cut(int M, int N) {
-        const int threads = omp_get_max_threads(), strips = ceil_div(M, Strips::rows);
-        int row_tasks = round_up(ceil_div(strips, MOST_STRIPS), threads);
+    int M, strips, row_tasks, columns;  // columns of a task, whole strips
+    Cut(int M, int N) : M(M), strips(ceil_div(M, Strips::rows)) {
+        const int threads = omp_get_max_threads();
+        row_tasks = round_up(ceil_div(strips, MOST_STRIPS), threads);
         row_tasks = std::max(1, std::min(row_tasks, strips / FEWEST_STRIPS));
         const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
-        rows = ceil_div(strips, row_tasks) * Strips::rows;
         columns = round_up(ceil_div(N, column_tasks), Strips::columns);
+    }
+    // Where the rows of a task begin; those of the next one follow. The first tasks have the strip more that some have, so
+    // that threads which take two tasks each end together.
+    int begin(int task) const {
+        const int fewer = strips / row_tasks, with_more = strips % row_tasks;
+        return std::min(M, (task * fewer + std::min(task, with_more)) * Strips::rows);
     }
 };
 
@@ -93,16 +99,17 @@ template <class Strips, class floatX, class Finish>
 void product_of_chunk(float* sums, int ld, float* packed_b, float* packed_a, const Operand<floatX>& a,
                       const Operand<floatX>& b, int M, int N, int K, bool accumulate, const Finish& finish) {
     const Cut<Strips> cut(M, N);
-    constexpr int piece = PIECE_STRIPS * Strips::columns;
+    constexpr int piece = PIECE_STRIPS * Strips::columns, pack_piece = PACK_STRIPS * Strips::columns;
     for (int k = 0; k < K; k += DEPTH) {
         const int depth = std::min(DEPTH, K - k);
 #pragma omp parallel for schedule(static)
-        for (int j = 0; j < N; j += piece)
-            Strips::pack_b(packed_b + int64_t(j) * depth, b.from(k, j), std::min(piece, N - j), depth);
+        for (int j = 0; j < N; j += pack_piece)
+            Strips::pack_b(packed_b + int64_t(j) * depth, b.from(k, j), std::min(pack_piece, N - j), depth);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
         for (int column = 0; column < N; column += cut.columns)
-            for (int row = 0; row < M; row += cut.rows) {
-                const int rows = std::min(cut.rows, M - row), end = std::min(column + cut.columns, N);
+            for (int task = 0; task < cut.row_tasks; task++) {
+                const int row = cut.begin(task), rows = cut.begin(task + 1) - row;
+                const int end = std::min(column + cut.columns, N);
                 float* own_a = packed_a + Workspace<Strips>::packed_a * omp_get_thread_num();
                 Strips::pack_a(own_a, a.from(row, k), rows, depth);
                 for (int j = column; j < end; j += piece) {
