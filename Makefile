@@ -4,12 +4,14 @@
 CXX      ?= g++
 SANITIZE ?=
 DEBUG    ?= 0
-CUDA     ?= auto
+ARCH     := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+# A cross compiler (CXX=aarch64-linux-gnu-g++) finds no CUDA and no Open MPI: nvcc and mpicc are of this machine.
+CROSS    := $(filter-out $(ARCH),$(subst arm64,aarch64,$(shell uname -m)))
+CUDA     ?= $(if $(CROSS),0,auto)
 CUDNN    ?= auto
-MPI      ?= auto
+MPI      ?= $(if $(CROSS),0,auto)
 NCCL     ?= auto
 
-ARCH := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 # clang says so where it does not vectorise a loop, which is all of them in a build for the sanitizers.
 WARN := -Wall -Wextra -Werror -Wno-pass-failed
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
@@ -24,7 +26,7 @@ OPT  := -O0
 endif
 OPENMP   := -fopenmp
 CXXFLAGS  = -std=c++20 $(OPT) $(INFO) $(WARN) $(OPENMP) -pthread
-LDLIBS   := -lxxhash
+LDLIBS   :=
 
 comma := ,
 
@@ -37,7 +39,7 @@ ifeq ($(filter clean help,$(MAKECMDGOALS)),)
 $(call need,nlohmann/json.hpp,,nlohmann-json3-dev)
 $(call need,CLI/CLI.hpp,,libcli11-dev)
 $(call need,doctest/doctest.h,,doctest-dev)
-$(call need,xxhash.h,-lxxhash,libxxhash-dev)
+$(call need,xxhash.h,,libxxhash-dev)
 endif
 
 # CUDA: the toolkit with nvcc, and what the GPUs here can run (90 = compute capability 9.0; 90a is all of an H100).
@@ -282,7 +284,7 @@ $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libll
 
 # cuDNN's plans, made without a GPU: dev/test/test_cudnn_plans.sh.
 $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(BUILD)/dev/test/main.o \
-                           $(BUILD)/llmc/common.o $(BUILD)/llmc/files.o
+                           $(patsubst %,$(BUILD)/llmc/%.o,common files xxhash)
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@ $(CUDNN_LDLIBS) $(LDLIBS)
 

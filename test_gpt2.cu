@@ -36,7 +36,7 @@ static void compare(const std::string& name, const std::vector<float>& got, cons
         return report(false, format("%s has %zu elements instead of %zu", name.c_str(), got.size(), want.size()));
     double scale = 0.0, worst = 0.0;
     size_t place = 0;
-    for (float x : want) scale = std::fmax(scale, std::fabs(double(x)));
+    for (float x : want) scale = std::max(scale, std::fabs(double(x)));  // fmax crashes gcc 12 for arm64 here
     for (size_t i = 0; i < want.size(); i++) {
         const double error = std::fabs(double(got[i]) - double(want[i])) / scale;
         if (error <= worst) continue;

@@ -11,8 +11,9 @@ struct RowSum {
 
 template <class floatX>
 static RowSum row_sum(const floatX* logits, int target, int V) {
-    float largest = float(logits[0]), sum = 0.0f;
-    for (int v = 1; v < V; v++) largest = std::fmax(largest, float(logits[v]));
+    float largest = -INFINITY, sum = 0.0f;
+    for (int v = 0; v < V; v++)  // not std::fmax: in a loop over bf16 it crashes gcc 12 for arm64
+        largest = float(logits[v]) > largest ? float(logits[v]) : largest;
     for (int v = 0; v < V; v++) sum += std::exp(float(logits[v]) - largest);
     return {largest, sum, std::log(sum) + (largest - float(logits[target]))};
 }
