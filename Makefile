@@ -25,7 +25,9 @@ ifeq ($(DEBUG),1)
 OPT  := -O0
 endif
 OPENMP   := -fopenmp
-CXXFLAGS  = -std=c++20 $(OPT) $(INFO) $(WARN) $(OPENMP) -pthread
+# Initial weights have the same bits on every architecture, so no multiply-add is fused outside of the CPU's operations.
+CONTRACT := -ffp-contract=off
+CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) -pthread
 LDLIBS   :=
 
 comma := ,
@@ -169,6 +171,8 @@ $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
 ifneq ($(SANITIZE),)
 $(patsubst %,$(BUILD)/llmc/%.o,checkpoint comm comm_mpi corpus hf_weights rendezvous roll_call tokenizer_files): OPT := -O0
 endif
+
+$(BUILD)/llmc/cpu/%.o: CONTRACT :=
 
 %/llmc/comm.o %/llmc/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 
