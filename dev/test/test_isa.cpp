@@ -10,14 +10,22 @@
 
 #include "../../llmc/common.h"
 
+#if defined(__aarch64__)
+static const Isa all[] = {Isa::plain, Isa::neon};
+#else
 static const Isa all[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
+#endif
 
 TEST_CASE("names") {
     CHECK(std::string(isa_name(Isa::plain)) == "plain");
+#if defined(__aarch64__)
+    CHECK(std::string(isa_name(Isa::neon)) == "neon");
+#else
     CHECK(std::string(isa_name(Isa::avx2)) == "avx2");
     CHECK(std::string(isa_name(Isa::avx512)) == "avx512");
     CHECK(std::string(isa_name(Isa::avx512bf16)) == "avx512bf16");
     CHECK(std::string(isa_name(Isa::amx)) == "amx");
+#endif
 }
 
 TEST_CASE("what the machine offers agrees with the compiler's detection") {
@@ -25,6 +33,8 @@ TEST_CASE("what the machine offers agrees with the compiler's detection") {
     CHECK((best_isa() >= Isa::avx2) == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")));
     if (best_isa() >= Isa::avx512) CHECK(__builtin_cpu_supports("avx512bw"));
     if (best_isa() >= Isa::avx512bf16) CHECK(__builtin_cpu_supports("avx512bf16"));
+#elif defined(__aarch64__)
+    CHECK(best_isa() == Isa::neon);
 #else
     CHECK(best_isa() == Isa::plain);
 #endif
@@ -65,5 +75,8 @@ TEST_CASE("CPU_ISA forces a level, and is refused when it is unknown or not ther
     CHECK(child_finds("", isa_name(best_isa())));
     for (Isa level : all) CHECK(child_finds(isa_name(level), level <= best_isa() ? isa_name(level) : "refused"));
     CHECK(child_finds("avx1024", "refused"));
+#if defined(__aarch64__)
+    CHECK(child_finds("avx2", "refused"));  // although it has neon's number
+#endif
     CHECK_FALSE(child_finds("plain", "avx2"));  // the child does look
 }

@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #define FORM(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
+#elif defined(__aarch64__)
+#define FORM(op) (isa() == Isa::plain ? plain::op : neon::op)
 #else
 #define FORM(op) plain::op
 #endif

@@ -2,8 +2,8 @@
 // machine; the others compute the same faster and are compared with it by the tests. cpu::<op> calls the one that
 // isa() allows (dispatch.cpp; matmul.cpp for the products).
 //
-// Not every form defines every operation: avx2 and avx512 come from vector_ops.h; avx512bf16 and amx have the products
-// and attention of bf16 (matrix_matmul.h, matrix_attention.h).
+// Not every form defines every operation: avx2, avx512 and neon come from vector_ops.h; avx512bf16 and amx have the
+// products and attention of bf16 (matrix_matmul.h, matrix_attention.h).
 #pragma once
 #include "../ops.h"
 #include "isa.h"
@@ -15,6 +15,9 @@ namespace cpu::avx2 {
 #include "../ops.inc"
 }
 namespace cpu::avx512 {
+#include "../ops.inc"
+}
+namespace cpu::neon {
 #include "../ops.inc"
 }
 namespace cpu::avx512bf16 {
@@ -36,6 +39,6 @@ template <class floatX>
 constexpr bool has_matrix_form = false;
 #endif
 
-// What the operations of avx2 and avx512 take of scratch at most; threads as OpenMP has them now.
+// What the operations of avx2, avx512 and neon take of scratch at most; threads as OpenMP has them now.
 int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp);
 }  // namespace cpu

@@ -7,19 +7,31 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#endif
 
+#if defined(__aarch64__)
+static constexpr const char* names[] = {"plain", "neon"};
+static constexpr const char* known_names = "plain or neon";
+#else
 static constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512bf16", "amx"};
+static constexpr const char* known_names = "plain, avx2, avx512, avx512bf16 or amx";
+#endif
 
 const char* isa_name(Isa isa) { return names[int(isa)]; }
 
 #if defined(__x86_64__)
 // Linux gives the AMX tile registers on request only, to the whole process: before threads exist.
 static bool request_amx() {
+#if defined(__linux__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
 }
 
 static Isa detect() {
@@ -41,6 +53,8 @@ static Isa detect() {
     if (amx) return Isa::amx;
     return avx512bf16 ? Isa::avx512bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
 }
+#elif defined(__aarch64__)
+static Isa detect() { return Isa::neon; }  // every arm64 CPU has it
 #else
 static Isa detect() { return Isa::plain; }
 #endif
@@ -59,7 +73,7 @@ static Isa chosen_at_start() {
                    isa_name(best_isa()));
             return Isa(i);
         }
-    fail(EXIT_USAGE, "CPU_ISA=%s is not known: plain, avx2, avx512, avx512bf16 or amx", wanted);
+    fail(EXIT_USAGE, "CPU_ISA=%s is not known: %s", wanted, known_names);
 }
 
 static Isa& current() {

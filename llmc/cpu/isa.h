@@ -4,8 +4,8 @@
 
 #include <string>
 
-// Each level includes those before it.
-enum class Isa { plain, avx2, avx512, avx512bf16, amx };
+// Each level includes those before it. The levels above plain are those of x86-64; arm64 has one, neon.
+enum class Isa { plain, avx2, avx512, avx512bf16, amx, neon = avx2 };
 
 const char* isa_name(Isa isa);
 Isa best_isa();  // what this machine and its kernel offer

@@ -12,6 +12,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>  // for what the extensions lack
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define VEC_INLINE __attribute__((always_inline)) inline
@@ -53,12 +55,14 @@ VEC_INLINE void for_vectors(int64_t count, Body body) {
 
 VEC_INLINE floatv broadcast(float x) { return x - floatv{}; }  // x + 0 would have to be computed: -0 + 0 is 0
 
-// From 16 to 32 bits and back; gcc 12 needs several instructions for __builtin_convertvector.
+// From 16 to 32 bits and back; gcc 12 needs several instructions for __builtin_convertvector (on arm64 four loads).
 VEC_INLINE uintv to_uint(shortv x) {
 #if defined(__AVX512F__)
     return (uintv)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
 #elif defined(__AVX2__)
     return (uintv)_mm256_cvtepu16_epi32((__m128i)x);
+#elif defined(__aarch64__)
+    return (uintv)vmovl_u16((uint16x4_t)x);
 #else
     return __builtin_convertvector(x, uintv);
 #endif
@@ -71,7 +75,13 @@ VEC_INLINE shortv to_short(uintv x) {
 #endif
 }
 
-VEC_INLINE floatv widen(shortv x) { return (floatv)(to_uint(x) << 16); }
+VEC_INLINE floatv widen(shortv x) {
+#if defined(__aarch64__)
+    return (floatv)vshll_n_u16((uint16x4_t)x, 16);
+#else
+    return (floatv)(to_uint(x) << 16);
+#endif
+}
 
 // To nearest, ties to even; a NaN stays a quiet NaN.
 VEC_INLINE shortv round_to_bf16(floatv x) {
@@ -135,6 +145,15 @@ VEC_INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
 
 VEC_INLINE floatv larger(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
 
+// 0 where x < limit, else the value. For arm64 gcc 12 computes the ?: from x >= limit and two tests for NaN.
+VEC_INLINE floatv zero_below(floatv x, float limit, floatv value) {
+#if defined(__aarch64__)
+    return (floatv)vbicq_u32((uint32x4_t)value, vcltq_f32((float32x4_t)x, vdupq_n_f32(limit)));
+#else
+    return x < limit ? floatv{} : value;
+#endif
+}
+
 // Over the lanes, in the order of a tree.
 VEC_INLINE float sum(floatv x) {
     float lane[VL];
@@ -156,6 +175,8 @@ VEC_INLINE floatv square_root(floatv x) {
     return _mm512_maskz_sqrt_ps(0xffff, x);  // gcc 12 warns of an uninitialized value in _mm512_sqrt_ps
 #elif defined(__AVX2__)
     return _mm256_sqrt_ps(x);
+#elif defined(__aarch64__)
+    return (floatv)vsqrtq_f32((float32x4_t)x);
 #else
     for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
     return x;
@@ -178,7 +199,7 @@ VEC_INLINE floatv exp(floatv x) {
     const floatv power = (floatv)(((uintv)shifted << 23) + 0x3f800000);  // 2^n
     const floatv value = (q * (f * f) + f + 1.0f) * power;
     const floatv bounded = x > 88.3f ? broadcast(__builtin_inff()) : value;
-    return x < -87.3f ? floatv{} : bounded;
+    return zero_below(x, -87.3f, bounded);
 }
 
 // tanh-GELU as x s with s = 1 / (1 + exp(-2u)), which is (1 + tanh u) / 2 without its cancellation for negative u;
@@ -230,6 +251,11 @@ VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor)
     const longv even = products((longv)x), odd = products((longv)x >> 32);  // of the lower halves of 64 bits
     low = (uintv)((even & 0xffffffff) | odd << 32);
     high = (uintv)(even >> 32 | (odd & 0xffffffff00000000));
+#elif defined(__aarch64__)
+    const uint32x4_t front = (uint32x4_t)vmull_n_u32(vget_low_u32((uint32x4_t)x), factor);
+    const uint32x4_t back = (uint32x4_t)vmull_high_n_u32((uint32x4_t)x, factor);
+    low = (uintv)vuzp1q_u32(front, back);
+    high = (uintv)vuzp2q_u32(front, back);
 #else
     for (int i = 0; i < VL; i++) {
         const uint64_t product = uint64_t(x[i]) * factor;

@@ -47,7 +47,7 @@ static inline void product_tile(float* c, int ldc, const float* a, int a_row, in
 template <bool ADD>
 static void product(float* c, int ldc, const float* a, int a_row, int a_depth, const float* b, int ldb, int rows,
                     int columns, int depth) {
-    constexpr int ROWS = VL == 16 ? 8 : 4;  // fills the registers
+    constexpr int ROWS = VL == 8 ? 4 : 8;  // fills the registers: AVX2 has 16 of them, AVX-512 and NEON 32
     for (int column = 0; column < columns; column += 2 * VL) {
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS)
