@@ -153,6 +153,7 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
                               std::vector<FileChange>* changes = nullptr) {
     const pid_t child = fork();
     if (child == 0) {
+        omp_set_num_threads(1);  // clang's OpenMP opens files when it is first called: not among the calls of f
         if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(CHILD_SKIPPED);
         raise(SIGSTOP);
         _exit(child_result(f));

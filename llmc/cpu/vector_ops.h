@@ -1,5 +1,5 @@
 // vector_ops.h: the operations in vector registers, for the instruction set and into the namespace VECTOR_FORMS of the
-// including file (avx2.cpp, avx512.cpp). The definitions they must agree with are in encoder.cpp, layernorm.cpp, ...
+// including file (avx2.cpp, avx512.cpp, neon.cpp). The definitions they must agree with are in encoder.cpp, layernorm.cpp, ...
 //
 // All of them are bound by memory, but for the exponentials of the classifier, and touch each array once. Work is split
 // into pieces that depend on the sizes alone, and each piece is summed in one order: the bits do not depend on the
@@ -280,7 +280,8 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
 void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
     constexpr int max_pieces = 1024;
     constexpr int64_t ahead = 2048 / sizeof(float);  // what the hardware fetches by itself fills half of the bandwidth
-    const int64_t piece = round_up<int64_t>(ceil_div<int64_t>(count, max_pieces), 4096);
+    // At least 1, although count may be 0: OpenMP allows no step of 0, and clang's loop divides by it.
+    const int64_t piece = round_up<int64_t>(ceil_div<int64_t>(count > 0 ? count : 1, max_pieces), 4096);
     double sums[max_pieces] = {};
     for_pieces(count, piece, [=, &sums](int64_t begin, int64_t end) {
         floatv a = {}, b = {}, c = {}, d = {};  // four, so that an addition need not wait for the one before it
