@@ -14,6 +14,9 @@
 #
 # LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh and
 # a part of test_ranks.sh, which start ranks by srun and torchrun. They are skipped, and say so, where these are not.
+#
+# ARM=1 installs a cross compiler and qemu-user (g++-aarch64-linux-gnu, qemu-user; some 300 MB), builds the CPU program
+# for arm64, and runs its unit tests, test_gpt2 and test_resume.sh there.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -185,10 +188,11 @@ built() {
 }
 
 heading "packages"
-: "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}"
+: "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}" "${ARM:=0}"
 more=()
 if [ "$FUZZ_SECONDS" != 0 ]; then more+=(clang); fi
 if [ "$LAUNCHERS" != 0 ]; then more+=(slurm-wlm munge python3-torch); fi
+if [ "$ARM" != 0 ]; then more+=(g++-aarch64-linux-gnu qemu-user); fi
 ./scripts/install.sh "${more[@]}" || exit 1
 mkdir -p $logs
 
@@ -300,6 +304,23 @@ if [ ${#unwritten[@]} != 0 ]; then
     built "memory"
     for name in "${unwritten[@]}"; do beside "memory/$name" 240 "$in_msan/emulator/$name"; done
     together
+fi
+
+# The CPU program for arm64. qemu-user is 10 to 50 times slower than the machine, hence the limits.
+if [ "$ARM" != 0 ]; then
+    compiler=aarch64-linux-gnu-g++
+    folder=build/release-nompi-$compiler
+    qemu=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    build "arm64" CXX=$compiler tests
+    heading "arm64, in qemu-aarch64"
+    for source in dev/test/test_*.cpp; do
+        name=$(basename "$source" .cpp)
+        run "arm64/$name" 1200 env RUN_BY="${qemu[*]}" "${qemu[@]}" "$folder/$name"
+    done
+    run arm64/test_gpt2 2400 "${qemu[@]}" "$folder/test_gpt2"
+    printf '#!/bin/sh\nexec %s "%s" "$@"\n' "${qemu[*]}" "$PWD/$folder/train_gpt2" >"$folder/train"
+    chmod +x "$folder/train"
+    run arm64/test_resume.sh 2400 env PROGRAM="$PWD/$folder/train" bash dev/test/test_resume.sh
 fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # functions.sh: what the shell tests share. Sourced from the repository's root; each check prints PASS or FAIL.
 
-program=$PWD/build/release/train_gpt2
+program=${PROGRAM:-$PWD/build/release/train_gpt2}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
