@@ -25,16 +25,27 @@ ifeq ($(DEBUG),1)
 OPT  := -O0
 endif
 OPENMP   := -fopenmp
+# LIBOMP_HOME names a folder with include/omp.h and lib/libomp: Apple's clang has no OpenMP library of its own.
+ifeq ($(shell uname -s),Darwin)
+HOMEBREW    := $(shell brew --prefix)
+LIBOMP_HOME ?= $(HOMEBREW)/opt/libomp
+CPPFLAGS    += -isystem $(HOMEBREW)/include
+endif
+ifneq ($(LIBOMP_HOME),)
+OPENMP   := -Xpreprocessor -fopenmp
+CPPFLAGS += -isystem $(LIBOMP_HOME)/include
+LIBOMP   := -L$(LIBOMP_HOME)/lib -Wl,-rpath,$(LIBOMP_HOME)/lib -lomp
+endif
 # Initial weights have the same bits on every architecture, so no multiply-add is fused outside of the CPU's operations.
 CONTRACT := -ffp-contract=off
-CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) -pthread
-LDLIBS   :=
+CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(CPPFLAGS) -pthread
+LDLIBS   := $(LIBOMP)
 
 comma := ,
 
 # What is there. A probe asks for a header and links with the given flags.
 HASH  := \#
-probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1)
+probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | $(CXX) -std=c++20 $(CPPFLAGS) -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1)
 need  = $(if $(call probe,$(1),$(2)),,$(error $(1) not found: apt-get install $(3) (./scripts/quickstart.sh installs everything)))
 
 ifeq ($(filter clean help,$(MAKECMDGOALS)),)

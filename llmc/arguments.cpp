@@ -1,11 +1,30 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdlib>
+#include <cstring>
 
 #include <CLI/CLI.hpp>
 
 // ---- values
+
+// std::from_chars of all of the text.
+template <class T>
+static std::from_chars_result read_number(const std::string& text, T& value) {
+#if !defined(__cpp_lib_to_chars)  // LLVM's C++ library knows whole numbers only
+    if constexpr (std::is_floating_point_v<T>) {
+        if (text.empty() || !strchr("-.0123456789", text[0]) || text.find_first_not_of("+-.0123456789eE") < text.size())
+            return {text.data(), std::errc::invalid_argument};
+        char* stop;
+        errno = 0;
+        value = T(std::is_same_v<T, float> ? strtof(text.c_str(), &stop) : strtod(text.c_str(), &stop));
+        return {stop, errno == ERANGE ? std::errc::result_out_of_range : std::errc()};
+    } else
+#endif
+        return std::from_chars(text.data(), text.data() + text.size(), value);
+}
 
 template <class T>
 T parse_value(const std::string& name, const std::string& text) {
@@ -18,7 +37,7 @@ T parse_value(const std::string& name, const std::string& text) {
     } else {
         T value{};
         const char* end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        const auto [stop, error] = read_number(text, value);
         ENSURE(error != std::errc::result_out_of_range, "%s: %s is out of range", name.c_str(), text.c_str());
         ENSURE(error == std::errc() && stop == end, "%s: '%s' is not a %s", name.c_str(), text.c_str(),
                std::is_floating_point_v<T> ? "number"

@@ -43,6 +43,13 @@ constexpr int64_t PIECE = 1 << 20;  // elements in one message: the next travels
     fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, text);
 }
 
+// As /proc shows it (roll_call.h).
+void name_this_thread([[maybe_unused]] const char* name) {
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), name);
+#endif
+}
+
 // Until the requests are done, without taking the core from the training.
 void finish(MPI_Request* requests, int count) {
     int done = 0;
@@ -101,9 +108,9 @@ struct MpiComm : Comm {
 
     void start(const Launch& launch) {
         int granted;
-        pthread_setname_np(pthread_self(), WAITING_THREAD);
+        name_this_thread(WAITING_THREAD);
         MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
-        pthread_setname_np(pthread_self(), "ranks");
+        name_this_thread("ranks");
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
         MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));

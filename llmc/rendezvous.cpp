@@ -1,5 +1,6 @@
 #include "rendezvous.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -51,6 +52,22 @@ struct Address {
     const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 }  // namespace
+
+#ifndef MSG_NOSIGNAL
+constexpr int MSG_NOSIGNAL = 0;  // macOS says it of the socket: SO_NOSIGPIPE
+#endif
+
+// A socket that does not block and is closed in programs that this one starts. macOS cannot say so when it makes one.
+static Socket prepared(int fd) {
+    if (fd < 0) return Socket(fd);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+#ifdef SO_NOSIGPIPE
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
+#endif
+    return Socket(fd);
+}
 
 static std::string reason_of(int error) { return std::generic_category().message(error); }
 
@@ -145,7 +162,7 @@ struct Host {
 // EADDRINUSE or another reason, 0: it listens. A port is shared with the leftovers of a finished run, never with a
 // listener.
 static int listen_at(const Address& address, int backlog, Socket& out) {
-    Socket listener(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Socket listener = prepared(socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (listener.fd < 0) return errno;
     const int on = 1, off = 0;
     setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -277,8 +294,7 @@ static void welcome_guests(Host& host) {
     for (;;) {
         sockaddr_storage peer = {};
         socklen_t length = sizeof(peer);
-        Socket socket(
-            accept4(host.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        Socket socket = prepared(accept(host.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
         const int error = socket.fd < 0 ? errno : 0;
         const bool no_room = error == EMFILE || error == ENFILE;
         if (error != 0 && !no_room) return;  // nobody left, or the one at the door went away
@@ -408,7 +424,7 @@ struct Tries {
 
 // Empty: connected.
 static std::string connect_to(const Address& address, double until, Socket& out) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Socket socket = prepared(::socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (socket.fd < 0) return reason_of(errno);
     int error = connect(socket.fd, address.get(), address.length) == 0 ? 0 : errno;
     if (error == EINPROGRESS || error == EINTR) {

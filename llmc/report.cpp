@@ -94,7 +94,9 @@ RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, c
 }
 
 static std::string program_fingerprint() {
-    const std::string program = read_file("/proc/self/exe", int64_t(1) << 32);
+    const char* self = "/proc/self/exe";
+    if (!path_exists(self)) return version();  // not Linux
+    const std::string program = read_file(self, int64_t(1) << 32);
     return version() + ", " + hex(XXH3_64bits(program.data(), program.size()));
 }
 

@@ -21,7 +21,7 @@ static constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512bf16",
 static constexpr const char* known_names = "plain, avx2, avx512, avx512bf16 or amx";
 #endif
 
-const char* isa_name(Isa isa) { return names[int(isa)]; }
+const char* isa_name(Isa isa) { return int(isa) < int(std::size(names)) ? names[int(isa)] : "another"; }
 
 #if defined(__x86_64__)
 // Linux gives the AMX tile registers on request only, to the whole process: before threads exist.

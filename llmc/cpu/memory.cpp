@@ -112,14 +112,12 @@ namespace {
          limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str());
 }
 
-// Reads and writes every page, in case the kernel cannot do it for us (MADV_POPULATE_WRITE is of Linux 5.14).
+// Writes to every page, in case the kernel cannot do it for us (MADV_POPULATE_WRITE is of Linux 5.14).
 void touch_pages(char* begin, int64_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-    constexpr int populate_write = MADV_POPULATE_WRITE;
-#else
-    constexpr int populate_write = 23;
+#if defined(__linux__)
+    constexpr int MADVISE_POPULATE_WRITE = 23;  // older headers lack its name
+    if (madvise(begin, bytes, MADVISE_POPULATE_WRITE) == 0) return;
 #endif
-    if (madvise(begin, bytes, populate_write) == 0) return;
     for (int64_t i = 0; i < bytes; i += 4096) static_cast<volatile char*>(begin)[i] = 0;
 }
 
@@ -130,7 +128,9 @@ void* map_zeroed(int64_t mapped) {
     char* begin = reinterpret_cast<char*>(round_up<uintptr_t>(uintptr_t(wide), HUGE_PAGE));
     if (begin > wide) munmap(wide, begin - wide);
     munmap(begin + mapped, wide + HUGE_PAGE - begin);
+#if defined(__linux__)
     madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it the pages are small
+#endif
     touch_pages(begin, mapped);
     return begin;
 }
