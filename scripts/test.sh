@@ -315,7 +315,7 @@ if [ "$ARM" != 0 ]; then
     heading "arm64, in qemu-aarch64"
     for source in dev/test/test_*.cpp; do
         name=$(basename "$source" .cpp)
-        run "arm64/$name" 1200 env RUN_BY="${qemu[*]}" "${qemu[@]}" "$folder/$name"
+        run "arm64/$name" 2400 env RUN_BY="${qemu[*]}" "${qemu[@]}" "$folder/$name"
     done
     run arm64/test_gpt2 2400 "${qemu[@]}" "$folder/test_gpt2"
     printf '#!/bin/sh\nexec %s "%s" "$@"\n' "${qemu[*]}" "$PWD/$folder/train_gpt2" >"$folder/train"
