@@ -40,8 +40,8 @@ struct TensorBuffers {
             if (spec.hf_layout == HFLayout::transposed)
                 largest_transposed = std::max(largest_transposed, layout.size(spec.id));
         }
-        memory = std::make_unique_for_overwrite<float[]>(size_t(largest));
-        file = std::make_unique_for_overwrite<float[]>(size_t(largest_transposed));
+        memory.reset(new float[size_t(largest)]);
+        file.reset(new float[size_t(largest_transposed)]);
     }
 };
 
