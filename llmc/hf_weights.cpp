@@ -185,7 +185,7 @@ void load_weights(const std::string& dir, const ParamLayout& layout, const Tenso
         if (!expected.count(name) && !is_mask(name))
             fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) has no place in %s; wrong --model?", file.path.c_str(),
                  printable(name).c_str(), to_string(tensor).c_str(), describe_model(layout.config).c_str());
-    const TensorInfo& embedding = find_tensor(file, "wte.weight", layout, wte);
+    const TensorInfo embedding = find_tensor(file, "wte.weight", layout, wte);
     const TensorInfo* head = file.find("lm_head.weight");
     if (head) check_tied(file, *head, embedding);
     if (!head && !read_hf_config(dir).tied)

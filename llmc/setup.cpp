@@ -1,5 +1,7 @@
 #include "setup.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "checkpoint.h"

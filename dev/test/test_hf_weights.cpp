@@ -108,7 +108,7 @@ TEST_CASE("matrices are stored (in, out), embeddings row by row without padding"
     int wrong = 0;
     for (const auto& [p, name] : matrices)
         for (int l = 0; l < 2; l++) {
-            const NamedTensor& t = named(tensors, format("h.%d.%s", l, name));
+            const NamedTensor t = named(tensors, format("h.%d.%s", l, name));
             const int out = state.layout.rows(p), in = state.layout.cols(p);
             for (int i = 0; i < in; i++)
                 for (int o = 0; o < out; o++) wrong += t.values[size_t(i * out + o)] != state.at(p, l, o, i);

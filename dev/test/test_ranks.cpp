@@ -2,6 +2,7 @@
 // agree, a slow rank. Real ranks: test_ranks.sh.
 #include "test.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 

@@ -1,6 +1,8 @@
 // test_tokenizer_files.cpp: tokenizer files that come back as they were saved, and what of them is refused.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "../../llmc/files.h"
 #include "../../llmc/tokenizer.h"
 #include "small_tokenizer.h"

@@ -207,7 +207,8 @@ std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward)
     const CudnnShape all{B, T, NH, HS};
     if (!obstacle().empty()) return "kernels of ours: " + obstacle();
     const std::string cudnn = "cuDNN " + version_text(cudnnGetVersion());
-    const Prepared& forward_plans = prepare({AttentionPass::forward, all});
+    const Key forward{AttentionPass::forward, all};
+    const Prepared& forward_plans = prepare(forward);
     std::string text = forward_plans.obstacle.empty() ? cudnn : "kernels of ours: " + forward_plans.obstacle;
     if (!backward) return text;
 
