@@ -31,14 +31,16 @@ if [ ! -x ./train_gpt2cu ]; then echo "error: ./train_gpt2cu is not built: run m
 recipe+=(--train-data "$data/*train_*.bin" --val-data "$data/*val_*.bin" --output "${OUT:-out/$(basename "$0" .sh)}" --resume "$@")
 
 # Where mpirun itself was killed, Open MPI leaves its ranks' shared memory behind, some MB for each. Ours of this host are
-# vader_segment.HOST.UID.*; a live one is in the memory of a process, from within moments of its making.
+# vader_segment.HOST.UID.* of Open MPI 4, sm_segment.HOST.UID.* of Open MPI 5; a live one is in the memory of a process, from
+# within moments of its making.
 remove_left_segments() {
     local mapped segment count=0
-    mapped=$(grep -hso '/dev/shm/vader_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true
+    mapped=$(grep -hsoE '/dev/shm/(vader|sm)_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true
     while read -r segment; do
         if grep -qxF -- "$segment" <<<"$mapped"; then continue; fi
         if rm -f -- "$segment"; then count=$((count + 1)); fi
-    done < <(find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -name "vader_segment.${HOSTNAME%%.*}.$(id -u).*" -mmin +1 2>/dev/null)
+    done < <(find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -mmin +1 \
+        \( -name "vader_segment.${HOSTNAME%%.*}.$(id -u).*" -o -name "sm_segment.${HOSTNAME%%.*}.$(id -u).*" \) 2>/dev/null)
     if [ $count != 0 ]; then echo "removed shared memory that a killed mpirun has left in /dev/shm: $count files" >&2; fi
 }
 

@@ -68,12 +68,12 @@ check "bad options are not tried again" after "2" 1 2 run_gpt2_124M.sh
 check "a run that was asked to stop stops" after "75" 1 75 run_gpt2_124M.sh
 
 # ---- what a killed mpirun leaves in /dev/shm, under Open MPI's names
-segment() { echo "/dev/shm/vader_segment.$1.$(id -u).test$$.$2"; }
+segment() { echo "/dev/shm/${3:-vader}_segment.$1.$(id -u).test$$.$2"; }
 here=${HOSTNAME%%.*}
-left=$(segment "$here" left) mapped=$(segment "$here" mapped) young=$(segment "$here" young) elsewhere=$(segment elsewhere left)
+left=$(segment "$here" left) left_by_5=$(segment "$here" left sm) mapped=$(segment "$here" mapped) young=$(segment "$here" young) elsewhere=$(segment elsewhere left)
 other_user=/dev/shm/vader_segment.$here.$(($(id -u) + 1)).test$$.left
-trap 'kill $mapping 2>/dev/null; rm -rf "$scratch" /dev/shm/vader_segment.*.test$$.*' EXIT
-for file in "$left" "$mapped" "$elsewhere" "$other_user"; do head -c 4096 /dev/zero >"$file" && touch -d "1 hour ago" "$file"; done
+trap 'kill $mapping 2>/dev/null; rm -rf "$scratch" /dev/shm/*_segment.*.test$$.*' EXIT
+for file in "$left" "$left_by_5" "$mapped" "$elsewhere" "$other_user"; do head -c 4096 /dev/zero >"$file" && touch -d "1 hour ago" "$file"; done
 head -c 4096 /dev/zero >"$young"
 python3 -c 'import mmap, os, sys, time
 memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
@@ -85,6 +85,7 @@ after "0" 1 0 run_gpt2_124M.sh 2>"$scratch/removed.log"
 check "a run where some is left" test $? = 0
 check "removes it, and says so" grep -q 'removed shared memory .*: [0-9]* files' "$scratch/removed.log"
 check "what nobody has" test ! -e "$left"
+check "what nobody has, by Open MPI 5" test ! -e "$left_by_5"
 for file in "$mapped" "$young" "$elsewhere" "$other_user"; do check "and not $file" test -e "$file"; done
 kill $mapping && wait $mapping 2>/dev/null
 check "a second run" after "1 0" 2 0 run_gpt2_124M.sh
@@ -104,6 +105,6 @@ if command -v shellcheck >/dev/null; then
     check "shellcheck" shellcheck -x --severity=warning --exclude=SC2034 scripts/*.sh scripts/*.sbatch \
         dev/test/{cluster,slurm,test_ranks,test_hosts,test_missing,test_scripts,test_slurm,test_torchrun}.sh
 else
-    echo "skipped: shellcheck is not here"
+    skip "shellcheck" "it is not here (apt-get install shellcheck)"
 fi
 finish
