@@ -132,6 +132,10 @@ static Launch from_mpirun(const Variables& variables) {
     Launch launch = read_numbers(mpirun_names, variables);
     launch.mpi = true;
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    // The mpirun of Open MPI 5 is PRRTE's, which forgets the exit code when it loses the connection to a host.
+    if (variables.has("PRTE_LAUNCHED") && launch.local_world_size > 0 && launch.local_world_size < launch.world_size)
+        launch.note = "Open MPI 5's mpirun may end with exit code 0 when it loses a host: the log's last step says whether a run "
+                      "is complete";
     return launch;
 }
 
@@ -250,7 +254,7 @@ std::string describe_launch(const Launch& launch) {
     }
     out += " on " + host_name();
     if (launch.attempt > 0) out += format(", restart %d", launch.attempt);
-    if (!launch.note.empty()) out += " (" + launch.note + ")";
+    if (launch.launcher == "single" && !launch.note.empty()) out += " (" + launch.note + ")";
     return out;
 }
 

@@ -21,7 +21,7 @@ struct Launch {
     std::string run_id;        // separates runs on one port
     int attempt = 0;           // restarts by torchrun (of this host's agent) or of the Slurm job
     std::string error_file;    // where torchrun looks for the reason of a failure
-    std::string note;          // what was seen and not followed
+    std::string note;          // what was seen and not followed, or what the launcher cannot do
     // That ranks wait for each other at the start: those of a large job come minutes apart.
     double join_seconds = 300;
 };

@@ -65,14 +65,16 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# The subnet, since interfaces may have other names on other hosts. Keepalive: else mpirun sees a cut cable after hours.
+# The subnet, since interfaces may have other names on other hosts. Keepalive, 40 s: mpirun would wait for a host behind a cut
+# cable for minutes or hours, after the ranks have given up (SILENT_SECONDS in llmc/comm_mpi.cpp). The slots are those of --host: with several_ranks_here's policy Open MPI 5 would put all ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2))
     for host in $(hosts "$1"); do list+=${list:+,}$host:$ranks; done
     shift 2
+    unset PRTE_MCA_rmaps_default_mapping_policy
     inside "${CLUSTER}0" mpirun --mca plm_rsh_agent "$(realpath "${BASH_SOURCE[0]}") agent" --host "$list" -np $all \
         --mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24" \
-        --mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3 "$@"
+        --mca oob_tcp_keepalive_time 30 --mca oob_tcp_keepalive_intvl 2 --mca oob_tcp_keepalive_probes 5 "$@"
 }
 
 bytes() {

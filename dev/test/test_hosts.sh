@@ -8,7 +8,7 @@ source dev/test/functions.sh
 
 reason=$(no_ranks_because)
 if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
-if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
+if [ -n "$reason" ]; then skip "ranks on several hosts" "$reason" && exit 0; fi
 several_ranks_here
 export CLUSTER=h$$n
 trap 'dev/test/cluster.sh down 4; rm -rf "$scratch"' EXIT
@@ -39,6 +39,11 @@ on_hosts() {
 # cards that cut frames themselves; with the confirmations that is less than 1 % of this model's gradients.
 within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0.98 * b && a < 1.02 * b) }'; }
 
+# The mpirun of Open MPI 5 ends with exit code 0 when it loses a host before a rank does (its daemon there is killed, say), which
+# no option changes: the program says so at start.
+forgets=""
+if mpirun --version | grep -q 'Open MPI) 5'; then forgets="Open MPI 5's mpirun may end with exit code 0 when it loses a host"; fi
+
 check "1 rank" "${train[@]}" --output "$scratch/one" --quiet
 whole=$((parameters * 4))
 for hosts in 2 4; do
@@ -49,6 +54,7 @@ for hosts in 2 4; do
     check "$hosts hosts x $ranks: $sent bytes leave them in a step, 2 (H-1) N are $((2 * (hosts - 1) * whole))" \
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
+    if [ -n "$forgets" ]; then check "what mpirun cannot do is said" grep -q "$forgets" "$name.log"; fi
     check "the table names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
     check "2 hosts, --zero 1: the bits of 1 rank" same_run "$scratch/one" "$scratch/zero" 6
@@ -69,30 +75,36 @@ endless=("${train[@]}" --steps 100000 --checkpoint-every 0 --val-every 0 --quiet
 check "2 hosts again" cluster up 2
 start() {
     # Not by a function, whose process would be another than mpirun's.
-    dev/test/cluster.sh run 2 1 --timeout 60 "${endless[@]}" --output "$1" >"$scratch/run.log" 2>&1 </dev/null &
+    dev/test/cluster.sh run 2 1 --timeout 120 "${endless[@]}" --output "$1" >"$scratch/run.log" 2>&1 </dev/null &
     job=$!
     wait_for "$1/log.jsonl" '"step":3,'
 }
-# ends: mpirun does; sets status, 110 if it had to be ended after a minute, and seconds.
+# ends: mpirun does; sets status and seconds.
 ends() {
     local start=$EPOCHREALTIME
     wait "$job"
     status=$?
     seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
 }
+ended_badly() { [ "$1" != 0 ] && ! timed_out "$1"; }  # and by itself
 check "they train" start "$scratch/cut"
+SECONDS=0
 cluster cut "${CLUSTER}1"
+# The ranks give up by themselves. mpirun, which then tells the other host to end, waits for TCP's confirmation, 15 minutes
+# by default: tcp_retries2 says how often TCP tries.
+until grep -qs 'Connection timed out' "$scratch/run.log" || [ $SECONDS -gt 60 ] || ! runs "$job"; do sleep 0.2; done
+check "a cable is pulled: a rank gives up after $SECONDS s and says why" grep -q 'Connection timed out' "$scratch/run.log"
+for host in 0 1; do ip netns exec "$CLUSTER$host" sh -c 'echo 3 >/proc/sys/net/ipv4/tcp_retries2'; done
 ends
-check "a cable is pulled: mpirun ends after $seconds s, exit code $status" test $status != 0 -a $status != 110
-check "and says why" grep -q 'lost communication with a remote daemon' "$scratch/run.log"
-for _ in $(seq 100); do if nobody_inside 2; then break; fi; sleep 0.2; done
+check "a cable is pulled: mpirun ends after $seconds s, exit code $status" ended_badly $status
+for _ in $(seq 200); do if nobody_inside 2; then break; fi; sleep 0.2; done
 check "nobody is left on either side: $(inside 2)" nobody_inside 2
 cluster heal "${CLUSTER}1"
 
 check "the cable is back, they train" start "$scratch/terminated"
 kill -TERM "$job"
 ends
-check "SIGTERM: mpirun ends after $seconds s, exit code $status" test $status != 0 -a $status != 110
+check "SIGTERM: mpirun ends after $seconds s, exit code $status" ended_badly $status
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
 check "nobody is left: $(inside 2)" nobody_inside 2
 finish

@@ -125,6 +125,14 @@ TEST_CASE("each launcher, and what is left of others") {
     }
 }
 
+TEST_CASE("a run over several hosts says that Open MPI 5's mpirun may hide a failure") {
+    CHECK(find(mpirun).note == "");
+    CHECK(find(with(mpirun, {{"PRTE_LAUNCHED", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}})).note == "");
+    CHECK(find(with(mpirun, {{"PRTE_LAUNCHED", "1"}})).note ==
+          "Open MPI 5's mpirun may end with exit code 0 when it loses a host: the log's last step says whether a run is "
+          "complete");
+}
+
 TEST_CASE("where the ranks meet, and which run it is") {
     Launch launch = find(torchrun);
     CHECK(place(launch) == "h0:29500");
