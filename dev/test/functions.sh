@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# functions.sh: what the shell tests share. Sourced from the repository's root; each check prints PASS or FAIL.
+# functions.sh: what the shell tests share. Sourced from the repository's root; each check prints PASS, FAIL or SKIP.
 
 program=${PROGRAM:-$PWD/build/release/train_gpt2}
 scratch=$(mktemp -d)
@@ -11,6 +11,9 @@ fail() {
     echo "FAIL  $1"
     failures=$((failures + 1))
 }
+
+# skip NAME REASON: what this machine cannot test.
+skip() { echo "SKIP  $1: $2"; }
 
 # check NAME COMMAND...: it succeeds.
 check() {
@@ -55,11 +58,33 @@ make_text() {
 
 # ---- ranks by mpirun
 
-# More ranks than cores, by root in a container too. A rank that waits yields its core.
+# More ranks than cores, by root in a container too. A rank that waits yields its core. The names of Open MPI 4 come first,
+# those of Open MPI 5, whose mpirun is PRRTE's, second. Sets each_rank: see there.
 several_ranks_here() {
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
-        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMP_WAIT_POLICY=passive
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_WAIT_POLICY=passive \
+        OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
+        PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
+    # mpirun -np 2 $each_rank A... + B...: rank 0 runs the first command, rank 1 the second. For `mpirun -np 1 A... : -np 1 B...`,
+    # of which the mpirun of Open MPI 5.0.7 dies by a segmentation fault, whatever the commands are.
+    each_rank=$scratch/each_rank
+    cat >"$each_rank" <<'END'
+#!/usr/bin/env bash
+for ((rank = OMPI_COMM_WORLD_RANK; rank > 0; rank--)); do
+    while [ "$1" != + ]; do shift; done
+    shift
+done
+command=()
+while [ $# != 0 ] && [ "$1" != + ]; do command+=("$1") && shift; done
+exec "${command[@]}"
+END
+    chmod +x "$each_rank"
 }
+
+# The exit code of mpirun --timeout: 110 of Open MPI 4, 241 of Open MPI 5.
+timed_out() { [ "$1" = 110 ] || [ "$1" = 241 ]; }
+
+# mpirun breaks its lines at 80 columns: its message as one line.
+mpirun_says() { tr -s ' \n' ' ' <"$2" | grep -q -- "$1"; }
 
 # Why ranks cannot be tested here; nothing if they can.
 no_ranks_because() {
@@ -81,6 +106,9 @@ no_hosts_because() {
     fi
     ip netns del "probe$$" 2>/dev/null
 }
+
+# The child processes of a process; pgrep is in a package of its own, procps.
+children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent="$1" '$3 == parent { print $1 }' | sort -n; }
 
 # A process that has ended and that nobody has asked for yet (Z) does not run any more.
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }

@@ -73,7 +73,7 @@ if [ -e $shakespeare ] && [ -e $bpe ]; then
     check "tinyshakespeare.sh makes llm.c's training shard" sha256sum --check --quiet - \
         <<<"8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8  $tree/data/tinyshakespeare/train_000001.bin"
 else
-    echo "skipped: tinyshakespeare.sh (its text and GPT-2's vocabulary are not here)"
+    skip "tinyshakespeare.sh" "its text and GPT-2's vocabulary are not here"
 fi
 
 # ---- usage
@@ -154,6 +154,6 @@ if unshare --mount true 2>/dev/null; then
     check "disk full: one sentence" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
     check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
 else
-    echo "skipped: disk full (unshare --mount is not permitted here)"
+    skip "disk full" "unshare --mount is not permitted here"
 fi
 finish

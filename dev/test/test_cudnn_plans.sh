@@ -4,7 +4,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
 if ! make found | grep -q '| cuDNN [0-9]'; then
-    echo "PASS  skipped: no cuDNN (CUDNN_HOME=... names it)"
+    echo "SKIP  cuDNN's plans: there is no cuDNN (CUDNN_HOME=... names it)"
     exit 0
 fi
 folder=build/release/cuda

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 # shellcheck source=dev/test/functions.sh
 source dev/test/functions.sh
-[ "$(uname -m)" = x86_64 ] || { echo "PASS  skipped: the emulator is for x86-64"; exit 0; }
+[ "$(uname -m)" = x86_64 ] || { skip "the CUDA backend" "the emulator is for x86-64"; exit 0; }
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 make_shards "$scratch/data" || fail "no shards"

@@ -26,7 +26,7 @@ sys.exit(not 0.95 * plan <= peak <= 1.05 * plan)
 PY
     status=$?
     if grep -q "no memory for" "$scratch/result"; then
-        echo "SKIP  $precision: $(cat "$scratch/result")"
+        skip "$precision" "$(cat "$scratch/result")"
     elif [ $status = 0 ]; then
         pass "$precision: $(cat "$scratch/result")"
     else

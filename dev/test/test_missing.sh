@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 source dev/test/functions.sh
 
 reason=$(no_ranks_because)
-if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
+if [ -n "$reason" ]; then skip "ranks by mpirun" "$reason" && exit 0; fi
 several_ranks_here
 make_shards "$scratch/data" || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps 2 --output "$scratch/never" --val-every 0
@@ -40,12 +40,12 @@ names() {
     fi
 }
 # Processes that have our scratch folder on their command line, or that slept in its ranks' place.
-left() { pgrep -f "$scratch|sleep 7$$" | xargs; }
+left() { grep -lsazE "^7$$\$|[/]${scratch#/}" /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs; }
 
 names "another program" "^error: rank 0 on $host: no word after 2 s from rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
-    mpirun -np 1 "${train[@]}" : -np 1 sleep "7$$"
+    mpirun -np 2 "$each_rank" "${train[@]}" + sleep "7$$"
 names "in place of rank 0" "no word after 2 s from rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
-    mpirun -np 1 sleep "7$$" : -np 3 "${train[@]}"
+    mpirun -np 4 "$each_rank" sleep "7$$" + "${train[@]}" + "${train[@]}" + "${train[@]}"
 as_rank 2 "sleep 7$$"
 names "a script that never comes to it" "from rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
 as_rank 1 'kill -STOP $$'
@@ -54,7 +54,7 @@ as_rank 1 "sleep 1"
 check "one that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
 
 reason=$(no_hosts_because)
-if [ -n "$reason" ]; then echo "skipped: two hosts: $reason" && finish; fi
+if [ -n "$reason" ]; then skip "ranks on two hosts" "$reason" && finish; fi
 export CLUSTER=m$$n
 trap 'dev/test/cluster.sh down 2; rm -rf "$scratch"' EXIT
 check "2 hosts" dev/test/cluster.sh up 2

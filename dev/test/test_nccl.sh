@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 source dev/test/functions.sh
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
-if [ ! -x "$emulated" ]; then echo "skipped: make build/release/emulator/train_gpt2cu" && exit 0; fi
+if [ ! -x "$emulated" ]; then skip "GPUs by NCCL" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 several_ranks_here
 mpi=$(no_ranks_because)  # why there is none
 port=$((22000 + $$ % 10000))
@@ -55,7 +55,7 @@ by_mpirun() {
     shift
     SIMT_DEVICES=${gpus:-$n} mpirun --timeout 60 -np "$n" "$@"
 }
-if [ -n "$mpi" ]; then echo "skipped: under mpirun: $mpi"; fi
+if [ -n "$mpi" ]; then skip "GPUs by NCCL under mpirun" "$mpi"; fi
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
@@ -164,7 +164,7 @@ lose() {
     rm -rf "$scratch/endless"
     start_options "$2" "${endless[@]}" --output "$scratch/endless"
     check "$1: they train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
-    kill -9 "$(pgrep -P "${pids[$3]}")"  # the child of timeout
+    kill -9 "$(children "${pids[$3]}")"  # the child of timeout
     others_end "$1" "$3" "$4"
 }
 lose "rank 1 of 3 killed" 3 1 'another rank is gone, or not to be reached: '
@@ -174,11 +174,12 @@ lose "rank 1 killed, and NCCL does not notice" 2 1 'rank 1 (process [0-9]* of th
 unset SIMT_NCCL
 if [ -z "$mpi" ]; then
     rm -rf "$scratch/endless"
-    by_mpirun 2 "${endless[@]}" --output "$scratch/endless" >"$scratch/mpirun.log" 2>&1 &
+    # Not by a function, whose process would be another than mpirun's.
+    SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "${endless[@]}" --output "$scratch/endless" >"$scratch/mpirun.log" 2>&1 &
     job=$!
     check "mpirun, rank 1 killed: they train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
     start=$EPOCHREALTIME
-    kill -9 "$(pgrep -P "$(pgrep -P $job mpirun || echo $job)" | tail -1)"
+    kill -9 "$(children $job | tail -1)"
     wait $job 2>/dev/null
     status=$?
     check "mpirun, rank 1 killed: all end within 15 s" awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
@@ -212,14 +213,14 @@ if [ -z "$mpi" ]; then
     check "two ranks on one GPU by mpirun: exit code 2" test $? = 2
     check "two ranks on one GPU by mpirun: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
         test "$(grep -c "^error: rank [01] on $(hostname): ranks 0 and 1 are both on GPU-" "$scratch/mpirun.log")" = 2
-    check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES mpirun --timeout 60 \
-        -np 1 -x SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" : \
-        -np 1 -x SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
+    check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
+        env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \
+        env SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
     check "the bits of 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
 fi
 unset CUDA_VISIBLE_DEVICES
 if [ -z "$mpi" ]; then
-    SIMT_DEVICES=2 mpirun --timeout 60 -np 1 "${never[@]}" : -np 1 "${never[@]}" --lr 2e-2 >"$scratch/mpirun.log" 2>&1
+    SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2 >"$scratch/mpirun.log" 2>&1
     check "another learning rate: exit code 2" test $? = 2
     check "another learning rate: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
         grep -qF 'rank 1 differs from rank 0: --lr "0.02" there, "0.01" on rank 0' "$scratch/mpirun.log"

@@ -4,7 +4,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
 if ! make found | grep -q '| NCCL [0-9]'; then
-    echo "PASS  skipped: no NCCL (NCCL_HOME=... names it)"
+    echo "SKIP  the exchange of NCCL's id: there is no NCCL (NCCL_HOME=... names it)"
     exit 0
 fi
 make build/release/cuda/nccl_meeting || exit 1

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 source dev/test/functions.sh
 
 reason=$(no_ranks_because)
-if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
+if [ -n "$reason" ]; then skip "ranks by mpirun" "$reason" && exit 0; fi
 several_ranks_here
 ranks() { mpirun --timeout 60 -np "$@"; }  # ranks N COMMAND...
 
@@ -96,9 +96,9 @@ start_ranks() {
     mpirun --timeout 60 -np "$@" >"$out" 2>&1 </dev/null &
     job=$!
     for _ in $(seq 500); do  # they have shared memory once MPI has started
-        mapfile -t processes < <(pgrep -P $job)
+        mapfile -t processes < <(children $job)
         mapfile -t segments < <(for pid in ${processes[@]+"${processes[@]}"}; do
-            grep -o '/dev/shm/vader_segment[^ ]*' "/proc/$pid/maps" 2>/dev/null; done | sort -u)
+            grep -oE '/dev/shm/(vader|sm)_segment[^ ]*' "/proc/$pid/maps" 2>/dev/null; done | sort -u)
         if [ ${#segments[@]} -ge "$1" ]; then return; fi
         sleep 0.02
     done
@@ -125,7 +125,7 @@ check "they come to step 20" wait_for "$scratch/killed/step_000020/model.safeten
 kill -9 "${processes[1]}"
 check "rank 1 killed: all end within 15 s, and leave nothing" job_ends 15
 check "the exit code says so: $status" test "$status" != 0
-check "mpirun names the rank" grep -q 'process rank 1.*signal 9' "$scratch/background.log"
+check "mpirun names the rank" mpirun_says 'process rank 1.*signal 9' "$scratch/background.log"
 check "they did not come to the end" test ! -e "$scratch/killed/step_000060"
 check "resumed on 4 ranks" ranks 4 "${long[@]}" --output "$scratch/killed" --resume
 check "as never killed" same_run "$scratch/undisturbed" "$scratch/killed" 60
@@ -181,20 +181,20 @@ refused_ranks() {
 }
 never=("${train[@]}" --precision fp32 --output "$scratch/never")
 refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr "0.02" there, "0.01" on rank 0' \
-    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --lr 2e-2
+    mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2
 refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
-    mpirun -np 2 "${never[@]}" : -np 1 "${never[@]}" --seed 7 : -np 1 "${never[@]}"
+    mpirun -np 3 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7
 make_shards "$scratch/other" 20000
 refused_ranks "other data" "rank 1 differs from rank 0: training data" \
-    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --train-data "$scratch/other/train_*.bin"
+    mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/other/train_*.bin"
 refused_ranks "other validation data" "rank 1 differs from rank 0: validation data" \
-    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --val-data "$scratch/other/val_*.bin"
+    mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --val-data "$scratch/other/val_*.bin"
 cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
 byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
 printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none
 check "data with another bit" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
 refused_ranks "data with one other bit" "rank 1 differs from rank 0: training data" \
-    mpirun -np 1 "${never[@]}" : -np 1 "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
+    mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
 refused_ranks "a batch that does not divide" \
     "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
@@ -207,7 +207,7 @@ refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: sta
 if [ -x build/release-nompi/train_gpt2 ]; then
     refused_ranks "a build without MPI" "this build has no library that joins them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
 else
-    echo "skipped: a build without MPI (make MPI=0 build/release-nompi/train_gpt2)"
+    skip "a build without MPI" "make MPI=0 build/release-nompi/train_gpt2 makes it"
 fi
 
 # ---- torchrun, whose ranks have no MPI
@@ -223,7 +223,7 @@ if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
     check "torchrun: and it tells why" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
     check "torchrun: nothing is written" test ! -e "$scratch/never/log.jsonl"
 else
-    echo "skipped: torchrun (apt-get install python3-torch)"
+    skip "torchrun" "there is none (apt-get install python3-torch)"
 fi
 
 # ---- the CUDA backend, in the emulator: buckets on their way through host memory
@@ -237,6 +237,6 @@ if [ -x "$emulated" ]; then
         check "emulator: 2 ranks as 1, --zero $zero" same_run "$scratch/gpu_1" "$scratch/gpu_2_$zero" 2
     done
 else
-    echo "skipped: the CUDA backend (make build/release/emulator/train_gpt2cu)"
+    skip "the CUDA backend" "build/release/emulator/train_gpt2cu is not built"
 fi
 finish

@@ -11,7 +11,7 @@ if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
 if [ -z "$reason" ] && ! PATH=$PATH:/usr/sbin type srun slurmctld slurmd munged >/dev/null 2>&1; then
     reason="there is no Slurm (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install slurm-wlm munge)"
 fi
-if [ -n "$reason" ]; then echo "skipped: $reason" && exit 0; fi
+if [ -n "$reason" ]; then skip "Slurm" "$reason" && exit 0; fi
 several_ranks_here
 export CLUSTER=s$$n CLUSTER_SUBNET=10.77.0
 trap 'dev/test/slurm.sh down "$scratch" 2; dev/test/cluster.sh down 2; rm -rf "$scratch"' EXIT

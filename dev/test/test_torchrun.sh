@@ -8,7 +8,7 @@ source dev/test/functions.sh
 
 python=/usr/bin/python3  # which has Debian's PyTorch
 if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
-    echo "skipped: there is no torchrun (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)" && exit 0
+    skip "torchrun" "there is none (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)" && exit 0
 fi
 meeting=$PWD/build/release/meeting
 make --no-print-directory -o Makefile "${meeting#"$PWD"/}" >/dev/null || fail "$meeting is not built"

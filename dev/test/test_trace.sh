@@ -67,7 +67,7 @@ check "none of them trained" test ! -e "$scratch/never/log.jsonl"
 
 # ---- several ranks
 reason=$(no_ranks_because)
-if [ -n "$reason" ]; then echo "skipped: $reason" && finish; fi
+if [ -n "$reason" ]; then skip "ranks by mpirun" "$reason" && finish; fi
 several_ranks_here
 for zero in 0 1; do
     out=$scratch/2_$zero
@@ -83,7 +83,7 @@ refused "2 ranks and a directory that is not there" 73 "does not exist" mpirun -
 
 # ---- GPUs, in the emulator
 emulated=$PWD/build/release/emulator/train_gpt2cu
-if [ ! -x "$emulated" ]; then echo "skipped: no emulator" && finish; fi
+if [ ! -x "$emulated" ]; then skip "GPUs in the emulator" "build/release/emulator/train_gpt2cu is not built" && finish; fi
 gpu=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --global-batch 128 --steps 4 --quiet)
 check "a GPU, with graphs" "$emulated" "${gpu[@]}" --output "$scratch/gpu" --trace "$scratch/gpu.json" --trace-steps 3
 check "its steps" holds "$scratch/gpu.json" "$scratch/gpu" 1 0 3 4 gpu
