@@ -38,11 +38,6 @@ check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gp
 check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
 check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
-for isa in plain avx2 avx512 amx; do
-    if CPU_ISA=$isa "$program" plan --layers 1 --heads 1 --channels 16 >/dev/null 2>&1; then
-        check "bf16 on CPU_ISA=$isa" env CPU_ISA=$isa "$program" "${data[@]}" "${tiny[@]}" --output '' --steps 3 --precision bf16
-    fi
-done
 
 # The number of tokens, and of documents: each begins with the same token.
 shard_counts() {

@@ -49,11 +49,11 @@ for isa in $values; do
         refused "CPU_ISA=$isa, which this machine lacks" 2 "CPU_ISA=$isa, but this machine offers" \
             env CPU_ISA="$isa" "${train[@]}" --output "$scratch/$isa"
         check "CPU_ISA=$isa: refused before anything is made" test ! -e "$scratch/$isa"
-        echo "SKIP  CPU_ISA=$isa trains: ${offers#error: }"
+        skip "CPU_ISA=$isa trains" "${offers#error: }"
         refusals=$((refusals + 1))
     fi
 done
-if [ $refusals = 0 ]; then echo "SKIP  a value above the machine's is refused: this machine offers all of them"; fi
+if [ $refusals = 0 ]; then skip "a value above the machine's is refused" "this machine offers all of them"; fi
 
 # Threads: of --threads and OMP_NUM_THREADS, what OMP_THREAD_LIMIT leaves.
 for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2"; do
