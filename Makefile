@@ -331,7 +331,7 @@ $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU
 # The part of it that the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no
 # other programs, so that they need not compile the rest.
 KERNEL_TEST_HOST := $(patsubst %,llmc/%.o,common comm comm_mpi files gpt2 gradients launch optimizer params plan rendezvous \
-                                          rendezvous_messages roll_call trace)
+                                          rendezvous_messages roll_call trace xxhash)
 KERNEL_TEST_HOST := $(filter $(BUILD)/llmc/cpu/% $(addprefix $(BUILD)/,$(KERNEL_TEST_HOST) $(KERNEL_TEST_HOST:%=cuda/%)), \
                              $(HOST_OBJECTS) $(OPS_OBJECTS))
 $(BUILD)/emulator/libkernels.a: $(KERNEL_TEST_HOST) $(EMU_OBJECTS) $(EMU_LIB)
