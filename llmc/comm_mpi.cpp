@@ -70,6 +70,7 @@ void finish(MPI_Request* requests, int count) {
 constexpr int SILENT_SECONDS = 30;
 
 void limit_silence() {
+#if defined(__linux__)
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
         const int fd = atoi(entry.path().filename().c_str()), on = 1, probe_seconds = SILENT_SECONDS / 3;
@@ -83,6 +84,7 @@ void limit_silence() {
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
+#endif
 }
 
 struct MpiComm : Comm {

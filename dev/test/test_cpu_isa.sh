@@ -44,6 +44,10 @@ for isa in $values; do
             check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
                 env CPU_ISA="$isa" "${train[@]}" --precision $precision --threads 2 --output "$run"
             check "CPU_ISA=$isa in $precision: run.json, the start and MFU" facts "$run" "$isa" $precision 2
+            # Widened to fp32, bf16 products are never faster.
+            case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
+                check "CPU_ISA=$isa in bf16: says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
+            esac
         done
     else
         refused "CPU_ISA=$isa, which this machine lacks" 2 "CPU_ISA=$isa, but this machine offers" \

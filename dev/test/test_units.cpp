@@ -94,4 +94,6 @@ TEST_CASE("products of tiles by tdpbf16ps") {
     if (skipped(Isa::amx)) return;
     compare<256, 512>(&Units::tile_multiply, 3000);
 }
+#else
+TEST_CASE("matrix instructions") { skip_case("they are instructions of x86-64"); }
 #endif
