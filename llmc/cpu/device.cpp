@@ -65,10 +65,7 @@ DeviceInfo device_info() {
 int device_count() { return 1; }
 std::string device_id() { return ""; }
 bool device_memory_is_host() { return true; }
-// Not every CPU with AVX512-BF16 gains by it: some Intel ones multiply pairs at half the rate of fp32.
-bool device_bf16_is_faster() {
-    return isa() >= Isa::avx512bf16 && device_info().peak_flops_bf16 > device_info().peak_flops_fp32;
-}
+bool device_bf16_is_faster() { return isa() == Isa::amx || (isa() == Isa::avx512bf16 && has_fast_vdpbf16ps()); }
 
 std::string device_libraries() { return "none: every product is a kernel of this program"; }
 

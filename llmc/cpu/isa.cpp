@@ -53,10 +53,20 @@ static Isa detect() {
     if (amx) return Isa::amx;
     return avx512bf16 ? Isa::avx512bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
 }
-#elif defined(__aarch64__)
-static Isa detect() { return Isa::neon; }  // every arm64 CPU has it
+
+bool has_fast_vdpbf16ps() {
+    unsigned a, b, c, d;
+    return best_isa() >= Isa::avx512bf16 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && !(d >> 22 & 1);
+}
 #else
-static Isa detect() { return Isa::plain; }
+static Isa detect() {
+#if defined(__aarch64__)
+    return Isa::neon;  // every arm64 CPU has it
+#else
+    return Isa::plain;
+#endif
+}
+bool has_fast_vdpbf16ps() { return false; }
 #endif
 
 Isa best_isa() {
