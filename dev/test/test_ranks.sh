@@ -183,7 +183,7 @@ never=("${train[@]}" --precision fp32 --output "$scratch/never")
 refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr "0.02" there, "0.01" on rank 0' \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2
 refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
-    mpirun -np 3 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7
+    mpirun -np 4 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7 + "${never[@]}"
 make_shards "$scratch/other" 20000
 refused_ranks "other data" "rank 1 differs from rank 0: training data" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/other/train_*.bin"
