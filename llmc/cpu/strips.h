@@ -13,6 +13,7 @@
 
 namespace cpu::strips {
 
+constexpr int LINE = 64;    // bytes of a line of the caches
 constexpr int DEPTH = 384;  // steps of the inner dimension at a time: a strip of a takes half of a first-level cache
 
 #define INLINE inline __attribute__((always_inline))
@@ -79,15 +80,19 @@ struct Bodies {
     using vec = typename VectorOf<LANES>::type;
 
     // The first `count` rows of x over `depth` columns as strips of WIDTH rows, the last one filled up with zeros. It
-    // reads along what is contiguous.
+    // reads along what is contiguous. Of a transposed x that is a piece of each stored row: too short for the hardware
+    // to see that the next one follows, so it is fetched by hand.
     template <int WIDTH, class floatX>
     static INLINE void pack(float* strips, const Operand<floatX>& x, int count, int depth) {
         const int whole = count / WIDTH * WIDTH;
         if (x.transposed)
-            for (int k = 0; k < depth; k++)
+            for (int k = 0; k < depth; k++) {
+                constexpr int ahead = 16;  // stored rows
+                const floatX *row = x.from(0, k).data, *later = x.from(0, std::min(k + ahead, depth - 1)).data;
+                for (int i = 0; i < whole; i += LINE / int(sizeof(floatX))) __builtin_prefetch(later + i, 0, 2);
                 for (int i = 0; i < whole; i += WIDTH)
-                    for (int j = 0; j < WIDTH; j++)
-                        strips[int64_t(i) * depth + k * WIDTH + j] = float(x.data[int64_t(k) * x.ld + i + j]);
+                    for (int j = 0; j < WIDTH; j++) strips[int64_t(i) * depth + k * WIDTH + j] = float(row[i + j]);
+            }
         else
             for (int i = 0; i < whole; i += WIDTH) pack_rows<WIDTH>(strips + int64_t(i) * depth, x.from(i, 0), depth);
         if (whole < count) {
@@ -149,8 +154,9 @@ struct Bodies {
             for (int half = 0; half < 2; half++) __builtin_prefetch(c + i * ldc + half * LANES);
         for (int k = 0; k < depth; k++, a += ROWS, b += 2 * LANES) {
             const vec b0 = *reinterpret_cast<const vec*>(b), b1 = *reinterpret_cast<const vec*>(b + LANES);
-            __builtin_prefetch(b + ahead * 2 * LANES);
-            __builtin_prefetch(b + ahead * 2 * LANES + LANES);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2 * LANES; i += LINE / int(sizeof(float)))
+                __builtin_prefetch(b + ahead * 2 * LANES + i);
 #pragma GCC unroll 16
             for (int i = 0; i < ROWS; i++) {
                 const vec x = a[i] - vec{};  // not x + 0, which would be an addition: -0 + 0 is 0
