@@ -299,7 +299,7 @@ TEST_CASE("whoever says nothing whole in 5 s: rank 0 drops it, a rank goes on to
     expect_meeting(outcomes);
     CHECK(outcomes[1].seconds > 4.9);
     CHECK(dropped_after > 4.9);
-    CHECK(dropped_after < 5.2);
+    CHECK(dropped_after < 6.5);  // 7 s if the byte after 2 s had begun the time anew
     close(mute);
 }
 
