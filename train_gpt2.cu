@@ -1,9 +1,13 @@
 // train_gpt2.cu: main(), the dispatch to a command, the training loop.
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include <omp.h>
 #include <unistd.h>
@@ -28,14 +32,41 @@
 #include "llmc/tokenize.h"
 #include "llmc/trace.h"
 
-// SIGINT, SIGTERM and SIGUSR1: finish the step, save, leave with EXIT_PREEMPTED. A second one kills.
-static volatile std::sig_atomic_t stop_requested = 0;
+// SIGINT, SIGTERM, SIGUSR1 and SIGHUP: leave the step between two micro-steps, save, leave with EXIT_PREEMPTED. The
+// first rank says so. A second signal ends the process, which every rank says of itself. SIGUSR1 is a scheduler's notice
+// that SIGTERM will follow: it does not count.
+static volatile std::sig_atomic_t stop_requested = 0, stop_insisted = 0;
+static bool says_stopping, behind_live_line;
 
-static void stop_on_signals() {
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = 1; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+static void say_in_handler(std::string_view text) {  // printf may not be called in one
+    if (!behind_live_line) text.remove_prefix(1);
+    [[maybe_unused]] const ssize_t written = write(2, text.data(), text.size());
+}
+
+static void on_signal(int number) {
+    const int saved_errno = errno;
+    if (stop_insisted && number != SIGUSR1) {
+        say_in_handler("\nended by a second signal: the steps since the last checkpoint are lost\n");
+        signal(number, SIG_DFL);
+        raise(number);  // comes when this function returns
+    } else if (!stop_requested && says_stopping) {
+        say_in_handler(
+            "\nstopping: the step is given up after this micro-step, then a checkpoint is saved; a second signal ends "
+            "the run at once\n");
+    }
+    stop_requested = 1;
+    stop_insisted = stop_insisted || number != SIGUSR1;
+    errno = saved_errno;
+}
+
+static void stop_on_signals(bool says) {
+    says_stopping = says, behind_live_line = isatty(2);
+    struct sigaction action = {}, before = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
+    sigaction(SIGHUP, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup has it ignored
 }
 
 // The results of a step on their way to the host.
@@ -98,7 +129,8 @@ struct Trainer {
     double clock = 0.0;                              // when the step began whose time is measured
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds, in all, when it began
     Straggler straggler = {};
-    bool stop = false;  // some rank was asked to, and all know it
+    bool stop = false;                  // some rank was asked to or has to, and all know it
+    std::optional<Error> failure = {};  // why this rank has to
     int failed_saves = 0;
     int64_t saved_step = -1;
 };
@@ -130,9 +162,22 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int micro_step, i
     if (last) gradients.bucket_done(0, v);
 }
 
-// One optimizer step on grad_accum_steps micro-batches. Nothing here waits for the device.
+// Between two micro-steps or batches, all ranks at the same place: whether to leave off here.
 template <class floatX>
-static void train_step(Trainer<floatX>& t, int64_t step) {
+static bool leave_off(Trainer<floatX>& t) {
+    return t.stop |= t.comm.any_rank(stop_requested || t.failure);
+}
+
+// What a rank without data does of a micro-step: its part of the sums, so that the others come to the end of the step.
+template <class floatX>
+static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
+    for (int b = t.model.config.L; b >= 0 && last; b--) t.optimizer.gradients.bucket_done(b, v);
+}
+
+// One optimizer step on grad_accum_steps micro-batches. Nothing here waits for the device. False: it was left between
+// two micro-steps, and has changed nothing.
+template <class floatX>
+static bool train_step(Trainer<floatX>& t, int64_t step) {
     GPT2<floatX>& model = t.model;
     GradientSum& gradients = t.optimizer.gradients;
     Trace* trace = t.comm.trace.get();
@@ -145,9 +190,19 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
         model.zero_gradients();
         for (int i = 0; i < micro_steps; i++) {
             const Span span(trace, Track::training, model.stream, {"micro-step", v * micro_steps + i, step});
-            const Batch batch = t.loader.next();
-            t.log.working(step, "micro-step", v * micro_steps + i, t.batch.grad_accum_steps);
             const bool last = i + 1 == micro_steps;
+            Batch batch = {};
+            try {
+                if (!t.failure) batch = t.loader.next();
+            } catch (const Error& error) {
+                t.failure = error;
+            }
+            if ((v > 0 || i > 0 || t.comm.world_size == 1) && leave_off(t)) return false;
+            if (t.failure) {
+                empty_micro_step(t, v, last);
+                continue;
+            }
+            t.log.working(step, "micro-step", v * micro_steps + i, t.batch.grad_accum_steps);
             const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.adds_up());
             t.micro_steps[i > 0].run(as_graph, model.stream,
                                      [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
@@ -158,7 +213,9 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     PendingStep& p = t.pending[step % 2];
     const PendingStep& before = t.pending[(step + 1) % 2];
     const double busy_ms = before.record.step_ms - before.record.loader_wait_ms - before.record.comm_exposed_ms;
-    t.optimizer.clip(float(t.options.grad_clip), {stop_requested ? 1.0f : 0.0f, float(busy_ms)});
+    Said said = {stop_requested || t.failure ? 1.0f : 0.0f, float(busy_ms)};
+    if (t.failure) said.lost = std::numeric_limits<float>::quiet_NaN();
+    t.optimizer.clip(float(t.options.grad_clip), said);
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
 
     p.record.step = step;
@@ -173,6 +230,7 @@ static void train_step(Trainer<floatX>& t, int64_t step) {
     copy_to_host(p.host.said, gradients.all_said(), t.comm.world_size * int64_t(sizeof(Said)), model.stream);
     record_event(p.done, model.stream);
     p.waiting = true;
+    return true;
 }
 
 template <class floatX>
@@ -267,7 +325,12 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     wait_for_event(p.done);
     p.waiting = false;
     p.record.loss = p.host.loss, p.record.grad_norm = p.host.grad_norm;
-    for (int rank = 0; rank < t.comm.world_size; rank++) t.stop |= p.host.said[rank].stop != 0.0f;
+    bool lost = false;
+    for (int rank = 0; rank < t.comm.world_size; rank++) {
+        t.stop |= p.host.said[rank].stop != 0.0f;
+        lost |= p.host.said[rank].lost != 0.0f;
+    }
+    if (lost) return;
     const double now = seconds_now();
     p.record.step_ms = 1e3 * (now - t.clock);
     p.record.loader_wait_ms = 1e3 * (t.loader.wait_seconds - t.loader_waited);
@@ -299,6 +362,24 @@ static void settle_all(Trainer<floatX>& t, int64_t step) {
     settle(t, t.pending[(step + 1) % 2]);
 }
 
+// A pass that some rank leaves early, because it was asked to stop or cannot read, has no result.
+template <class floatX>
+static void validate(Trainer<floatX>& t, int64_t step) {
+    try {
+        const auto go_on = [&](int64_t done, int64_t of, bool failed) {
+            t.log.working(step, "validation batch", done, of);
+            return !(t.stop |= t.comm.any_rank(stop_requested || failed));
+        };
+        const std::optional<double> loss = evaluate(t.model, *t.val_loader, t.comm, go_on);
+        t.stop |= !loss;
+        if (!loss) return;
+        t.state.val_loss = *loss;
+        t.log.val(step, *loss);
+    } catch (const Error& error) {
+        t.failure = error, t.stop = true;
+    }
+}
+
 template <class floatX>
 static void sample(Trainer<floatX>& t, int64_t step) {
     const Tokenizer& tokenizer = *t.start.tokenizer;
@@ -308,22 +389,23 @@ static void sample(Trainer<floatX>& t, int64_t step) {
     sampler.seed = t.options.seed;
     std::string text = t.options.sample_prompt;
     generate(t.model, prompt, t.options.sample_tokens, sampler, uint64_t(step), [&](int token) {
-        if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+        if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size() || stop_requested) return false;
         text += tokenizer.tokens[token];
         return true;
     });
-    t.log.sample(step, text);
+    if (!stop_requested) t.log.sample(step, text);
 }
 
-// What is due before step `step` begins, after `step` updates. Saving comes first: a crash later costs nothing.
+// What is due before step `step` begins, after `step` updates. Saving comes first: a crash later costs nothing. A run
+// that was asked to stop does nothing else; one that goes on from here does the rest then.
 template <class floatX>
 static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool stop) {
     const Options& o = t.options;
     const bool last = step == o.steps;
     const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || last); };
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
-    const bool val_due = t.val_loader && due(o.val_every),
-               sample_due = t.start.tokenizer && step > 0 && due(o.sample_every);
+    const bool val_due = t.val_loader && due(o.val_every) && !t.stop,
+               sample_due = t.start.tokenizer && step > 0 && due(o.sample_every) && !t.stop;
     const bool trace_due = t.comm.trace && t.comm.trace->recording && (stop || step == first + o.trace_steps);
     if (!save_due && !val_due && !sample_due && !trace_due) return;
     Trace* trace = t.comm.trace.get();
@@ -331,14 +413,11 @@ static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool 
     for (int b = 0; b < t.model.layout.num_buckets(); b++) t.optimizer.need_weights(b);
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
-        stop ? save(t) : save_or_warn(t);
+        stop && !t.failure ? save(t) : save_or_warn(t);
     }
     if (val_due) {
         const Span span(trace, Track::host, {.name = "validation", .step = step});
-        t.state.val_loss = evaluate(t.model, *t.val_loader, t.comm, [&](int64_t done, int64_t of) {
-            t.log.working(step, "validation batch", done, of);
-        });
-        t.log.val(step, t.state.val_loss);
+        validate(t, step);
     }
     if (sample_due && t.comm.rank == 0) {
         const Span span(trace, Track::host, {.name = "sample", .step = step});
@@ -414,19 +493,37 @@ static void train_loop(Trainer<floatX>& t) {
     const Options& o = t.options;
     const int64_t first = t.state.step, stop_at = o.stop_after ? first + o.stop_after : o.steps;
     start_clock(t, seconds_now());
-    for (int64_t step = first;; step++) {
-        const bool asked = t.comm.world_size == 1 ? stop_requested : t.stop;
-        const bool stop = step >= std::min(stop_at, o.steps) || asked;
+    for (int64_t step = first;;) {
+        if (t.comm.world_size == 1) t.stop |= stop_requested;
+        const bool stop = step >= std::min(stop_at, o.steps) || t.stop;
         between_steps(t, step, first, stop);
         if (stop) break;
-        train_step(t, step);
-        settle(t, t.pending[(step + 1) % 2]);  // the step before, by now long done
+        if (t.stop || !train_step(t, step)) continue;  // left early: save
+        settle(t, t.pending[(step + 1) % 2]);          // the step before, by now long done
         PendingStep& p = t.pending[step % 2];
         const bool all_alike = t.comm.world_size == 1 || device_memory_is_host();
         if (all_alike && event_done(p.done)) settle(t, p);  // on the CPU, where it always is
+        step++;
     }
     settle_all(t, t.state.step);
     wait_for_device();  // for other ranks' parts of what is under way: memory is freed next, and that cannot fail
+}
+
+// The exit code of a run that left its loop early: of the first rank that could not go on, or EXIT_PREEMPTED.
+template <class floatX>
+static int end_of_stopped(Trainer<floatX>& t) {
+    const std::vector<std::string> codes = t.comm.exchange(std::to_string(t.failure ? t.failure->exit_code : 0));
+    const bool saved = t.comm.exchange(std::to_string(t.saved_step))[0] == std::to_string(t.state.step);
+    const long long step = t.state.step;
+    if (t.failure)
+        fail(t.failure->exit_code, "%s; %s", t.failure->what(),
+             saved ? format("step %lld is saved, --resume goes on", step).c_str()
+                   : format("the run ends at step %lld", step).c_str());
+    for (const std::string& code : codes)
+        if (code != "0") return std::stoi(code);
+    t.log.note(saved ? format("stopped on request; step %lld is saved, --resume goes on", step)
+                     : "stopped on request, before the first step was complete: there is nothing to save");
+    return EXIT_PREEMPTED;
 }
 
 template <class floatX>
@@ -458,9 +555,8 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     resolve_steps(o, loader.corpus.num_samples / samples_per_step);
     const DeviceInfo device = device_info();
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
-    const std::vector<std::string> cards =
-        comm.exchange(card(o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr, dtype_name<floatX>(),
-                           device.name, gpu));
+    const std::vector<std::string> cards = comm.exchange(card(
+        o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr, dtype_name<floatX>(), device.name, gpu));
     check_same(cards, own_fields);
     align_trace(comm);
 
@@ -512,13 +608,12 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     if (!t.start.resume.empty() && t.state.data != fingerprint)
         log.warn("the training data differ from those of the checkpoint; going on at the same place of the new ones");
     t.state.data = fingerprint;
-    if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals();
+    if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals(first);
 
     train_loop(t);
+    says_stopping = false;  // the ranks after a failed one get SIGTERM
     log.finish();
-    if (!(world_size == 1 ? stop_requested : t.stop)) return 0;
-    log.note(format("stopped on request; step %lld is saved, --resume goes on", static_cast<long long>(t.state.step)));
-    return EXIT_PREEMPTED;
+    return t.stop ? end_of_stopped(t) : 0;
 }
 
 template <class floatX>

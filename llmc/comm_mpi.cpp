@@ -80,7 +80,8 @@ void limit_silence() {
         if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
         if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) continue;
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds, sizeof probe_seconds);  // where only the other side sends
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds,
+                   sizeof probe_seconds);  // where only the other side sends
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
@@ -104,6 +105,10 @@ struct MpiComm : Comm {
     std::deque<Staged> staged;  // collectives on device memory that nobody has waited for
     Ticket queued = 0, moved = 0;
     std::unique_ptr<OwnedStream> copies;
+
+    Ticket voted = 0;    // the last any_rank; 0: none yet
+    bool votes[2] = {};  // of even and odd ones
+    int64_t votes_begun = 0;
 
     std::vector<char> outgoing, incoming[2], staging;
     std::vector<float> own_sums;
@@ -422,6 +427,25 @@ struct MpiComm : Comm {
             for (int r = 0; r < world_size; r++) all[r] = joined.substr(at[r], sizes[r]);
         });
         return all;
+    }
+
+    bool any_rank(bool yes) override {
+        bool& vote = votes[votes_begun % 2];
+        const bool& before = votes[(votes_begun + 1) % 2];
+        votes_begun++;
+        const Ticket last =
+            std::exchange(voted, post([yes, &vote] {
+                              const int own = yes;
+                              int any = 0;
+                              MPI_Request request;
+                              MPI_CHECK(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request));
+                              finish(&request, 1);
+                              vote = any != 0;
+                          }));
+        const double start = seconds_now();
+        wait_for(last);
+        exposed_seconds += seconds_now() - start;
+        return before;
     }
 
     [[noreturn]] void abort(int exit_code) override {

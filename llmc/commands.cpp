@@ -64,12 +64,14 @@ int eval_loss(const Options& o) {
     GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
     load_model(model, start);
     Comm alone;
-    const double loss = evaluate(model, loader, alone, [last = seconds_now()](int64_t done, int64_t of) mutable {
-        if (seconds_now() - last < 1.0) return;
+    const auto show = [last = seconds_now()](int64_t done, int64_t of, bool failed) mutable {
+        if (failed || seconds_now() - last < 1.0) return !failed;
         last = seconds_now();
         fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
                 static_cast<long long>(of));
-    });
+        return true;
+    };
+    const double loss = evaluate(model, loader, alone, show).value();
     if (isatty(2)) fprintf(stderr, "\r\033[K");
     printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
            o.val_data.c_str(), loss, std::exp(loss), with_commas(loader.num_samples).c_str(), T);

@@ -1,18 +1,25 @@
 #include "eval.h"
 
 #include <cstring>
+#include <exception>
 
 // A sample's losses are added on its rank, samples in their order by every rank, all in double: the mean over a large
 // set keeps its digits.
 template <class floatX>
-double evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
-                const std::function<void(int64_t done, int64_t of)>& progress) {
+std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
+                               const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {
     const int64_t batches = loader.num_batches, B = loader.config.B;
     std::vector<double> numbers;  // the sum of each sample, and at last how many tokens that were
     int64_t tokens = 0;
-    for (int64_t i = 0; i < batches; i++) {
-        progress(i, batches);
-        const Batch batch = loader.next();
+    std::exception_ptr error;
+    for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {
+        Batch batch = {};
+        try {
+            if (!error) batch = loader.next();
+        } catch (const Error&) {
+            error = std::current_exception();
+        }
+        if (error) continue;
         model.forward(batch.tokens, batch.B, batch.T);
         model.token_losses(batch.targets, batch.B, batch.T);
         const std::vector<float> losses = to_host(model.acts.losses, int64_t(batch.B) * batch.T);
@@ -25,7 +32,11 @@ double evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
     }
     numbers.push_back(double(tokens));
 
+    const size_t whole = size_t(batches * B + 1) * sizeof(double);
     const auto all = comm.exchange({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
+    if (error) std::rethrow_exception(error);
+    for (const std::string& of_rank : all)
+        if (of_rank.size() != whole) return {};
     const auto number = [&](size_t rank, int64_t i) {
         double value;
         std::memcpy(&value, all[rank].data() + i * int64_t(sizeof value), sizeof value);
@@ -39,5 +50,7 @@ double evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
     return sum / count;
 }
 
-template double evaluate<float>(GPT2<float>&, DataLoader&, Comm&, const std::function<void(int64_t, int64_t)>&);
-template double evaluate<bf16>(GPT2<bf16>&, DataLoader&, Comm&, const std::function<void(int64_t, int64_t)>&);
+template std::optional<double> evaluate<float>(GPT2<float>&, DataLoader&, Comm&,
+                                               const std::function<bool(int64_t, int64_t, bool)>&);
+template std::optional<double> evaluate<bf16>(GPT2<bf16>&, DataLoader&, Comm&,
+                                              const std::function<bool(int64_t, int64_t, bool)>&);

@@ -8,9 +8,14 @@
 // Trees that wait while a rank goes through its virtual ranks: one of each height below that of all of them.
 static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
+// Losses, squares by bucket, and as many floats as a Said has, for each virtual rank.
+static int64_t count_partials(const ParamLayout& layout, int virtual_ranks) {
+    return (1 + layout.num_buckets() + int64_t(sizeof(Said) / sizeof(float))) * virtual_ranks;
+}
+
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
-    return int64_t(sizeof(float)) * (waiting_trees(virtual_ranks / world_size) * layout.total +
-                                     int64_t(3 + layout.num_buckets()) * virtual_ranks + 2);
+    return int64_t(sizeof(float)) *
+           (waiting_trees(virtual_ranks / world_size) * layout.total + count_partials(layout, virtual_ranks) + 2);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -28,7 +33,7 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       grads(grads),
       loss(loss),
       stream(stream),
-      partials(int64_t(3 + layout.num_buckets()) * division.virtual_ranks, "sums of a step"),
+      partials(count_partials(layout, division.virtual_ranks), "sums of a step"),
       sums(2, "loss and norm"),
       host_said(static_cast<Said*>(host_allocate(2 * sizeof(Said)))),
       tickets(layout.num_buckets()) {
@@ -67,7 +72,7 @@ void GradientSum::finish(Said said) {
     Said& host = host_said[steps++ % 2];
     host = said;
     float *squares_of = partials.data + virtual_ranks, *said_by = squares_of + int64_t(buckets) * virtual_ranks;
-    copy_to_device(said_by + 2 * comm.rank, &host, sizeof(Said), *stream);
+    copy_to_device(said_by + int64_t(sizeof(Said) / sizeof(float)) * comm.rank, &host, sizeof(Said), *stream);
     if (!adds_up()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
     for (int b = buckets - 1; b >= 0 && adds_up(); b--) {                           // in the order in which they come
         comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
@@ -77,6 +82,8 @@ void GradientSum::finish(Said said) {
             ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
                                 *stream);
     }
+    // A norm that is not a number: then clip_factor's result is none either, and adamw leaves the weights as they are.
+    if (said.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.call_next("reduce loss and norm");
     comm.wait(comm.all_reduce(partials.data, partials.size, WireType::fp32, *stream), *stream,
               {.name = "wait for loss and norm"});

@@ -12,8 +12,9 @@
 
 // What each rank says to all in every step, beside its gradients.
 struct Said {
-    float stop;     // not 0: it was asked to stop
-    float busy_ms;  // its own time of the step before, without waiting for other ranks
+    float stop;         // not 0: it was asked to stop, or cannot go on
+    float busy_ms;      // its own time of the step before, without waiting for other ranks
+    float lost = 0.0f;  // NaN: it has not computed its micro-batches, so that no rank may take this step
 };
 
 // How a step is divided among ranks.
@@ -52,10 +53,10 @@ struct GradientSum {
     const float* squares() const { return sums.data + 1; }  // (1) on the device
     const float* all_said() const {
         return partials.data + (1 + layout.num_buckets()) * division.virtual_ranks;
-    }  // (world_size, 2)
+    }  // (world_size) of Said, on the device
 
     std::vector<DeviceBuffer<float>> finished;  // [h]: a tree of 2^h virtual ranks that waits for its neighbour
-    DeviceBuffer<float> partials;  // (3 + buckets, virtual ranks): losses, squares by bucket, what each rank said
+    DeviceBuffer<float> partials;  // (4 + buckets, virtual ranks): losses, squares by bucket, what each rank said
     DeviceBuffer<float> sums;      // loss, squares
     Said* host_said;               // of even and odd steps
     int64_t steps = 0;

@@ -145,6 +145,18 @@ for signal in USR1 TERM; do
     fi
 done
 
+# In a step of seconds all leave at the same micro-step, and the resumed run repeats it.
+slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
+check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
+start_ranks 2 "${slow[@]}" --output "$scratch/given_up"
+check "a long step: they train" wait_for "$scratch/given_up/log.jsonl" '"step":0,'
+kill -USR1 "$job"
+check "a long step: all end, and leave nothing" job_ends 15
+check "a long step: exit code 75" test "$status" = 75
+check "a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
+check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
+check "a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
+
 start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
 check "mpirun to be killed: they train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"
@@ -156,10 +168,22 @@ rm -f "${segments[@]}"  # which nobody is left to remove
 # One rank meets a token that is none, in the middle of an epoch: it says so, and all end with its exit code.
 cp -r "$scratch/data" "$scratch/damaged"
 printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=41024 conv=notrunc status=none
-ranks 4 "${long[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" >"$scratch/damaged.log" 2>&1
-check "bad data for one rank: exit code 65" test $? = 65
-check "it says who and what" grep -q "^error: rank [0-3] on $(hostname): .*65535" "$scratch/damaged.log"
-check "no other rank complains" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
+for options in "" "--zero 1"; do
+    # shellcheck disable=SC2086
+    ranks 4 "${long[@]}" $options --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run$options" >"$scratch/damaged.log" 2>&1
+    check "bad data for one rank: exit code 65 $options" test $? = 65
+    check "it says who and what $options" grep -q "^error: rank [0-3] on $(hostname): .*65535.* is saved" "$scratch/damaged.log"
+    check "no other rank complains $options" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
+    check "all steps before are saved $options" test "step_$(printf %06d "$(grep -c '"kind":"step"' "$scratch/damaged_run$options/log.jsonl")")" = \
+        "$(cat "$scratch/damaged_run$options/latest")"
+    # shellcheck disable=SC2086
+    check "with good data it goes on $options" ranks 4 "${long[@]}" $options --output "$scratch/damaged_run$options" --resume
+    check "as never damaged $options" same_run "$scratch/undisturbed" "$scratch/damaged_run$options" 60
+done
+printf '\xff\xff' | dd of="$(ls "$scratch"/damaged/val_*.bin | head -1)" bs=1 seek=1600 conv=notrunc status=none
+ranks 2 "${long[@]}" --val-data "$scratch/damaged/val_*.bin" --output "$scratch/damaged_val" >"$scratch/damaged.log" 2>&1
+check "bad validation data for one rank: exit code 65" test $? = 65
+check "bad validation data: one rank complains" test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
 
 # ---- what is refused, before anything is written
 # refused_ranks NAME TEXT COMMAND...: exit code 2, and every line of error says the text, and who says it.

@@ -54,8 +54,8 @@ check "killed before its end" test ! -e "$scratch/killed/step_000200"
 check "after kill -9" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" --resume
 check "as never killed" same_run "$scratch/undisturbed" "$scratch/killed" 200
 
-# Asked to stop: the step is finished and saved, the exit code says so.
-for signal in TERM INT USR1; do
+# Asked to stop: saved, the exit code says so.
+for signal in TERM INT USR1 HUP; do
     out=$scratch/stopped_$signal
     "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
     pid=$!
@@ -64,6 +64,53 @@ for signal in TERM INT USR1; do
     wait $pid
     check "SIG$signal: exit code 75" test $? = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
+done
+
+# In a step of seconds: it is given up, and the resumed run repeats it. A second signal ends the run at once.
+make_shards "$scratch/more" 60000 || fail "no shards"
+slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch 32000 --threads 1
+      --steps 3 --precision fp32 --checkpoint-every 3)
+check "3 long steps" "${slow[@]}" --output "$scratch/slow"
+# begin DIR [OPTION...]: the same in the background, until its first step is complete.
+begin() {
+    "${slow[@]}" "${@:2}" --output "$1" 2>"$scratch/said" &
+    pid=$!
+    wait_for "$1/log.jsonl" '"step":0,'
+}
+begin "$scratch/given_up"
+kill -TERM $pid
+wait $pid
+check "SIGTERM in a long step: exit code 75" test $? = 75
+check "SIGTERM in a long step: it says so" grep -q "^stopping: the step is given up" "$scratch/said"
+check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
+check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
+check "SIGTERM in a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
+begin "$scratch/twice"
+kill -STOP $pid
+kill -TERM $pid
+kill -INT $pid
+kill -CONT $pid
+wait $pid
+status=$?
+check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
+check "a second signal: it says so" grep -q "^ended by a second signal" "$scratch/said"
+
+# Data that become unreadable: the steps before are saved.
+cp -r "$scratch/more" "$scratch/spoilt"
+shard=$(ls "$scratch"/spoilt/train_*.bin | head -1)
+for how in "truncate -s 5000" rm "sed -i s/././g"; do
+    cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
+    out=$scratch/data_${how%% *}
+    begin "$out" --train-data "$scratch/spoilt/train_*.bin"
+    $how "$shard"
+    wait $pid
+    status=$?
+    check "$how a shard: exit code $status" test $status = 65 -o $status = 66
+    check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
+    check "$how a shard: said" grep -q "step 1 is saved, --resume goes on" "$scratch/said"
+    cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
+    check "$how a shard: mended and resumed" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
+    check "$how a shard: as never spoilt" same_run "$scratch/slow" "$out" 3
 done
 
 # Another batch reads the same windows in the same order.
