@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, channels
-VOCABULARY = 50304  # 50257 in whole tiles, as train_gpt2 has it in memory
+# Layers, heads, channels, vocabulary: 50257 in whole tiles, as train_gpt2 has it in memory. small: the quick start's.
+SIZES = {"d12": (12, 12, 768, 50304), "d24": (24, 16, 1024, 50304), "d36": (36, 20, 1280, 50304),
+         "d48": (48, 25, 1600, 50304), "small": (6, 6, 384, 4096)}
 
 
 def attention(q, k, v):
@@ -49,9 +50,9 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, L, NH, C, T):
+    def __init__(self, L, NH, C, V, T):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, C), nn.Embedding(T, C)
+        self.wte, self.wpe = nn.Embedding(V, C), nn.Embedding(T, C)
         self.blocks = nn.ModuleList(Block(C, NH) for _ in range(L))
         self.lnf = nn.LayerNorm(C)
         for p in self.parameters():
@@ -63,7 +64,7 @@ class GPT2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.lnf(x), self.wte.weight)
-        return F.cross_entropy(logits.float().view(-1, VOCABULARY), targets.view(-1))
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.view(-1))
 
 
 def make_optimizer(model):
@@ -92,11 +93,10 @@ def main():
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(42)
-    L, NH, C = SIZES[args.model]
-    model = GPT2(L, NH, C, args.T).to(args.device)
+    model = GPT2(*SIZES[args.model], args.T).to(args.device)
     optimizer, optimizer_name = make_optimizer(model)
     forward = torch.compile(model) if args.compile else model
-    tokens, targets = (torch.randint(0, 50257, (args.B, args.T), device=args.device) for _ in range(2))
+    tokens, targets = (torch.randint(0, SIZES[args.model][3] - 47, (args.B, args.T), device=args.device) for _ in range(2))
 
     def step():
         optimizer.zero_grad(set_to_none=True)
