@@ -478,10 +478,10 @@ static void check_output(const Options& o) {
     if (o.output.empty()) return;
     make_directories(o.output);
     if (o.resume) return;
-    const FoundCheckpoint found = find_latest(o.output);
-    ENSURE(found.dir.empty(),
+    const std::string newest = newest_directory(o.output);
+    ENSURE(newest.empty(),
            "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
-           o.output.c_str(), found.dir.c_str());
+           o.output.c_str(), newest.c_str());
 }
 
 static int device_of(const Options& o, const Launch& launch) {

@@ -244,23 +244,32 @@ static json read_state_json(const std::string& dir) {
     return state;
 }
 
-void verify_checkpoint(const std::string& dir) {
-    const json state = read_state_json(dir);
+// files: the list in trainer.json.
+static void verify_file(const std::string& dir, const std::string& name, const json& files) {
+    const std::string file = dir + "/" + name;
+    const json sum = files.value(name, json());
+    if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
+    if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
+    const FileSum found = checksum_file(file);
+    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+    if (size != found.size)
+        bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
+    if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
+}
+
+// The list of files in trainer.json.
+static json read_file_list(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
-    const json files = state.value("files", json());
+    const json files = read_state_json(dir).value("files", json());
     if (!files.is_object()) bad_state(path, "it has no list of files");
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"})
         if (!files.contains(name)) bad_state(path, format("its list of files lacks %s", name));
-    for (const auto& [name, sum] : files.items()) {
-        const std::string file = dir + "/" + name;
-        if (!is_file_name(name) || !sum.is_object()) bad_state(path, "its list of files cannot be read");
-        if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
-        const FileSum found = checksum_file(file);
-        const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
-        if (size != found.size)
-            bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
-        if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
-    }
+    return files;
+}
+
+void verify_checkpoint(const std::string& dir) {
+    const json files = read_file_list(dir);
+    for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
 }
 
 FoundCheckpoint find_latest(const std::string& output) {
@@ -272,21 +281,64 @@ FoundCheckpoint find_latest(const std::string& output) {
             out.dir = dir;
             return out;
         } catch (const Error& error) {
-            out.notes.push_back(format("passing over a checkpoint: %s", error.what()));
+            out.damaged.push_back({dir, error.what()});
         }
     }
     return out;
 }
 
+std::string newest_directory(const std::string& output) {
+    const std::vector<StepDirectory> steps = list_steps(output);
+    return steps.empty() ? "" : output + "/" + steps[0].name;
+}
+
+static bool succeeds(const std::function<void()>& check) {
+    try {
+        check();
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// What --init can still have of a damaged checkpoint; empty: nothing.
+static std::string what_is_left(const std::string& dir) {
+    const bool readable = succeeds(
+        [&] { load_weights(dir, ParamLayout(read_hf_config(dir).model), [](const float*, StateKind, Param, int) {}); });
+    if (!readable) return "";
+    if (!succeeds([&] { read_file_list(dir); }))
+        return "its weights can be read, but nothing can be compared with them";
+    const bool whole = succeeds([&] {
+        const json files = read_file_list(dir);
+        for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
+    });
+    return whole ? "its weights are whole" : "";
+}
+
+FoundCheckpoint find_resumable(const std::string& output) {
+    const FoundCheckpoint found = find_latest(output);
+    if (!found.dir.empty() || found.damaged.empty()) return found;
+    std::string lines, start;
+    for (const DamagedCheckpoint& damaged : found.damaged) {
+        const std::string left = what_is_left(damaged.dir);
+        if (start.empty() && !left.empty()) start = damaged.dir;
+        lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
+    }
+    const std::string advice =
+        start.empty() ? "restore one from a copy, or start anew in another --output"
+                      : format("--init %s starts from its weights, with a new optimizer state; give another --output",
+                               start.c_str());
+    fail(EXIT_BAD_DATA, "%s: no checkpoint in it is whole:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
+}
+
 FoundCheckpoint find_model(const std::string& path) {
     if (path_exists(path + "/config.json")) return {path, {}};
-    FoundCheckpoint found = find_latest(path);
-    if (!found.dir.empty()) return found;
-    if (!found.notes.empty())
-        fail(EXIT_BAD_DATA, "%s: has no whole checkpoint: %s", path.c_str(), found.notes[0].c_str());
-    fail(EXIT_NO_INPUT,
-         "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no checkpoint)",
-         path.c_str());
+    const FoundCheckpoint found = find_resumable(path);
+    if (found.dir.empty())
+        fail(EXIT_NO_INPUT,
+             "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
+             path.c_str());
+    return found;
 }
 
 TrainerState read_trainer_state(const std::string& dir) {

@@ -66,12 +66,20 @@ std::vector<std::string> remove_leftovers(const std::string& output);
 // the directory is no checkpoint (EXIT_NO_INPUT).
 void verify_checkpoint(const std::string& dir);
 
+struct DamagedCheckpoint {
+    std::string dir, what;  // what: a sentence that names the file
+};
 struct FoundCheckpoint {
-    std::string dir;                 // empty: there is none
-    std::vector<std::string> notes;  // lines to print: newer ones that were passed over, and why
+    std::string dir;                         // empty: there is none
+    std::vector<DamagedCheckpoint> damaged;  // newer ones, newest first
 };
 // The checkpoint of the highest step in OUTPUT that verifies.
 FoundCheckpoint find_latest(const std::string& output);
+// The same, but an OUTPUT whose checkpoints are all damaged is refused (EXIT_BAD_DATA): the error says what is wrong
+// with each, and whether --init can still read its weights.
+FoundCheckpoint find_resumable(const std::string& output);
+// The newest directory in OUTPUT with the name of a checkpoint, damaged or not; empty: there is none.
+std::string newest_directory(const std::string& output);
 
 // The directory whose weights `path` means: itself if it is a Hugging Face directory (a checkpoint is one), or the
 // newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT.

@@ -9,16 +9,16 @@
 #include "hf_config.h"
 #include "json.h"
 
+static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
+    for (const DamagedCheckpoint& damaged : found.damaged)
+        notes.push_back("passing over a checkpoint: " + damaged.what);
+}
+
 // The directory whose config.json --init means.
 static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
     if (!is_directory(path)) fail(EXIT_NO_INPUT, "--init %s: there is no such directory", path.c_str());
-    if (path_exists(path + "/config.json")) return path;
-    const FoundCheckpoint found = find_latest(path);
-    notes.insert(notes.end(), found.notes.begin(), found.notes.end());
-    if (found.dir.empty())
-        fail(EXIT_NO_INPUT,
-             "--init %s: neither a Hugging Face directory (no config.json) nor a run's output (no step_*)",
-             path.c_str());
+    const FoundCheckpoint found = find_model(path);
+    note_damaged(found, notes);
     return found.dir;
 }
 
@@ -62,8 +62,8 @@ static void check_shape(const Start& start, const Options& options) {
 Start find_training_start(const Options& options) {
     Start start;
     if (options.resume && is_directory(options.output)) {
-        const FoundCheckpoint found = find_latest(options.output);
-        start.notes = found.notes;
+        const FoundCheckpoint found = find_resumable(options.output);
+        note_damaged(found, start.notes);
         start.resume = start.weights = found.dir;
     }
     if (options.resume && start.resume.empty())

@@ -128,8 +128,9 @@ TEST_CASE("a flipped byte in any file is found, the file is named, and the previ
         }
         const FoundCheckpoint found = find_latest(dir / "out");
         CHECK(found.dir == dir / "out/step_000001");
-        REQUIRE(found.notes.size() == 1);
-        CHECK(found.notes[0].find(path) != std::string::npos);
+        REQUIRE(found.damaged.size() == 1);
+        CHECK(found.damaged[0].dir == newest);
+        CHECK(found.damaged[0].what.find(path) != std::string::npos);
         write_bytes(path, bytes);
     }
     CHECK(find_latest(dir / "out").dir == newest);
@@ -256,12 +257,57 @@ TEST_CASE("find_latest and find_model") {
     make_directories(dir / "out/step_000009");  // empty
     const FoundCheckpoint found = find_latest(dir / "out");
     CHECK(found.dir == newest);
-    REQUIRE(found.notes.size() == 1);
-    CHECK(found.notes[0].find("step_000009: is no checkpoint") != std::string::npos);
+    REQUIRE(found.damaged.size() == 1);
+    CHECK(found.damaged[0].what.find("step_000009: is no checkpoint") != std::string::npos);
     make_directories(dir / "bad/step_000001");
     CHECK(find_latest(dir / "bad").dir == "");
-    CHECK(find_latest(dir / "bad").notes.size() == 1);
+    CHECK(find_latest(dir / "bad").damaged.size() == 1);
     CHECK(model(dir / "bad") == "65");
+}
+
+TEST_CASE("checkpoints that are all damaged are refused by name, with what --init can still read") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", advice = "--init " + out + "/step_00000";
+    const auto refusal_of = [&] {
+        try {
+            find_resumable(out);
+        } catch (const Error& error) {
+            return format("%d %s", error.exit_code, error.what());
+        }
+        return std::string();
+    };
+    const auto says = [&](const std::string& text) { return refusal_of().find(text) != std::string::npos; };
+    const auto damage = [&](int step, const std::string& name) {
+        const std::string path = format("%s/step_%06d/%s", out.c_str(), step, name.c_str());
+        std::string bytes = read_bytes(path);
+        bytes[bytes.size() / 2] = char(bytes[bytes.size() / 2] ^ 1);
+        write_bytes(path, bytes);
+    };
+    CHECK(find_resumable(out).dir == "");  // there is none yet
+    CHECK(newest_directory(out) == "");
+    save(save_options(out), 1);
+    save(save_options(out), 2);
+    CHECK(find_resumable(out).dir == out + "/step_000002");
+    damage(2, "optimizer.safetensors");
+    CHECK(find_resumable(out).dir == out + "/step_000001");
+    CHECK(find_resumable(out).damaged.size() == 1);
+    CHECK(newest_directory(out) == out + "/step_000002");
+    damage(1, "model.safetensors");
+    CHECK(refusal_of().starts_with("65 " + out + ": no checkpoint in it is whole:\n"));
+    CHECK(
+        says("step_000002/optimizer.safetensors: its checksum does not match what was written; the checkpoint is "
+             "damaged; its weights are whole\n"));
+    CHECK(
+        says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
+             "damaged\n"));
+    CHECK(says(advice + "2 starts from its weights"));
+    remove_tree(out + "/step_000002/trainer.json");
+    CHECK(says("it has no trainer.json"));
+    CHECK(says("its weights can be read, but nothing can be compared with them\n"));
+    CHECK(says(advice + "2 starts from its weights"));
+    write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
+    CHECK(says("restore one from a copy, or start anew in another --output"));
+    CHECK_FALSE(says("--init " + out));
 }
 
 TEST_CASE("an output that cannot be made is EXIT_CANNOT_CREATE") {
@@ -467,7 +513,7 @@ static void check_every_call(const std::string& before, int64_t newest_before, u
 
         const FoundCheckpoint found = find_latest(dir / "out");
         REQUIRE(found.dir != "");
-        CHECK(found.notes.empty());  // nothing that looks like a checkpoint is half of one
+        CHECK(found.damaged.empty());  // nothing that looks like a checkpoint is half of one
         const bool is_new = holds(found.dir, step, 99);
         const bool is_old = holds(found.dir, newest_before, seed_before);
         CHECK(is_new != is_old);

@@ -124,6 +124,23 @@ overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
 "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
 check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
 
+# When all are damaged, nothing starts over and nothing is deleted. The optimizer's state is lost in one, trainer.json in the
+# other; the weights of both are there.
+cp -r "$run" "$scratch/all_damaged"
+overwrite "$scratch/all_damaged/step_000030/optimizer.safetensors" 5000 x
+overwrite "$scratch/all_damaged/step_000015/trainer.json" 5 x
+tree_of() { (cd "$1" && find . -type f -exec sha256sum {} + | sort | sha256sum); }
+before=$(tree_of "$scratch/all_damaged")
+on_damaged=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/all_damaged" --steps 40 --keep 1)
+refused "every checkpoint damaged" 65 "no checkpoint in it is whole" "${on_damaged[@]}" --resume
+check "every checkpoint damaged: both files are named" test "$(grep -cE 'step_000030/optimizer.safetensors: its checksum|step_000015/trainer.json: ' "$scratch/err")" = 2
+check "every checkpoint damaged: how to go on" grep -q -- "--init $scratch/all_damaged/step_000030 starts from its weights" "$scratch/err"
+refused "every checkpoint damaged: a new run" 2 "holds the checkpoints of an earlier run" "${on_damaged[@]}"
+refused "every checkpoint damaged: generate" 65 "no checkpoint in it is whole" "$program" generate --init "$scratch/all_damaged"
+check "every checkpoint damaged: nothing was touched" test "$(tree_of "$scratch/all_damaged")" = "$before"
+check "every checkpoint damaged: the advice works" "$program" "${train_data[@]}" --init "$scratch/all_damaged/step_000030" --seq-len 16 \
+    --micro-batch 2 --global-batch 64 --steps 2 --quiet --output "$scratch/from_damaged"
+
 # ---- output that cannot be written
 : >"$scratch/file"
 refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
