@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """plot.py LOG... [-o out/loss.png]: loss curves of one or several runs, from their log.jsonl (or output directories).
 
-Prints the curves as text and, where matplotlib is installed, draws them: training loss thin and smoothed, validation
-loss with dots.
+Prints the curves as text and, where matplotlib is installed, for this python3 or another one, draws them: training loss
+thin and smoothed, validation loss with dots.
 """
 import argparse
 import json
 import math
 import os
+import subprocess
 import sys
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -58,6 +59,22 @@ def print_curves(name, train, val):
             print(f"  {title:15} {start:7.4f} {text_curve(points)} {end:.4f}   steps {first} to {last}")
 
 
+def use_python_with_matplotlib():
+    """Goes on as another python3 of PATH or /usr/bin, where the system's packages are, if this one cannot draw."""
+    try:
+        import matplotlib.pyplot  # noqa: F401
+        return
+    except ImportError:
+        folders = os.environ.get("PATH", "").split(os.pathsep) + ["/usr/bin"]
+    for python in [os.path.join(folder, "python3") for folder in folders if folder]:
+        try:
+            subprocess.run([python, "-c", "import matplotlib.pyplot"], capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue  # there is no python3, or it cannot draw either
+        print(f"drawn by {python}: {sys.executable} has no matplotlib", flush=True)
+        os.execv(python, [python, os.path.abspath(__file__)] + sys.argv[1:])
+
+
 def draw(runs, path):
     try:
         import matplotlib
@@ -91,6 +108,7 @@ def main():
     parser.add_argument("logs", nargs="+", metavar="LOG")
     parser.add_argument("-o", "--output", default="out/loss.png")
     args = parser.parse_args()
+    use_python_with_matplotlib()
     runs = []
     for path in args.logs:
         if os.path.isdir(path):

@@ -119,11 +119,7 @@ train() {
     touch "$run/finished"
 }
 
-plot() {
-    local python=python3
-    python3 -c 'import matplotlib' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3  # the packages' own
-    $python scripts/plot.py "$run" -o out/loss.png
-}
+plot() { python3 scripts/plot.py "$run" -o out/loss.png; }
 
 heading "packages"
 ./scripts/install.sh

@@ -100,6 +100,16 @@ SLURM_RESTART_COUNT=5 check "Slurm: a sixth fault" after "1" 1 1 run_gpt2_124M.s
 check "Slurm: ends it" test ! -e "$tree/requeued"
 unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
 
+# ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
+printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
+if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
+    check "plot.py by another python3" grep -q "^drawn by .*python3: .* has no matplotlib" \
+        <(python3 -S scripts/plot.py "$scratch/log.jsonl" -o "$scratch/loss.png")
+    check "plot.py by another python3 draws" test -s "$scratch/loss.png"
+else
+    skip "plot.py by another python3" "no python3 here has matplotlib"
+fi
+
 for script in scripts/*.sh scripts/*.sbatch data/*.sh dev/*.sh dev/test/*.sh; do check "bash -n $script" bash -n "$script"; done
 if command -v shellcheck >/dev/null; then
     check "shellcheck" shellcheck -x --severity=warning --exclude=SC2034 scripts/*.sh scripts/*.sbatch \
