@@ -142,6 +142,11 @@ CONFIG := $(CONFIG)$(if $(filter 1,$(DEBUG)),-debug)$(if $(filter 0,$(CUDNN)),-n
 BUILD  := build/$(CONFIG)
 ifneq ($(SANITIZE),)
 SANFLAGS := -fsanitize=$(SANITIZE)
+# Variables stay on the stack, not on one beside it. From g++ 13 on AddressSanitizer keeps them there, where those of
+# AVX-512 are not aligned (GCC's bug 110027), and where it maps and unmaps memory for each CUDA thread of the emulator.
+ifneq ($(findstring address,$(SANITIZE)),)
+SANFLAGS += $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,--param=asan-use-after-return=0)
+endif
 # MemorySanitizer takes what code without it writes for never written. So it watches kernels and the device's memory and
 # not the host's (emulator.cpp), the templates of libstdc++ are compiled here, not taken from the library, and parallel
 # loops are loops: OpenMP's runtime would hand over their arguments.
@@ -325,12 +330,7 @@ EMUFLAGS    += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_LIB     := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
 EMU_OBJECTS := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
-# From g++ 13 on AddressSanitizer gives each fiber a stack of its own for variables that outlive their function, whatever
-# ASAN_OPTIONS says: a map and an unmap of memory for each CUDA thread, 20 times as slow.
-ifneq ($(findstring address,$(SANITIZE)),)
-SANFLAGS_EMU := $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,--param=asan-use-after-return=0)
-endif
-EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(SANFLAGS) $(SANFLAGS_EMU) -MMD -MP -x c++ -include dev/simt/emulator.h
+EMU_COMPILE  = $(CXX) $(EMUFLAGS) $(SANFLAGS) -MMD -MP -x c++ -include dev/simt/emulator.h
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
 # The part of it that the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no
