@@ -24,6 +24,7 @@
 #include "llmc/mfu.h"
 #include "llmc/optimizer.h"
 #include "llmc/options.h"
+#include "llmc/output_lock.h"
 #include "llmc/plan.h"
 #include "llmc/report.h"
 #include "llmc/schedule.h"
@@ -285,6 +286,12 @@ static void save(Trainer<floatX>& t) {
     for (const std::string& line : saved.notes) t.log.note(line);
 }
 
+template <class floatX>
+static std::string last_checkpoint(const Trainer<floatX>& t) {
+    if (t.saved_step < 0) return "there is no checkpoint";
+    return "the last good checkpoint is " + checkpoint_directory(t.options.output, t.saved_step);
+}
+
 // A failed save is no reason to stop: the older checkpoints are intact. Three in a row are.
 template <class floatX>
 static void save_or_warn(Trainer<floatX>& t) {
@@ -292,9 +299,24 @@ static void save_or_warn(Trainer<floatX>& t) {
         save(t);
         t.failed_saves = 0;
     } catch (const Error& error) {
-        if (++t.failed_saves == 3) throw;
+        if (++t.failed_saves == 3)
+            throw Error(error.exit_code,
+                        format("three saves in a row failed, so the run ends: its further steps would be lost; %s; %s",
+                               last_checkpoint(t).c_str(), error.what()));
         t.log.warn(format("the checkpoint of step %lld was not saved: %s; training goes on",
                           static_cast<long long>(t.state.step), error.what()));
+    }
+}
+
+// The checkpoint of this step was saved before its validation.
+template <class floatX>
+static void save_val_loss(Trainer<floatX>& t) {
+    if (t.comm.rank > 0 || t.options.output.empty() || t.saved_step != t.state.step) return;
+    const std::string dir = checkpoint_directory(t.options.output, t.saved_step);
+    try {
+        set_val_loss(dir, t.state.val_loss);
+    } catch (const Error& error) {
+        t.log.warn(format("%s keeps an older validation loss: %s; training goes on", dir.c_str(), error.what()));
     }
 }
 
@@ -375,6 +397,7 @@ static void validate(Trainer<floatX>& t, int64_t step) {
         if (!loss) return;
         t.state.val_loss = *loss;
         t.log.val(step, *loss);
+        save_val_loss(t);
     } catch (const Error& error) {
         t.failure = error, t.stop = true;
     }
@@ -473,15 +496,26 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up(batch.tokens_per_step, once)));
 }
 
-// A new run must not write among the checkpoints of another.
-static void check_output(const Options& o) {
-    if (o.output.empty()) return;
-    make_directories(o.output);
-    if (o.resume) return;
-    const std::string newest = newest_directory(o.output);
+// For as long as the run lives. A new run must not write among the checkpoints of another either.
+static std::unique_ptr<OutputLock> lock_output(const Options& o) {
+    if (o.output.empty()) return nullptr;
+    auto lock = std::make_unique<OutputLock>(o.output);
+    const std::string newest = o.resume ? "" : newest_directory(o.output);
     ENSURE(newest.empty(),
            "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
            o.output.c_str(), newest.c_str());
+    return lock;
+}
+
+// Room for the next checkpoint, if --keep gives up others, and so for the log. Without it training may still go on.
+static void make_room_to_resume(const Options& o, const Start& start, int64_t step, std::vector<std::string>& notes) {
+    if (o.checkpoint_every == 0) return;
+    const int64_t bytes = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
+    try {
+        make_room(o.output, o.keep, step + 1, bytes, notes);
+    } catch (const Error& error) {
+        notes.push_back(error.what());
+    }
 }
 
 static int device_of(const Options& o, const Launch& launch) {
@@ -529,7 +563,9 @@ static int end_of_stopped(Trainer<floatX>& t) {
 template <class floatX>
 static int train(Options o, const Launch& launch, Comm& comm, const std::string& command_line) {
     const bool first = comm.rank == 0;
-    if (first) check_output(o);
+    const std::unique_ptr<OutputLock> lock = first ? lock_output(o) : nullptr;
+    std::vector<std::string> notes;
+    if (lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: one may be renamed back
     if (first && !o.trace.empty()) check_trace_file(o.trace);
     comm.exchange("");  // the directory is there
     Start start = find_training_start(o);
@@ -567,9 +603,9 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     if (!first) log_options.output.clear(), log_options.progress = "plain";
     if (!start.resume.empty()) log_options.resume_step = saved.step;
     log_options.flops_per_token = info.flops_per_token, log_options.peak_flops = info.peak_flops * world_size;
+    if (lock && !start.resume.empty()) make_room_to_resume(o, start, saved.step, notes);
     Log log(log_options);
-    if (first && !o.output.empty())
-        for (const std::string& line : remove_leftovers(o.output)) log.note(line);
+    for (const std::string& line : notes) log.note(line);
     for (const std::string& line : start.notes) log.note(line);
     if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
         log.warn("changed since the checkpoint: " + changed);

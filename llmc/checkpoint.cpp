@@ -47,6 +47,11 @@ static uint64_t checksum_of_state(json state) {
     return XXH3_64bits(text.data(), text.size());
 }
 
+static std::string sealed(json state) {
+    state["xxh3_64"] = format("%016" PRIx64, checksum_of_state(state));
+    return state.dump(2) + "\n";
+}
+
 static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
     json out = {{"format", format_version},
                 {"step", state.step},
@@ -59,13 +64,14 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"extra", parse_json(state.extra, "the trainer's own state")}};
     for (const auto& [name, sum] : files)
         out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
-    out["xxh3_64"] = format("%016" PRIx64, checksum_of_state(out));
-    return out.dump(2) + "\n";
+    return sealed(out);
 }
 
 // --- directories ---
 
 static std::string step_name(int64_t step) { return format("step_%06" PRId64, step); }
+
+std::string checkpoint_directory(const std::string& output, int64_t step) { return output + "/" + step_name(step); }
 
 // step_005000, or step_005000.replaced while a save of the same step moves it aside.
 struct StepDirectory {
@@ -101,7 +107,7 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
         }
     for (const StepDirectory& found : list_steps(output)) {
         if (!found.replaced) continue;
-        const std::string aside = output + "/" + found.name, dir = output + "/" + step_name(found.step);
+        const std::string aside = output + "/" + found.name, dir = checkpoint_directory(output, found.step);
         const bool superseded = path_exists(dir);
         if (superseded)
             remove_tree(aside);
@@ -169,15 +175,66 @@ static void put_in_place(const std::string& tmp, const std::string& dir) {
 }
 
 // A directory loses its name first: half a checkpoint must not look like one.
-static void delete_older(const std::string& output, int keep, std::vector<std::string>& notes) {
-    int seen = 0;
+static void delete_checkpoint(const std::string& dir) {
+    remove_tree(dir + ".tmp");
+    rename_path(dir, dir + ".tmp");
+    remove_tree(dir + ".tmp");
+}
+
+// Directories, newest first, that a save of this step makes superfluous: those beyond `keep`, the new one counted, and
+// an older one of the same step.
+static std::vector<std::string> superfluous(const std::string& output, int64_t step, int keep) {
+    std::vector<std::string> out;
+    int kept = 1;
     for (const StepDirectory& found : list_steps(output)) {
-        if (++seen <= keep || keep == 0) continue;
-        const std::string dir = output + "/" + found.name;
+        if (keep == 0 || found.step > step || (found.step < step && kept++ < keep)) continue;
+        out.push_back(output + "/" + found.name);
+    }
+    return out;
+}
+
+// Those of them that can go before the save, which may fail: all but the newest that verifies.
+static std::vector<std::string> deletable(const std::string& output, int64_t step, int keep, const std::string& whole) {
+    std::vector<std::string> out = superfluous(output, step, keep);
+    std::erase(out, whole);
+    return out;
+}
+
+static int64_t room_after(int64_t free, const std::vector<std::string>& deleted) {
+    for (const std::string& dir : deleted) free += bytes_on_disk(dir);
+    return free;
+}
+
+[[noreturn]] static void refuse_full_disk(const std::string& output, int given_keep, int64_t step, int64_t needed,
+                                          const std::string& whole) {
+    const int64_t free = free_bytes(output);
+    int keep = given_keep ? given_keep - 1 : int(list_steps(output).size());
+    while (keep > 0 && room_after(free, deletable(output, step, keep, whole)) < needed) keep--;
+    const std::string other_keep = keep > 0 ? format("--keep %d would make room, or ", keep) : "";
+    fail(EXIT_IO,
+         "%s: a checkpoint needs %s, but only %s are free; %sfree %s more, or move the directory to a larger disk",
+         output.c_str(), human_bytes(needed).c_str(), human_bytes(free).c_str(), other_keep.c_str(),
+         human_bytes(needed - free).c_str());
+}
+
+void make_room(const std::string& output, int keep, int64_t step, int64_t needed, std::vector<std::string>& notes) {
+    if (needed <= free_bytes(output)) return;
+    const std::string whole = find_latest(output).dir;
+    std::vector<std::string> dirs = deletable(output, step, keep, whole);
+    if (room_after(free_bytes(output), dirs) < needed) dirs.clear();
+    for (; !dirs.empty() && needed > free_bytes(output); dirs.pop_back()) {
+        delete_checkpoint(dirs.back());
+        notes.push_back(
+            format("%s: deleted before the next save, for the disk is full (--keep %d)", dirs.back().c_str(), keep));
+    }
+    if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
+}
+
+static void delete_older(const std::string& output, int64_t step, int keep, std::vector<std::string>& notes) {
+    for (const std::string& dir : superfluous(output, step, keep)) {
+        if (dir == checkpoint_directory(output, step)) continue;
         try {
-            remove_tree(dir + ".tmp");
-            rename_path(dir, dir + ".tmp");
-            remove_tree(dir + ".tmp");
+            delete_checkpoint(dir);
         } catch (const Error& error) {
             notes.push_back(format("an old checkpoint stays: %s", error.what()));
         }
@@ -193,15 +250,11 @@ void for_each_read(const ParamLayout& layout, bool bf16_weights,
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);
-    SavedCheckpoint saved{options.output + "/" + name, 0, {}};
+    SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0, {}};
     const std::string tmp = saved.dir + ".tmp";
     make_directories(options.output);
     remove_tree(tmp);
-    const int64_t needed = checkpoint_bytes(layout, options.bf16_weights), free = free_bytes(options.output);
-    if (needed > free)
-        fail(EXIT_IO,
-             "%s: a checkpoint needs %s, but only %s are free; delete older ones (--keep) or give another --output",
-             options.output.c_str(), human_bytes(needed).c_str(), human_bytes(free).c_str());
+    make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.bf16_weights), saved.notes);
     try {
         make_directories(tmp);
         saved.bytes = write_files(tmp, options, layout, read, state);
@@ -216,7 +269,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         throw;
     }
     replace_file(options.output + "/latest", name + "\n");
-    delete_older(options.output, options.keep, saved.notes);
+    delete_older(options.output, state.step, options.keep, saved.notes);
     return saved;
 }
 
@@ -358,6 +411,13 @@ TrainerState read_trainer_state(const std::string& dir) {
     } catch (const json::exception&) {
         bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");
     }
+}
+
+void set_val_loss(const std::string& dir, double val_loss) {
+    json state = read_state_json(dir);
+    if (state["val_loss"] == val_loss) return;
+    state["val_loss"] = val_loss;
+    replace_file(dir + "/trainer.json", sealed(state));
 }
 
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {

@@ -45,9 +45,19 @@ struct SavedCheckpoint {
     std::vector<std::string> notes;  // lines to print: what was renamed, what could not be deleted
 };
 
+// OUTPUT/step_N.
+std::string checkpoint_directory(const std::string& output, int64_t step);
+
+// Where fewer than so many bytes are free, deletes what a save of this step would delete after it: the checkpoints that
+// `keep` gives up, the oldest first, but not the newest that verifies. Refuses (EXIT_IO), with what would help, where
+// that is not enough, and deletes nothing then. save_checkpoint begins with it; so should a run that resumes, because
+// its log needs room too. Notes: lines to print.
+void make_room(const std::string& output, int keep, int64_t step, int64_t needed, std::vector<std::string>& notes);
+
 // Writes OUTPUT/step_N of state.step; one that is there already is replaced. Fails with EXIT_IO or EXIT_CANNOT_CREATE,
-// the path and the system's reason, and then every checkpoint that was there still is: training may go on and try
-// again later. Checkpoints of later steps (a run that was continued from an older one) are renamed to step_N.stale.
+// the path and the system's reason, and then every checkpoint that was there still is, but for those that make_room
+// deleted: training may go on and try again later. Checkpoints of later steps (a run that was continued from an older
+// one) are renamed to step_N.stale.
 //
 // `read` is called for all weights (twice with bf16_weights), then all m, then all v.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
@@ -88,3 +98,5 @@ FoundCheckpoint find_model(const std::string& path);
 // All of a (verified) checkpoint. The layout is that of read_hf_config(dir).model; another shape is refused.
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
+// For a validation that comes after the save: trainer.json is replaced whole, nothing else changes.
+void set_val_loss(const std::string& dir, double val_loss);

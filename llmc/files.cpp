@@ -16,8 +16,7 @@
 
 namespace fs = std::filesystem;
 
-// "PATH: cannot WHAT: REASON", from errno.
-[[noreturn]] static void fail_errno(int exit_code, const std::string& path, const std::string& what) {
+void fail_errno(int exit_code, const std::string& path, const std::string& what) {
     const std::string reason = std::generic_category().message(errno);
     fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
 }
@@ -208,6 +207,15 @@ int64_t free_bytes(const std::string& dir) {
     if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "ask for free space");
     int64_t bytes;  // some file systems report nonsense: it must not become negative
     if (__builtin_mul_overflow(status.f_bavail, status.f_frsize, &bytes)) return std::numeric_limits<int64_t>::max();
+    return bytes;
+}
+
+int64_t bytes_on_disk(const std::string& dir) {
+    int64_t bytes = 0;
+    for (const std::string& name : list_directory(dir)) {
+        struct stat status;
+        if (lstat((dir + "/" + name).c_str(), &status) == 0) bytes += int64_t(status.st_blocks) * 512;
+    }
     return bytes;
 }
 

@@ -66,8 +66,11 @@ void sync_directory(const std::string& dir);                      // names in it
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);              // fine if it is missing; follows no links
 int64_t free_bytes(const std::string& dir);             // for an ordinary user, on the file system of dir
+int64_t bytes_on_disk(const std::string& dir);          // that the files in it take
 bool is_file_name(const std::string& name);             // of a file in the same directory: no path, not . or ..
 std::string parent_directory(const std::string& path);  // "." for a bare name
 
+// Throws Error: "PATH: cannot WHAT: REASON", from errno.
+[[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);
 // For a message: text from a file, cut at 100 bytes, control characters shown as \x1b.
 std::string printable(const std::string& text);

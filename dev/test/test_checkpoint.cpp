@@ -392,6 +392,120 @@ TEST_CASE("a disk that is full, or becomes full while saving, fails the save and
     }
 }
 
+// On a small disk that holds the checkpoints 1 to 3, the newest damaged, and 100 KiB beside them: what `f` returns,
+// which is the number of the check that failed. A save needs 256 KiB and more to be free, and deleting one makes that
+// room.
+static int on_full_disk(const std::function<int(const std::string& out)>& f) {
+    const TemporaryDirectory dir;
+    return in_child([&] {
+        if (!mount_small_disk(dir.path, "2m")) return CHILD_SKIPPED;
+        const std::string out = dir / "out";
+        for (int step : {1, 2, 3}) {
+            save(save_options(out), step);
+            write_bytes(format("%s/step_00000%d/large", out.c_str(), step), std::string(300 << 10, 'x'));
+        }
+        write_bytes(out + "/step_000003/config.json", "{}");
+        write_bytes(dir / "ballast", std::string(size_t(free_bytes(out) - (100 << 10)), 'x'));
+        return f(out);
+    });
+}
+
+TEST_CASE("a full disk: what --keep gives up goes before the save, but never the newest that is whole") {
+    const auto error_of = [](const std::function<void()>& f) {
+        try {
+            f();
+        } catch (const Error& error) {
+            return format("%d %s", error.exit_code, error.what());
+        }
+        return std::string();
+    };
+    const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+    const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
+    const int saved = on_full_disk([&](const std::string& out) {
+        const SavedCheckpoint saved = save(save_options(out, 1), 4);
+        if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000001: deleted before the next save")) return 1;
+        if (list_directory(out) != Names{"latest", "step_000004"}) return 2;
+        return holds(out + "/step_000004", 4) ? 0 : 3;
+    });
+    if (saved == CHILD_SKIPPED) {
+        skip_case("mounting a small disk is not permitted here");
+        return;
+    }
+    CHECK(saved == 0);
+    const int failed = on_full_disk([&](const std::string& out) {
+        const FlatState state(small_model, 4);
+        const TensorReader failing = [](float*, StateKind, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
+        const std::string error =
+            error_of([&] { save_checkpoint(save_options(out, 1), state.layout, failing, trainer_state(4)); });
+        if (error != "1 the device is gone") return 1;
+        if (list_directory(out) != Names{"latest", "step_000002", "step_000003"}) return 2;
+        return find_latest(out).dir == out + "/step_000002" ? 0 : 3;
+    });
+    CHECK(failed == 0);
+    const int refused = on_full_disk([&](const std::string& out) {
+        for (int keep : {0, 4}) {
+            const std::string error = error_of([&] { save(save_options(out, keep), 4); });
+            if (!error.starts_with("74 ") || !has(error, "are free; --keep 3 would make room, or free ")) return 1;
+        }
+        write_bytes(out + "/step_000003/large", "");  // little is to be had by deleting
+        write_bytes(out + "/step_000001/large", "");
+        write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
+        const std::string error = error_of([&] { save(save_options(out, 1), 4); });
+        if (!error.starts_with("74 ") || !has(error, "are free; free ")) return 2;
+        remove_tree(out + "/more");
+        return list_directory(out) == all ? 0 : 3;
+    });
+    CHECK(refused == 0);
+    const int same_step = on_full_disk([&](const std::string& out) {
+        const SavedCheckpoint saved = save(save_options(out, 3), 3);  // replaces the damaged one, and needs its room
+        if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
+        return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
+    });
+    CHECK(same_step == 0);
+}
+
+TEST_CASE("a validation loss that comes after the save replaces trainer.json, and nothing else changes") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 5).dir;
+    const Names names = list_directory(ckpt);
+    set_val_loss(ckpt, 2.5);
+    CHECK(refusal(ckpt) == "");
+    const TrainerState got = read_trainer_state(ckpt), want = trainer_state(5);
+    CHECK(got.val_loss == 2.5);
+    CHECK(got.step == want.step);
+    CHECK(got.position == want.position);
+    CHECK(got.tokens == want.tokens);
+    CHECK(got.options == want.options);
+    CHECK(got.data == want.data);
+    CHECK(got.extra == want.extra);
+    CHECK(list_directory(ckpt) == names);
+    set_val_loss(ckpt, want.val_loss);
+    CHECK(holds(ckpt, 5));
+    write_bytes(ckpt + "/trainer.json", "{}");
+    CHECK_THROWS_AS(set_val_loss(ckpt, 2.5), Error);
+    CHECK(read_bytes(ckpt + "/trainer.json") == "{}");
+}
+
+TEST_CASE("trainer.json rewritten by a process that is killed or fails: the checkpoint stays whole") {
+    for (int error : {0, EIO, ENOSPC}) {
+        int n = 0;
+        for (bool reached = true; reached; n++) {
+            const TemporaryDirectory dir;
+            const std::string ckpt = save(save_options(dir / "out"), 5).dir;
+            const FaultResult result = with_fault([&] { return set_val_loss(ckpt, 2.5), 0; }, n, error);
+            if (result.code == CHILD_SKIPPED) {
+                skip_case("tracing is not permitted here");
+                return;
+            }
+            reached = result.reached;
+            CAPTURE(n);
+            CAPTURE(error);
+            CHECK(refusal(ckpt) == "");
+            if (result.code == 0) CHECK(read_trainer_state(ckpt).val_loss == 2.5);
+        }
+    }
+}
+
 TEST_CASE("an error while a tensor is fetched leaves no trace") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);

@@ -16,6 +16,12 @@ first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
 check "train" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15
 loss_of() { sed -n 's/.*"kind":"val".*"step":'"$1"',.*"val_loss":\([0-9.]*\).*/\1/p' "$run/log.jsonl"; }
 check "the loss falls" awk -v a="$(loss_of 0)" -v b="$(loss_of 30)" 'BEGIN { exit !(a > 0 && b > 0 && b < 0.8 * a) }'
+# trainer_val STEP LOG_STEP: the checkpoint has the validation loss that the log has at that step.
+trainer_val() {
+    python3 -c "import json, sys; got = json.load(open('$run/step_0000$1/trainer.json'))['val_loss']; sys.exit(abs(got - $(loss_of "$2")) > 1e-5)"
+}
+check "a checkpoint has the validation loss of its own step" trainer_val 30 30
+check "or of the last one before" trainer_val 15 10
 check "run.json is JSON with the options" python3 -c "import json; r = json.load(open('$run/run.json')); assert r['options']['lr'] == 0.01, r"
 check "log.jsonl is JSON" python3 -c "import json; [json.loads(line) for line in open('$run/log.jsonl')]"
 generate() { "$program" generate --init "$run" --prompt "the king" --max-tokens 40 "$@"; }
@@ -93,7 +99,8 @@ long_prompt=$(make_text 200)
 refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
 
 # ---- missing and damaged input
-refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin"
+refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
+check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "no such directory" 66 "no such directory" "$program" generate --init "$scratch/nowhere"
 mkdir "$scratch/empty"
 refused "a directory that is no checkpoint" 66 "neither a Hugging Face directory" "$program" generate --init "$scratch/empty"
@@ -124,6 +131,11 @@ overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
 "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
 check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
 
+# Killed between the two renames of a save: --resume finds the old name back.
+cp -r "$run" "$scratch/renamed_run"
+mv "$scratch/renamed_run/step_000030" "$scratch/renamed_run/step_000030.replaced"
+check "a checkpoint that a killed save had moved aside" "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/renamed_run" --steps 31 --resume
+
 # When all are damaged, nothing starts over and nothing is deleted. The optimizer's state is lost in one, trainer.json in the
 # other; the weights of both are there.
 cp -r "$run" "$scratch/all_damaged"
@@ -140,6 +152,20 @@ refused "every checkpoint damaged: generate" 65 "no checkpoint in it is whole" "
 check "every checkpoint damaged: nothing was touched" test "$(tree_of "$scratch/all_damaged")" = "$before"
 check "every checkpoint damaged: the advice works" "$program" "${train_data[@]}" --init "$scratch/all_damaged/step_000030" --seq-len 16 \
     --micro-batch 2 --global-batch 64 --steps 2 --quiet --output "$scratch/from_damaged"
+
+# ---- one run at a time in an output
+busy=$scratch/busy
+in_busy=("$program" "${data[@]}" "${tiny[@]}" --output "$busy" --val-every 0 --checkpoint-every 50 --keep 1)
+"${in_busy[@]}" --steps 1000000 &
+owner=$!
+check "a run that goes on" wait_for "$busy/latest"
+refused "a second run" 73 "$busy is in use by another run: pid $owner on $(hostname) since" "${in_busy[@]}" --steps 3
+refused "--resume into a run that goes on" 73 "is in use by another run: pid $owner" "${in_busy[@]}" --steps 1000000 --stop-after 200 --resume
+check "it was not touched" test -z "$(find "$busy" -name '*.stale*' -o -name 'log.1.jsonl')"
+kill -9 $owner
+wait $owner 2>/dev/null
+check "after kill -9, --resume goes on" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
+check "no lock is left" test ! -e "$busy/run.lock"
 
 # ---- output that cannot be written
 : >"$scratch/file"
@@ -165,6 +191,33 @@ if unshare --mount true 2>/dev/null; then
     check "disk full: exit code 74" test "$(cat "$disk.status")" = 74
     check "disk full: one sentence" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
     check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
+
+    # Two old checkpoints, and then too little room for a third: not even without the older one; only without it.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=4m none "$0"
+        run=("$@" --output "$0/run" --checkpoint-every 6)
+        "${run[@]}" --steps 12 --keep 0
+        attempt() {  # NAME KIB_FREE OPTION...
+            rm -f "$disk/ballast"
+            head -c $((($(df --output=avail -k "$disk" | tail -1) - $2) * 1024)) /dev/zero >"$disk/ballast"
+            "${run[@]}" --resume "${@:3}" 2>"$disk.$1.err"; echo $? >"$disk.$1.status"
+            ls "$disk/run" | grep step_ | tr "\n" " " >"$disk.$1.list"
+        }
+        disk=$0
+        attempt none 50 --steps 60 --keep 1
+        attempt keep 400 --steps 60 --keep 3
+        attempt room 400 --steps 18 --keep 1
+        rm "$disk/ballast"
+        "${run[@]}" --resume --steps 30 --keep 0 2>/dev/null
+        attempt full 0 --steps 36 --keep 1' "$disk" "$program" "${data[@]}" "${tiny[@]}"
+    for name in none keep; do
+        check "disk full, $name: exit code 74" test "$(cat "$disk.$name.status")" = 74
+        check "disk full, $name: both old checkpoints are there" test "$(cat "$disk.$name.list")" = "step_000006 step_000012 "
+        check "disk full, $name: why it ends" grep -q "^error: three saves in a row failed, .* $disk/run/step_000012; .*a checkpoint needs" "$disk.$name.err"
+    done
+    check "disk full: a lower --keep is named only where it helps" test "$(cat "$disk".{none,keep}.err | grep -c '^error: .*; --keep 2 would make room')" = 1
+    check "disk full: --keep 1 makes room" test "$(cat "$disk.room.status") $(cat "$disk.room.list")" = "0 step_000018 "
+    check "disk full: --keep 1 makes room where not a byte is free" test "$(cat "$disk.full.status") $(cat "$disk.full.list")" = "0 step_000036 "
 else
     skip "disk full" "unshare --mount is not permitted here"
 fi

@@ -157,6 +157,15 @@ check "a long step: it is not completed" test "$(cat "$scratch/given_up/latest")
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
 check "a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
 
+start_ranks 2 "${endless[@]}" --output "$scratch/busy"
+check "a run that goes on: they train" wait_for "$scratch/busy/log.jsonl" '"step":3,'
+ranks 2 "${endless[@]}" --output "$scratch/busy" --resume >"$scratch/second.log" 2>&1
+check "a second run in its output: exit code 73" test $? = 73
+check "a second run in its output: one rank says whose it is" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
+check "a second run in its output: the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
+kill -USR1 "$job"
+check "the first run ends as it would alone" job_ends 15
+
 start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
 check "mpirun to be killed: they train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"
