@@ -30,6 +30,7 @@
 #include "llmc/schedule.h"
 #include "llmc/setup.h"
 #include "llmc/straggler.h"
+#include "llmc/threads.h"
 #include "llmc/tokenize.h"
 #include "llmc/trace.h"
 
@@ -213,8 +214,8 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Span span(trace, Track::training, model.stream, {.name = "update", .step = step});
     PendingStep& p = t.pending[step % 2];
     const PendingStep& before = t.pending[(step + 1) % 2];
-    const double busy_ms = before.record.step_ms - before.record.loader_wait_ms - before.record.comm_exposed_ms;
-    Said said = {stop_requested || t.failure ? 1.0f : 0.0f, float(busy_ms)};
+    const double own_ms = before.record.step_ms - before.record.comm_exposed_ms;
+    Said said = {stop_requested || t.failure ? 1.0f : 0.0f, float(own_ms)};
     if (t.failure) said.lost = std::numeric_limits<float>::quiet_NaN();
     t.optimizer.clip(float(t.options.grad_clip), said);
     t.optimizer.step(float(learning_rate(t.schedule, step)), narrow(step + 1));
@@ -360,7 +361,8 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     p.record.comm_exposed_ms = 1e3 * (exposed - t.comm_exposed);
     t.clock = now, t.loader_waited = t.loader.wait_seconds, t.comm_exposed = exposed;
     t.log.step(p.record);
-    if (const std::string slow = t.straggler.add(p.host.said, t.comm.world_size); !slow.empty()) t.log.warn(slow);
+    const std::string slow = t.straggler.add(p.host.said, t.comm.world_size, p.record.step_ms);
+    if (!slow.empty()) t.log.warn(slow);
     if (p.host.factor == p.host.factor) {  // not NaN
         t.state.step = p.record.step + 1;
         t.state.position += t.loader.config.samples_per_step;
@@ -471,7 +473,7 @@ static void load_state(Trainer<floatX>& t) {
 template <class floatX>
 static void resolve_micro_batch(Options& o, const Start& start, int T, Comm& comm, int world_size, int local_ranks) {
     if (o.micro_batch != 0) return;
-    const int64_t available = device_bytes_free() / (device_memory_is_host() ? std::max(1, local_ranks) : 1);
+    const int64_t available = device_bytes_free(std::max(1, local_ranks));
     const int own = largest_micro_batch<floatX>(start.config, T, o.global_batch_tokens, world_size,
                                                 saving_of(o, world_size), available);
     o.micro_batch = own;
@@ -765,6 +767,7 @@ static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Co
 
 // A rank that fails ends the others too, which would wait for it.
 int main(int argc, char** argv) {
+    limit_spinning(argv);
     Launch launch;
     std::unique_ptr<Comm> comm;
     std::string error;

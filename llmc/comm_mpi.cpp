@@ -33,7 +33,8 @@
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 20;  // elements in one message: the next travels while this one is added
+constexpr double QUIET_SECONDS = 10;  // in which ranks join without a word
+constexpr int64_t PIECE = 1 << 20;    // elements in one message: the next travels while this one is added
 
 #define MPI_CHECK(call)                                                                                    \
     do {                                                                                                   \
@@ -95,6 +96,7 @@ struct MpiComm : Comm {
     std::deque<std::function<void()>> jobs;
     Ticket posted = 0, done = 0;
     std::exception_ptr error;
+    double stopped_seconds = 0.0;  // of the training thread, while it waited
 
     struct Staged {
         void* memory;
@@ -128,14 +130,33 @@ struct MpiComm : Comm {
     // a second. A host where nobody is missing lets the others speak first.
     void join(const Launch& launch) {
         const Ticket started = post([this, launch] { start(launch); });
-        if (!wait_for(started, launch.join_seconds)) {
-            const char* job = getenv("PMIX_NAMESPACE");
-            const RollCall missing = call_roll(launch, job ? job : "");
+        const double quiet = std::min(QUIET_SECONDS, launch.join_seconds), rest = launch.join_seconds - quiet;
+        bool joined = wait_for(started, quiet);
+        if (!joined && rest > 0) {
+            say_who_is_missing(launch, quiet, rest);
+            joined = wait_for(started, rest);
+        }
+        if (!joined) {
+            const RollCall missing = call_roll(launch, job_name());
             if (!wait_for(started, missing.found ? 2.0 * std::clamp(launch.local_rank, 0, 3) : 8.0))
                 fail(EXIT_INTERNAL, "no word after %g s from %s", launch.join_seconds, missing.text.c_str());
         }
         wait_for(started);
         if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
+    }
+
+    // Of each host its first rank that waits, so that a line comes once.
+    static void say_who_is_missing(const Launch& launch, double waited, double rest) {
+        const RollCall missing = call_roll(launch, job_name());
+        if (!missing.speaks) return;
+        fprintf(stderr,
+                "warning: rank %d on %s: no word after %g s from %s; waiting %g s more (--rendezvous-timeout)\n",
+                launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest);
+    }
+
+    static std::string job_name() {
+        const char* job = getenv("PMIX_NAMESPACE");
+        return job ? job : "";
     }
 
     void start(const Launch& launch) {
@@ -205,9 +226,15 @@ struct MpiComm : Comm {
         return ++posted;
     }
 
+    // Waits in slices. One that takes far longer was no wait for others: this process was stopped, or had no core.
     void wait_for(Ticket ticket) {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [&] { return done >= ticket; });
+        constexpr double slice = 0.05;
+        for (bool finished = false; !finished;) {
+            const double begin = seconds_now();
+            finished = wait_for(ticket, slice);
+            const double late = seconds_now() - begin - slice;
+            if (late > slice) stopped_seconds += late;
+        }
         if (error) std::rethrow_exception(error);
     }
 
@@ -238,27 +265,37 @@ struct MpiComm : Comm {
         return ++queued;
     }
 
+    // Counts the time of a wait for other ranks.
+    template <class Wait>
+    void expose(const Wait& wait_for_others) {
+        const double start = seconds_now(), stopped_before = stopped_seconds;
+        wait_for_others();
+        exposed_seconds += seconds_now() - start - (stopped_seconds - stopped_before);
+    }
+
     // Device memory is moved by the thread that waits: it alone calls the device.
     void wait(Ticket ticket, Stream) override {
-        const double start = seconds_now();
-        if (device_memory_is_host()) wait_for(ticket);
-        for (; !device_memory_is_host() && moved < ticket; moved++) {
-            const Staged& s = staged.front();
-            staging.resize(std::max<size_t>(staging.size(), s.bytes));
-            wait_for_event(s.ready);
-            destroy_event(s.ready);
-            {
-                const Span span(trace.get(), Track::host, {.name = "copy to host", .bytes = s.bytes});
-                copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
-                wait_for_stream(copies->stream);
-            }
-            block([&] { s.job(staging.data()); });
-            const Span span(trace.get(), Track::host, {.name = "copy to device", .bytes = s.bytes});
-            copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
+        expose([&] {
+            if (device_memory_is_host()) wait_for(ticket);
+            for (; !device_memory_is_host() && moved < ticket; moved++) move_staged();
+        });
+    }
+
+    void move_staged() {
+        const Staged& s = staged.front();
+        staging.resize(std::max<size_t>(staging.size(), s.bytes));
+        wait_for_event(s.ready);
+        destroy_event(s.ready);
+        {
+            const Span span(trace.get(), Track::host, {.name = "copy to host", .bytes = s.bytes});
+            copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
             wait_for_stream(copies->stream);
-            staged.pop_front();
         }
-        exposed_seconds += seconds_now() - start;
+        block([&] { s.job(staging.data()); });
+        const Span span(trace.get(), Track::host, {.name = "copy to device", .bytes = s.bytes});
+        copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
+        wait_for_stream(copies->stream);
+        staged.pop_front();
     }
 
     // ---- exchanges, on the thread
@@ -345,6 +382,11 @@ struct MpiComm : Comm {
     }
 
     // ---- collectives
+
+    // What else would be allocated in the first step.
+    void reserve(WireType, int64_t count) override {
+        if (!halves()) own_sums.resize(count / world_size);
+    }
 
     // What a rank sends of `count` elements when each of them goes through all ranks once.
     int64_t share(int64_t count, int64_t element) const { return count / world_size * (world_size - 1) * element; }
@@ -442,9 +484,7 @@ struct MpiComm : Comm {
                               finish(&request, 1);
                               vote = any != 0;
                           }));
-        const double start = seconds_now();
-        wait_for(last);
-        exposed_seconds += seconds_now() - start;
+        expose([&] { wait_for(last); });
         return before;
     }
 

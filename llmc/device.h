@@ -45,7 +45,8 @@ inline void (*while_host_waits)(double seconds) = nullptr;
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
 int64_t device_bytes_allocated();  // now, by device_allocate
-int64_t device_bytes_free();       // that could still be, with some left for the libraries
+// That each of so many processes of this host could still allocate, with some left for the libraries.
+int64_t device_bytes_free(int processes = 1);
 // Host memory that the device copies from and to without a detour (pinned on CUDA).
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);

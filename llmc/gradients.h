@@ -13,7 +13,7 @@
 // What each rank says to all in every step, beside its gradients.
 struct Said {
     float stop;         // not 0: it was asked to stop, or cannot go on
-    float busy_ms;      // its own time of the step before, without waiting for other ranks
+    float own_ms;       // of the step before, without waiting for other ranks; its loader's time counts
     float lost = 0.0f;  // NaN: it has not computed its micro-batches, so that no rank may take this step
 };
 

@@ -50,7 +50,7 @@ static void data_options(Declarations& all, Options& o) {
 
 static void batch_options(Declarations& all, Options& o) {
     Section s{all, "batch"};
-    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto", "per rank and pass (B); auto = the most that fit")
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto", "per rank and pass (B); auto = fast, and fits")
         .between(1, 1 << 20)
         .or_word("auto", 0);
     s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",

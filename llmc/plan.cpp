@@ -4,7 +4,9 @@
 
 #include "optimizer.h"
 
-constexpr int64_t MOST_MICRO_BATCH_TOKENS = 1 << 20;  // of --micro-batch auto; larger ones only take memory
+// Of --micro-batch auto; larger ones only take memory. On a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and
+// 124M parameters train as fast with 2,048 and 4,096 tokens as with 8,192, and 3 to 20 % slower with 512.
+constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
     const int64_t once = int64_t(micro_batch) * seq_len * world_size;
@@ -45,14 +47,17 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
 
 template <class floatX>
 int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        Saving saving, int64_t available) {
+                        Saving saving, int64_t available, bool own_memory) {
     const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
     const auto bytes = [&](int B) {
-        return device_bytes(training_memory<floatX>(config, plan_batch(B, seq_len, 0, world_size), saving));
+        return device_bytes(training_memory<floatX>(config, plan_batch(B, seq_len, 0, world_size), saving), own_memory);
     };
-    const auto fits = [&](int B) { return int64_t(B) * seq_len <= MOST_MICRO_BATCH_TOKENS && bytes(B) <= available; };
-    ENSURE(fits(1), "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer",
-           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+    const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
+    const int64_t most_bytes = own_memory ? available : available - available / 10;
+    const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
+    ENSURE(bytes(1) <= available,
+           "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer", seq_len,
+           human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
         if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
@@ -82,5 +87,5 @@ std::string describe_batch(const BatchPlan& batch) {
 
 template std::vector<MemoryItem> training_memory<float>(const GPT2Config&, const BatchPlan&, Saving);
 template std::vector<MemoryItem> training_memory<bf16>(const GPT2Config&, const BatchPlan&, Saving);
-template int largest_micro_batch<float>(const GPT2Config&, int, int64_t, int, Saving, int64_t);
-template int largest_micro_batch<bf16>(const GPT2Config&, int, int64_t, int, Saving, int64_t);
+template int largest_micro_batch<float>(const GPT2Config&, int, int64_t, int, Saving, int64_t, bool);
+template int largest_micro_batch<bf16>(const GPT2Config&, int, int64_t, int, Saving, int64_t, bool);

@@ -26,10 +26,11 @@ int64_t total_bytes(const std::vector<MemoryItem>& items);
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
 // The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes of
-// the device. Refuses when not even one sequence fits.
+// the device. Refuses when not even one sequence fits. In memory that is the host's it is no larger than speed needs,
+// and leaves a tenth of the memory to other programs.
 template <class floatX>
 int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        Saving saving, int64_t available);
+                        Saving saving, int64_t available, bool own_memory = !device_memory_is_host());
 
 // "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);

@@ -94,8 +94,11 @@ RollCall call_roll(const Launch& launch, const std::string& job, const std::stri
     const std::string host = host_name();
     const std::map<int, std::string> here = ranks_here(launch, job, proc);
     std::vector<std::string> missing;
-    for (const auto& [rank, reason] : here)
+    int first = launch.rank;  // of those that wait
+    for (const auto& [rank, reason] : here) {
+        if (reason.empty()) first = std::min(first, rank);
         if (!reason.empty()) missing.push_back(format("rank %d (%s)", rank, reason.c_str()));
+    }
     const int gone = launch.local_world_size - int(here.size());  // less than 0 where nobody told how many there are
     for (int rank = 0; gone > 0 && launch.local_world_size == launch.world_size && rank < launch.world_size; rank++)
         if (!here.contains(rank)) missing.push_back(format("rank %d (no process on %s)", rank, host.c_str()));
@@ -104,6 +107,7 @@ RollCall call_roll(const Launch& launch, const std::string& job, const std::stri
 
     RollCall roll;
     roll.found = !missing.empty();
+    roll.speaks = launch.rank == first;
     for (size_t i = 0; i < std::min(missing.size(), MOST_NAMED); i++) roll.text += (i ? ", " : "") + missing[i];
     if (missing.size() > MOST_NAMED) roll.text += format(" and %zu more", missing.size() - MOST_NAMED);
     if (!roll.found && launch.local_world_size == launch.world_size)

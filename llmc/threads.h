@@ -1,8 +1,9 @@
-// threads.h: how many threads OpenMP runs a parallel region on. --threads, OMP_NUM_THREADS, OMP_THREAD_LIMIT and the
-// cores that the process may use all have a say, so it is measured in a region.
+// threads.h: OpenMP's threads: how many there are, and how long they spin when they wait for each other.
 #pragma once
 #include <omp.h>
 
+// The number of threads that run a parallel region. --threads, OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores that the
+// process may use all have a say, so it is measured in a region.
 inline int openmp_threads() {
     int threads = 1;
 #pragma omp parallel
@@ -10,3 +11,8 @@ inline int openmp_threads() {
     threads = omp_get_num_threads();
     return threads;
 }
+
+// Lets threads that wait for each other sleep soon, so that they do not take the cores of other programs. A choice in
+// the environment wins (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY). The runtime reads its environment
+// before main(), so this sets it and starts the program once more, in the same process. The first call of main().
+void limit_spinning(char** argv);

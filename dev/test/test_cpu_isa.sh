@@ -67,4 +67,16 @@ for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2
         env CPU_ISA=plain "$variable" "${train[@]}" --precision fp32 --threads "$option" --output "$run"
     check "$variable --threads $option: run.json says $threads" facts "$run" plain fp32 "$threads"
 done
+
+# How long threads spin, as libgomp tells: the program starts once more with its own choice, or takes the user's.
+# spins SETTING...: the value of the last start.
+spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -n "s/^ *GOMP_SPINCOUNT = '\([0-9]*\)'/\1/p" | tail -1; }
+if [ -z "$(spins GOMP_SPINCOUNT=7)" ]; then
+    skip "how long threads spin" "this build's OpenMP is not GCC's"
+else
+    check "threads spin briefly: $(spins) turns" test "$(spins)" -gt 0 -a "$(spins)" -lt 100000
+    check "GOMP_SPINCOUNT wins" test "$(spins GOMP_SPINCOUNT=7)" = 7
+    check "OMP_WAIT_POLICY=passive wins" test "$(spins OMP_WAIT_POLICY=passive)" = 0
+    check "OMP_WAIT_POLICY=active wins" test "$(spins OMP_WAIT_POLICY=active)" -gt 1000000
+fi
 finish

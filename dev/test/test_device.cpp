@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../../llmc/cpu/memory.h"
+#include "temporary.h"
 #include "test.h"
 
 TEST_CASE("memory is zeroed, aligned and counted, small or mapped") {
@@ -33,6 +35,59 @@ TEST_CASE("too large a request is refused with its purpose and its size, and lea
     CHECK(device_bytes_allocated() == before);
 }
 
+// A folder that looks like / to a process in control groups.
+struct Machine {
+    TemporaryDirectory root;
+
+    explicit Machine(const std::string& lines) { write("/proc/self/cgroup", lines); }
+    void write(const std::string& file, const std::string& text) const {
+        const std::filesystem::path path = root.path + file;
+        std::filesystem::create_directories(path.parent_path());
+        write_bytes(path, text + "\n");
+    }
+    void check(int64_t limit, int64_t available) const {
+        const cpu::ControlGroups groups = cpu::control_groups(root.path);
+        CHECK(groups.limit == limit);
+        CHECK(groups.available == available);
+    }
+};
+
+TEST_CASE("control groups of version 2: the least of max and high, here or above; file cache is free") {
+    const Machine machine("0::/a/b");
+    const std::string a = "/sys/fs/cgroup/a/";
+    machine.check(INT64_MAX, INT64_MAX);
+    machine.write(a + "memory.max", "5000");
+    machine.write(a + "memory.current", "1500");
+    machine.write(a + "memory.stat", "anon 800\ninactive_file 300\nactive_file 200");
+    machine.write(a + "b/memory.max", "max");
+    machine.write(a + "b/memory.high", "max");
+    machine.check(5000, 4000);
+    machine.write(a + "b/memory.high", "4500");
+    machine.write(a + "b/memory.current", "100");
+    machine.check(4500, 4000);
+    machine.write(a + "b/memory.current", "700");
+    machine.check(4500, 3800);
+}
+
+TEST_CASE("control groups of version 1, also where the mount shows only the container's own") {
+    const Machine machine("9:cpu,cpuacct:/x\n8:memory:/docker/1f\n1:name=systemd:/y\n0::/z");
+    const std::string mount = "/sys/fs/cgroup/memory/";
+    machine.write(mount + "memory.limit_in_bytes", "9223372036854771712");
+    machine.check(INT64_MAX, INT64_MAX);
+    machine.write(mount + "memory.limit_in_bytes", "6000");
+    machine.write(mount + "memory.usage_in_bytes", "2000");
+    machine.write(mount + "memory.stat", "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 50");
+    machine.check(6000, 4150);
+    machine.write(mount + "docker/1f/memory.limit_in_bytes", "3000");
+    machine.check(3000, 3000);
+}
+
+TEST_CASE("processes of a host share its memory") {
+    const int64_t one = device_bytes_free(1), two = device_bytes_free(2);
+    CHECK(two > 0);
+    CHECK(double(two) < 0.6 * double(one));
+}
+
 #if !defined(__SANITIZE_ADDRESS__)  // which needs the address space for itself
 TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") {
     const pid_t child = fork();
@@ -41,6 +96,7 @@ TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") 
         setrlimit(RLIMIT_AS, &limit);
         rlimit kept;
         if (getrlimit(RLIMIT_AS, &kept) != 0 || kept.rlim_cur != limit.rlim_cur) _exit(3);
+        if (device_bytes_free() >= int64_t(1) << 30) _exit(4);
         try {
             device_allocate(int64_t(1) << 30, "weights");
         } catch (const Error& error) {

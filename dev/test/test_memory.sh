@@ -33,4 +33,15 @@ PY
         fail "$precision: not within 5 %: $(tail -n 5 "$scratch/result")"
     fi
 done
+
+# --micro-batch auto: no more than speed needs, and what a limit on the process leaves.
+auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
+      --train-data "$scratch/data/train_*.bin" --output '' --quiet)
+limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
+sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .*/\1/p'; }
+check "auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
+check "auto trains" "${auto[@]}" --seq-len 64
+check "auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
+refused "auto where not even one fits" 2 "--micro-batch auto: one sequence of 1024 tokens takes" \
+    "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
 finish

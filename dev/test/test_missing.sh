@@ -52,6 +52,12 @@ as_rank 1 'kill -STOP $$'
 names "a process that is stopped" "from rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "sleep 1"
 check "one that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
+check "and without a word" test "$(grep -c 'no word' "$scratch/check.log")" = 0
+as_rank 0 "sleep 12"
+check "more than 10 s" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
+words=$(grep 'no word' "$scratch/check.log")
+check "one of those that wait says so, once: $words" grep -qxE "warning: rank 1 on $host: no word after 10 s from rank 0 \
+\(process [0-9]+ on $host runs .*/(bash|sleep)\); waiting 30 s more \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
 
 reason=$(no_hosts_because)
 if [ -n "$reason" ]; then skip "ranks on two hosts" "$reason" && finish; fi

@@ -95,9 +95,11 @@ TEST_CASE_TEMPLATE("get_state is what set_state gave: the master, or the weight 
 TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const auto largest = [&](int64_t global_batch, int64_t available) {
-        return largest_micro_batch<bf16>(config, 32, global_batch, 1, {}, available);
+        return largest_micro_batch<bf16>(config, 32, global_batch, 1, {}, available, true);
     };
-    const auto bytes = [&](int B) { return total_bytes(training_memory<bf16>(config, plan_batch(B, 32, 0, 1), {})); };
+    const auto bytes = [&](int B) {
+        return device_bytes(training_memory<bf16>(config, plan_batch(B, 32, 0, 1), {}), true);
+    };
     CHECK(largest(32 * 24, bytes(13)) == 12);
     CHECK(largest(32 * 24, bytes(12)) == 12);
     CHECK(largest(32 * 24, bytes(12) - 1) == 8);
@@ -105,6 +107,22 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     CHECK(largest(0, bytes(13)) == 13);
     CHECK(largest(0, int64_t(1) << 60) == (1 << 20) / 32);
     CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
+}
+
+TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tenth of the memory") {
+    const GPT2Config config = {32, 300, 3, 2, 64}, wide = {8192, 300, 3, 2, 64};
+    const auto largest = [&](int64_t global_batch, int64_t available) {
+        return largest_micro_batch<float>(config, 32, global_batch, 1, {}, available, false);
+    };
+    const auto bytes = [&](int B) { return total_bytes(training_memory<float>(config, plan_batch(B, 32, 0, 1), {})); };
+    const int64_t plenty = int64_t(1) << 40;
+    CHECK(largest(0, plenty) == 4096 / 32);
+    CHECK(largest(32 * 200, plenty) == 100);
+    CHECK(largest_micro_batch<float>(wide, 8192, 0, 1, {}, plenty, false) == 1);
+    CHECK(largest(0, bytes(13) * 10 / 9 + 1) == 13);
+    CHECK(largest(0, bytes(13)) < 13);
+    CHECK(largest(0, bytes(1)) == 1);
+    CHECK_THROWS_WITH_AS(largest(0, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
 }
 
 TEST_CASE("a device with memory of its own needs none for what the host loads") {

@@ -138,19 +138,51 @@ TEST_CASE("the start table says which ranks are on which machine and device") {
     CHECK(describe_ranks(comm, {a}) == "ranks");
 }
 
-TEST_CASE("a rank that is slow over many steps is named, and no other") {
+// What a run says in steps in which each rank has its own work, and all end together with the slowest, or later.
+struct StragglerRun {
     Straggler straggler;
-    const auto steps = [&](std::vector<float> ms, int count) {
+
+    std::string steps(const std::vector<float>& ms, int count, float wire_ms = 0.0f) {
         std::vector<Said> said;
         for (float x : ms) said.push_back({0.0f, x});
+        const float step_ms = *std::max_element(ms.begin(), ms.end()) + wire_ms;
         std::string line;
-        for (int i = 0; i < count; i++) line += straggler.add(said.data(), int(said.size()));
+        for (int i = 0; i < count; i++) line += straggler.add(said.data(), int(said.size()), double(step_ms));
         return line;
-    };
-    CHECK(steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
-    CHECK(steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
-    CHECK(steps({100, 100, 160, 100}, 1) ==
-          "rank 2 is slow: 160 ms of its own work in a step, the rank in the middle 100 ms (mean of 20 steps)");
-    CHECK(steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
-    CHECK(steps({100}, 5 * Straggler::STEPS) == "");
+    }
+};
+
+TEST_CASE("a rank that is slow over many steps is named, and no other") {
+    StragglerRun run;
+    CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
+    CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
+    CHECK(run.steps({100, 100, 160, 100}, 1) ==
+          "rank 2 is slow: the others waited 1.20 s for it in 20 steps, which took 3.20 s; a step is 160 ms of its own "
+          "work, and 100 ms of the median rank's");
+    CHECK(StragglerRun().steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
+    CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
+}
+
+TEST_CASE("a rank that stood still in one step is named") {
+    StragglerRun run;
+    CHECK(run.steps({10, 10}, 3) == "");
+    CHECK(run.steps({60'010, 10}, 1) == "");
+    CHECK(run.steps({10, 10}, 16).starts_with("rank 0 is slow: the others waited 60.00 s for it in 20 steps, which"));
+}
+
+TEST_CASE("a rank that costs less than 50 ms in 20 steps, or a tenth of them, is not named") {
+    CHECK(StragglerRun().steps({5, 7}, Straggler::STEPS) == "");
+    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS) != "");
+    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS, 30) == "");
+    CHECK(StragglerRun().steps({1000, 1105}, Straggler::STEPS) == "");
+    CHECK(StragglerRun().steps({1000, 1115}, Straggler::STEPS) != "");
+}
+
+TEST_CASE("there is a line in 100 steps at most, and the one after that is of the last 20") {
+    StragglerRun run;
+    CHECK(run.steps({100, 200}, Straggler::STEPS) != "");
+    CHECK(run.steps({100, 200}, 99) == "");
+    CHECK(run.steps({100, 200}, 1) != "");
+    CHECK(run.steps({100, 200}, 80) == "");
+    CHECK(run.steps({300, 100}, Straggler::STEPS).starts_with("rank 0 is slow: the others waited 4.00 s"));
 }

@@ -166,6 +166,24 @@ check "a second run in its output: the process" grep -qE "is in use by another r
 kill -USR1 "$job"
 check "the first run ends as it would alone" job_ends 15
 
+# A rank that stands still is named, also where it is stopped while it waits: for another one, which was stopped before.
+for rank in 0 1; do
+    out=$scratch/stopped_$rank
+    start_ranks 2 "${endless[@]}" --output "$out"
+    check "rank $rank to be stopped: they train" wait_for "$out/log.jsonl" '"step":3,'
+    kill -STOP "${processes[$((1 - rank))]}"
+    sleep 0.5
+    kill -STOP "${processes[$rank]}"
+    kill -CONT "${processes[$((1 - rank))]}"
+    sleep 5
+    kill -CONT "${processes[$rank]}"
+    check "rank $rank stopped: a warning" wait_for "$out/log.jsonl" '"kind":"warning"'
+    kill -USR1 "$job"
+    check "rank $rank stopped: they go on until they are asked to stop" job_ends 15
+    warning=$(grep -m1 '"kind":"warning"' "$out/log.jsonl")
+    check "rank $rank is named: $warning" grep -q "rank $rank is slow: the others waited [3-9]\." <<<"$warning"
+done
+
 start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
 check "mpirun to be killed: they train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"

@@ -46,6 +46,11 @@ struct Proc {
         CHECK(roll.found == found);
         return roll.text;
     }
+    bool speaks(int rank) const {
+        Launch launch;
+        launch.rank = rank, launch.world_size = launch.local_world_size = 4;
+        return call_roll(launch, "42", dir).speaks;
+    }
 };
 const std::string here = " on " + host_name();
 }  // namespace
@@ -65,6 +70,16 @@ TEST_CASE("who is missing, and what its process does") {
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
     fs::remove(other / "exe");  // not ours to read
     CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " is on its way)"));
+}
+
+TEST_CASE("the first of those that wait speaks for its host") {
+    const Proc proc;
+    proc.add(100, "0", "42", false, "/usr/bin/sleep");
+    CHECK(proc.speaks(2));  // which cannot see itself
+    proc.add(101, "1");
+    proc.add(102, "2");
+    CHECK(proc.speaks(1));
+    CHECK(!proc.speaks(2));
 }
 
 TEST_CASE("no process") {

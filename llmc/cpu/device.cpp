@@ -53,7 +53,7 @@ DeviceInfo device_info() {
         const int threads = openmp_threads();
         return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), threads, threads == 1 ? "" : "s",
                                          isa_name(isa())),
-                          .memory_bytes = std::min(memory_bytes, cpu::limit_of_control_groups()),
+                          .memory_bytes = std::min(memory_bytes, cpu::control_groups().limit),
                           .peak_flops_bf16 = cpu::measure_peak_flops<bf16>(),
                           .peak_flops_fp32 = cpu::measure_peak_flops<float>(),
                           .peak_source = "measured at start",
@@ -73,7 +73,7 @@ void* device_allocate(int64_t bytes, const char* purpose) { return cpu::allocate
 void device_free(void* pointer) { cpu::release(pointer); }
 void* host_allocate(int64_t bytes) { return cpu::allocate(bytes, "host memory", false); }
 void host_free(void* pointer) { cpu::release(pointer); }
-int64_t device_bytes_free() { return cpu::available_bytes(); }
+int64_t device_bytes_free(int processes) { return cpu::available_bytes(processes); }
 int64_t device_bytes_allocated() { return cpu::bytes_allocated(); }
 
 // Everything is done when its call returns, so there is nothing to wait for.

@@ -6,8 +6,10 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -67,36 +69,54 @@ int64_t field(const std::string& path, const std::string& name, int64_t otherwis
     return otherwise;
 }
 
-// What a control group still allows (version 2; no limit where there is none), its file cache counted as free: the
-// kernel drops it before it kills. in_all: the limit itself.
-int64_t control_group_bytes(const std::string& folder, bool in_all) {
-    const int64_t limit = number_in(folder + "memory.max", INT64_MAX);  // or the word "max"
-    if (in_all || limit == INT64_MAX) return limit;
-    const std::string stat = folder + "memory.stat";
-    const int64_t cache = field(stat, "active_file ", 0) + field(stat, "inactive_file ", 0);
-    return limit - number_in(folder + "memory.current", 0) + cache;
+// Its file cache is counted as free: the kernel drops it before it kills.
+cpu::ControlGroups limit_in(const std::string& folder, bool version_2) {
+    int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);  // or "max"
+    if (version_2) limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // above which all is slow
+    if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for none
+    const std::string stat = folder + "memory.stat", all = version_2 ? "" : "total_";
+    const int64_t cache = field(stat, all + "active_file ", 0) + field(stat, all + "inactive_file ", 0);
+    const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), 0);
+    return {limit, limit - used + cache};
 }
 
-// The least of this process's control group and those above it.
-int64_t control_groups_bytes(bool in_all) {
-    std::ifstream file("/proc/self/cgroup");
-    int64_t least = INT64_MAX;
+// What `ulimit -v` leaves of the address space.
+int64_t address_space_left() {
+    rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INT64_MAX;
+    return int64_t(limit.rlim_cur) - number_in("/proc/self/statm", 0) * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+// Lines of /proc/self/cgroup: "0::/a/b" of version 2, "9:memory:/a/b" or "9:cpu,memory:/a/b" of version 1.
+cpu::ControlGroups cpu::control_groups(const std::string& root) {
+    std::ifstream file(root + "/proc/self/cgroup");
+    ControlGroups least = {INT64_MAX, INT64_MAX};
     for (std::string line; std::getline(file, line);) {
-        if (line.rfind("0::", 0) != 0) continue;
-        for (std::string path = line.substr(3);; path.resize(path.rfind('/'))) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = format(",%s,", line.substr(first + 1, second - first - 1).c_str());
+        const bool version_2 = controllers == ",,";
+        if (!version_2 && controllers.find(",memory,") == std::string::npos) continue;
+        const std::string mount = root + "/sys/fs/cgroup" + (version_2 ? "" : "/memory");
+        for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
             while (!path.empty() && path.back() == '/') path.pop_back();
-            least = std::min(least, control_group_bytes("/sys/fs/cgroup" + path + "/", in_all));
+            const ControlGroups here = limit_in(mount + path + "/", version_2);
+            least = {std::min(least.limit, here.limit), std::min(least.available, here.available)};
             if (path.empty()) break;
         }
     }
     return least;
 }
 
-}  // namespace
-
-int64_t cpu::available_bytes() {
+static int64_t memory_left() {
     const int64_t memory = 1024 * field("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
-    return std::max<int64_t>(0, std::min(memory, control_groups_bytes(false)) - KEEP_FREE);
+    return std::min(memory, cpu::control_groups().available);
+}
+
+int64_t cpu::available_bytes(int processes) {
+    return std::max<int64_t>(0, std::min(memory_left() / processes, address_space_left()) - KEEP_FREE);
 }
 
 namespace {
@@ -112,13 +132,19 @@ namespace {
          limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str());
 }
 
-// Writes to every page, in case the kernel cannot do it for us (MADV_POPULATE_WRITE is of Linux 5.14).
-void touch_pages(char* begin, int64_t bytes) {
+// Has the kernel give every page now. False: it has none left. Before Linux 5.14, which does not know
+// MADV_POPULATE_WRITE, by writing to them, so that a lack is a kill.
+bool touch_pages(char* begin, int64_t bytes) {
 #if defined(__linux__)
     constexpr int MADVISE_POPULATE_WRITE = 23;  // older headers lack its name
-    if (madvise(begin, bytes, MADVISE_POPULATE_WRITE) == 0) return;
+    int result;
+    do result = madvise(begin, bytes, MADVISE_POPULATE_WRITE);
+    while (result != 0 && errno == EINTR);
+    if (result == 0) return true;
+    if (errno == ENOMEM || errno == EFAULT) return false;
 #endif
     for (int64_t i = 0; i < bytes; i += 4096) static_cast<volatile char*>(begin)[i] = 0;
+    return true;
 }
 
 void* map_zeroed(int64_t mapped) {
@@ -131,8 +157,9 @@ void* map_zeroed(int64_t mapped) {
 #if defined(__linux__)
     madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it the pages are small
 #endif
-    touch_pages(begin, mapped);
-    return begin;
+    if (touch_pages(begin, mapped)) return begin;
+    munmap(begin, mapped);
+    return nullptr;
 }
 
 struct Scratch {
@@ -163,7 +190,8 @@ void* allocate(int64_t bytes, const char* purpose, bool counted) {
     ENSURE(bytes >= 0, "%s: %lld bytes asked", purpose, static_cast<long long>(bytes));
     if (bytes == 0) return nullptr;
     const bool large = bytes >= MAPPED_FROM;
-    if (bytes >= HUGE_PAGE && bytes > cpu::available_bytes()) out_of_memory(bytes, purpose);
+    // A lack of address space needs no foresight: the kernel refuses it.
+    if (bytes >= HUGE_PAGE && bytes > memory_left() - KEEP_FREE) out_of_memory(bytes, purpose);
     const int64_t whole = round_up<int64_t>(bytes, large ? HUGE_PAGE : 64);
     void* block = large ? map_zeroed(whole) : aligned_alloc(64, whole);
     if (!block) out_of_memory(bytes, purpose);
@@ -195,8 +223,6 @@ int64_t bytes_allocated() {
     std::lock_guard lock(memory().mutex);
     return memory().allocated;
 }
-
-int64_t limit_of_control_groups() { return control_groups_bytes(true); }
 
 void reserve_scratch(int64_t bytes) {
     grow_scratch(bytes);

@@ -2,6 +2,7 @@
 // has too (its tests compare gpu with cpu).
 #pragma once
 #include <cstdint>
+#include <string>
 
 namespace cpu {
 
@@ -9,9 +10,15 @@ namespace cpu {
 void* allocate(int64_t bytes, const char* purpose, bool counted);
 void release(void* pointer);
 int64_t bytes_allocated();
-int64_t available_bytes();  // that allocate could still give
+// That allocate could still give each of so many processes of this host, with some left for the rest of the machine.
+int64_t available_bytes(int processes = 1);
 
-int64_t limit_of_control_groups();  // of this process and those above it; INT64_MAX where there is none
+// The least that this process's control groups and those above them allow in all, and what they still allow;
+// INT64_MAX where there is no limit. root: "", or the folder that a test takes for /.
+struct ControlGroups {
+    int64_t limit, available;
+};
+ControlGroups control_groups(const std::string& root = "");
 
 // device.h's reserve_scratch and scratch for operations on the CPU.
 void reserve_scratch(int64_t bytes);

@@ -266,7 +266,7 @@ void device_free(void* block) {
     cudaFree(block);
 }
 
-int64_t device_bytes_free() {
+int64_t device_bytes_free(int) {  // each has a device of its own
     constexpr int64_t for_libraries = int64_t(512) << 20;  // kernels, graphs, cuBLASLt's own
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
