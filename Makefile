@@ -182,7 +182,7 @@ UNITS_TESTS  := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_g
 UNITS_NAMES  := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Code that runs once or in tests, with headers that take the optimizer long, and the sanitizers longer still.
-QUICK := $(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o hf_config.o json.o launch.o log.o options.o report.o setup.o trace.o)
+QUICK := $(BUILD)/dev/test/%.o $(addprefix $(BUILD)/llmc/,arguments.o foreign_options.o hf_config.o json.o launch.o log.o options.o report.o setup.o trace.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
 # These take g++ twice as long at -O1 as at -O0 once they are instrumented, and no test waits for them.

@@ -21,6 +21,7 @@
 #include "llmc/generate.h"
 #include "llmc/gpt2.h"
 #include "llmc/log.h"
+#include "llmc/measure.h"
 #include "llmc/mfu.h"
 #include "llmc/optimizer.h"
 #include "llmc/options.h"
@@ -35,8 +36,8 @@
 #include "llmc/trace.h"
 
 // SIGINT, SIGTERM, SIGUSR1 and SIGHUP: leave the step between two micro-steps, save, leave with EXIT_PREEMPTED. The
-// first rank says so. A second signal ends the process, which every rank says of itself. SIGUSR1 is a scheduler's notice
-// that SIGTERM will follow: it does not count.
+// first rank says so. A second signal ends the process, which every rank says of itself. SIGUSR1 is a scheduler's
+// notice that SIGTERM will follow: it does not count.
 static volatile std::sig_atomic_t stop_requested = 0, stop_insisted = 0;
 static bool says_stopping, behind_live_line;
 
@@ -241,6 +242,7 @@ static SaveOptions save_options(const Trainer<floatX>& t) {
     save_options.output = t.options.output;
     save_options.keep = t.options.keep;
     save_options.bf16_weights = t.options.export_dtype == "bf16";
+    save_options.end_of_text = t.start.end_of_text;
     if (t.start.tokenizer) {
         save_options.end_of_text = t.start.tokenizer->end_of_text;
         save_options.write_tokenizer = [&t](const std::string& dir) {
@@ -372,12 +374,12 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     save_or_warn(t);
     end_trace(t);
     fail(EXIT_INTERNAL,
-         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr, a longer --warmup "
-         "or --precision fp32 may help",
+         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr%s may help",
          static_cast<long long>(p.record.step), double(p.record.loss), double(p.record.grad_norm),
          t.saved_step == t.state.step
              ? format(" and are saved as of step %lld", static_cast<long long>(t.state.step)).c_str()
-             : "");
+             : "",
+         sizeof(floatX) == 4 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
 }
 
 template <class floatX>
@@ -648,10 +650,32 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     t.state.data = fingerprint;
     if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals(first);
 
+    if (t.state.step >= o.steps)
+        log.note(format("nothing to do: step %lld is reached, --steps is %lld; a larger one goes on",
+                        static_cast<long long>(t.state.step), static_cast<long long>(o.steps)));
     train_loop(t);
     says_stopping = false;  // the ranks after a failed one get SIGTERM
     log.finish();
     return t.stop ? end_of_stopped(t) : 0;
+}
+
+// How long a step and the run will take, from a step that is measured here, or at a share of the peak (of one rank, in
+// FLOP/s) that is not.
+template <class floatX>
+static std::string plan_time(const Options& o, const GPT2Config& config, const BatchPlan& batch, double peak) {
+    const auto measured = measure_step<floatX>(config, batch.B, batch.T, saving_of(o, 1), peak);
+    const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
+    double seconds = flops / (0.3 * peak);
+    if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
+    std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
+    if (o.steps > 0)
+        text +=
+            format(", %s for %s steps", duration_text(double(o.steps) * seconds).c_str(), with_commas(o.steps).c_str());
+    if (!measured) return text + ", if it runs at 30 % of the peak: not measured, a step is too large to be tried here";
+    text +=
+        format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
+               with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
+    return batch.world_size == 1 ? text : text + ", on one rank, the network not counted";
 }
 
 template <class floatX>
@@ -672,22 +696,13 @@ static int plan(Options o) {
     const double flops = flops_per_token(start.config, T), per_step = flops * double(batch.tokens_per_step);
     const double peak = world_size * (sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16);
     rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
-    const auto time_of = [&](double share) {
-        std::string text =
-            format("%s per step at %.0f %% of the peak", duration_text(per_step / (share * peak)).c_str(), 100 * share);
-        if (o.steps > 0)
-            text += format(", %s for %s steps", duration_text(double(o.steps) * per_step / (share * peak)).c_str(),
-                           with_commas(o.steps).c_str());
-        return text;
-    };
-    if (peak > 0) rows.push_back({"time", time_of(1.0) + "; " + time_of(0.3)});
+    if (peak > 0) rows.push_back({"time", plan_time<floatX>(o, start.config, batch, peak / world_size)});
     if (world_size > 1) rows.push_back({"network", describe_traffic<floatX>(start.config, o, batch)});
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
     rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
-    Log log({});
-    log.table(rows);
-    for (const std::string& line : start.notes) log.note(line);
+    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
+    for (const std::string& line : start.notes) print_stdout(line + "\n");
     return 0;
 }
 
@@ -735,19 +750,23 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
 // One line, which the lines of other ranks do not mix with.
 static int print_launch(const Launch& launch) {
     const std::string joining = describe_joining(launch);
-    const std::string line = describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n";
-    return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
+    print_stdout(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n");
+    return 0;
 }
 
-static int run_command(int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
-    const Options options = parse_options(argc, argv);
-    if (options.command == Command::help) return fputs(options.text.c_str(), stdout) < 0 ? EXIT_IO : 0;
+static int run_command(const Options& options, int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
+    if (options.command == Command::help) {
+        print_stdout(options.text);
+        return 0;
+    }
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
     if (options.command == Command::train)
         launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id,
                               options.rendezvous_timeout},
                              getenv);
     if (options.print_launch) return print_launch(launch);
+    if (launch.rank == 0 && !options.quiet && !options.taken.empty())
+        printf("options of %s/run.json: %s\n", options.output.c_str(), terminal_text(options.taken).c_str());
     device_debug_sync = options.debug_sync;
     choose_attention(options.cudnn != "off", options.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
@@ -775,7 +794,9 @@ int main(int argc, char** argv) {
     try {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
-        return run_command(argc, argv, launch, comm);
+        Options options = parse_options(argc, argv);
+        if (options.needs_saved) options = parse_options(argc, argv, saved_options(options.output));
+        return run_command(options, argc, argv, launch, comm);
     } catch (const Error& e) {
         error = e.what(), exit_code = e.exit_code;
     } catch (const std::bad_alloc&) {

@@ -160,14 +160,19 @@ static int edit_distance(const std::string& a, const std::string& b) {
     return above[b.size()];
 }
 
-std::string nearest_option(const Declarations& all, const std::string& name) {
-    std::vector<std::string> known = {"--help", "--version"};
-    for (const Declaration& d : all) known.push_back(d.long_name());
+std::string nearest_name(const std::vector<std::string>& known, const std::string& name) {
     std::string nearest;
     int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // farther ones are no mistyped name
     if (name.size() < 6) distance = 2;
     for (const std::string& candidate : known)
         if (const int e = edit_distance(name, candidate); e < distance) distance = e, nearest = candidate;
+    return nearest;
+}
+
+std::string nearest_option(const Declarations& all, const std::string& name) {
+    std::vector<std::string> known = {"--help", "--version"};
+    for (const Declaration& d : all) known.push_back(d.long_name());
+    std::string nearest = nearest_name(known, name);
     for (const std::string& candidate : known)  // --batch, --warm
         if (nearest.empty() && name.size() > 4 && candidate.find(name.substr(2)) != std::string::npos)
             nearest = candidate;

@@ -27,6 +27,9 @@ struct Declaration {
     std::vector<std::function<void()>> checks;     // of the field; a refused value throws
 
     std::string long_name() const { return names.substr(names.find("--")); }
+    bool is_called(const std::string& name) const {
+        return ("," + names + ",").find("," + name + ",") != std::string::npos;
+    }
 };
 
 using Declarations = std::deque<Declaration>;  // Section::add hands out references, so they must stay where they are
@@ -126,7 +129,9 @@ struct Given {
 Given split_arguments(const Declarations& all, bool takes_inputs, int argc, const char* const* argv);
 // Sets the fields of what was given, and refuses what their checks refuse.
 void read_values(const Declarations& all, const Given& given);
-// The option that a mistyped name is nearest to, or that contains it; empty when none looks like it.
+// Of the known names the one that a mistyped name is nearest to; empty when none looks like it.
+std::string nearest_name(const std::vector<std::string>& known, const std::string& name);
+// The same of the options, or one that contains the name.
 std::string nearest_option(const Declarations& all, const std::string& name);
 // The part of the help that lists the options, section by section.
 std::string list_options(const Declarations& all);

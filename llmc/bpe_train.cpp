@@ -30,6 +30,7 @@ static size_t slot_of(const std::vector<PieceCounts::Slot>& slots, const uint64_
 }
 
 void PieceCounts::add(std::string_view piece, int64_t count) {
+    if (piece.size() > size_t(MAX_PIECE)) bytes_left_out += int64_t(piece.size()) * count;
     if (piece.empty() || piece.size() > size_t(MAX_PIECE)) return;
     Slot added{{0, 0}, count, int64_t(piece.size())};
     if (piece.size() > sizeof(added.key)) {
@@ -62,6 +63,7 @@ void PieceCounts::add(const PieceCounts& other) {
     for (const Slot& slot : other.slots)
         if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
     for (const auto& [piece, count] : other.longer) add(piece, count);
+    bytes_left_out += other.bytes_left_out;
 }
 
 // The distinct pieces, as tokens.
@@ -232,6 +234,11 @@ Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
     while (int(tokens.size()) < start + total) {
         const int best = trainer.take_best();
         const int done = int(tokens.size()) - start;
+        if (best < 0 && counts.bytes_left_out > 0)
+            fail(EXIT_BAD_DATA,
+                 "the text has too few words for a vocabulary of %d tokens, they give %d: %s bytes are in words longer "
+                 "than %d, of which nothing is learned; is it text?",
+                 vocab_size, done + MIN_VOCAB_SIZE, with_commas(counts.bytes_left_out).c_str(), PieceCounts::MAX_PIECE);
         if (best < 0)
             fail(EXIT_BAD_DATA,
                  "the text is too short for a vocabulary of %d tokens: after %d, no two of them follow each other in a "

@@ -5,14 +5,31 @@
 
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "checkpoint.h"
 #include "eval.h"
+#include "files.h"
 #include "generate.h"
 #include "gpt2.h"
+#include "json.h"
 #include "log.h"
 #include "setup.h"
 #include "tokenize.h"
 #include "unicode.h"
+
+std::string saved_options(const std::string& output) {
+    const std::string path = output + "/run.json";
+    ENSURE(path_exists(path),
+           "--train-data is missing, and %s, from which --resume would take the options, is not there: give the "
+           "--output of a run, or all options",
+           path.c_str());
+    const nlohmann::json run = read_json_object(path, 16 << 20);
+    const auto options = run.find("options");
+    if (options == run.end() || !options->is_object())
+        fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the others", path.c_str());
+    return options->dump();
+}
 
 template <class floatX>
 static void load_model(GPT2<floatX>& model, const Start& start) {
@@ -28,6 +45,7 @@ int generate_text(const Options& o) {
     const Tokenizer& tokenizer = *start.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
+    check_prompt(prompt, start.config.max_T);  // before it is printed
     GPT2<floatX> model(start.config, Purpose::generate, 1, start.config.max_T);
     load_model(model, start);
     Sampler sampler;
@@ -36,11 +54,7 @@ int generate_text(const Options& o) {
     for (int i = 0; i < o.num_samples; i++) {
         TerminalText terminal;  // only a terminal has to be protected from control characters
         const bool raw = !stdout_is_terminal();
-        const auto print = [&](const std::string& bytes) {
-            const std::string text = raw ? bytes : terminal.add(bytes);
-            fwrite(text.data(), 1, text.size(), stdout);
-            fflush(stdout);
-        };
+        const auto print = [&](const std::string& bytes) { print_stdout(raw ? bytes : terminal.add(bytes)); };
         print(o.prompt);
         generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
             if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
@@ -48,7 +62,7 @@ int generate_text(const Options& o) {
             return true;
         });
         const std::string rest = raw ? "" : terminal.finish();
-        printf("%s\n%s", rest.c_str(), i + 1 < o.num_samples ? "---\n" : "");
+        print_stdout(rest + (i + 1 < o.num_samples ? "\n---\n" : "\n"));
     }
     return 0;
 }
@@ -73,8 +87,12 @@ int eval_loss(const Options& o) {
     };
     const double loss = evaluate(model, loader, alone, show).value();
     if (isatty(2)) fprintf(stderr, "\r\033[K");
-    printf("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n", start.weights.c_str(),
-           o.val_data.c_str(), loss, std::exp(loss), with_commas(loader.num_samples).c_str(), T);
+    if (!std::isfinite(loss))
+        fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights numbers leave the range of %s",
+             start.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite", dtype_name<floatX>());
+    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n",
+                        start.weights.c_str(), o.val_data.c_str(), loss, std::exp(loss),
+                        with_commas(loader.num_samples).c_str(), T));
     return 0;
 }
 

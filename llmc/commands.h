@@ -1,6 +1,10 @@
-// commands.h: the commands that only read a model. What they return is the exit code.
+// commands.h: the commands that only read a model; what they return is the exit code. And what main needs to know of a
+// run that is continued.
 #pragma once
 #include "options.h"
+
+// The options in OUTPUT/run.json, as options_json wrote them at the last start of the run there.
+std::string saved_options(const std::string& output);
 
 // Prints the text as it comes; notes go to stderr, so that stdout holds text alone.
 template <class floatX>

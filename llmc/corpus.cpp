@@ -29,8 +29,8 @@ static bool is_text_name(const std::string& path) {
     return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
 }
 
-// People give what they have downloaded.
-static void check_content(const InputFile& file) {
+// People give what they have downloaded. Whether the file is binary, of a kind that is not known here.
+static bool check_content(const InputFile& file) {
     struct Magic {
         const char* bytes;
         size_t length;
@@ -47,11 +47,13 @@ static void check_content(const InputFile& file) {
                                       {"\xff\xfe", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\xfe\xff", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\x88\xd8\x34\x01", 4, "a token shard", "it needs no tokenizing"}};
-    char start[8] = {};
-    file.read_at(start, 0, std::min<int64_t>(file.size, sizeof(start)));
+    char start[8000] = {};
+    const int64_t length = std::min<int64_t>(file.size, sizeof(start));
+    file.read_at(start, 0, length);
     for (const Magic& m : known)
         if (memcmp(start, m.bytes, m.length) == 0)
             fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", file.path.c_str(), m.what, m.remedy);
+    return memchr(start, 0, size_t(length)) != nullptr;
 }
 
 static std::vector<std::string> files_in(const std::string& folder, const fs::path& left_out) {
@@ -82,8 +84,8 @@ std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, co
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
         for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input}) {
             const InputFile file(path);
-            check_content(file);
-            files.push_back({path, file.size, is_jsonl(path)});
+            const bool binary = check_content(file);
+            files.push_back({path, file.size, is_jsonl(path), binary});
         }
     }
     return files;

@@ -25,6 +25,7 @@ struct TextFile {
     std::string path;
     int64_t size;
     bool jsonl;
+    bool binary = false;  // a zero byte is among its first 8000, which git and diff take for the sign of one
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without such a file (EXIT_NO_INPUT), and files that are

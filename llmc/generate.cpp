@@ -1,5 +1,10 @@
 #include "generate.h"
 
+void check_prompt(const std::vector<int>& prompt, int T) {
+    ENSURE(!prompt.empty() && int64_t(prompt.size()) <= T,
+           "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), T);
+}
+
 template <class floatX>
 static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
     const std::vector<floatX> logits = to_host(model.row_logits(row), model.config.V);
@@ -11,8 +16,7 @@ static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
               const std::function<bool(int token)>& emit) {
-    ENSURE(!prompt.empty() && int64_t(prompt.size()) <= model.T,
-           "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), model.T);
+    check_prompt(prompt, model.T);
     std::vector<int> context = prompt;
     DeviceBuffer<int> tokens(model.T, "the prompt");
     const auto read_context = [&] {

@@ -7,6 +7,8 @@
 #include "gpt2.h"
 #include "sampler.h"
 
+// Refuses a prompt that is empty or longer than the model's T.
+void check_prompt(const std::vector<int>& prompt, int T);
 // Continues the prompt (at least one token, at most model.T) by up to max_tokens tokens; each goes to emit, which
 // returns false to stop. When the context is full, its later half becomes the prompt and generation goes on.
 // The model needs Purpose::generate or train, and B of at least 1. `text` numbers the random draws (sampler.h).

@@ -98,6 +98,12 @@ HFConfig read_hf_config(const std::string& dir) {
     return parse_hf_config(read_file(path, 1 << 20), path);
 }
 
+// null: the vocabulary has no such token, and nothing else tells which one ends a text.
+static nlohmann::ordered_json end_of_text_json(const HFConfig& config) {
+    if (config.end_of_text >= config.model.V) return nullptr;
+    return config.end_of_text;
+}
+
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
     // Dropouts are 0, as in our training, so that fine-tuning elsewhere continues what was trained here.
@@ -120,8 +126,8 @@ std::string hf_config_json(const HFConfig& config, const std::string& torch_dtyp
         {"scale_attn_weights", true},
         {"scale_attn_by_inverse_layer_idx", false},
         {"reorder_and_upcast_attn", false},
-        {"bos_token_id", config.end_of_text},
-        {"eos_token_id", config.end_of_text},
+        {"bos_token_id", end_of_text_json(config)},
+        {"eos_token_id", end_of_text_json(config)},
         {"use_cache", true},
         {"tie_word_embeddings", true},
         {"torch_dtype", torch_dtype},
@@ -130,6 +136,7 @@ std::string hf_config_json(const HFConfig& config, const std::string& torch_dtyp
 }
 
 std::string hf_generation_config_json(const HFConfig& config) {
-    const nlohmann::ordered_json object = {{"bos_token_id", config.end_of_text}, {"eos_token_id", config.end_of_text}};
+    const nlohmann::ordered_json object = {{"bos_token_id", end_of_text_json(config)},
+                                           {"eos_token_id", end_of_text_json(config)}};
     return object.dump(2) + "\n";
 }

@@ -1,6 +1,7 @@
 #include "hf_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -109,15 +110,37 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
     return *tensor;
 }
 
+// Every computation with NaN or infinity is lost, and a checkpoint made of them would look like any other.
+static void check_finite(const Safetensors& file, const TensorInfo& tensor, const float* values) {
+    constexpr int64_t block = 4096;  // the inner loop has no exit, so it is vectorized
+    const int64_t n = tensor.elements();
+    for (int64_t at = 0; at < n; at += block) {
+        const int64_t end = std::min(at + block, n);
+        int bad = 0;
+        for (int64_t i = at; i < end; i++) bad += !std::isfinite(values[i]);
+        if (bad == 0) continue;
+        while (std::isfinite(values[at])) at++;
+        std::string index;  // [row, column]
+        for (size_t d = tensor.shape.size(), stride = 1; d-- > 0; stride *= size_t(tensor.shape[d]))
+            index = format("%lld", static_cast<long long>(at / int64_t(stride) % tensor.shape[d])) +
+                    (index.empty() ? "" : ", ") + index;
+        fail(EXIT_BAD_DATA, "%s: %s[%s] is %s, so nothing can be computed; take an earlier checkpoint",
+             file.path.c_str(), printable(tensor.name).c_str(), index.c_str(),
+             std::isnan(values[at]) ? "NaN" : "infinite");
+    }
+}
+
 // One tensor in memory layout, padded rows zero.
 static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
                        TensorBuffers& buffers) {
     float* memory = buffers.memory.get();
     if (param_table[p].hf_layout == HFLayout::transposed) {
         file.read(buffers.file.get(), tensor);
+        check_finite(file, tensor, buffers.file.get());
         transpose(memory, buffers.file.get(), layout.cols(p), layout.rows(p));
     } else {
         file.read(memory, tensor);
+        check_finite(file, tensor, memory);
         std::fill(memory + tensor.elements(), memory + layout.size(p), 0.0f);
     }
 }

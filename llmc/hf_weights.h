@@ -43,11 +43,12 @@ std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vecto
                                      const char* dtype);
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const std::vector<TensorGroup>& groups,
                       const char* dtype, const TensorReader& read, const Metadata& metadata);
-// Refuses a missing tensor or another shape (EXIT_BAD_DATA) before the first one is handed over.
+// Refuses a missing tensor or another shape (EXIT_BAD_DATA) before the first one is handed over, and a value that is
+// NaN or infinite before its tensor is.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);
 
 // Weights only (StateKind::weights), from a Hugging Face GPT-2 directory, ours or another's: model.safetensors or the
 // files of its index; names with or without "transformer."; F32, BF16 or F16. Causal masks and an lm_head equal to wte
-// are ignored; a tensor that is missing, unexpected or of another shape is named (EXIT_BAD_DATA).
+// are ignored; a tensor that is missing, unexpected, of another shape or not finite is named (EXIT_BAD_DATA).
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);

@@ -34,6 +34,11 @@ void prepare_standard_streams() {
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
 
+void print_stdout(const std::string& text) {
+    if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
+    fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
+}
+
 // A live line needs a terminal that understands control sequences. Under mpirun stderr looks like one even when it goes
 // to a file: --progress tty insists.
 static bool live_line_works(const std::string& progress) {
@@ -83,6 +88,15 @@ std::string terminal_text(const std::string& text) {
     return out + terminal.finish();
 }
 
+std::vector<std::string> table_lines(const std::vector<Row>& rows) {
+    size_t width = 0;
+    for (const Row& row : rows) width = std::max(width, row.first.size());
+    std::vector<std::string> lines;
+    for (const auto& [label, value] : rows)
+        lines.push_back(format("%-*s  %s", int(width), label.c_str(), terminal_text(value).c_str()));
+    return lines;
+}
+
 // ---- the terminal
 
 static void clear_live_line(const Log& log) {
@@ -90,7 +104,9 @@ static void clear_live_line(const Log& log) {
 }
 
 static void draw_live_line(Log& log) {
-    fprintf(stderr, "\r%.*s\033[K", terminal_columns() - 1, log.live_line.c_str());
+    const int columns = terminal_columns() - 1;
+    const bool narrow = !log.narrow_text.empty() && log.live_line.find(" | norm") > size_t(columns);
+    fprintf(stderr, "\r%.*s\033[K", columns, (narrow ? log.narrow_text : log.live_line).c_str());
     fflush(stderr);
     log.last_drawn = seconds_now();
 }
@@ -241,10 +257,7 @@ void Log::run(const RunInfo& info) {
 }
 
 void Log::table(const std::vector<Row>& rows) {
-    size_t width = 0;
-    for (const Row& row : rows) width = std::max(width, row.first.size());
-    for (const auto& [label, value] : rows)
-        print_line(*this, format("%-*s  %s", int(width), label.c_str(), terminal_text(value).c_str()));
+    for (const std::string& line : table_lines(rows)) print_line(*this, line);
 }
 
 void Log::note(const std::string& text) { print_line(*this, text); }
@@ -268,6 +281,7 @@ void Log::step(const StepRecord& r) {
     last_step = seconds_now();
     if (live) {
         live_line = step_text = step_line(options, r, tokens_per_s, eta);
+        narrow_text = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
         if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
     } else if (last || r.step % options.log_every == 0) {
         print_line(*this, step_line(options, r, tokens_per_s, eta));

@@ -71,6 +71,7 @@ struct Log {
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
     std::string live_line, step_text;                               // what is drawn; the last step's part of it
+    std::string narrow_text;                                        // of it, for a terminal without room for the loss
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
     // lies beyond resume_step (steps, validation and samples from it on, checkpoints after it) and half a last line.
@@ -100,3 +101,9 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h
 std::string terminal_text(const std::string& text);
 
 bool stdout_is_terminal();
+
+// Prints all of the text on stdout, or ends the command with EXIT_IO: for results, which nothing else has. What train
+// prints is in log.jsonl too.
+void print_stdout(const std::string& text);
+// A line for each row, the labels padded to one width.
+std::vector<std::string> table_lines(const std::vector<Row>& rows);

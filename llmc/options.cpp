@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "arguments.h"
+#include "foreign_options.h"
 
 using Json = nlohmann::ordered_json;
 
@@ -55,7 +56,7 @@ static void batch_options(Declarations& all, Options& o) {
         .or_word("auto", 0);
     s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
           "per optimizer step over all ranks; 0 = one micro-batch per rank")
-        .at_least(0)
+        .between(0, int64_t(1) << 40)
         .shown("524288 for d12 to d48, else 0");
     s.add("--recompute", o.recompute, "none", "none|gelu|layer", "in backward what forward need not keep, for memory")
         .one_of_unit();
@@ -68,7 +69,8 @@ static void batch_options(Declarations& all, Options& o) {
 
 static void rank_options(Declarations& all, Options& o) {
     Section s{all, "ranks"};
-    s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)").between(0, 1);
+    s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)")
+        .between(0, 1);
     s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "of gradients on their way between ranks").one_of_unit();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
           "the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs: sums as if there were N; 0 = off")
@@ -124,7 +126,8 @@ static void checkpoint_options(Declarations& all, Options& o) {
     s.add("-o,--output", o.output, "out", "DIR", "logs and checkpoints; '' = write nothing");
     s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS", "and after the last step; 0 = never").at_least(0);
     s.add("--keep", o.keep, 3, "CHECKPOINTS", "delete older ones; 0 = keep all").at_least(0);
-    s.add_flag("--resume", o.resume, "continue from the newest checkpoint in --output, if there is one (-y 1)", "-y");
+    s.add_flag("--resume", o.resume,
+               "from the newest checkpoint in --output (-y 1); without --train-data by its run's options", "-y");
     s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "of model.safetensors").one_of_unit();
 }
 
@@ -207,6 +210,12 @@ static void tokenize_options(Declarations& all, Options& o) {
     quiet_option(all, o);
 }
 
+// What `plan` works with. It takes all options of `train`, so that the command line of a run can be planned as it is.
+static const std::string planned =
+    " --train-data --tokenizer --model --init --layers --heads --channels --vocab-size --seq-len --precision "
+    "--micro-batch --global-batch --recompute --head-chunks --master-weights --world-size --zero --grad-dtype "
+    "--deterministic-ranks --steps --output --resume --keep --export-dtype --threads ";
+
 // Which sections a command has. Order is that of --help.
 static Declarations declare(Command command, Options& o) {
     Declarations all;
@@ -246,6 +255,51 @@ static Declarations declare(Command command, Options& o) {
 
 // ---- parsing
 
+static const Declaration* find_declaration(const Declarations& all, const std::string& name) {
+    for (const Declaration& d : all)
+        if (d.is_called(name)) return &d;
+    return nullptr;
+}
+
+// An option of another trainer, if this command has what it means or nothing here has.
+static void refuse_foreign(const Declarations& all, const std::string& name) {
+    const ForeignOption* foreign = find_foreign_option(name);
+    if (!foreign) return;
+    const std::string own = own_option(*foreign);
+    if (own.empty() || find_declaration(all, own))
+        fail(EXIT_USAGE, "unknown option %s, known from %s: here %s (see --help)", name.c_str(), foreign->whose,
+             foreign->here);
+}
+
+// llm.c's pairs of letters, which would be read as a letter and its value: -nk 5 as -n k. And its -h 1, as --help.
+static void refuse_llmc_pairs(const Declarations& all, const std::vector<std::string>& arguments) {
+    for (size_t i = 0; i < arguments.size(); i++) {
+        const std::string& name = arguments[i];
+        const Declaration* before = i > 0 ? find_declaration(all, arguments[i - 1]) : nullptr;
+        const bool is_value = before && before->kind != ValueKind::flag;
+        if (is_value || !name.starts_with("-") || name.starts_with("--")) continue;
+        if (name.size() == 3) refuse_foreign(all, name);
+        if (name == "-h" && i + 1 < arguments.size()) refuse_foreign(all, name + " " + arguments[i + 1]);
+    }
+}
+
+static const std::vector<Command> commands = {Command::train, Command::generate, Command::eval, Command::plan,
+                                              Command::tokenize};
+
+static Command find_command(const std::string& first_argument) {
+    if (first_argument.empty() || first_argument[0] == '-') return Command::train;
+    std::vector<std::string> names;
+    for (Command command : commands) {
+        if (first_argument == command_name(command)) return command;
+        names.push_back(command_name(command));
+    }
+    const std::string nearest = nearest_name(names, first_argument);
+    fail(EXIT_USAGE,
+         "unknown command '%s'%s (there are train, which needs no name, generate, eval, plan and tokenize, each with "
+         "its own --help)",
+         first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
+}
+
 // Says what may have been meant: the nearest option of this command, or the other commands that have it.
 [[noreturn]] static void refuse_unknown(Command command, const Declarations& all, const std::string& argument) {
     if (argument.size() < 2 || argument[0] != '-')
@@ -253,15 +307,16 @@ static Declarations declare(Command command, Options& o) {
              argument.c_str());
     const std::string name = argument.substr(0, argument.find('='));
     std::string others;
-    for (Command other : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize}) {
+    for (Command other : commands) {
         Options o;
         for (const Declaration& d : declare(other, o))
-            if (other != command && ("," + d.names + ",").find("," + name + ",") != std::string::npos)
+            if (other != command && d.is_called(name))
                 others += (others.empty() ? "" : ", ") + std::string(command_name(other));
     }
     if (!others.empty())
         fail(EXIT_USAGE, "%s has no option %s, which belongs to %s (see %s --help)", command_name(command),
              name.c_str(), others.c_str(), command_name(command));
+    refuse_foreign(all, name);
     const std::string nearest = nearest_option(all, name);
     if (name.starts_with("--") && !nearest.empty())
         fail(EXIT_USAGE, "unknown option %s; did you mean %s? (see --help)", name.c_str(), nearest.c_str());
@@ -279,7 +334,13 @@ static std::string help_text(Command command, const std::string& program, const 
             command == Command::tokenize ? "INPUT... [options]    files, or folders of them" : "[options]";
         out = format("usage: %s %s %s\n", p, command_name(command), arguments);
     }
-    return out + list_options(all) +
+    Declarations shown = all;
+    if (command == Command::plan)
+        std::erase_if(
+            shown, [](const Declaration& d) { return planned.find(" " + d.long_name() + " ") == std::string::npos; });
+    out += list_options(shown);
+    if (command == Command::plan) out += format("\nThe other options of %s train are taken, and change nothing.\n", p);
+    return out +
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
 }
 
@@ -312,7 +373,7 @@ static void check_training(Options& o, bool plan) {
     sort_out_model(o);
     if (o.steps == -1) o.steps = 0;
     if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
-    ENSURE(plan || o.print_launch || !o.train_data.empty(),
+    ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
@@ -350,18 +411,47 @@ static void check_together(Options& o) {
     }
 }
 
-Options parse_options(int argc, const char* const* argv) {
+// What a start does not take from the one before: its place among the ranks, and what was asked for once.
+static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after",        "--trace",
+                                               "--rank",   "--world-size",   "--local-rank",        "--rendezvous",
+                                               "--run-id", "--print-launch", "--rendezvous-timeout"};
+static constexpr const char* of_shape[] = {"--model", "--init", "--layers", "--heads", "--channels"};
+
+static bool is_among(const auto& names, const std::string& name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// Adds the saved options to what was given; the fields still have their defaults. Whether the shape is a saved one.
+static bool add_saved(const Declarations& all, const std::string& saved, Given& given, Options& o) {
+    bool shape_given = false;
+    for (const auto& [i, text] : given.values) shape_given |= is_among(of_shape, all[i].long_name());
+    const Json json = Json::parse(saved);
+    for (size_t i = 0; i < all.size(); i++) {
+        const std::string name = all[i].long_name();
+        const auto found = json.find(name.substr(2));
+        if (found == json.end() || given.values.count(i) || is_among(of_one_start, name)) continue;
+        if (shape_given && is_among(of_shape, name)) continue;
+        std::string text = found->is_string() ? found->get<std::string>() : found->dump();
+        if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
+        if (text == all[i].text()) continue;  // the default
+        o.taken += (o.taken.empty() ? "" : " ") + name + " " + text;
+        given.values[i] = text;
+    }
+    return !shape_given;
+}
+
+Options parse_options(int argc, const char* const* argv, const std::string& saved) {
     Options o{};
     const std::string program =
         argc > 0 ? std::string(argv[0]).substr(std::string(argv[0]).rfind('/') + 1) : "train_gpt2";
-    int first = 1;
-    o.command = Command::train;
-    for (Command command : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize})
-        if (argc > 1 && argv[1] == std::string(command_name(command))) o.command = command, first = 2;
+    o.command = find_command(argc > 1 ? argv[1] : "");
+    const int first = argc > 1 && argv[1] == std::string(command_name(o.command)) ? 2 : 1;
     for (Command command : {Command::tokenize, Command::eval, Command::generate, Command::train, o.command})
         for (const Declaration& d : declare(command, o)) d.reset();  // the command's own defaults last
 
     const Declarations all = declare(o.command, o);
+    if (o.command == Command::train || o.command == Command::plan)
+        refuse_llmc_pairs(all, std::vector<std::string>(argv + std::min(first, argc), argv + argc));
     Given given = split_arguments(all, o.command == Command::tokenize, std::max(0, argc - first), argv + first);
     if (given.help || given.version) {
         o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
@@ -369,9 +459,12 @@ Options parse_options(int argc, const char* const* argv) {
         return o;
     }
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
+    const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     read_values(all, given);
     o.inputs = std::move(given.inputs);
+    o.needs_saved = o.command == Command::train && o.resume && o.train_data.empty() && saved.empty();
     check_together(o);
+    o.default_model |= saved_shape;  // nobody has asked for it: the checkpoint's is taken
     return o;
 }
 

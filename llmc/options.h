@@ -19,6 +19,8 @@ const char* command_name(Command command);
 struct Options {
     Command command;
     std::string text;
+    bool needs_saved;   // --resume without --train-data: the options of the run that is continued are to be found
+    std::string taken;  // of those, what is not a default: "--lr 0.001 --steps 700"
 
     // model
     std::string model;  // a name of config_by_name, or empty: the shape comes from layers, heads, channels or from init
@@ -99,8 +101,10 @@ struct Options {
     std::string split, text_key;
 };
 
-// Refuses, with EXIT_USAGE and one sentence, what cannot be; suggests the nearest option for an unknown one.
-Options parse_options(int argc, const char* const* argv);
+// Refuses, with EXIT_USAGE and one sentence, what cannot be; suggests the nearest option for an unknown one, and ours
+// for one of another trainer. saved: options_json of the run to be continued, for what is not given; what belongs to
+// one start only (ranks, --stop-after, --trace) is not taken from it.
+Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
 
 // One option of the command with its present value, as text: {"batch", "micro-batch", "4"}.
 struct Setting {

@@ -18,6 +18,10 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
         "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %lld",
         static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
         world_size == 1 ? "" : "s", static_cast<long long>(nearer_below ? below : above));
+    ENSURE(global_batch_tokens / once <= std::numeric_limits<int>::max(),
+           "--global-batch %lld is %s micro-steps of %lld tokens; at most %s can be counted",
+           static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / once).c_str(),
+           static_cast<long long>(once), with_commas(std::numeric_limits<int>::max()).c_str());
     return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / once), global_batch_tokens};
 }
 

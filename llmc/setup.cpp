@@ -73,7 +73,8 @@ Start find_training_start(const Options& options) {
     if (start.weights.empty()) {
         start.config = model_config(options, start.tokenizer ? start.tokenizer->vocab_size() : 50257);
     } else {
-        start.config = read_hf_config(start.weights).model;
+        const HFConfig config = read_hf_config(start.weights);
+        start.config = config.model, start.end_of_text = config.end_of_text;
         if (!start.resume.empty()) check_shape(start, options);
     }
     check_config(start.config);

@@ -10,8 +10,9 @@
 
 struct Start {
     GPT2Config config;
-    std::string weights;  // Hugging Face directory or checkpoint; empty: initialized from the seed
-    std::string resume;   // the checkpoint that training continues; empty: a new run
+    int end_of_text = 50256;  // of the weights' config.json
+    std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
+    std::string resume;       // the checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;
     std::string tokenizer_path;      // where that was found; empty: nowhere
     std::vector<std::string> notes;  // lines to print: what was passed over, and why

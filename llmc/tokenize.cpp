@@ -16,6 +16,7 @@
 #include "common.h"
 #include "corpus.h"
 #include "files.h"
+#include "log.h"
 #include "shard.h"
 #include "tokenizer.h"
 
@@ -215,21 +216,40 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
+// A file that looks binary may be text with an odd byte: it is taken, but said.
+static void check_files(const std::vector<TextFile>& files) {
+    int64_t bytes = 0;
+    size_t binary = 0;
+    const TextFile* first = nullptr;
+    for (const TextFile& file : files) {
+        bytes += file.size;
+        if (file.binary && binary++ == 0) first = &file;
+    }
+    if (bytes == 0)
+        fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
+             files.size() == 1 ? "" : ", and so are the other inputs");
+    if (!first) return;
+    const std::string others = binary == 1 ? "" : format(" and %zu more look", binary - 1);
+    fprintf(stderr, "warning: %s%s binary, not like text (zero bytes); its bytes become tokens as they are\n",
+            first->path.c_str(), binary == 1 ? ": looks" : others.c_str());
+}
+
 static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
                           double seconds) {
     if (o.quiet) return;
+    std::string text;
     for (const ShardSet* set : {&train, &val})
         for (const auto& [path, tokens] : set->written)
-            printf("%s  %s tokens\n", path.c_str(), with_commas(tokens).c_str());
+            text += format("%s  %s tokens\n", path.c_str(), with_commas(tokens).c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
-        printf(
-            "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n");
+        text +=
+            "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
-    printf("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
-           with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
-           double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
-           double(totals.bytes) / 1e6 / seconds, train.written.size() + val.written.size(), o.output.c_str());
-    fflush(stdout);
+    text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
+                   with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
+                   double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
+                   double(totals.bytes) / 1e6 / seconds, train.written.size() + val.written.size(), o.output.c_str());
+    print_stdout(text);
 }
 
 int tokenize(const TokenizeOptions& o) {
@@ -237,6 +257,7 @@ int tokenize(const TokenizeOptions& o) {
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
     const std::vector<TextFile> files = find_text_files(o.inputs, o.output);
+    check_files(files);
     make_directories(o.output);
     refuse_old_shards(o.output);
     Progress progress = make_progress(o.quiet);

@@ -44,8 +44,9 @@ struct Tokenizer {
 };
 
 // From tokenizer.json, a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe) of which either is named, or a
-// directory that holds one of these. Refuses what is no byte-level BPE with GPT-2's pattern, ids with gaps, merges of
-// or into tokens that are not there, and a vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
+// directory that holds one of these, or a run's output, of which `latest` names the checkpoint that does. Refuses what
+// is no byte-level BPE with GPT-2's pattern, ids with gaps, merges of or into tokens that are not there, and a
+// vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
 Tokenizer load_tokenizer(const std::string& path);
 // The same from the contents of files; `where` is named in errors.
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
@@ -92,6 +93,7 @@ struct PieceCounts {
     std::vector<Slot> slots = std::vector<Slot>(1 << 12);  // open addressing
     int64_t used = 0;
     std::unordered_map<std::string, int64_t> longer;  // pieces of more than 16 bytes
+    int64_t bytes_left_out = 0;                       // of pieces longer than MAX_PIECE
 
     void add_text(std::string_view text);
     void add(std::string_view piece, int64_t count);

@@ -257,6 +257,16 @@ Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& me
 
 static std::string read_tokenizer_file(const std::string& path) { return read_file(path, int64_t(256) << 20); }
 
+// The name in the file `latest` of a run's output.
+static std::string latest_checkpoint(const std::string& output) {
+    const std::string path = output + "/latest";
+    std::string name = read_file(path, 4096);
+    if (name.ends_with('\n')) name.pop_back();
+    if (!is_file_name(name) || !is_directory(output + "/" + name) || path_exists(output + "/" + name + "/latest"))
+        fail(EXIT_BAD_DATA, "%s: \"%s\" is no checkpoint beside it", path.c_str(), printable(name).c_str());
+    return name;
+}
+
 Tokenizer load_tokenizer(const std::string& path) {
     static constexpr const char* pairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
     const bool directory = is_directory(path);
@@ -273,6 +283,7 @@ Tokenizer load_tokenizer(const std::string& path) {
         return parse_vocab_and_merges(read_tokenizer_file(vocab_path), read_tokenizer_file(merges_path),
                                       vocab_path + " with " + merges);
     }
+    if (directory && path_exists(path + "/latest")) return load_tokenizer(path + "/" + latest_checkpoint(path));
     if (directory)
         fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
              path.c_str());

@@ -1,4 +1,4 @@
-// sources: llmc/options.cpp llmc/arguments.cpp llmc/params.cpp llmc/common.cpp
+// sources: llmc/options.cpp llmc/arguments.cpp llmc/foreign_options.cpp llmc/params.cpp llmc/common.cpp
 // fuzz_options.cpp: any command line is taken or refused with exit code 2, and what was taken can be printed. Arguments
 // are the parts of the input between zero bytes or newlines.
 #include <cstdlib>

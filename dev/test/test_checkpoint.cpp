@@ -90,6 +90,19 @@ TEST_CASE("weights, moments and state come back bit for bit, in fp32 and with bf
     }
 }
 
+TEST_CASE("a moment or a weight that is not finite is refused, though its checksum is right") {
+    for (std::vector<float> FlatState::*buffer : {&FlatState::weights, &FlatState::m, &FlatState::v}) {
+        const TemporaryDirectory dir;
+        FlatState state(small_model, 1), got(small_model, 0);
+        (state.*buffer)[size_t(state.layout.offset(fcb, 1) + 3)] = NAN;
+        const std::string saved =
+            save_checkpoint(save_options(dir / "out"), state.layout, state.reader(), trainer_state(1)).dir;
+        CHECK(refusal(saved) == "");
+        CHECK_THROWS_WITH_AS(load_checkpoint(saved, got.layout, got.writer()),
+                             doctest::Contains("transformer.h.1.mlp.c_fc.bias[3] is NaN"), Error);
+    }
+}
+
 TEST_CASE("a checkpoint is a model directory: --init reads its weights, rounded if they are bf16") {
     const TemporaryDirectory dir;
     FlatState want(small_model, 7), got(small_model, 0);

@@ -43,6 +43,17 @@ check "plan" "$program" plan --model d12 --micro-batch 4
 check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
 check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
+check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \
+    <("$program" plan "${data[@]}" "${tiny[@]}")
+check "plan says where the time is not measured" grep -q "not measured, a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
+cp -r "$run" "$scratch/again"
+"$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
+check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
+"$program" --resume --output "$scratch/again" --steps 33 --quiet=0 >"$scratch/out" 2>&1
+check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
+check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+check "tokenize --tokenizer RUN" "$program" tokenize "$scratch/data.txt" --output "$scratch/by_run" --tokenizer "$run" --quiet
+check "tokenize --tokenizer RUN: the shards of its tokenizer" cmp "$scratch/by_run/train_000001.bin" "$first_shard"
 check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
 
 # The number of tokens, and of documents: each begins with the same token.
@@ -93,10 +104,14 @@ check "refused before anything is made" test ! -e "$scratch/never"
 refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${train[@]}" --channels 33
 refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
 refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
+refused "--resume alone without a run" 2 "run.json, from which --resume would take the options, is not there" "$program" --resume --output "$scratch/none"
+refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=100
+refused "an unknown command" 2 "did you mean train?" "$program" trian
 refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
 refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256
 long_prompt=$(make_text 200)
 refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
+check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"
 
 # ---- missing and damaged input
 refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
@@ -120,10 +135,32 @@ copy_run && overwrite "$scratch/copy/model.safetensors" 9 x
 refused "broken safetensors header" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
 copy_run && truncate -s 1000 "$scratch/copy/model.safetensors"
 refused "truncated weights" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
+copy_run && overwrite "$scratch/copy/model.safetensors" $(($(stat -c %s "$scratch/copy/model.safetensors") - 4)) '\x00\x00\xc0\x7f'
+not_a_number="model.safetensors: transformer.h.1.mlp.c_proj.bias[31] is NaN"
+refused "NaN weights: generate" 65 "$not_a_number" "$program" generate --init "$scratch/copy"
+refused "NaN weights: eval" 65 "$not_a_number" "$program" eval --init "$scratch/copy" "${val_data[@]}"
+refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[@]}" --init "$scratch/copy" --steps 1 --output ''
 copy_run && sed -i 's/"n_embd": *32/"n_embd": 64/' "$scratch/copy/config.json"
 refused "weights of another shape" 65 "needs" "$program" generate --init "$scratch/copy"
 copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
 refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
+
+head -c 3000 "$program" >"$scratch/program.txt"
+check "tokenize of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: looks binary, not like text"' binary \
+    "$program" tokenize "$scratch/program.txt" --output "$scratch/binary" --tokenizer "$run" --quiet
+: >"$scratch/empty.txt"
+refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
+head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"
+refused "one long word" 65 "they give 257: 100,000 bytes are in words longer than 1024" "$program" tokenize "$scratch/word.txt" \
+    --output "$scratch/word" --train-bpe 300
+
+# A model without a tokenizer keeps its own end of text.
+copy_run && rm "$scratch"/copy/{tokenizer,vocab}.json "$scratch"/copy/merges.txt && sed -i 's/"\(.os_token_id\)": *[0-9]*/"\1": 0/' "$scratch/copy/config.json"
+mkdir "$scratch/bare" && cp "$scratch"/data/*.bin "$scratch/bare"
+check "train from a model without a tokenizer" "$program" --train-data "$scratch/bare/train_*.bin" --init "$scratch/copy" --quiet --steps 1 \
+    --output "$scratch/continued"
+check "its checkpoint has the model's end of text" test \
+    "$(grep -c '"[be]os_token_id": 0' "$scratch/continued/step_000001/config.json")" = 2
 
 # A damaged newest checkpoint is passed over, by name, for the one before.
 cp -r "$run" "$scratch/damaged_run"
@@ -168,6 +205,25 @@ check "after kill -9, --resume goes on" "${in_busy[@]}" --steps 1000000 --resume
 check "no lock is left" test ! -e "$busy/run.lock"
 
 # ---- output that cannot be written
+if [ -e /dev/full ]; then
+    for command in "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0" "generate --init $run --max-tokens 5" "eval --init $run --val-data $scratch/data/val_*.bin --batches 1" \
+        "tokenize $scratch/data.txt --output $scratch/unread --train-bpe 300" "--help" "--version" "--print-launch"; do
+        # shellcheck disable=SC2086  # words
+        refused "${command%% *} to a full device" 74 "cannot write to standard output: No space left on device" \
+            bash -fc 'exec "$@" >/dev/full' full "$program" $command
+    done
+    check "tokenize to a full device leaves its shards" test -s "$scratch/unread/train_000001.bin"
+    bash -c '"$@" >/dev/full' full "$program" "${train_data[@]}" "${tiny[@]}" --log-every 1 --quiet=0 --output "$scratch/unread_run" \
+        --steps 3 2>"$scratch/err"
+    check "train to a full device goes on" test $? = 0
+    check "train to a full device says so, once" test "$(grep -c 'stdout: No space left on device; the run goes on' "$scratch/err")" = 1
+    check "train to a full device logs every step" test "$(grep -c '"kind":"step"' "$scratch/unread_run/log.jsonl")" = 3
+else
+    skip "output to a full device" "there is no /dev/full"
+fi
+timeout 20 "$program" generate --init "$run" --max-tokens 1000000 2>"$scratch/err" | head -c 10 >"$scratch/out"
+check "generate ends when nobody reads on" test "${PIPESTATUS[0]}" = 74
+check "generate says why it ends" grep -q "^error: cannot write to standard output: Broken pipe" "$scratch/err"
 : >"$scratch/file"
 refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
 # Of 200 KiB a file may have, model.safetensors takes 140: the write of optimizer.safetensors fails in the middle, three

@@ -33,6 +33,16 @@ TEST_CASE("what is written is read back") {
     CHECK(hf_generation_config_json(config).find("\"eos_token_id\": 6") != std::string::npos);
 }
 
+TEST_CASE("a token that the vocabulary does not have ends no text: null, as transformers writes it") {
+    const HFConfig config{{5, 1000, 2, 3, 12}};
+    const std::string text = hf_config_json(config, "float32");
+    CHECK(text.find("\"bos_token_id\": null") != std::string::npos);
+    CHECK(text.find("\"eos_token_id\": null") != std::string::npos);
+    CHECK(hf_generation_config_json(config).find("\"eos_token_id\": null") != std::string::npos);
+    CHECK(parse_hf_config(text, "config.json").model == config.model);
+    CHECK(hf_config_json({{5, 1000, 2, 3, 12}, 0}, "float32").find("\"eos_token_id\": 0") != std::string::npos);
+}
+
 TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys are ignored") {
     CHECK(parse("{}") == GPT2Config{1024, 50257, 12, 12, 768});
     CHECK(parse(R"({"n_embd":null,"n_inner":null,"n_head":null})") == GPT2Config{1024, 50257, 12, 12, 768});

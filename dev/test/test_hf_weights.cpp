@@ -236,6 +236,27 @@ TEST_CASE("what does not fit is named") {
     CHECK(load(good, R"({"tie_word_embeddings":false})").find("there is no lm_head.weight") != std::string::npos);
 }
 
+TEST_CASE("a value that is not finite is refused by its tensor and its place, as the file has them") {
+    const std::vector<NamedTensor> good = hf_tensors(FlatState(small_model, 6), "transformer.");
+    const struct {
+        const char* name;
+        size_t at;
+        float value;
+        std::string says;
+    } cases[] = {
+        {"transformer.h.1.attn.c_attn.weight", 2 * 3 * C + 7, NAN, "transformer.h.1.attn.c_attn.weight[2, 7] is NaN"},
+        {"transformer.wte.weight", V * C - 1, INFINITY, "transformer.wte.weight[6, 5] is infinite"},
+        {"transformer.ln_f.bias", 0, -INFINITY, "transformer.ln_f.bias[0] is infinite"}};
+    for (const auto& c : cases)
+        for (const char* dtype : {"F32", "BF16"}) {
+            CAPTURE(c.name);
+            std::vector<NamedTensor> tensors = good;
+            named(tensors, c.name).values[c.at] = c.value;
+            FlatState got(small_model, 0);
+            CHECK(load(got, tensors, dtype).find("model.safetensors: " + c.says) != std::string::npos);
+        }
+}
+
 TEST_CASE("the size of the model is part of the message") {
     const FlatState state({64, 7, 1, 2, 64}, 1);
     const TemporaryDirectory dir;

@@ -369,6 +369,15 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     CHECK(widest <= 59 + 3);  // and the three characters of ESC [ K
 }
 
+TEST_CASE("a terminal too narrow for the loss of a whole line shows the step and its loss") {
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    const std::string narrow = run_on_terminal(many_steps_on_terminal, 20).out;
+    CHECK(contains(narrow, "\r2999 loss 3.8121\033[K"));
+    CHECK_FALSE(contains(narrow, "norm"));
+    CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121 |\033[K"));
+}
+
 TEST_CASE("a dumb terminal and mpirun get plain lines") {
     setenv("TERM", "dumb", 1);
     CHECK_FALSE(contains(run_on_terminal(many_steps_on_terminal, 200).out, "\033"));

@@ -1,5 +1,6 @@
 // test_options.cpp: the command line: what is taken, what is refused and with which words, and that the help and the
 // settings come from the same declarations.
+#include "../../llmc/foreign_options.h"
 #include "../../llmc/options.h"
 
 #include <doctest/doctest.h>
@@ -161,6 +162,8 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--micro-batch", "automatic") == "--micro-batch: 'automatic' is not a whole number");
     CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");
     CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
+    CHECK(bad("--global-batch", "9223372036854775807") ==
+          "--global-batch 9223372036854775807 must be at least 0 and at most 1099511627776");
     CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
     const auto bad_tokenize = [](const char* name, const char* value) {
         return refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", name, value});
@@ -280,6 +283,7 @@ TEST_CASE("every option is in the help of its command once, with its unit, its h
         for (const Setting& s : all) {
             CAPTURE(s.name);
             CHECK(names.insert(s.name).second);
+            if (o.command == Command::plan) continue;  // shows a part of them
             CHECK(contains(help.text, "--" + s.name));
             CHECK(contains(help.text, "\n" + s.section + ":\n"));
         }
@@ -289,6 +293,154 @@ TEST_CASE("every option is in the help of its command once, with its unit, its h
     CHECK(contains(help, "  -l,--lr RATE                      peak learning rate [0.0006]\n"));
     CHECK(contains(help, "  --eps VALUE                       AdamW, added to the root [1e-08]\n"));
     CHECK(parse({"-h"}).text == help);
+}
+
+TEST_CASE("plan shows the options that it works with, and takes the others") {
+    const std::string help = parse({"plan", "--help"}).text;
+    int shown = 0;
+    for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
+    CHECK(shown == 25);
+    for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
+        CHECK(contains(help, name));
+    for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
+        CHECK_FALSE(contains(help, name));
+    CHECK(contains(help, "The other options of train_gpt2 train are taken, and change nothing."));
+    CHECK(parse({"plan", "--lr", "3e-3"}).lr == 3e-3);
+}
+
+TEST_CASE("an option of another trainer is refused with ours") {
+    const auto hint = [](const char* name) { return refusal({"--train-data", "x", name, "7"}); };
+    CHECK(hint("--max_iters") == "unknown option --max_iters, known from nanoGPT: here it is --steps (see --help)");
+    CHECK(contains(hint("--max-iters"), "here it is --steps"));
+    CHECK(
+        contains(hint("--batch-size"), "here it is --micro-batch in sequences per rank; --global-batch is in tokens"));
+    CHECK(contains(hint("--learning_rate"), "here it is --lr"));
+    CHECK(contains(hint("--out-dir"), "here it is --output"));
+    CHECK(contains(hint("--device"), "train_gpt2cu on GPUs"));
+    CHECK(contains(hint("--n-layer"), "here it is --layers"));
+    CHECK(contains(hint("--num_train_epochs"), "here it is --steps, and 0 of them is one epoch"));
+    CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));
+    CHECK(contains(hint("-nk"), "here it is --keep"));  // not -n, with the value k
+    CHECK(
+        contains(refusal({"-i", "x", "-h", "1"}), "unknown option -h 1, known from llm.c: here there is no HellaSwag"));
+    CHECK(parse({"-i", "x", "-h"}).command == Command::help);
+    CHECK(train({"--sample-prompt", "-nk"}).sample_prompt == "-nk");
+    CHECK(contains(refusal({"generate", "--init", "d", "--max_new_tokens", "9"}), "here it is --max-tokens"));
+    CHECK_FALSE(contains(refusal({"generate", "--init", "d", "--max_iters", "9"}), "--steps"));
+}
+
+TEST_CASE("what is said of other trainers' options names options of ours") {
+    std::set<std::string> own = {""};
+    for (const char* command : {"train", "generate"}) {
+        Options o = train({});
+        o.command = std::string(command) == "train" ? Command::train : Command::generate;
+        for (const Setting& s : settings(o)) own.insert("--" + s.name);
+    }
+    for (const char* name : {"--n_layer",
+                             "--n_head",
+                             "--n_embd",
+                             "--block_size",
+                             "--dropout",
+                             "--init_from",
+                             "--model_name",
+                             "--dataset",
+                             "--input_bin",
+                             "--input_val_bin",
+                             "--num_workers",
+                             "--batch_size",
+                             "--device_batch_size",
+                             "--total_batch_size",
+                             "--per_device_train_batch_size",
+                             "--gradient_accumulation_steps",
+                             "--gradient_checkpointing",
+                             "--dtype",
+                             "--compile",
+                             "--device",
+                             "--max_iters",
+                             "--max_steps",
+                             "--epochs",
+                             "--learning_rate",
+                             "--min_lr",
+                             "--warmup_iters",
+                             "--warmup_ratio",
+                             "--lr_decay_iters",
+                             "--lr_scheduler_type",
+                             "--max_grad_norm",
+                             "--adam_beta1",
+                             "--adam_beta2",
+                             "--adam_epsilon",
+                             "--eval_interval",
+                             "--eval_steps",
+                             "--eval_iters",
+                             "--eval_only",
+                             "--log_interval",
+                             "--logging_steps",
+                             "--out_dir",
+                             "--save_steps",
+                             "--save_total_limit",
+                             "--resume_from_checkpoint",
+                             "--wandb_log",
+                             "--start",
+                             "--max_new_tokens",
+                             "--do_sample",
+                             "-m",
+                             "-r",
+                             "-w",
+                             "-f",
+                             "-a",
+                             "-h 1",
+                             "-nk",
+                             "-nm",
+                             "-sl",
+                             "-ge",
+                             "-pn",
+                             "-pr",
+                             "-pg",
+                             "-ps",
+                             "-pi"}) {
+        CAPTURE(name);
+        REQUIRE(find_foreign_option(name));
+        CHECK(own.count(own_option(*find_foreign_option(name))) == 1);
+        CHECK(own.count(name) == 0);
+    }
+    CHECK(find_foreign_option("--xyzzy") == nullptr);
+}
+
+TEST_CASE("an unknown command is refused with all that there are, and the nearest") {
+    CHECK(
+        contains(refusal({"trian"}), "unknown command 'trian'; did you mean train? (there are train, which needs no"));
+    CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
+    CHECK(contains(refusal({"help"}), "unknown command 'help' (there are train"));
+}
+
+TEST_CASE("--resume without --train-data takes the options of the run, of which what is given wins") {
+    const std::string saved =
+        options_json(train({"--layers", "2", "--heads", "2", "--channels", "64", "--seq-len", "32", "--lr", "1e-3",
+                            "--steps", "700", "--rank", "1", "--quiet", "--stop-after", "5", "--output", "a"}));
+    CHECK(parse({"--resume", "--output", "b"}).needs_saved);
+    CHECK_FALSE(train({"--resume"}).needs_saved);
+    const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b", "--steps", "900"};
+    const Options o = parse_options(int(given.size()), given.data(), saved);
+    CHECK_FALSE(o.needs_saved);
+    CHECK(o.train_data == "x.bin");
+    CHECK(o.layers == 2);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.quiet);
+    CHECK(o.steps == 900);
+    CHECK(o.output == "b");
+    CHECK(o.resume);
+    CHECK(o.rank == -1);  // of one start
+    CHECK(o.stop_after == 0);
+    CHECK(o.default_model);  // the checkpoint has it
+    CHECK(o.global_batch_tokens == 0);
+    CHECK(o.taken ==
+          "--train-data x.bin --layers 2 --heads 2 --channels 64 --seq-len 32 --global-batch 0 --lr 0.001 "
+          "--quiet 1");
+    const std::vector<const char*> other = {"train_gpt2", "--resume", "--output", "b", "--model", "d24"};
+    const Options d24 = parse_options(int(other.size()), other.data(), saved);
+    CHECK(d24.model == "d24");
+    CHECK(d24.layers == 0);
+    CHECK_FALSE(d24.default_model);
 }
 
 TEST_CASE("help and version come before anything that is wrong or missing") {

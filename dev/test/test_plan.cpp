@@ -1,4 +1,6 @@
 // test_plan.cpp: batch arithmetic, and that the memory a model takes is the memory the plan names.
+#include "../../llmc/measure.h"
+#include "../../llmc/mfu.h"
 #include "../../llmc/optimizer.h"
 #include "../../llmc/plan.h"
 #include "test.h"
@@ -19,6 +21,30 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
         Error);
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1, 2), doctest::Contains("x 2 ranks; try 2048"), Error);
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
+}
+
+TEST_CASE("a global batch of more micro-steps than an int counts is refused in words of its own") {
+    CHECK_THROWS_WITH_AS(plan_batch(1, 16, int64_t(1) << 40, 1),
+                         "--global-batch 1099511627776 is 68,719,476,736 micro-steps of 16 tokens; at most "
+                         "2,147,483,647 can be counted",
+                         Error);
+    CHECK(plan_batch(1, 512, int64_t(1) << 39, 1).grad_accum_steps == 1 << 30);
+}
+
+TEST_CASE_TEMPLATE("a step is measured, with fewer sequences than asked for where they take long", floatX, float,
+                   bf16) {
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const double flops = flops_per_token(config, 32) * 32;
+    const auto measured = measure_step<floatX>(config, 4, 32, {}, 1e12);
+    REQUIRE(measured);
+    CHECK(measured->B == 4);
+    CHECK(measured->micro_step > 0.0);
+    CHECK(measured->update > 0.0);
+    const auto slow = measure_step<floatX>(config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3));  // two sequences in 1.6 s
+    REQUIRE(slow);
+    CHECK(slow->B == 2);
+    CHECK_FALSE(measure_step<floatX>(config, 4, 32, {}, flops / (7.0 * 0.3)));           // one in 7 s
+    CHECK_FALSE(measure_step<floatX>({1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18));  // memory
 }
 
 static int64_t planned_bytes(const std::vector<MemoryItem>& items) {

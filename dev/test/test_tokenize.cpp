@@ -386,7 +386,8 @@ TEST_CASE("inputs that are not there, or are no text") {
                         "a",
                         "is UTF-16, not text; convert it with iconv"},
                        {"a.jsonl", "PAR1xxxx", "is a Parquet file"},
-                       {"a.txt", "", "the 1 input files hold no text (0 bytes)"}};
+                       {"a.txt", "", "a.txt: is empty"},
+                       {"a.jsonl", "\n", "the 1 input files hold no text (1 bytes)"}};
     for (const auto& c : cases) {
         run.file(c.name, c.bytes);
         check_refused(run, EXIT_BAD_DATA, c.message);
@@ -425,6 +426,9 @@ TEST_CASE("too little text for the vocabulary, or for what is held out") {
     check_refused(run, EXIT_BAD_DATA, "too short for a vocabulary of 5000 tokens");
     run.options.train_bpe = 257, run.options.val_tokens = 1000;
     check_refused(run, EXIT_BAD_DATA, "was held out; lower --val-tokens");
+    run.options.train_bpe = 5000, run.options.val_tokens = 0;
+    run.file("a.txt", std::string(5000, 'x') + " one or two words");
+    check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words longer than 1024, of which nothing is learned");
 }
 
 TEST_CASE("output that cannot be written") {

@@ -35,6 +35,21 @@ TEST_CASE("what is saved is loaded: directory, tokenizer.json, vocab.json, merge
     CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
 }
 
+TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names is loaded") {
+    TemporaryDirectory output;
+    std::filesystem::create_directory(output / "step_000010");
+    save_tokenizer(small_tokenizer(), output / "step_000010", 128);
+    write_bytes(output / "latest", "step_000010\n");
+    check_equal(load_tokenizer(output.path), small_tokenizer());
+    std::filesystem::create_directory(output / "step_000020");
+    write_bytes(output / "latest", "step_000020\n");
+    CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("step_000020: has no tokenizer"), Error);
+    for (const char* name : {"", ".", "../x", "step_000030"}) {
+        write_bytes(output / "latest", name);
+        CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("is no checkpoint beside it"), Error);
+    }
+}
+
 TEST_CASE("merges.txt: without a last newline, with Windows line ends, without its first line") {
     const Tokenizer& tokenizer = small_tokenizer();
     TemporaryDirectory folder;
