@@ -242,13 +242,13 @@ for source in dev/test/test_*.cpp; do
 done
 heading "the CUDA backend"
 if [ ${#kernels[@]} = 0 ]; then skip "emulator" "it switches stacks as x86-64 does, and this machine is $(uname -m)"; fi
-for name in "${emulated[@]}"; do beside "$name" 120 "build/release/$name"; done
+for name in "${emulated[@]}"; do beside "$name" 300 "build/release/$name"; done
 for name in "${emulated[@]}"; do
-    if [[ $name == */test_gpu_* ]]; then beside "reverse/${name#*/}" 120 env SIMT_ORDER=reverse "build/release/$name"; fi
+    if [[ $name == */test_gpu_* ]]; then beside "reverse/${name#*/}" 300 env SIMT_ORDER=reverse "build/release/$name"; fi
 done
 together
 if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
-for name in "${on_gpu[@]}"; do run "$name" 120 "build/release/$name"; done
+for name in "${on_gpu[@]}"; do run "$name" 300 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
 
 # Once at each value of CPU_ISA: the sentence that refuses an unknown one names all of them. The operations' unit tests go
