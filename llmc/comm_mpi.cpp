@@ -484,6 +484,8 @@ struct MpiComm : Comm {
                               finish(&request, 1);
                               vote = any != 0;
                           }));
+        const Track track = device_memory_is_host() ? Track::training : Track::host;
+        const Span span(trace.get(), track, {.name = "wait for ranks", .step = trace ? trace->step : -1});
         expose([&] { wait_for(last); });
         return before;
     }

@@ -185,13 +185,13 @@ if [ -z "$mpi" ]; then
     check "mpirun, rank 1 killed: all end within 15 s" awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
     check "mpirun, rank 1 killed: exit code $status" test $status != 0
 fi
-# One rank meets a token that is none: it says so, and all end.
+# One rank meets a token that is none: it says so, and all end with its exit code, or with 1 where they find it gone.
 cp -r "$scratch/data" "$scratch/damaged"
 for at in $(seq 3000 1000 40000); do
     printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=$((1024 + 2 * at)) conv=notrunc status=none
 done
 by_options 2 "${endless[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" >/dev/null
-check "bad data for one rank: exit codes ${ended[*]}" test "$(printf '%s\n' "${ended[@]}" | sort -n | tr '\n' ' ')" = '1 65 '
+check "bad data for one rank: exit codes ${ended[*]}" grep -qxE '(1|65) 65' <<<"$(printf '%s\n' "${ended[@]}" | sort -n | xargs)"
 
 # ---- what is refused
 # refused_ranks NAME TEXT START N COMMAND...: by all, with exit code 2.
