@@ -34,7 +34,8 @@ for track in by_track.values():
     for s in track:
         assert s["begin"] >= before, ("not in order", s)
         before = s["begin"]
-        while open_spans and open_spans[-1]["end"] <= s["begin"] and not (gpu and s["dur"] == 0):
+        # One of a GPU that takes no time may be the last in another or come after it.
+        while open_spans and open_spans[-1]["end"] + (gpu and s["dur"] == 0) <= s["begin"]:
             open_spans.pop()
         assert not open_spans or s["end"] <= open_spans[-1]["end"], ("overlap", s, open_spans[-1])
         if s["dur"]:
