@@ -16,7 +16,8 @@ namespace {
 // A waiting thread spins this long before it sleeps. libgomp's own 300,000 turns are 8 ms on an AMD EPYC (26 ns each),
 // libomp's default is 200 ms. Whoever waits for a thread that has lost its core to another program holds a core
 // meanwhile: on 2 cores two trainings of 4 layers and 256 channels took 940 ms a step together, where one alone takes
-// 25 ms. At 100 us they take 60 ms, and one alone is as fast as before. At 0 one alone takes 1.1 to 4 times as long.
+// 25 ms. At 100 us they take 60 ms, and one alone up to 13 % more than before (medians; the means do not differ). At 0
+// one alone takes 1.1 to 4 times as long.
 constexpr double SPIN_SECONDS = 100e-6;
 
 // A turn of libgomp's waiting loop.
