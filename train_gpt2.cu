@@ -654,7 +654,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
         log.note(format("nothing to do: step %lld is reached, --steps is %lld; a larger one goes on",
                         static_cast<long long>(t.state.step), static_cast<long long>(o.steps)));
     train_loop(t);
-    says_stopping = false;  // the ranks after a failed one get SIGTERM
+    says_stopping = false;  // mpirun sends SIGTERM when a rank fails; this one has saved already
     log.finish();
     return t.stop ? end_of_stopped(t) : 0;
 }

@@ -52,7 +52,8 @@ struct Comm {
     // Blocks: what each rank said, in the order of ranks. Every rank returns only when all have come.
     virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }
     // Whether some rank said yes: the same answer on all ranks. It may be that of their call before this one, so that
-    // nobody waits for the slowest. Ranks joined by NCCL, whose hosts do not talk during a step, always say no.
+    // nobody waits for the slowest. Ranks joined by NCCL always get no: their hosts do not talk
+    // during a step.
     virtual bool any_rank(bool yes) { return world_size == 1 && yes; }
     // Ends all ranks, where the launcher lets one do that; and this one.
     [[noreturn]] virtual void abort(int exit_code);

@@ -8,7 +8,7 @@
 // Trees that wait while a rank goes through its virtual ranks: one of each height below that of all of them.
 static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
-// Losses, squares by bucket, and as many floats as a Said has, for each virtual rank.
+// Elements of GradientSum::partials. A virtual rank has a loss, a sum of squares for each bucket, and room for a Said.
 static int64_t count_partials(const ParamLayout& layout, int virtual_ranks) {
     return (1 + layout.num_buckets() + int64_t(sizeof(Said) / sizeof(float))) * virtual_ranks;
 }
