@@ -249,6 +249,7 @@ static SaveOptions save_options(const Trainer<floatX>& t) {
             save_tokenizer(*t.start.tokenizer, dir, t.model.config.max_T);
         };
     }
+    save_options.note = [&t](const std::string& line) { t.log.note(line); };
     return save_options;
 }
 
@@ -286,7 +287,6 @@ static void save(Trainer<floatX>& t) {
     t.saved_step = t.state.step;
     if (t.comm.rank > 0) return;
     t.log.checkpoint(t.state.step, saved.dir, 1e3 * (seconds_now() - begin));
-    for (const std::string& line : saved.notes) t.log.note(line);
 }
 
 template <class floatX>
@@ -500,6 +500,12 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up(batch.tokens_per_step, once)));
 }
 
+// Before the run, not at its first sample.
+static void check_sample_prompt(const Options& o, const Start& start, int T) {
+    if (o.sample_every > 0 && start.tokenizer && !o.sample_prompt.empty())
+        check_prompt(encode(*start.tokenizer, o.sample_prompt), T);
+}
+
 // For as long as the run lives. A new run must not write among the checkpoints of another either.
 static std::unique_ptr<OutputLock> lock_output(const Options& o) {
     if (o.output.empty()) return nullptr;
@@ -516,7 +522,7 @@ static void make_room_to_resume(const Options& o, const Start& start, int64_t st
     if (o.checkpoint_every == 0) return;
     const int64_t bytes = checkpoint_bytes(ParamLayout(start.config), o.export_dtype == "bf16");
     try {
-        make_room(o.output, o.keep, step + 1, bytes, notes);
+        make_room(o.output, o.keep, step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
     } catch (const Error& error) {
         notes.push_back(error.what());
     }
@@ -577,6 +583,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     resolve_micro_batch<floatX>(o, start, T, comm, world_size, launch.local_world_size);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     check_virtual_ranks(o, batch);
+    check_sample_prompt(o, start, T);
     const WireType wire = o.grad_dtype == "bf16" ? WireType::bf16 : WireType::fp32;
     comm.check_wire(wire);
     const int64_t samples_per_step = batch.tokens_per_step / T;

@@ -36,8 +36,10 @@ static Metadata state_metadata(const TrainerState& state) {
 int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights) {
     const Metadata metadata = state_metadata({});
     const int64_t others = 256 << 10;  // configurations, state, directory, and metadata of any length
+    const int64_t tokenizer = 128 * int64_t(layout.config.V);
     return safetensors_bytes(list_tensors(layout, model_groups, bf16_weights ? "BF16" : "F32"), metadata) +
-           safetensors_bytes(list_tensors(layout, optimizer_groups(bf16_weights), "F32"), metadata) + others;
+           safetensors_bytes(list_tensors(layout, optimizer_groups(bf16_weights), "F32"), metadata) + others +
+           tokenizer;
 }
 
 // trainer.json guards itself: the checksum of its text without the checksum.
@@ -68,6 +70,8 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
 }
 
 // --- directories ---
+
+using Note = std::function<void(const std::string& line)>;
 
 static std::string step_name(int64_t step) { return format("step_%06" PRId64, step); }
 
@@ -151,14 +155,14 @@ static int64_t write_files(const std::string& dir, const SaveOptions& options, c
 
 // Directories of steps after this one belong to a run that went on from here before and was given up: a resume must
 // not take them for the newest. They are not deleted, only renamed.
-static void set_aside_later(const std::string& output, int64_t step, std::vector<std::string>& notes) {
+static void set_aside_later(const std::string& output, int64_t step, const Note& note) {
     for (const StepDirectory& found : list_steps(output)) {
         if (found.step <= step) continue;
         const std::string dir = output + "/" + found.name;
         std::string aside = dir + ".stale";
         for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
         rename_path(dir, aside);
-        notes.push_back(format("%s: of a later step than this run's, renamed to %s", dir.c_str(), aside.c_str()));
+        note(format("%s: of a later step than this run's, renamed to %s", dir.c_str(), aside.c_str()));
     }
 }
 
@@ -217,26 +221,25 @@ static int64_t room_after(int64_t free, const std::vector<std::string>& deleted)
          human_bytes(needed - free).c_str());
 }
 
-void make_room(const std::string& output, int keep, int64_t step, int64_t needed, std::vector<std::string>& notes) {
+void make_room(const std::string& output, int keep, int64_t step, int64_t needed, const Note& note) {
     if (needed <= free_bytes(output)) return;
     const std::string whole = find_latest(output).dir;
     std::vector<std::string> dirs = deletable(output, step, keep, whole);
     if (room_after(free_bytes(output), dirs) < needed) dirs.clear();
     for (; !dirs.empty() && needed > free_bytes(output); dirs.pop_back()) {
         delete_checkpoint(dirs.back());
-        notes.push_back(
-            format("%s: deleted before the next save, for the disk is full (--keep %d)", dirs.back().c_str(), keep));
+        note(format("%s: deleted before the next save, for the disk is full (--keep %d)", dirs.back().c_str(), keep));
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
 }
 
-static void delete_older(const std::string& output, int64_t step, int keep, std::vector<std::string>& notes) {
+static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {
     for (const std::string& dir : superfluous(output, step, keep)) {
         if (dir == checkpoint_directory(output, step)) continue;
         try {
             delete_checkpoint(dir);
         } catch (const Error& error) {
-            notes.push_back(format("an old checkpoint stays: %s", error.what()));
+            note(format("an old checkpoint stays: %s", error.what()));
         }
     }
 }
@@ -250,15 +253,16 @@ void for_each_read(const ParamLayout& layout, bool bf16_weights,
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);
-    SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0, {}};
+    SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
+    const Note note = options.note ? options.note : [](const std::string&) {};
     const std::string tmp = saved.dir + ".tmp";
     make_directories(options.output);
     remove_tree(tmp);
-    make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.bf16_weights), saved.notes);
+    make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.bf16_weights), note);
     try {
         make_directories(tmp);
         saved.bytes = write_files(tmp, options, layout, read, state);
-        set_aside_later(options.output, state.step, saved.notes);
+        set_aside_later(options.output, state.step, note);
         put_in_place(tmp, saved.dir);
     } catch (...) {
         try {
@@ -269,7 +273,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         throw;
     }
     replace_file(options.output + "/latest", name + "\n");
-    delete_older(options.output, state.step, options.keep, saved.notes);
+    delete_older(options.output, state.step, options.keep, note);
     return saved;
 }
 

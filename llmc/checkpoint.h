@@ -38,11 +38,11 @@ struct SaveOptions {
     bool bf16_weights = false;  // model.safetensors in BF16, masters in optimizer.safetensors
     int end_of_text = 50256;    // for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes its files into dir; may be empty
+    std::function<void(const std::string& line)> note;  // prints what was renamed or deleted, and what could not be
 };
 struct SavedCheckpoint {
     std::string dir;
     int64_t bytes;
-    std::vector<std::string> notes;  // lines to print: what was renamed, what could not be deleted
 };
 
 // OUTPUT/step_N.
@@ -51,8 +51,9 @@ std::string checkpoint_directory(const std::string& output, int64_t step);
 // Where fewer than so many bytes are free, deletes what a save of this step would delete after it: the checkpoints that
 // `keep` gives up, the oldest first, but not the newest that verifies. Refuses (EXIT_IO), with what would help, where
 // that is not enough, and deletes nothing then. save_checkpoint begins with it; so should a run that resumes, because
-// its log needs room too. Notes: lines to print.
-void make_room(const std::string& output, int keep, int64_t step, int64_t needed, std::vector<std::string>& notes);
+// its log needs room too. `note` prints what was deleted.
+void make_room(const std::string& output, int keep, int64_t step, int64_t needed,
+               const std::function<void(const std::string& line)>& note);
 
 // Writes OUTPUT/step_N of state.step; one that is there already is replaced. Fails with EXIT_IO or EXIT_CANNOT_CREATE,
 // the path and the system's reason, and then every checkpoint that was there still is, but for those that make_room
@@ -65,7 +66,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
 // f for each of those reads, in their order.
 void for_each_read(const ParamLayout& layout, bool bf16_weights,
                    const std::function<void(StateKind kind, Param p, int l)>& f);
-// Bytes that a save will write, the tokenizer left out.
+// Bytes that a save will write. Its tokenizer counts as 128 bytes per token of the vocabulary (GPT-2's files take 72).
 int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights);
 
 // To be called before a run that writes to OUTPUT (and by nobody else): removes what an interrupted save left behind.

@@ -110,23 +110,27 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
     return *tensor;
 }
 
-// Every computation with NaN or infinity is lost, and a checkpoint made of them would look like any other.
+// Every computation with NaN or infinity is lost, and a checkpoint made of them would look like any other. A number
+// above the largest of bf16 becomes infinite in a bf16 model.
 static void check_finite(const Safetensors& file, const TensorInfo& tensor, const float* values) {
-    constexpr int64_t block = 4096;  // the inner loop has no exit, so it is vectorized
+    constexpr float largest = 0x1.fep127f;  // of bf16: 3.39e38
+    constexpr int64_t block = 4096;         // the inner loop has no exit, so it is vectorized
     const int64_t n = tensor.elements();
     for (int64_t at = 0; at < n; at += block) {
         const int64_t end = std::min(at + block, n);
         int bad = 0;
-        for (int64_t i = at; i < end; i++) bad += !std::isfinite(values[i]);
+        for (int64_t i = at; i < end; i++) bad += !(std::fabs(values[i]) <= largest);
         if (bad == 0) continue;
-        while (std::isfinite(values[at])) at++;
+        while (std::fabs(values[at]) <= largest) at++;
         std::string index;  // [row, column]
         for (size_t d = tensor.shape.size(), stride = 1; d-- > 0; stride *= size_t(tensor.shape[d]))
             index = format("%lld", static_cast<long long>(at / int64_t(stride) % tensor.shape[d])) +
                     (index.empty() ? "" : ", ") + index;
         fail(EXIT_BAD_DATA, "%s: %s[%s] is %s, so nothing can be computed; take an earlier checkpoint",
              file.path.c_str(), printable(tensor.name).c_str(), index.c_str(),
-             std::isnan(values[at]) ? "NaN" : "infinite");
+             std::isnan(values[at])   ? "NaN"
+             : std::isinf(values[at]) ? "infinite"
+                                      : format("%g, infinite in bf16", double(values[at])).c_str());
     }
 }
 

@@ -462,7 +462,8 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     read_values(all, given);
     o.inputs = std::move(given.inputs);
-    o.needs_saved = o.command == Command::train && o.resume && o.train_data.empty() && saved.empty();
+    const bool trains = o.command == Command::train || o.command == Command::plan;
+    o.needs_saved = trains && o.resume && o.train_data.empty() && saved.empty();
     check_together(o);
     o.default_model |= saved_shape;  // nobody has asked for it: the checkpoint's is taken
     return o;

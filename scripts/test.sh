@@ -107,7 +107,7 @@ report() {
     while IFS= read -r line; do skips+=("$name: ${line#SKIP  }"); done < <(grep -aE '^SKIP  ' "$log")
     if [ $result = FAIL ]; then
         failures+=("$name ($log)")
-        tail -n 40 "$log" | sed 's/^/      /'
+        { head -n -40 "$log" | grep -a '^FAIL  ' && echo ...; tail -n 40 "$log"; } | sed 's/^/      /'
     fi
 }
 

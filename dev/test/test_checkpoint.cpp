@@ -37,10 +37,17 @@ static SaveOptions save_options(const std::string& output, int keep = 0, bool bf
     return options;
 }
 
+using Names = std::vector<std::string>;
+
 // The state of step n is that of seed n, so that a directory can be told from another.
-static SavedCheckpoint save(const SaveOptions& options, int64_t step) {
+struct Saved : SavedCheckpoint {
+    Names notes;
+};
+static Saved save(SaveOptions options, int64_t step) {
     const FlatState state(small_model, uint64_t(step));
-    return save_checkpoint(options, state.layout, state.reader(), trainer_state(step));
+    Names notes;
+    options.note = [&](const std::string& line) { notes.push_back(line); };
+    return {save_checkpoint(options, state.layout, state.reader(), trainer_state(step)), notes};
 }
 
 static bool holds(const std::string& dir, int64_t step, uint64_t seed) {
@@ -62,12 +69,10 @@ static std::string refusal(const std::string& dir) {  // "65 message"
     return "";
 }
 
-using Names = std::vector<std::string>;
-
 TEST_CASE("weights, moments and state come back bit for bit, in fp32 and with bf16 weights") {
     for (bool bf16_weights : {false, true}) {
         const TemporaryDirectory dir;
-        const SavedCheckpoint saved = save(save_options(dir / "out", 0, bf16_weights), 5000);
+        const Saved saved = save(save_options(dir / "out", 0, bf16_weights), 5000);
         CHECK(saved.dir == dir / "out/step_005000");
         CHECK(saved.notes.empty());
         CHECK(refusal(saved.dir) == "");
@@ -218,12 +223,12 @@ TEST_CASE("a run that goes on from an older step sets later ones aside, and none
     const TemporaryDirectory dir;
     for (int step : {1, 2, 3}) save(save_options(dir / "out", 3), step);
     save(save_options(dir / "out", 3), 2);
-    const SavedCheckpoint again = save(save_options(dir / "out", 1), 2);
+    save(save_options(dir / "out", 1), 2);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000002", "step_000003.stale"});
     CHECK(holds(dir / "out/step_000003.stale", 3));
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
     save(save_options(dir / "out", 1), 3);
-    const SavedCheckpoint saved = save(save_options(dir / "out", 1), 2);
+    const Saved saved = save(save_options(dir / "out", 1), 2);
     REQUIRE(saved.notes.size() == 1);
     CHECK(saved.notes[0].find("step_000003.stale2") != std::string::npos);
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
@@ -435,7 +440,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
     const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
     const int saved = on_full_disk([&](const std::string& out) {
-        const SavedCheckpoint saved = save(save_options(out, 1), 4);
+        const Saved saved = save(save_options(out, 1), 4);
         if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000001: deleted before the next save")) return 1;
         if (list_directory(out) != Names{"latest", "step_000004"}) return 2;
         return holds(out + "/step_000004", 4) ? 0 : 3;
@@ -448,9 +453,12 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     const int failed = on_full_disk([&](const std::string& out) {
         const FlatState state(small_model, 4);
         const TensorReader failing = [](float*, StateKind, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
-        const std::string error =
-            error_of([&] { save_checkpoint(save_options(out, 1), state.layout, failing, trainer_state(4)); });
+        SaveOptions options = save_options(out, 1);
+        Names notes;
+        options.note = [&](const std::string& line) { notes.push_back(line); };
+        const std::string error = error_of([&] { save_checkpoint(options, state.layout, failing, trainer_state(4)); });
         if (error != "1 the device is gone") return 1;
+        if (notes.size() != 1 || !has(notes[0], "step_000001: deleted before the next save")) return 4;
         if (list_directory(out) != Names{"latest", "step_000002", "step_000003"}) return 2;
         return find_latest(out).dir == out + "/step_000002" ? 0 : 3;
     });
@@ -470,7 +478,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     });
     CHECK(refused == 0);
     const int same_step = on_full_disk([&](const std::string& out) {
-        const SavedCheckpoint saved = save(save_options(out, 3), 3);  // replaces the damaged one, and needs its room
+        const Saved saved = save(save_options(out, 3), 3);  // replaces the damaged one, and needs its room
         if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
         return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
     });

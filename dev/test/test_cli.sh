@@ -104,6 +104,12 @@ check "refused before anything is made" test ! -e "$scratch/never"
 refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${train[@]}" --channels 33
 refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
 refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
+"$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
+check "plan --resume takes the options of the run" grep -q "^options of $scratch/again/run.json: .* --layers 2 " "$scratch/out"
+check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
+refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
+    "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
+check "and nothing is written" test ! -e "$scratch/prompt"
 refused "--resume alone without a run" 2 "run.json, from which --resume would take the options, is not there" "$program" --resume --output "$scratch/none"
 refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=100
 refused "an unknown command" 2 "did you mean train?" "$program" trian
@@ -140,6 +146,11 @@ not_a_number="model.safetensors: transformer.h.1.mlp.c_proj.bias[31] is NaN"
 refused "NaN weights: generate" 65 "$not_a_number" "$program" generate --init "$scratch/copy"
 refused "NaN weights: eval" 65 "$not_a_number" "$program" eval --init "$scratch/copy" "${val_data[@]}"
 refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[@]}" --init "$scratch/copy" --steps 1 --output ''
+# Two biases of 3e38 are numbers, but their sum in a LayerNorm is infinite.
+copy_run && rm "$scratch/copy/trainer.json" && overwrite "$scratch/copy/model.safetensors" \
+    $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
+refused "huge weights: eval" 65 "with these weights numbers leave the range of fp32" \
+    "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
 copy_run && sed -i 's/"n_embd": *32/"n_embd": 64/' "$scratch/copy/config.json"
 refused "weights of another shape" 65 "needs" "$program" generate --init "$scratch/copy"
 copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
@@ -221,7 +232,7 @@ if [ -e /dev/full ]; then
 else
     skip "output to a full device" "there is no /dev/full"
 fi
-timeout 20 "$program" generate --init "$run" --max-tokens 1000000 2>"$scratch/err" | head -c 10 >"$scratch/out"
+timeout 20 "$program" generate --init "$run" --max-tokens 1000 --num-samples 100000 2>"$scratch/err" | head -c 10 >"$scratch/out"
 check "generate ends when nobody reads on" test "${PIPESTATUS[0]}" = 74
 check "generate says why it ends" grep -q "^error: cannot write to standard output: Broken pipe" "$scratch/err"
 : >"$scratch/file"

@@ -246,10 +246,12 @@ TEST_CASE("a value that is not finite is refused by its tensor and its place, as
     } cases[] = {
         {"transformer.h.1.attn.c_attn.weight", 2 * 3 * C + 7, NAN, "transformer.h.1.attn.c_attn.weight[2, 7] is NaN"},
         {"transformer.wte.weight", V * C - 1, INFINITY, "transformer.wte.weight[6, 5] is infinite"},
+        {"transformer.h.0.ln_1.bias", 1, -3.4e38f, "transformer.h.0.ln_1.bias[1] is -3.4e+38, infinite in bf16"},
         {"transformer.ln_f.bias", 0, -INFINITY, "transformer.ln_f.bias[0] is infinite"}};
     for (const auto& c : cases)
         for (const char* dtype : {"F32", "BF16"}) {
             CAPTURE(c.name);
+            if (std::isfinite(c.value) && dtype != std::string("F32")) continue;
             std::vector<NamedTensor> tensors = good;
             named(tensors, c.name).values[c.at] = c.value;
             FlatState got(small_model, 0);

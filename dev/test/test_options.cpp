@@ -419,6 +419,8 @@ TEST_CASE("--resume without --train-data takes the options of the run, of which 
                             "--steps", "700", "--rank", "1", "--quiet", "--stop-after", "5", "--output", "a"}));
     CHECK(parse({"--resume", "--output", "b"}).needs_saved);
     CHECK_FALSE(train({"--resume"}).needs_saved);
+    CHECK(parse({"plan", "--resume", "--output", "b"}).needs_saved);
+    CHECK_FALSE(parse({"plan", "--output", "b"}).needs_saved);
     const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b", "--steps", "900"};
     const Options o = parse_options(int(given.size()), given.data(), saved);
     CHECK_FALSE(o.needs_saved);
