@@ -70,7 +70,7 @@ done
 
 # How long threads spin, as libgomp tells: the program starts once more with its own choice, or takes the user's.
 # spins SETTING...: the value of the last start.
-spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -n "s/^ *GOMP_SPINCOUNT = '\([0-9]*\)'/\1/p" | tail -1; }
+spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1; }
 if [ -z "$(spins GOMP_SPINCOUNT=7)" ]; then
     skip "how long threads spin" "this build's OpenMP is not GCC's"
 else

@@ -26,6 +26,7 @@ names() {
     local name=$1 text=$2 status=0 start=$EPOCHREALTIME
     shift 2
     timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || status=$?
+    without_zeros "$scratch/err"
     seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
     if [ $status != 1 ]; then
         fail "$name: exit code $status: $(tail -n 3 "$scratch/err")"

@@ -113,7 +113,10 @@ job_ends() {
         echo "after $1 s still there"
         return 1
     fi
-    for pid in "${processes[@]}"; do if runs "$pid"; then echo "process $pid is left"; return 1; fi; done
+    for pid in "${processes[@]}"; do  # the mpirun of Open MPI 5 can end a moment before the last rank
+        for _ in $(seq 50); do if ! runs "$pid"; then break; fi; sleep 0.02; done
+        if runs "$pid"; then echo "process $pid is left"; return 1; fi
+    done
     for segment in "${segments[@]}"; do if [ -e "$segment" ]; then echo "$segment is left"; return 1; fi; done
 }
 
@@ -161,6 +164,7 @@ start_ranks 2 "${endless[@]}" --output "$scratch/busy"
 check "a run that goes on: they train" wait_for "$scratch/busy/log.jsonl" '"step":3,'
 ranks 2 "${endless[@]}" --output "$scratch/busy" --resume >"$scratch/second.log" 2>&1
 check "a second run in its output: exit code 73" test $? = 73
+without_zeros "$scratch/second.log"
 check "a second run in its output: one rank says whose it is" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
 check "a second run in its output: the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
 kill -USR1 "$job"
@@ -199,6 +203,7 @@ for options in "" "--zero 1"; do
     # shellcheck disable=SC2086
     ranks 4 "${long[@]}" $options --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run$options" >"$scratch/damaged.log" 2>&1
     check "bad data for one rank: exit code 65 $options" test $? = 65
+    without_zeros "$scratch/damaged.log"
     check "it says who and what $options" grep -q "^error: rank [0-3] on $(hostname): .*65535.* is saved" "$scratch/damaged.log"
     check "no other rank complains $options" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
     check "all steps before are saved $options" test "step_$(printf %06d "$(grep -c '"kind":"step"' "$scratch/damaged_run$options/log.jsonl")")" = \
@@ -210,6 +215,7 @@ done
 printf '\xff\xff' | dd of="$(ls "$scratch"/damaged/val_*.bin | head -1)" bs=1 seek=1600 conv=notrunc status=none
 ranks 2 "${long[@]}" --val-data "$scratch/damaged/val_*.bin" --output "$scratch/damaged_val" >"$scratch/damaged.log" 2>&1
 check "bad validation data for one rank: exit code 65" test $? = 65
+without_zeros "$scratch/damaged.log"
 check "bad validation data: one rank complains" test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
 
 # ---- what is refused, before anything is written
@@ -218,6 +224,7 @@ refused_ranks() {
     local name=$1 text=$2 status=0
     shift 2
     timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || status=$?
+    without_zeros "$scratch/err"
     if [ $status != 2 ]; then
         fail "$name: exit code $status instead of 2: $(tail -n 3 "$scratch/err")"
     elif ! grep -q '^error: ' "$scratch/err" || grep '^error: ' "$scratch/err" | grep -qvF -- "$text"; then
