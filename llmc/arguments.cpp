@@ -172,10 +172,13 @@ std::string nearest_name(const std::vector<std::string>& known, const std::strin
 std::string nearest_option(const Declarations& all, const std::string& name) {
     std::vector<std::string> known = {"--help", "--version"};
     for (const Declaration& d : all) known.push_back(d.long_name());
-    std::string nearest = nearest_name(known, name);
-    for (const std::string& candidate : known)  // --batch, --warm
-        if (nearest.empty() && name.size() > 4 && candidate.find(name.substr(2)) != std::string::npos)
-            nearest = candidate;
+    if (name.size() > 4)
+        for (const std::string& candidate : known)  // --warm, --temp
+            if (candidate.starts_with(name)) return candidate;
+    const std::string nearest = nearest_name(known, name);
+    if (!nearest.empty() || name.size() <= 4) return nearest;
+    for (const std::string& candidate : known)  // --batch
+        if (candidate.find(name.substr(2)) != std::string::npos) return candidate;
     return nearest;
 }
 

@@ -131,7 +131,7 @@ Given split_arguments(const Declarations& all, bool takes_inputs, int argc, cons
 void read_values(const Declarations& all, const Given& given);
 // Of the known names the one that a mistyped name is nearest to; empty when none looks like it.
 std::string nearest_name(const std::vector<std::string>& known, const std::string& name);
-// The same of the options, or one that contains the name.
+// The same of the options, but one that begins with the name comes first, and one that contains it last.
 std::string nearest_option(const Declarations& all, const std::string& name);
 // The part of the help that lists the options, section by section.
 std::string list_options(const Declarations& all);

@@ -185,6 +185,7 @@ TEST_CASE("unknown options are refused with the nearest right one") {
     CHECK(contains(refusal({"--weight-decy", "4"}), "did you mean --weight-decay?"));
     CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
     CHECK(contains(refusal({"--batch", "4"}), "did you mean --micro-batch?"));
+    CHECK(contains(refusal({"generate", "--temp", "0.5"}), "did you mean --temperature?"));  // --help is nearer
     CHECK(contains(refusal({"--hlep"}), "did you mean --help?"));
     CHECK(refusal({"--xyzzy"}) == "unknown option --xyzzy (see --help)");
     CHECK(refusal({"-Q"}) == "unknown option -Q (see --help)");
