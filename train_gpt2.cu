@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -506,6 +507,19 @@ static void check_sample_prompt(const Options& o, const Start& start, int T) {
         check_prompt(encode(*start.tokenizer, o.sample_prompt), T);
 }
 
+// What makes the losses mean less than they seem to.
+static void warn_of_data(Log& log, const Options& o, const Start& start, const Corpus& train, const Corpus* val) {
+    for (const std::string& pattern : {o.train_data, o.val_data})
+        if (const std::string warning = warn_of_tokenizer(start.tokenizer_path, pattern); !warning.empty())
+            log.warn(warning);
+    if (!val) return;
+    for (const Shard& shard : val->shards)
+        for (const Shard& other : train.shards)
+            if (std::filesystem::equivalent(shard.path, other.path))
+                log.warn(format("%s is in --train-data and in --val-data: its loss says nothing about new text",
+                                shard.path.c_str()));
+}
+
 // For as long as the run lives. A new run must not write among the checkpoints of another either.
 static std::unique_ptr<OutputLock> lock_output(const Options& o) {
     if (o.output.empty()) return nullptr;
@@ -582,6 +596,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = comm.world_size;
     resolve_micro_batch<floatX>(o, start, T, comm, world_size, launch.local_world_size);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
+    o.global_batch_tokens = batch.tokens_per_step;  // which a resume keeps, also on other ranks
     check_virtual_ranks(o, batch);
     check_sample_prompt(o, start, T);
     const WireType wire = o.grad_dtype == "bf16" ? WireType::bf16 : WireType::fp32;
@@ -620,6 +635,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     for (const std::string& line : start.notes) log.note(line);
     if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
         log.warn("changed since the checkpoint: " + changed);
+    warn_of_data(log, o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr);
     std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
     rows.push_back({"data", describe_data(loader.corpus, samples_per_step)});
     rows.push_back({"schedule", describe_schedule(o)});
@@ -627,7 +643,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     rows.push_back({"ranks", describe_ranks(comm, cards)});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
     log.table(rows);
-    log.run(info);
+    if (saved.step < o.steps) log.run(info);  // else nothing is done with these options
 
     AdamWConfig adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed};
     const Saving saving = saving_of(o, world_size);
@@ -802,7 +818,8 @@ int main(int argc, char** argv) {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         Options options = parse_options(argc, argv);
-        if (options.needs_saved) options = parse_options(argc, argv, saved_options(options.output));
+        const std::string saved = options.needs_saved ? saved_options(options) : "";
+        if (!saved.empty()) options = parse_options(argc, argv, saved);
         return run_command(options, argc, argv, launch, comm);
     } catch (const Error& e) {
         error = e.what(), exit_code = e.exit_code;

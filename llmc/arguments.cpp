@@ -83,6 +83,14 @@ static void check_values_follow(const Declarations& all, const Given& given) {
                    all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
 }
 
+// "-output=x" would be -o with the value "utput=x".
+static void refuse_single_dash(const Declarations& all, const std::string& argument) {
+    if (argument.size() < 3 || argument[0] != '-' || argument[1] == '-') return;
+    const std::string name = "-" + argument.substr(0, argument.find('='));
+    for (const Declaration& d : all)
+        ENSURE(d.long_name() != name, "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
+}
+
 Given split_arguments(const Declarations& all, bool takes_inputs, int argc, const char* const* argv) {
     Given given;
     CLI::App app;
@@ -111,6 +119,7 @@ Given split_arguments(const Declarations& all, bool takes_inputs, int argc, cons
     std::vector<std::string> arguments;
     for (const char* const* argument = argv; argument < end; argument++) {
         arguments.push_back(*argument);
+        refuse_single_dash(all, *argument);
         std::string& name = arguments.back();
         if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
         name.pop_back();  // "--name=": CLI11 would take the next argument for the value

@@ -358,6 +358,13 @@ static bool succeeds(const std::function<void()>& check) {
     }
 }
 
+// Weights that are not those that were written. Where the list of checksums is damaged itself, nothing is compared.
+static void verify_weights(const std::string& dir) {
+    if (!path_exists(dir + "/trainer.json") || !succeeds([&] { read_file_list(dir); })) return;
+    const json files = read_file_list(dir);
+    for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
+}
+
 // What --init can still have of a damaged checkpoint; empty: nothing.
 static std::string what_is_left(const std::string& dir) {
     const bool readable = succeeds(
@@ -365,11 +372,7 @@ static std::string what_is_left(const std::string& dir) {
     if (!readable) return "";
     if (!succeeds([&] { read_file_list(dir); }))
         return "its weights can be read, but nothing can be compared with them";
-    const bool whole = succeeds([&] {
-        const json files = read_file_list(dir);
-        for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
-    });
-    return whole ? "its weights are whole" : "";
+    return succeeds([&] { verify_weights(dir); }) ? "its weights are whole" : "";
 }
 
 FoundCheckpoint find_resumable(const std::string& output) {
@@ -389,8 +392,13 @@ FoundCheckpoint find_resumable(const std::string& output) {
 }
 
 FoundCheckpoint find_model(const std::string& path) {
-    if (path_exists(path + "/config.json")) return {path, {}};
+    if (path_exists(path + "/config.json")) {
+        verify_weights(path);
+        return {path, {}};
+    }
     const FoundCheckpoint found = find_resumable(path);
+    if (found.dir.empty() && path_exists(path + "/run.json"))
+        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
     if (found.dir.empty())
         fail(EXIT_NO_INPUT,
              "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",

@@ -93,7 +93,8 @@ FoundCheckpoint find_resumable(const std::string& output);
 std::string newest_directory(const std::string& output);
 
 // The directory whose weights `path` means: itself if it is a Hugging Face directory (a checkpoint is one), or the
-// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT.
+// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT. Weights of a checkpoint that are not those that
+// were saved: EXIT_BAD_DATA.
 FoundCheckpoint find_model(const std::string& path);
 
 // All of a (verified) checkpoint. The layout is that of read_hf_config(dir).model; another shape is refused.

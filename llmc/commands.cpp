@@ -18,8 +18,9 @@
 #include "tokenize.h"
 #include "unicode.h"
 
-std::string saved_options(const std::string& output) {
-    const std::string path = output + "/run.json";
+std::string saved_options(const Options& o) {
+    const std::string path = o.output + "/run.json";
+    if (!path_exists(path) && (o.command == Command::plan || o.print_launch || !o.train_data.empty())) return "";
     ENSURE(path_exists(path),
            "--train-data is missing, and %s, from which --resume would take the options, is not there: give the "
            "--output of a run, or all options",
@@ -75,6 +76,8 @@ int eval_loss(const Options& o) {
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, start.config.V};
     data.fixed_set = true, data.max_batches = o.val_batches;
     DataLoader loader(data);
+    const std::string warning = warn_of_tokenizer(start.weights, o.val_data);
+    if (!warning.empty()) fprintf(stderr, "warning: %s\n", warning.c_str());
     GPT2<floatX> model(start.config, Purpose::eval, o.micro_batch, T);
     load_model(model, start);
     Comm alone;

@@ -3,8 +3,9 @@
 #pragma once
 #include "options.h"
 
-// The options in OUTPUT/run.json, as options_json wrote them at the last start of the run there.
-std::string saved_options(const std::string& output);
+// For --resume: the options in OUTPUT/run.json, as options_json wrote them at the last start of the run there. Empty:
+// there is no such file, and the options that were given are enough.
+std::string saved_options(const Options& options);
 
 // Prints the text as it comes; notes go to stderr, so that stdout holds text alone.
 template <class floatX>

@@ -127,7 +127,7 @@ static void checkpoint_options(Declarations& all, Options& o) {
     s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS", "and after the last step; 0 = never").at_least(0);
     s.add("--keep", o.keep, 3, "CHECKPOINTS", "delete older ones; 0 = keep all").at_least(0);
     s.add_flag("--resume", o.resume,
-               "from the newest checkpoint in --output (-y 1); without --train-data by its run's options", "-y");
+               "from the newest checkpoint in --output (-y 1), with its run's options where none are given", "-y");
     s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "of model.safetensors").one_of_unit();
 }
 
@@ -412,9 +412,9 @@ static void check_together(Options& o) {
 }
 
 // What a start does not take from the one before: its place among the ranks, and what was asked for once.
-static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after",        "--trace",
-                                               "--rank",   "--world-size",   "--local-rank",        "--rendezvous",
-                                               "--run-id", "--print-launch", "--rendezvous-timeout"};
+static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after", "--trace",
+                                               "--rank",   "--world-size",   "--local-rank", "--rendezvous",
+                                               "--run-id", "--print-launch", "--quiet",      "--rendezvous-timeout"};
 static constexpr const char* of_shape[] = {"--model", "--init", "--layers", "--heads", "--channels"};
 
 static bool is_among(const auto& names, const std::string& name) {
@@ -463,7 +463,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     read_values(all, given);
     o.inputs = std::move(given.inputs);
     const bool trains = o.command == Command::train || o.command == Command::plan;
-    o.needs_saved = trains && o.resume && o.train_data.empty() && saved.empty();
+    o.needs_saved = trains && o.resume && saved.empty();
     check_together(o);
     o.default_model |= saved_shape;  // nobody has asked for it: the checkpoint's is taken
     return o;

@@ -19,7 +19,8 @@ const char* command_name(Command command);
 struct Options {
     Command command;
     std::string text;
-    bool needs_saved;   // --resume without --train-data: the options of the run that is continued are to be found
+    bool needs_saved;   // --resume: the options of the run that is continued are to be found, and stand where none is
+                        // given
     std::string taken;  // of those, what is not a default: "--lr 0.001 --steps 700"
 
     // model

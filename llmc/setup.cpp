@@ -95,6 +95,18 @@ Start find_trained_model(const Options& options, bool need_tokenizer) {
     return start;
 }
 
+std::string warn_of_tokenizer(const std::string& path, const std::string& pattern) {
+    const std::string dir = parent_directory(pattern);
+    if (path.empty() || pattern.empty() || dir == path || !has_tokenizer(dir)) return "";
+    try {
+        if (load_tokenizer(dir).tokens == load_tokenizer(path).tokens) return "";
+    } catch (const Error&) {
+        return "";
+    }
+    return format("%s has tokens of the tokenizer beside it, and that of %s is another one: the tokens mean other text",
+                  pattern.c_str(), path.c_str());
+}
+
 std::string changed_options(const std::string& saved, const std::string& now) {
     // What a run may change freely: where and how often it reports.
     static constexpr const char* harmless[] = {"stop-after",

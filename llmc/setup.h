@@ -26,5 +26,9 @@ Start find_training_start(const Options& options);
 // newest checkpoint is taken. A tokenizer must be there if `need_tokenizer`.
 Start find_trained_model(const Options& options, bool need_tokenizer);
 
+// A warning where the tokens of the shards (a pattern) are those of another tokenizer than that at `path`; else empty.
+// The shards' own tokenizer is the one beside them; without it, or where one of the two cannot be read, nobody knows.
+std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
+
 // Options that differ from those a checkpoint was saved with (JSON objects), and can change the result: one line.
 std::string changed_options(const std::string& saved, const std::string& now);

@@ -50,8 +50,27 @@ cp -r "$run" "$scratch/again"
 "$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
 check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
 "$program" --resume --output "$scratch/again" --steps 33 --quiet=0 >"$scratch/out" 2>&1
+options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['options']; print(o['lr'], o['layers'], o['global-batch'])"; }
+"$program" --resume --output "$scratch/again" --steps 5 --lr 1e-5 >"$scratch/nothing" 2>&1
+check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
 check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
 check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+cp -r "$run" "$scratch/fewer"
+"$program" --resume --output "$scratch/fewer" "${train_data[@]}" --steps 33 --quiet >"$scratch/out" 2>&1
+check "--resume with some options takes the others" test "$(options_of "$scratch/fewer")" = "0.01 2 64"
+check "--resume with some options: no other has changed" grep -q "^warning: changed since the checkpoint: --steps 33 (was 30)$" "$scratch/out"
+"$program" "${train_data[@]}" "${tiny[@]}" --global-batch 0 --output "$scratch/no_batch" --steps 2 --checkpoint-every 2
+"$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
+check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \
+    "$scratch/no_batch/log.jsonl")" = 96
+# warned NAME TEXT COMMAND...: it succeeds, and warns.
+warned() { check "$1" bash -c '"${@:2}" 2>&1 >/dev/null | grep -qF -- "warning: $1"' warned "${@:2}"; }
+make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
+"$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
+other="$scratch/other/train_*.bin has tokens of the tokenizer beside it"
+warned "eval on the tokens of another tokenizer" "$other" "$program" eval --init "$run" --val-data "$scratch/other/train_*.bin"
+warned "train on them" "$other" "$program" --init "$run" --train-data "$scratch/other/train_*.bin" --seq-len 16 --steps 1 --output ''
+warned "validate on the training data" "$first_shard is in --train-data and in --val-data" "${train[@]}" --val-data "$first_shard"
 check "tokenize --tokenizer RUN" "$program" tokenize "$scratch/data.txt" --output "$scratch/by_run" --tokenizer "$run" --quiet
 check "tokenize --tokenizer RUN: the shards of its tokenizer" cmp "$scratch/by_run/train_000001.bin" "$first_shard"
 check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
@@ -120,6 +139,8 @@ refused "prompt longer than the context" 2 "does not fit into the model's contex
 check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"
 
 # ---- missing and damaged input
+mkdir "$scratch/no_steps" && cp "$run/run.json" "$scratch/no_steps"
+refused "a run without a checkpoint" 66 "this run has saved no checkpoint yet" "$program" generate --init "$scratch/no_steps"
 refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "no such directory" 66 "no such directory" "$program" generate --init "$scratch/nowhere"
@@ -136,7 +157,8 @@ cp "$first_shard" "$scratch/token.bin" && overwrite "$scratch/token.bin" 1400 '\
 refused "token above the vocabulary" 65 "65535" "${train[@]}" --train-data "$scratch/token.bin" --steps 100
 refused "fewer tokens than a batch" 65 "train_" "${train[@]}" --global-batch 1048576
 
-copy_run() { rm -rf "$scratch/copy" && cp -r "$run/step_000030" "$scratch/copy"; }
+# As a directory of Hugging Face's: trainer.json would have the checksums.
+copy_run() { rm -rf "$scratch/copy" && cp -r "$run/step_000030" "$scratch/copy" && rm "$scratch/copy/trainer.json"; }
 copy_run && overwrite "$scratch/copy/model.safetensors" 9 x
 refused "broken safetensors header" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
 copy_run && truncate -s 1000 "$scratch/copy/model.safetensors"
@@ -147,10 +169,16 @@ refused "NaN weights: generate" 65 "$not_a_number" "$program" generate --init "$
 refused "NaN weights: eval" 65 "$not_a_number" "$program" eval --init "$scratch/copy" "${val_data[@]}"
 refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[@]}" --init "$scratch/copy" --steps 1 --output ''
 # Two biases of 3e38 are numbers, but their sum in a LayerNorm is infinite.
-copy_run && rm "$scratch/copy/trainer.json" && overwrite "$scratch/copy/model.safetensors" \
+copy_run && overwrite "$scratch/copy/model.safetensors" \
     $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
 refused "huge weights: eval" 65 "with these weights numbers leave the range of fp32" \
     "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
+copy_run && cp "$run/step_000030/trainer.json" "$scratch/copy" && overwrite "$scratch/copy/model.safetensors" 20000 '\x01\x02\x03'
+for command in "generate" "eval ${val_data[*]}" "train ${train_data[*]} --steps 1 --output ''"; do
+    # shellcheck disable=SC2086
+    refused "other weights than were saved: ${command%% *}" 65 "model.safetensors: its checksum does not match" \
+        "$program" $command --init "$scratch/copy"
+done
 copy_run && sed -i 's/"n_embd": *32/"n_embd": 64/' "$scratch/copy/config.json"
 refused "weights of another shape" 65 "needs" "$program" generate --init "$scratch/copy"
 copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"

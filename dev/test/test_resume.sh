@@ -32,7 +32,7 @@ check "no masters: the rest" "${run[@]}" "${bare[@]}" --output "$scratch/parts_b
 check "no masters: in parts as in one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
 check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
     --export-dtype bf16 --stop-after 12
-check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume
+check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
 check "no masters: as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
 if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
     fail "no masters: the same weights as with masters"
