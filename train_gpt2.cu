@@ -1,5 +1,6 @@
 // train_gpt2.cu: main(), the dispatch to a command, the training loop.
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -376,7 +377,7 @@ static void settle(Trainer<floatX>& t, PendingStep& p) {
     end_trace(t);
     fail(EXIT_INTERNAL,
          "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr%s may help",
-         static_cast<long long>(p.record.step), double(p.record.loss), double(p.record.grad_norm),
+         static_cast<long long>(p.record.step), std::fabs(double(p.record.loss)), std::fabs(double(p.record.grad_norm)),
          t.saved_step == t.state.step
              ? format(" and are saved as of step %lld", static_cast<long long>(t.state.step)).c_str()
              : "",
@@ -434,7 +435,7 @@ static void between_steps(Trainer<floatX>& t, int64_t step, int64_t first, bool 
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
     const bool val_due = t.val_loader && due(o.val_every) && !t.stop,
                sample_due = t.start.tokenizer && step > 0 && due(o.sample_every) && !t.stop;
-    const bool trace_due = t.comm.trace && t.comm.trace->recording && (stop || step == first + o.trace_steps);
+    const bool trace_due = t.comm.trace && t.comm.trace->recording && (stop || step - first == o.trace_steps);
     if (!save_due && !val_due && !sample_due && !trace_due) return;
     Trace* trace = t.comm.trace.get();
     settle_all(t, step);
@@ -484,6 +485,21 @@ static void resolve_micro_batch(Options& o, const Start& start, int T, Comm& com
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
 }
 
+static void check_tokens_at_once(int B, int T) {
+    ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
+           "--micro-batch %d x --seq-len %d are %s tokens at once; at most 2,147,483,647 can be computed", B, T,
+           with_commas(int64_t(B) * T).c_str());
+}
+
+// The trace must not take the place of a file that the run itself writes.
+static void check_trace(const Options& o) {
+    const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
+    for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest"})
+        ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
+               "--trace %s is a file of the run itself; name another", o.trace.c_str());
+    check_trace_file(o.trace);
+}
+
 // Refuses numbers of virtual ranks that do not divide as a tree of sums must.
 static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
     const int n = o.virtual_ranks;
@@ -512,6 +528,10 @@ static void warn_of_data(Log& log, const Options& o, const Start& start, const C
     for (const std::string& pattern : {o.train_data, o.val_data})
         if (const std::string warning = warn_of_tokenizer(start.tokenizer_path, pattern); !warning.empty())
             log.warn(warning);
+    if (!start.weights.empty() && start.tokenizer_path != start.weights &&
+        differ_as_tokenizers(start.tokenizer_path, start.weights))
+        log.warn(format("the tokenizer %s is not that of %s, whose weights know other tokens",
+                        start.tokenizer_path.c_str(), start.weights.c_str()));
     if (!val) return;
     for (const Shard& shard : val->shards)
         for (const Shard& other : train.shards)
@@ -549,11 +569,12 @@ static int device_of(const Options& o, const Launch& launch) {
 template <class floatX>
 static void train_loop(Trainer<floatX>& t) {
     const Options& o = t.options;
-    const int64_t first = t.state.step, stop_at = o.stop_after ? first + o.stop_after : o.steps;
+    const int64_t first = t.state.step, rest = o.steps - first;
+    const int64_t stop_at = o.stop_after > 0 && o.stop_after < rest ? first + o.stop_after : o.steps;
     start_clock(t, seconds_now());
     for (int64_t step = first;;) {
         if (t.comm.world_size == 1) t.stop |= stop_requested;
-        const bool stop = step >= std::min(stop_at, o.steps) || t.stop;
+        const bool stop = step >= stop_at || t.stop;
         between_steps(t, step, first, stop);
         if (stop) break;
         if (t.stop || !train_step(t, step)) continue;  // left early: save
@@ -590,11 +611,12 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     const std::unique_ptr<OutputLock> lock = first ? lock_output(o) : nullptr;
     std::vector<std::string> notes;
     if (lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: one may be renamed back
-    if (first && !o.trace.empty()) check_trace_file(o.trace);
+    if (first && !o.trace.empty()) check_trace(o);
     comm.exchange("");  // the directory is there
     Start start = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = comm.world_size;
     resolve_micro_batch<floatX>(o, start, T, comm, world_size, launch.local_world_size);
+    check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     o.global_batch_tokens = batch.tokens_per_step;  // which a resume keeps, also on other ranks
     check_virtual_ranks(o, batch);
@@ -707,6 +729,7 @@ static int plan(Options o) {
     const int T = o.seq_len ? o.seq_len : start.config.max_T, world_size = std::max(1, o.world_size);
     Comm alone;
     resolve_micro_batch<floatX>(o, start, T, alone, world_size, 1);
+    check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
@@ -782,6 +805,8 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
         print_stdout(options.text);
         return 0;
     }
+    ENSURE(omp_get_max_threads() <= MAX_THREADS, "OMP_NUM_THREADS=%d is more than %d threads; set it to the cores",
+           omp_get_max_threads(), MAX_THREADS);
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks
     if (options.command == Command::train)
         launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id,
@@ -825,6 +850,8 @@ int main(int argc, char** argv) {
         error = e.what(), exit_code = e.exit_code;
     } catch (const std::bad_alloc&) {
         error = "out of memory", exit_code = EXIT_INTERNAL;
+    } catch (const std::exception& e) {  // of the library: no thread can be started
+        error = e.what(), exit_code = EXIT_INTERNAL;
     }
     if (launch.world_size == 1) {
         fprintf(stderr, "error: %s\n", error.c_str());

@@ -24,8 +24,8 @@ using Json = nlohmann::ordered_json;
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 
 void prepare_standard_streams() {
-    for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd)
+    for (int fd = 0; fd <= 2; fd++)  // what is written to a closed stdout fails, and so it is noticed
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd < 2 ? O_RDONLY : O_WRONLY) != fd)
             fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
                  strerror(errno));
     signal(SIGPIPE, SIG_IGN);

@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "foreign_options.h"
+#include "threads.h"
 
 using Json = nlohmann::ordered_json;
 
@@ -90,7 +91,8 @@ static void rank_options(Declarations& all, Options& o) {
 
 static void optimizer_options(Declarations& all, Options& o) {
     Section s{all, "optimizer"};
-    s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch").at_least(-1);
+    s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch")
+        .between(-1, std::numeric_limits<int>::max());
     s.add("--stop-after", o.stop_after, 0, "STEPS", "end this run after that many more, schedule unchanged; 0 = off")
         .at_least(0);
     s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
@@ -136,7 +138,7 @@ static void seed_option(Declarations& all, Options& o, const char* help) {
 }
 
 static void threads_option(Declarations& all, Options& o) {
-    Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, 4096);
+    Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, MAX_THREADS);
 }
 
 static void gpu_options(Declarations& all, Options& o) {

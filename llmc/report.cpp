@@ -113,7 +113,7 @@ std::string card(const Options& o, const Start& start, const Corpus& train_data,
                                    {"training data", hex(train_data.fingerprint)},
                                    {"validation data", val_data ? hex(val_data->fingerprint) : ""}};
     for (const Setting& setting : settings(o)) card["--" + setting.name] = setting.value;
-    return card.dump();
+    return card.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
 }
 
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& cards) {

@@ -14,7 +14,7 @@ static int check_logits(const float* logits, int V) {
     for (int v = 0; v < V; v++) {
         if (std::isnan(logits[v]) || logits[v] == std::numeric_limits<float>::infinity())
             fail(EXIT_BAD_DATA, "the model gives token %d a logit of %g: its weights are damaged or training diverged",
-                 v, double(logits[v]));
+                 v, std::fabs(double(logits[v])));  // not -nan
         if (logits[v] > logits[best]) best = v;
     }
     if (!std::isfinite(logits[best])) fail(EXIT_BAD_DATA, "the model leaves none of %d tokens possible", V);

@@ -95,14 +95,20 @@ Start find_trained_model(const Options& options, bool need_tokenizer) {
     return start;
 }
 
+bool differ_as_tokenizers(const std::string& path, const std::string& other_path) {
+    try {
+        const Tokenizer tokenizer = load_tokenizer(path), other = load_tokenizer(other_path);
+        const auto same_merge = [](const Merge& a, const Merge& b) { return a.left == b.left && a.right == b.right; };
+        return tokenizer.tokens != other.tokens || !std::equal(tokenizer.merges.begin(), tokenizer.merges.end(),
+                                                               other.merges.begin(), other.merges.end(), same_merge);
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern) {
     const std::string dir = parent_directory(pattern);
-    if (path.empty() || pattern.empty() || dir == path || !has_tokenizer(dir)) return "";
-    try {
-        if (load_tokenizer(dir).tokens == load_tokenizer(path).tokens) return "";
-    } catch (const Error&) {
-        return "";
-    }
+    if (path.empty() || pattern.empty() || dir == path || !differ_as_tokenizers(dir, path)) return "";
     return format("%s has tokens of the tokenizer beside it, and that of %s is another one: the tokens mean other text",
                   pattern.c_str(), path.c_str());
 }

@@ -26,6 +26,8 @@ Start find_training_start(const Options& options);
 // newest checkpoint is taken. A tokenizer must be there if `need_tokenizer`.
 Start find_trained_model(const Options& options, bool need_tokenizer);
 
+// Whether two tokenizers (paths as of load_tokenizer) make other tokens of a text. False where one cannot be read.
+bool differ_as_tokenizers(const std::string& path, const std::string& other_path);
 // A warning where the tokens of the shards (a pattern) are those of another tokenizer than that at `path`; else empty.
 // The shards' own tokenizer is the one beside them; without it, or where one of the two cannot be read, nobody knows.
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);

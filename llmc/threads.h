@@ -2,6 +2,8 @@
 #pragma once
 #include <omp.h>
 
+inline constexpr int MAX_THREADS = 4096;
+
 // The number of threads that run a parallel region. --threads, OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores that the
 // process may use all have a say, so it is measured in a region.
 inline int openmp_threads() {

@@ -141,6 +141,24 @@ check "prompt longer than the context: nothing is printed" test ! -s "$scratch/o
 # ---- missing and damaged input
 mkdir "$scratch/no_steps" && cp "$run/run.json" "$scratch/no_steps"
 refused "a run without a checkpoint" 66 "this run has saved no checkpoint yet" "$program" generate --init "$scratch/no_steps"
+check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
+refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
+refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 are 68,719,476,736 tokens at once" "$program" plan \
+    --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
+refused "a trace in the place of the log" 2 "is a file of the run itself" "${train[@]}" --output "$scratch/traced" --trace "$scratch/traced/log.jsonl"
+refused "--print-launch to a closed stdout" 74 "cannot write to standard output" bash -c '"$1" --print-launch >&-' closed "$program"
+cp -r "$run" "$scratch/to_the_end"
+check "--stop-after beyond all numbers" "$program" --resume --output "$scratch/to_the_end" --steps 31 --stop-after 9223372036854775807 --quiet
+check "goes to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
+warned "another tokenizer on resume" "the tokenizer $scratch/other is not that of" "$program" --resume --output "$scratch/to_the_end" \
+    --steps 32 --tokenizer "$scratch/other"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody" && chmod a+rx "$scratch"
+    refused "no thread can be started" 1 "Resource temporarily unavailable" setpriv --reuid=65534 --regid=65534 --clear-groups \
+        bash -c 'ulimit -u 1; exec "$@"' nobody "${train[@]}" --output "$scratch/nobody/run" --threads 1
+else
+    skip "no thread can be started" "only root can become another user, by setpriv"
+fi
 refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "no such directory" 66 "no such directory" "$program" generate --init "$scratch/nowhere"

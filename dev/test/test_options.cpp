@@ -157,7 +157,8 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--beta1", "1") == "--beta1 1 must be at least 0 and below 1");
     CHECK(bad("--steps", "1e3") == "--steps: '1e3' is not a whole number");
     CHECK(bad("--steps", "1.5") == "--steps: '1.5' is not a whole number");
-    CHECK(bad("--steps", "-2") == "--steps -2 must be at least -1");
+    CHECK(bad("--steps", "-2") == "--steps -2 must be at least -1 and at most 2147483647");
+    CHECK(bad("--steps", "3000000000") == "--steps 3000000000 must be at least -1 and at most 2147483647");
     CHECK(bad("--steps", "99999999999999999999") == "--steps: 99999999999999999999 is out of range");
     CHECK(bad("--micro-batch", "automatic") == "--micro-batch: 'automatic' is not a whole number");
     CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");

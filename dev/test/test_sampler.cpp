@@ -129,6 +129,9 @@ TEST_CASE("one token leaves no choice") {
 TEST_CASE("logits and settings that mean nothing are refused") {
     auto s = sampler(1.0f, 0, 1.0f);
     const std::vector<float> with_nan = {0.0f, NAN}, with_inf = {0.0f, INF}, none = {-INF, -INF}, fine = {0.0f, 0.0f};
+    const std::vector<float> with_negative_nan = {0.0f, -NAN};
+    CHECK_THROWS_WITH_AS(sample_token(s, with_negative_nan.data(), 2, 0, 0), doctest::Contains("a logit of nan"),
+                         Error);
     CHECK_THROWS_WITH_AS(sample_token(s, with_nan.data(), 2, 0, 0), doctest::Contains("token 1 a logit of nan"), Error);
     CHECK_THROWS_WITH_AS(sample_token(s, with_inf.data(), 2, 0, 0), doctest::Contains("token 1 a logit of inf"), Error);
     CHECK_THROWS_WITH_AS(sample_token(s, none.data(), 2, 0, 0), doctest::Contains("none of 2 tokens"), Error);
