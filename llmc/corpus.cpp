@@ -240,8 +240,10 @@ bool CorpusReader::next(Chunk& chunk) {
 
 static std::string text_of_line(const Chunk& chunk, const Document& document, const std::string& key) {
     const std::string where = chunk.file->path + ":" + std::to_string(document.line);
-    const nlohmann::json line = parse_json(chunk.bytes.substr(document.begin, document.end - document.begin), where);
-    if (!line.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but no object {...}", where.c_str());
+    const nlohmann::json line = parse_json(chunk.bytes.substr(document.begin, document.end - document.begin), where,
+                                           "; each line of this file must be one whole object {...}");
+    if (!line.is_object())
+        fail(EXIT_BAD_DATA, "%s: is JSON, but no object {...}; each line of this file must be one", where.c_str());
     const auto found = line.find(key);
     if (found != line.end() && found->is_string()) return found->get<std::string>();
     std::string keys;

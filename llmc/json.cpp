@@ -10,7 +10,7 @@
 
 using nlohmann::json;
 
-json parse_json(const std::string& text, const std::string& where) {
+json parse_json(const std::string& text, const std::string& where, const char* if_cut_short) {
     constexpr size_t max_depth = 32;
     std::vector<std::set<std::string>> keys;  // of the objects that are open; arrays have none
     const auto check = [&](int, json::parse_event_t event, json& parsed) {
@@ -26,6 +26,10 @@ json parse_json(const std::string& text, const std::string& where) {
     try {
         return json::parse(text, check);
     } catch (const json::parse_error& error) {
+        if (text.empty()) fail(EXIT_BAD_DATA, "%s: is not valid JSON: it is empty", where.c_str());
+        if (error.byte > text.size())
+            fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",
+                 where.c_str(), text.size(), if_cut_short);
         fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), error.byte, text.size());
     } catch (const json::out_of_range& error) {
         fail(EXIT_BAD_DATA, "%s: is not valid JSON: a number is out of range", where.c_str());

@@ -100,8 +100,9 @@ TEST_CASE("what cannot be computed or read is refused with key and reason") {
         {R"({"vocab_size":18446744073709551615})", "an integer from 0"},
         {R"({"n_layer":12,"n_layer":24})", "\"n_layer\" occurs twice"},
         {R"([1])", "not an object"},
-        {R"({"n_layer":12)", "not valid JSON at byte 14"},
-        {"", "not valid JSON"},
+        {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
+        {R"({"n_layer":12])", "not valid JSON at byte 14 of 14"},
+        {"", "not valid JSON: it is empty"},
         {"{\"a\":\"\xff\"}", "not valid JSON"},
         {R"({"a":1e999})", "not valid JSON"},
     };

@@ -403,8 +403,12 @@ TEST_CASE("broken JSONL: the file and the line, the first of them with any numbe
     struct {
         const char *line, *message;
     } const cases[] = {
-        {"{\"text\": \"a\"", "a.jsonl:5002: is not valid JSON"},
-        {"[1]", "a.jsonl:5002: is JSON, but no object"},
+        {"{\"text\": \"a\"",
+         "a.jsonl:5002: is not valid JSON: it ends in the middle of a value, after 12 bytes; each line of this file "
+         "must "
+         "be one whole object {...}"},
+        {"{\"text\": a}", "a.jsonl:5002: is not valid JSON at byte 10 of 11"},
+        {"[1]", "a.jsonl:5002: is JSON, but no object {...}; each line of this file must be one"},
         {"{\"body\": \"x\", \"n\": 1, \"title\": \"y\"}",
          "a.jsonl:5002: has no text under the key \"text\" (--text-key); "
          "keys with text: body, title"},
