@@ -10,6 +10,7 @@
 #include "files.h"
 #include "json.h"
 #include "tokenizer.h"
+#include "unicode.h"
 
 namespace fs = std::filesystem;
 
@@ -27,6 +28,20 @@ static bool is_jsonl(const std::string& path) { return has_extension(path, {".js
 
 static bool is_text_name(const std::string& path) {
     return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
+}
+
+// Where the first byte is that is not UTF-8, of the file's first MiB; -1: all are.
+static int64_t find_invalid_utf8(const InputFile& file) {
+    std::string text(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
+    file.read_at(text.data(), 0, int64_t(text.size()));
+    const char *begin = text.data(), *end = begin + text.size();
+    const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may go on after the MiB
+    for (const char* p = begin; p < border;) {
+        const Char c = char_at(p, end);
+        if (!c.valid) return p - begin;
+        p += c.bytes;
+    }
+    return -1;
 }
 
 // People give what they have downloaded. Whether the file is binary, of a kind that is not known here.
@@ -84,8 +99,10 @@ std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, co
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
         for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input}) {
             const InputFile file(path);
-            const bool binary = check_content(file);
-            files.push_back({path, file.size, is_jsonl(path), binary});
+            TextFile found{path, file.size, is_jsonl(path)};
+            found.binary = check_content(file);
+            if (!found.binary && !found.jsonl) found.invalid_utf8 = find_invalid_utf8(file);
+            files.push_back(found);
         }
     }
     return files;

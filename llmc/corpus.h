@@ -25,7 +25,8 @@ struct TextFile {
     std::string path;
     int64_t size;
     bool jsonl;
-    bool binary = false;  // a zero byte is among its first 8000, which git and diff take for the sign of one
+    bool binary = false;        // a zero byte is among its first 8000, which git and diff take for the sign of one
+    int64_t invalid_utf8 = -1;  // where, of a text file that is not binary; of the first MiB
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without such a file (EXIT_NO_INPUT), and files that are

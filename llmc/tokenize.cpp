@@ -216,22 +216,31 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
-// A file that looks binary may be text with an odd byte: it is taken, but said.
+// What is odd about a file that is taken all the same; "" for most.
+static std::string oddity(const TextFile& file) {
+    if (file.binary) return "looks binary, not like text (zero bytes); its bytes become tokens as they are";
+    if (file.invalid_utf8 >= 0)
+        return format("is not UTF-8 (byte %s); convert it, if it is Latin-1 with iconv -f ISO-8859-1 -t UTF-8",
+                      with_commas(file.invalid_utf8 + 1).c_str());
+    if (file.path.ends_with(".json"))
+        return "is JSON, but is taken as plain text; for the texts in it give a .jsonl file, one object {...} a line";
+    return "";
+}
+
 static void check_files(const std::vector<TextFile>& files) {
+    constexpr int most_warnings = 10;
     int64_t bytes = 0;
-    size_t binary = 0;
-    const TextFile* first = nullptr;
+    int odd = 0;
     for (const TextFile& file : files) {
         bytes += file.size;
-        if (file.binary && binary++ == 0) first = &file;
+        const std::string text = oddity(file);
+        if (!text.empty() && odd++ < most_warnings)
+            fprintf(stderr, "warning: %s: %s\n", file.path.c_str(), text.c_str());
     }
+    if (odd > most_warnings) fprintf(stderr, "warning: %d more files are odd in such a way\n", odd - most_warnings);
     if (bytes == 0)
         fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
              files.size() == 1 ? "" : ", and so are the other inputs");
-    if (!first) return;
-    const std::string others = binary == 1 ? "" : format(" and %zu more look", binary - 1);
-    fprintf(stderr, "warning: %s%s binary, not like text (zero bytes); its bytes become tokens as they are\n",
-            first->path.c_str(), binary == 1 ? ": looks" : others.c_str());
 }
 
 static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,

@@ -205,6 +205,14 @@ refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
 head -c 3000 "$program" >"$scratch/program.txt"
 check "tokenize of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: looks binary, not like text"' binary \
     "$program" tokenize "$scratch/program.txt" --output "$scratch/binary" --tokenizer "$run" --quiet
+printf 'caf\xe9 au lait\n' >"$scratch/latin1.txt"
+echo '[{"text": "one king"}]' >"$scratch/array.json"
+check "tokenize of odd files" "$program" tokenize "$scratch/latin1.txt" "$scratch/array.json" "$scratch/data.txt" \
+    --output "$scratch/odd" --tokenizer "$run" --quiet
+cp "$scratch/check.log" "$scratch/odd.log"
+check "tokenize of Latin-1 says so" grep -q "^warning: .*latin1.txt: is not UTF-8 (byte 4); convert it.* iconv -f ISO-8859-1" "$scratch/odd.log"
+check "tokenize of .json says so" grep -q "^warning: .*array.json: is JSON, but is taken as plain text" "$scratch/odd.log"
+check "and nothing of the others" test "$(grep -c warning: "$scratch/odd.log")" = 2
 : >"$scratch/empty.txt"
 refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
 head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"

@@ -135,6 +135,26 @@ TEST_CASE("a byte order mark is dropped") {
     CHECK(run.tokens("train_") == documents({"the", "b"}));
 }
 
+// Of a file of more than a MiB the first MiB, in whose last bytes a character may begin.
+TEST_CASE("text that is not UTF-8 is noticed") {
+    Run run;
+    const auto invalid_byte = [&](const std::string& bytes) {
+        run.file("a.txt", bytes);
+        return find_text_files({run.folder / "in/a.txt"}, run.options.output)[0].invalid_utf8;
+    };
+    const std::string mib(1 << 20, 'a');
+    CHECK(invalid_byte("") == -1);
+    CHECK(invalid_byte("café") == -1);
+    CHECK(invalid_byte("caf\xe9") == 3);
+    CHECK(invalid_byte("caf\xe9 au lait") == 3);
+    CHECK(invalid_byte("\xed\xa0\x80") == 0);  // a surrogate
+    for (size_t before = 0; before < 5; before++) {
+        CHECK(invalid_byte(mib.substr(before) + "\U0001f600") == -1);
+        CHECK(invalid_byte(mib.substr(before) + "\xe9") == (before < 1 ? -1 : int64_t(mib.size() - before)));
+    }
+    CHECK(invalid_byte(mib.substr(4) + "\xe9" + mib) == int64_t(mib.size() - 4));
+}
+
 TEST_CASE("JSONL: one document a line, blank lines and empty texts left out, escapes decoded") {
     Run run;
     run.file("a.jsonl",
