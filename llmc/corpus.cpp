@@ -1,9 +1,12 @@
 #include "corpus.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "common.h"
@@ -71,7 +74,11 @@ static bool check_content(const InputFile& file) {
     return memchr(start, 0, size_t(length)) != nullptr;
 }
 
-static std::vector<std::string> files_in(const std::string& folder, const fs::path& left_out) {
+static std::string normal_path(const std::string& path) { return fs::path(path).lexically_normal().string(); }
+
+// The text files of a folder, but not `output`; adds the other files to left_out.
+static std::vector<std::string> files_in(const std::string& folder, const fs::path& output,
+                                         std::set<std::string>& left_out) {
     std::vector<std::string> paths;
     std::error_code error;
     for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
@@ -80,7 +87,10 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
             if (entry->is_directory(error)) entry.disable_recursion_pending();
             continue;
         }
-        if (is_text_name(path) && entry->is_regular_file(error) && fs::weakly_canonical(path, error) != left_out)
+        if (!entry->is_regular_file(error)) continue;
+        if (!is_text_name(path))
+            left_out.insert(normal_path(path));
+        else if (fs::weakly_canonical(path, error) != output)
             paths.push_back(path);
     }
     if (error) fail(EXIT_NO_INPUT, "%s: cannot be searched: %s", folder.c_str(), error.message().c_str());
@@ -91,21 +101,31 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
     return paths;
 }
 
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory) {
+FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory) {
     std::error_code ignored;
-    const fs::path left_out = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
-    std::vector<TextFile> files;
+    const fs::path output = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
+    FoundFiles found;
+    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links lead to the same
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input}) {
+        for (const std::string& path :
+             is_directory(input) ? files_in(input, output, found.left_out) : std::vector{input}) {
             const InputFile file(path);
-            TextFile found{path, file.size, is_jsonl(path)};
-            found.binary = check_content(file);
-            if (!found.binary && !found.jsonl) found.invalid_utf8 = find_invalid_utf8(file);
-            files.push_back(found);
+            struct stat status;
+            if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "be examined");
+            const auto [first, is_new] = taken.insert({{status.st_dev, status.st_ino}, path});
+            if (!is_new) {
+                found.repeated.push_back({path, first->second});
+                continue;
+            }
+            TextFile text{path, file.size, is_jsonl(path)};
+            text.binary = check_content(file);
+            if (!text.binary && !text.jsonl) text.invalid_utf8 = find_invalid_utf8(file);
+            found.files.push_back(text);
         }
     }
-    return files;
+    for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));  // named beside its folder
+    return found;
 }
 
 // ---- cutting

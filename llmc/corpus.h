@@ -2,9 +2,9 @@
 //
 // Inputs are files and folders. Of a folder, searched with its subfolders in the order of the names, the files that end
 // in .txt .text .md .markdown .rst .jsonl or .ndjson are taken; names that start with a dot are not. A named file is
-// taken whatever it is called. .jsonl and .ndjson have one JSON object per line, each a document; of a text file the
-// rules say what its documents are. Text is UTF-8; a byte order mark at the start of a file is dropped, other invalid
-// bytes are kept as they are.
+// taken whatever it is called. A file that is given more than once, also by a link or by its folder, is taken once.
+// .jsonl and .ndjson have one JSON object per line, each a document; of a text file the rules say what its documents
+// are. Text is UTF-8; a byte order mark at the start of a file is dropped, other invalid bytes are kept as they are.
 //
 // Held out for validation, about val_fraction of the text:
 //   * of every document of at least 64 KiB its end, from a line's start on;
@@ -15,8 +15,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 struct InputFile;
@@ -29,9 +31,15 @@ struct TextFile {
     int64_t invalid_utf8 = -1;  // where, of a text file that is not binary; of the first MiB
 };
 
+struct FoundFiles {
+    std::vector<TextFile> files;                                // each once, under the first name it is found by
+    std::vector<std::pair<std::string, std::string>> repeated;  // a name, and the file it names again
+    std::set<std::string> left_out;                             // of the folders; hidden files are not counted
+};
+
 // Refuses inputs that do not exist or cannot be read, folders without such a file (EXIT_NO_INPUT), and files that are
 // compressed, UTF-16 or token shards (EXIT_BAD_DATA). The file merges.txt of output_directory is not text.
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory);
+FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory);
 
 struct CorpusRules {
     // Documents of a text file. "none": the file. "blank-lines": each section up to and with a blank line, as llm.c

@@ -10,8 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "common.h"
 #include "corpus.h"
@@ -227,6 +230,32 @@ static std::string oddity(const TextFile& file) {
     return "";
 }
 
+// "5 files left out: 2 .csv, 1 .html, ..."
+static std::string left_out_line(const std::set<std::string>& paths) {
+    constexpr size_t most_kinds = 6;
+    std::map<std::string, int> counts;
+    for (const std::string& path : paths) counts[std::filesystem::path(path).extension().string()]++;
+    std::vector<std::pair<int, std::string>> kinds;  // the most frequent one first
+    for (const auto& [extension, count] : counts)
+        kinds.push_back({-count, extension.empty() ? "without an extension" : printable(extension)});
+    std::sort(kinds.begin(), kinds.end());
+    std::string text = format("%zu %s left out: ", paths.size(), paths.size() == 1 ? "file" : "files");
+    for (size_t i = 0; i < std::min(kinds.size(), most_kinds); i++)
+        text += format("%s%d %s", i == 0 ? "" : ", ", -kinds[i].first, kinds[i].second.c_str());
+    return text + (kinds.size() > most_kinds ? ", ...\n" : "\n");
+}
+
+static void report_choice(const FoundFiles& found, bool quiet) {
+    if (!found.repeated.empty()) {
+        const auto& [path, first] = found.repeated[0];
+        const size_t more = found.repeated.size() - 1;
+        fprintf(stderr, "warning: %s: is given more than once%s; it is taken once%s\n", path.c_str(),
+                path == first ? "" : format(" (it is %s)", first.c_str()).c_str(),
+                more == 0 ? "" : format(", and so are %zu more", more).c_str());
+    }
+    if (!quiet && !found.left_out.empty()) fputs(left_out_line(found.left_out).c_str(), stderr);
+}
+
 static void check_files(const std::vector<TextFile>& files) {
     constexpr int most_warnings = 10;
     int64_t bytes = 0;
@@ -265,7 +294,9 @@ int tokenize(const TokenizeOptions& o) {
     check_options(o);
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
-    const std::vector<TextFile> files = find_text_files(o.inputs, o.output);
+    const FoundFiles found = find_text_files(o.inputs, o.output);
+    const std::vector<TextFile>& files = found.files;
+    report_choice(found, o.quiet);
     check_files(files);
     make_directories(o.output);
     refuse_old_shards(o.output);

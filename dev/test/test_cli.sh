@@ -213,6 +213,18 @@ cp "$scratch/check.log" "$scratch/odd.log"
 check "tokenize of Latin-1 says so" grep -q "^warning: .*latin1.txt: is not UTF-8 (byte 4); convert it.* iconv -f ISO-8859-1" "$scratch/odd.log"
 check "tokenize of .json says so" grep -q "^warning: .*array.json: is JSON, but is taken as plain text" "$scratch/odd.log"
 check "and nothing of the others" test "$(grep -c warning: "$scratch/odd.log")" = 2
+mkdir "$scratch/mixed"
+cp "$scratch/data.txt" "$scratch/mixed/"
+touch "$scratch/mixed/"{a.csv,b.csv,c.gz,README}
+ln -s data.txt "$scratch/mixed/link.txt"
+mixed=("$program" tokenize "$scratch/mixed" --tokenizer "$run")
+check "tokenize of a folder with other files" "${mixed[@]}" --output "$scratch/of_mixed"
+cp "$scratch/check.log" "$scratch/mixed.log"
+check "they are counted" grep -qx "4 files left out: 2 .csv, 1 .gz, 1 without an extension" "$scratch/mixed.log"
+check "a file under two names is named" grep -q "^warning: .*/mixed/link.txt: is given more than once (it is .*/mixed/data.txt); it is taken once$" "$scratch/mixed.log"
+check "--quiet" "${mixed[@]}" --output "$scratch/quiet_mixed" --quiet
+cp "$scratch/check.log" "$scratch/mixed.log"
+check "--quiet does not count them" test "$(grep -c "left out" "$scratch/mixed.log") $(grep -c warning: "$scratch/mixed.log")" = "0 1"
 : >"$scratch/empty.txt"
 refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
 head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"

@@ -116,6 +116,28 @@ TEST_CASE("folders are searched by name; hidden and other files are left out, na
     CHECK(run.tokens("train_") == documents({"a", "b", "c", "named"}));
 }
 
+TEST_CASE("a file that is given twice is taken once: by its name, its folder, a link") {
+    Run run;
+    std::filesystem::create_directory(run.folder / "in/z");
+    run.file("a.txt", "a");
+    run.file("b.txt", "b");
+    run.file("c.csv", "c");
+    run.file("z/d.csv", "d");
+    run.file("z/e", "e");
+    std::filesystem::create_symlink(run.folder / "in/a.txt", run.folder / "in/z/link.txt");
+    std::filesystem::create_hard_link(run.folder / "in/b.txt", run.folder / "hard");
+    const std::string folder = run.folder / "in";
+    run.options.inputs = {folder + "/b.txt", folder, folder + "/./z", folder + "//c.csv", run.folder / "hard"};
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"b", "a", "c"}));
+    const FoundFiles found = find_text_files(run.options.inputs, run.options.output);
+    CHECK(found.left_out == std::set<std::string>{folder + "/z/d.csv", folder + "/z/e"});
+    REQUIRE(found.repeated.size() == 4);
+    CHECK(found.repeated[0] == std::pair{folder + "/b.txt", folder + "/b.txt"});
+    CHECK(found.repeated[1] == std::pair{folder + "/z/link.txt", folder + "/a.txt"});
+    CHECK(found.repeated[3] == std::pair{run.folder / "hard", folder + "/b.txt"});
+}
+
 TEST_CASE("the merges.txt of the output is no input") {
     Run run;
     run.file("a.txt", "a");
@@ -140,7 +162,7 @@ TEST_CASE("text that is not UTF-8 is noticed") {
     Run run;
     const auto invalid_byte = [&](const std::string& bytes) {
         run.file("a.txt", bytes);
-        return find_text_files({run.folder / "in/a.txt"}, run.options.output)[0].invalid_utf8;
+        return find_text_files({run.folder / "in/a.txt"}, run.options.output).files[0].invalid_utf8;
     };
     const std::string mib(1 << 20, 'a');
     CHECK(invalid_byte("") == -1);
