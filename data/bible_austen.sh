@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bible_austen.sh: the default corpus, 8.2 MB of public-domain prose from the system's own package mirror: the King James
+# bible_austen.sh [--vocab N]: the default corpus, 8.2 MB of public-domain prose from the system's own package mirror: the King James
 # Bible (bible-kjv) and six novels by Jane Austen (r-cran-janeaustenr). Works for any user: packages are downloaded and
 # unpacked into data/bible_austen, not installed. Without the second package the Bible alone.
 set -euo pipefail
@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
+vocab=4096
+parse_arguments 0 vocab "$@"
 out=data/bible_austen
 text=$out/text
 packages=$out/packages
@@ -74,5 +76,5 @@ make_bible
 make_austen
 rm -rf $packages $text/*.part
 say "$(cat $text/*.txt | wc -c) bytes of text: $(cd $text && echo ./*.txt | sed 's@\./@@g')"
-tokenize $out $text --train-bpe 4096
+tokenize $out $text --train-bpe "$vocab"
 print_train_command $out "$small_model"

@@ -6,9 +6,10 @@ cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-shards=${1:-103}
-if ! [[ $shards =~ ^[0-9]+$ ]] || [ "$shards" -lt 1 ] || [ "$shards" -gt 103 ]; then
-    die "usage: fineweb10B.sh [SHARDS], 1 to 103"
+parse_arguments 1 "" "$@"
+shards=${operands[0]:-103}
+if ! [[ $shards =~ ^[0-9]{1,3}$ ]] || [ "$shards" -lt 1 ] || [ "$shards" -gt 103 ]; then
+    bad_usage "$shards: the number of training shards is 1 to 103"
 fi
 
 out=data/fineweb10B

@@ -12,6 +12,41 @@ die() {
     exit 1
 }
 
+# bad_usage MESSAGE...: for arguments that cannot be.
+bad_usage() {
+    echo "$(basename "$0"): $*; --help prints the usage" >&2
+    exit 2
+}
+
+# parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME for each option --NAME VALUE, and the array operands, of at
+# most MOST. --help prints the usage, which is the comment at the start of the script.
+parse_arguments() {
+    local most=$1 names=" $2 " name
+    shift 2
+    operands=()
+    while [ $# -gt 0 ]; do
+        name=${1#--}
+        if [ "$1" = -h ] || [ "$1" = --help ]; then
+            sed -n '2,/^[^#]/s/^# //p' "data/$(basename "$0")"
+            exit 0
+        elif [[ $1 == --?* && $names == *" $name "* ]]; then
+            [ $# -gt 1 ] || bad_usage "$1 needs a value"
+            printf -v "$name" %s "$2"
+            shift
+        elif [[ $1 == -* ]]; then
+            bad_usage "unknown option $1"
+        elif [ ${#operands[@]} = "$most" ]; then
+            bad_usage "unexpected argument $1"
+        else
+            operands+=("$1")
+        fi
+        shift
+    done
+    if [ -n "${vocab:-}" ] && ! [[ $vocab =~ ^[0-9]{3,7}$ && $vocab -ge 257 ]]; then
+        bad_usage "--vocab $vocab must be a number of tokens, 257 (the bytes and <|endoftext|>) or more"
+    fi
+}
+
 # The program that tokenizes: whichever build there is, else the CPU build is made.
 find_program() {
     for program in ./train_gpt2 ./train_gpt2cu; do

@@ -2,33 +2,24 @@
 # text.sh FILE|DIR... [--out DIR] [--vocab N]: your own text as train and val shards. Takes text files, .jsonl files and
 # folders of them; trains a vocabulary of N tokens on the text (default: by its size, from 512 to 16384).
 set -euo pipefail
-usage() {
-    sed -n '2,3s/^# //p' "$0"
-    exit "$1"
-}
-
-inputs=() out="" vocab=""
-while [ $# -gt 0 ]; do
-    case $1 in
-        --out) out=$(realpath -m "${2:?--out needs a folder}"); shift ;;
-        --vocab) vocab=${2:?--vocab needs a number}; shift ;;
-        -h | --help) usage 0 ;;
-        -*) usage 2 >&2 ;;
-        *)
-            if [ ! -e "$1" ]; then
-                echo "text.sh: $1: there is no such file or folder" >&2
-                exit 66
-            fi
-            inputs+=("$(realpath "$1")")
-            ;;
-    esac
-    shift
-done
-[ ${#inputs[@]} -gt 0 ] || usage 2 >&2
-
+caller=$PWD
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
+
+out="" vocab=""
+parse_arguments 1000000 "out vocab" "$@"
+[ ${#operands[@]} -gt 0 ] || bad_usage "name a file or folder of text"
+inputs=()
+for input in "${operands[@]}"; do
+    path=$(cd "$caller" && realpath -m -- "$input")
+    if [ ! -e "$path" ]; then
+        echo "text.sh: $input: there is no such file or folder" >&2
+        exit 66
+    fi
+    inputs+=("$path")
+done
+if [ -n "$out" ]; then out=$(cd "$caller" && realpath -m -- "$out"); fi
 
 name=$(basename "${inputs[0]}")
 name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")

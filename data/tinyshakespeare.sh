@@ -6,20 +6,18 @@ cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
+vocab=""
+parse_arguments 0 vocab "$@"
 out=data/tinyshakespeare
 fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt $out/input.txt \
     1115394 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
-case ${1:-} in
-    --vocab)
-        tokenize $out $out/input.txt --split blank-lines --train-bpe "${2:?--vocab N}"
-        print_train_command $out "$small_model"
-        ;;
-    "")
-        fetch_gpt2_tokenizer data/gpt2
-        # As llm.c splits it, so that losses compare: the first 32,768 tokens for validation, the rest for training.
-        tokenize $out $out/input.txt --split blank-lines --tokenizer data/gpt2 --val-tokens 32768
-        print_train_command $out "--init DIR --seq-len 256 --global-batch 4096 --steps 100 --lr 1e-5 --warmup 10"
-        say "DIR is GPT-2 as on huggingface.co; to train from nothing, take a vocabulary of its own: $0 --vocab 2048"
-        ;;
-    *) die "usage: tinyshakespeare.sh [--vocab N]" ;;
-esac
+if [ -n "$vocab" ]; then
+    tokenize $out $out/input.txt --split blank-lines --train-bpe "$vocab"
+    print_train_command $out "$small_model"
+else
+    fetch_gpt2_tokenizer data/gpt2
+    # As llm.c splits it, so that losses compare: the first 32,768 tokens for validation, the rest for training.
+    tokenize $out $out/input.txt --split blank-lines --tokenizer data/gpt2 --val-tokens 32768
+    print_train_command $out "--init DIR --seq-len 256 --global-batch 4096 --steps 100 --lr 1e-5 --warmup 10"
+    say "DIR is GPT-2 as on huggingface.co; to train from nothing, take a vocabulary of its own: $0 --vocab 2048"
+fi

@@ -7,11 +7,7 @@ cd "$(dirname "$0")/.."
 source data/functions.sh
 
 vocab=8192
-case ${1:-} in
-    --vocab) vocab=${2:?--vocab needs a number} ;;
-    ?*) die "usage: tinystories.sh [--vocab N]" ;;
-esac
-
+parse_arguments 0 vocab "$@"
 out=data/tinystories
 
 # The stories are separated by the text <|endoftext|>, which is text to the tokenizer: one JSON object each instead.

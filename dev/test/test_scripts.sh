@@ -100,6 +100,30 @@ SLURM_RESTART_COUNT=5 check "Slurm: a sixth fault" after "1" 1 1 run_gpt2_124M.s
 check "Slurm: ends it" test ! -e "$tree/requeued"
 unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
 
+# ---- data/: what the scripts say to arguments. Nothing is fetched: there is no curl, apt-get or trainer on the way.
+mkdir -p "$scratch/no_net" "$scratch/data_tree"
+cp -r data "$scratch/data_tree/"
+for command in curl apt-get make; do stand_in "$scratch/no_net/$command" "touch '$scratch/fetched'; exit 1"; done
+# says CODE STREAM TEXT SCRIPT ARGUMENT...
+says() {
+    local code=$1 stream=$2 text=$3 status=0
+    shift 3
+    (cd "$scratch/data_tree/data" && PATH=$scratch/no_net:$PATH "./$1" "${@:2}") >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ "$status" = "$code" ] && grep -qF -- "$text" "$scratch/$stream" && [ ! -e "$scratch/fetched" ]
+}
+for script in bible_austen fineweb10B text tinyshakespeare tinystories; do
+    check "$script.sh --help" says 0 out "$script.sh " $script.sh --help
+    check "$script.sh --vocab-size 300" says 2 err "$script.sh: unknown option --vocab-size" $script.sh --vocab-size 300
+done
+for script in bible_austen tinyshakespeare tinystories; do
+    check "$script.sh foo" says 2 err "$script.sh: unexpected argument foo" $script.sh foo
+    check "$script.sh --vocab" says 2 err "--vocab needs a value" $script.sh --vocab
+    check "$script.sh --vocab 10" says 2 err "--vocab 10 must be a number of tokens, 257" $script.sh --vocab 10
+done
+check "fineweb10B.sh 104" says 2 err "104: the number of training shards is 1 to 103" fineweb10B.sh 104
+check "text.sh without a text" says 2 err "name a file or folder of text" text.sh
+check "text.sh of a file that is not there" says 66 err "nothing.txt: there is no such file" text.sh nothing.txt
+
 # ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
 printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
 if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
