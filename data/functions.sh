@@ -5,6 +5,10 @@
 # shellcheck disable=SC2034  # used by the recipes
 small_model="--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 16 --global-batch 4096 --steps 1000 \\
       --lr 1e-3 --warmup 60 --val-every 100 --sample-every 250 --checkpoint-every 500"
+# Of a text of a few pages, which has no 16 windows of 256 tokens, or would be learned by heart.
+# shellcheck disable=SC2034
+few_pages_model="--layers 4 --heads 4 --channels 256 --seq-len 64 --micro-batch 16 --global-batch 1024 --steps 200 \\
+      --lr 1e-3 --warmup 20 --val-every 20 --sample-every 50 --checkpoint-every 100"
 
 say() { echo "$(basename "$0"): $*"; }
 die() {
@@ -123,6 +127,14 @@ suitable_vocab() {
     else echo 16384; fi
 }
 
+too_short() {
+    echo "$(basename "$0"): $*: the text is too short to train on; bring at least 10 kB, better a book" >&2
+    exit 65
+}
+
+# tokens_in FILE...: of token shards of two bytes a token.
+tokens_in() { stat -c %s "$@" | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }'; }
+
 # tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options.
 tokenize() {
     local out=$1 stamp
@@ -137,21 +149,28 @@ tokenize() {
     find_program
     mkdir -p "$out"
     rm -f "$out/made_of" "$out"/train_*.bin "$out"/val_*.bin
-    "$program" tokenize "$@" --output "$out"
-    has_shards "$out" || die "$program tokenize left no train and val shards in $out"
+    local status=0
+    "$program" tokenize "$@" --output "$out" || status=$?
+    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then say "the size of the vocabulary is set by --vocab N" >&2; fi
+    if [ $status != 0 ]; then exit $status; fi
+    has_shards "$out" || too_short "$out has no train and val shards"
     echo "$stamp" >"$out/made_of"
 }
 
 has_shards() { compgen -G "$1/train_*.bin" >/dev/null && compgen -G "$1/val_*.bin" >/dev/null; }
 
+# For the shell: a text in quotes, where it needs them.
+quoted() { if [[ $1 =~ ^[A-Za-z0-9_./-]+$ ]]; then echo "$1"; else echo "${1@Q}"; fi; }
+
 # print_train_command OUT OPTIONS [PREFIX]: the command that trains on the shards OUT/PREFIXtrain_*.bin.
 print_train_command() {
-    local out=$1 options=$2 prefix=${3:-}
+    local out=$1 options=$2 prefix=${3:-} train val
     if [ -n "${HIDE_TRAIN_COMMAND:-}" ]; then return; fi
+    train=$(quoted "$out/${prefix}train_*.bin") val=$(quoted "$out/${prefix}val_*.bin")
     say "$out is ready; train with"
     echo
-    echo "  ${program:-./train_gpt2} --train-data '$out/${prefix}train_*.bin' --val-data '$out/${prefix}val_*.bin' \\"
-    echo "      --output out/$(basename "$out") \\"
+    echo "  ${program:-./train_gpt2} --train-data $train --val-data $val \\"
+    echo "      --output $(quoted "out/$(basename "$out")") \\"
     echo "      $options"
     echo
 }

@@ -124,6 +124,24 @@ check "fineweb10B.sh 104" says 2 err "104: the number of training shards is 1 to
 check "text.sh without a text" says 2 err "name a file or folder of text" text.sh
 check "text.sh of a file that is not there" says 66 err "nothing.txt: there is no such file" text.sh nothing.txt
 
+# ---- data/text.sh: the command that it prints works, in any folder, or the text is refused
+ln -s "$program" "$scratch/data_tree/train_gpt2"
+for kb in 6 20; do
+    text="$scratch/$kb kB of it's text.txt" shards="$scratch/with space/it's $kb"
+    cat README.md data/README.md dev/test/*.sh | head -c ${kb}000 >"$text"
+    check "text.sh of $kb kB" "$scratch/data_tree/data/text.sh" "$text" --out "$shards"
+    sed -n '/^  /p' "$scratch/check.log" >"$scratch/command"
+    check "text.sh of $kb kB: its command trains" env -C "$scratch/data_tree" bash -c \
+        "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
+    check "text.sh of $kb kB: into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
+done
+echo "ten bytes" >"$scratch/ten.txt"
+check "text.sh of ten bytes" says 65 err "10 bytes: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/ten.txt"
+head -c 1500 README.md >"$scratch/page.txt"
+check "text.sh of a page" says 65 err "to validate on: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/page.txt"
+yes "hello world" | head -c 20000 >"$scratch/uniform.txt"
+check "text.sh of a uniform text" says 65 err "text.sh: the size of the vocabulary is set by --vocab N" text.sh "$scratch/uniform.txt"
+
 # ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
 printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
 if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
