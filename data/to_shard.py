@@ -35,7 +35,7 @@ def token_width(file):
             sys.exit(f"{file.name}: version {version} with {width} bytes a token is not known")
         file.seek(1024)
         return width
-    if struct.unpack("<i", start[:4])[0] == MAGIC:
+    if start[:4] == struct.pack("<i", MAGIC):
         sys.exit(f"{file.name}: is a token shard already")
     file.seek(0)
     return 2
@@ -57,11 +57,19 @@ def main():
     parser.add_argument("output")
     parser.add_argument("--vocab-size", type=int, default=0, help="of tokens of four bytes")
     args = parser.parse_args()
+    folder = os.path.dirname(args.output) or "."
+    if not os.path.isdir(folder):
+        sys.exit(f"{args.output}: there is no folder {folder} to write it into")
     with open(args.input, "rb") as file:
-        width = token_width(file)
-        rest = os.path.getsize(args.input) - file.tell()
-        if rest == 0 or rest % width:
+        try:
+            width = token_width(file)
+        except (IndexError, KeyError, SyntaxError, TypeError, ValueError, struct.error) as error:
+            sys.exit(f"{args.input}: its header is damaged: {error}")
+        rest = max(0, os.path.getsize(args.input) - file.tell())
+        if rest % width:
             sys.exit(f"{args.input}: {rest} bytes are no whole number of {width}-byte tokens")
+        if rest < 2 * width:
+            sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training sample has at least two tokens")
         if rest <= SHARD_TOKENS * width:
             write_shard(args.output, file.read(), width, args.vocab_size)
             return
@@ -72,4 +80,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{error.filename or 'to_shard.py'}: {error.strerror}")

@@ -142,6 +142,32 @@ check "text.sh of a page" says 65 err "to validate on: the text is too short to 
 yes "hello world" | head -c 20000 >"$scratch/uniform.txt"
 check "text.sh of a uniform text" says 65 err "text.sh: the size of the vocabulary is set by --vocab N" text.sh "$scratch/uniform.txt"
 
+# ---- data/to_shard.py: what it says to bad input, in one line
+# to_shard TEXT ARGUMENT...
+to_shard() {
+    local text=$1 status=0
+    shift
+    python3 data/to_shard.py "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ $status = 1 ] && [ "$(wc -l <"$scratch/err")" = 1 ] && grep -qF -- "$text" "$scratch/err" && [ ! -s "$scratch/out" ]
+}
+for bytes in 0 2 3 4; do head -c $bytes /dev/zero >"$scratch/tokens$bytes.bin"; done
+printf '\x93NUMPY\x01' >"$scratch/cut.npy"
+printf '\x93NUMPY\x01\x00\x04\x00{]}\n' >"$scratch/bad.npy"
+printf 'BIN.TOK\n\x02' >"$scratch/cut.tok"
+printf 'BIN.TOK\n\x02\x00\x00\x00\x02\x00\x00\x00' >"$scratch/head.tok"
+check "to_shard.py of nothing" to_shard "tokens0.bin: 0 bytes of tokens are too few" "$scratch/tokens0.bin" "$scratch/shard.bin"
+check "to_shard.py of half a header" to_shard "head.tok: 0 bytes of tokens are too few" "$scratch/head.tok" "$scratch/shard.bin"
+check "to_shard.py of a token" to_shard "tokens2.bin: 2 bytes of tokens are too few" "$scratch/tokens2.bin" "$scratch/shard.bin"
+check "to_shard.py of 3 bytes" to_shard "3 bytes are no whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
+check "to_shard.py of a file that is not there" to_shard "nothing.bin: No such file" "$scratch/nothing.bin" "$scratch/shard.bin"
+check "to_shard.py of a folder" to_shard "$scratch: Is a directory" "$scratch" "$scratch/shard.bin"
+check "to_shard.py into no folder" to_shard "there is no folder $scratch/none" "$scratch/tokens4.bin" "$scratch/none/shard.bin"
+for file in cut.npy bad.npy cut.tok; do
+    check "to_shard.py of $file" to_shard "$file: its header is damaged" "$scratch/$file" "$scratch/shard.bin"
+done
+check "to_shard.py of two tokens" python3 data/to_shard.py "$scratch/tokens4.bin" "$scratch/shard.bin"
+check "to_shard.py: their shard" test "$(stat -c %s "$scratch/shard.bin")" = 1028
+
 # ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
 printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
 if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
