@@ -130,10 +130,10 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
 
 // ---- cutting
 
-// After the first line end in the window, or before its first white character; npos: there is neither.
+// After the first line end in the window that has text after it, or before its first space; npos: there is neither.
 static size_t part_start(std::string_view window) {
     const size_t line = window.find('\n');
-    return line != std::string_view::npos ? line + 1 : window.find(' ');
+    return line < window.size() - 1 ? line + 1 : window.find(' ');
 }
 
 static int64_t held_out_from(int64_t size, double fraction) { return int64_t(double(size) * (1.0 - fraction)); }

@@ -274,6 +274,17 @@ TEST_CASE("validation: a single small file gives its end, from a line's start") 
     CHECK(path_exists(run.out("val_000000.bin")));
 }
 
+TEST_CASE("validation: a last line that is longer than what is held out is cut at a space") {
+    Run run;
+    const std::string text = prose(2000) + "the others " + std::string(50, 'x') + " " + std::string(50, 'x') + "\n";
+    run.file("a.txt", text);
+    run.options.val_fraction = 0.04;
+    tokenize(run.options);
+    const size_t cut = text.rfind(' ');
+    CHECK(run.tokens("train_") == documents({text.substr(0, cut)}));
+    CHECK(run.tokens("val_") == documents({text.substr(cut)}));
+}
+
 TEST_CASE("validation: every document of 64 KiB gives its end, of others the second of every k") {
     const std::string text = prose(100000);
     const size_t cut = text.find('\n', size_t(double(text.size()) * 0.75)) + 1;
