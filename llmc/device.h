@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,13 @@ inline void (*while_host_waits)(double seconds) = nullptr;
 // Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
+// The advice for when there is no memory for this purpose. What the model itself takes does not depend on the batch.
+inline const char* memory_advice(std::string_view purpose) {
+    for (const char* of_model : {"weights", "gradients", "moments"})
+        if (purpose.find(of_model) != purpose.npos)
+            return "the model is too large for this machine; lower --layers or --channels";
+    return "lower --micro-batch, or try --recompute or --head-chunks";
+}
 int64_t device_bytes_allocated();  // now, by device_allocate
 // That each of so many processes of this host could still allocate, with some left for the libraries.
 int64_t device_bytes_free(int processes = 1);

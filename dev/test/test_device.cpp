@@ -35,6 +35,19 @@ TEST_CASE("too large a request is refused with its purpose and its size, and lea
     CHECK(device_bytes_allocated() == before);
 }
 
+TEST_CASE("what helps against a lack of memory: a smaller batch, or for the model's own memory a smaller model") {
+    const int64_t petabyte = int64_t(1) << 50;
+    for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
+                                "AdamW's first moments (--zero)", "gradients"})
+        CHECK_THROWS_WITH_AS(
+            device_allocate(petabyte, purpose),
+            doctest::Contains("; the model is too large for this machine; lower --layers or --channels"), Error);
+    for (const char* purpose : {"activations and logits (--micro-batch, --recompute, --head-chunks)",
+                                "working memory of the operations", "the batch"})
+        CHECK_THROWS_WITH_AS(device_allocate(petabyte, purpose), doctest::Contains("; lower --micro-batch, or try"),
+                             Error);
+}
+
 // A folder that looks like / to a process in control groups.
 struct Machine {
     TemporaryDirectory root;

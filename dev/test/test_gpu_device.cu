@@ -35,6 +35,9 @@ TEST_CASE("too large a request names its purpose, what is free, and what to lowe
     for (const char* part : {"no memory for logits: 1,125,899,906,842,624 bytes asked", " free of ", " on ",
                              "already allocated; lower --micro-batch, or try --recompute or --head-chunks"})
         CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains(part), Error);
+    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "weights"),
+                         doctest::Contains("the model is too large for this machine; lower --layers or --channels"),
+                         Error);
     CHECK(device_bytes_allocated() == before);
     CHECK(cudaGetLastError() == cudaSuccess);  // else the next launch would report it
     DeviceBuffer<char> a(10, "a");

@@ -18,6 +18,7 @@
 #include <unordered_map>
 
 #include "../common.h"
+#include "../device.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER
@@ -127,9 +128,9 @@ namespace {
     const std::string limit_text =
         limited ? format(" under a limit of %s (ulimit -v)", human_bytes(int64_t(limit.rlim_cur)).c_str()) : "";
     const int64_t available = cpu::available_bytes();
-    fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s available%s, %s already allocated; lower --micro-batch",
-         purpose, with_commas(bytes).c_str(), available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown",
-         limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str());
+    fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s available%s, %s already allocated; %s", purpose,
+         with_commas(bytes).c_str(), available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown",
+         limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str(), memory_advice(purpose));
 }
 
 // Has the kernel give every page now. False: it has none left. Before Linux 5.14, which does not know

@@ -114,11 +114,9 @@ const cudaDeviceProp& properties() {
     cudaGetLastError();  // it would be reported again by the next launch
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    fail(EXIT_INTERNAL,
-         "no memory for %s: %s bytes asked, %s free of %s on %s, %s already allocated; lower --micro-batch, "
-         "or try --recompute or --head-chunks",
-         purpose, with_commas(bytes).c_str(), human_bytes(int64_t(free)).c_str(), human_bytes(int64_t(total)).c_str(),
-         properties().name, human_bytes(device_bytes_allocated()).c_str());
+    fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s free of %s on %s, %s already allocated; %s", purpose,
+         with_commas(bytes).c_str(), human_bytes(int64_t(free)).c_str(), human_bytes(int64_t(total)).c_str(),
+         properties().name, human_bytes(device_bytes_allocated()).c_str(), memory_advice(purpose));
 }
 
 // To whoever must be asked while the host waits. A destructor after an error may throw no other.
