@@ -56,7 +56,11 @@ static int terminal_columns() {
 // ---- text
 
 std::string duration_text(double seconds) {
-    if (!(seconds < 1e9)) return "?";
+    constexpr double DAY = 86400.0, YEAR = 365.25 * DAY;
+    if (!std::isfinite(seconds)) return "?";
+    if (seconds >= 1000.0 * YEAR) return "1000+ years";
+    if (seconds >= 10.0 * YEAR) return format("%.0f years", std::floor(seconds / YEAR));
+    if (seconds >= 100.0 * DAY) return format("%.0f days", std::floor(seconds / DAY));
     const long long s = std::llround(std::max(seconds, 0.0));
     if (s < 60) return format("%llds", s);
     const long long minutes = (s + 30) / 60;

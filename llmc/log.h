@@ -95,7 +95,7 @@ struct Log {
 
 // "step  1200/19560 | loss  3.8121 | norm  0.41 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 43m"
 std::string step_line(const LogOptions& options, const StepRecord& record, double tokens_per_s, double eta_seconds);
-std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h
+std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days, 42 years
 
 // Text as a terminal may be sent it (TerminalText in unicode.h).
 std::string terminal_text(const std::string& text);

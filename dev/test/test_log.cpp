@@ -145,6 +145,11 @@ TEST_CASE("durations") {
     CHECK(duration_text(43 * 60) == "43m");
     CHECK(duration_text(3600 + 5 * 60) == "1h05m");
     CHECK(duration_text(2 * 86400 + 3 * 3600) == "2d03h");
+    CHECK(duration_text(100 * 86400 - 3600) == "99d23h");
+    CHECK(duration_text(100 * 86400) == "100 days");
+    CHECK(duration_text(412.4 * 86400) == "412 days");
+    CHECK(duration_text(286102.0 * 77 * 60) == "41 years");
+    CHECK(duration_text(1e300) == "1000+ years");
     CHECK(duration_text(-1) == "0s");
     CHECK(duration_text(NAN) == "?");
     CHECK(duration_text(INFINITY) == "?");
