@@ -82,7 +82,8 @@ std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_pe
                static_cast<long long>(o.total_steps), double(r.loss), double(r.grad_norm), double(r.lr));
     line += r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3);
     line += format(" | %5s tok/s", rate_text(tokens_per_s).c_str());
-    if (o.peak_flops > 0) line += format(" | %4.1f%% MFU", 100.0 * mfu(tokens_per_s, o.flops_per_token, o.peak_flops));
+    const double share = mfu(tokens_per_s, o.flops_per_token, o.peak_flops);
+    if (o.peak_flops > 0) line += share > 1.0 ? " | >100% MFU" : format(" | %4.1f%% MFU", 100.0 * share);
     return line + " | eta " + duration_text(eta_seconds);
 }
 
@@ -128,6 +129,14 @@ static void print_line(Log& log, const std::string& text) {
 }
 
 // ---- log.jsonl
+
+static void warn_above_peak(Log& log) {
+    log.above_peak = true;
+    log.warn(
+        format("the run is faster than the peak of %.3g TFLOP/s, so MFU is not known: a peak that is measured while "
+               "the machine is busy is too low",
+               log.options.peak_flops / 1e12));
+}
 
 static Json number(float value, const char* name, Json& object) {
     if (!std::isfinite(value)) {
@@ -290,6 +299,8 @@ void Log::step(const StepRecord& r) {
     } else if (last || r.step % options.log_every == 0) {
         print_line(*this, step_line(options, r, tokens_per_s, eta));
     }
+
+    if (!above_peak && mfu(tokens_per_s, options.flops_per_token, options.peak_flops) > 1.0) warn_above_peak(*this);
 
     Json json = event("step", r.step);
     json["tokens"] = r.tokens;

@@ -64,8 +64,9 @@ struct Log {
     LogOptions options;
     bool live = false;  // the last line on stderr is rewritten in place
     bool stdout_broken = false;
-    int fd = -1;          // log.jsonl
-    int64_t written = 0;  // good bytes in it
+    bool above_peak = false;  // a warning has said that the run is faster than its peak
+    int fd = -1;              // log.jsonl
+    int64_t written = 0;      // good bytes in it
     int64_t lost_lines = 0;
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()

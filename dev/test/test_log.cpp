@@ -123,6 +123,22 @@ TEST_CASE("the step line") {
           "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
 }
 
+TEST_CASE("more than 100 % of the peak is not printed as a figure, and a warning says why, once") {
+    TemporaryDirectory dir;
+    LogOptions o = quiet(dir.path);
+    o.flops_per_token = 1.0, o.peak_flops = 1000.0;
+    CHECK(contains(step_line(o, record(7), 1000, 60), " | 100.0% MFU | "));
+    CHECK(contains(step_line(o, record(7), 1107, 60), " | >100% MFU | "));
+    {
+        Log log(o);
+        for (int i = 0; i < 3; i++) log.step(record(i));  // 524,288 tokens in 140 ms
+    }
+    int warnings = 0;
+    for (const std::string& line : lines_of(dir.path + "/log.jsonl"))
+        warnings += contains(line, R"("kind":"warning")") && contains(line, "faster than the peak of 1e-09 TFLOP/s");
+    CHECK(warnings == 1);
+}
+
 TEST_CASE("columns stay where they are") {
     LogOptions o = options("", 19560);
     o.flops_per_token = 1e7, o.peak_flops = 1e15;
