@@ -3,9 +3,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
+#include <omp.h>
+
+#include "../../llmc/cpu/matmul.h"
 #include "../../llmc/cpu/memory.h"
 #include "temporary.h"
 #include "test.h"
@@ -170,6 +175,22 @@ TEST_CASE("working memory grows until it is reserved, and then refuses to") {
     CHECK(device_bytes_allocated() == allocated);
     CHECK_THROWS_WITH_AS(device_scratch(5001), doctest::Contains("5,001 bytes of working memory, 5,000 are reserved"),
                          Error);
+}
+
+TEST_CASE("the peak counts no more threads than there are cores") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
+    omp_set_num_threads(cores);
+    const double of_cores = cpu::measure_peak_flops<float>();
+    omp_set_num_threads(16 * cores);
+    const double of_threads = cpu::measure_peak_flops<float>();
+    omp_set_num_threads(before);
+    CHECK(of_threads < 4.0 * of_cores);  // other programs slow either of them down
+}
+
+TEST_CASE("the rate of a kernel is that of its fastest runs, also when the first one lost its core for long") {
+    int runs = 0;
+    const auto run = [&] { std::this_thread::sleep_for(std::chrono::milliseconds(runs++ == 0 ? 40 : 0)); };
+    CHECK(cpu::peak_of(run, 1.0) > 1000.0);  // 100, if that run were all
 }
 
 TEST_CASE("device_info names the processor, the threads and the instructions, and measures a peak") {

@@ -12,16 +12,19 @@
 
 namespace cpu {
 
-// FLOP/s of the innermost product on operands in the near caches, on all threads: what MFU is a share of. Takes 0.05 s.
+// FLOP/s of the innermost product on operands in the near caches, on all threads, of which those count for which there
+// are cores: what MFU is a share of. Takes 0.05 s.
 // For bf16: of the matrix unit, or of the fp32 product where there is none.
 template <class floatX>
 double measure_peak_flops();
 
-// The highest rate of run(), which does flop operations each time, in 0.02 s on the calling thread.
+// The highest rate of run(), which does flop operations each time, in 0.02 s on the calling thread, or longer where
+// other programs have taken its core.
 template <class Run>
 double peak_of(const Run& run, double flop) {
     double best = 0.0;
-    for (const double start = seconds_now(); seconds_now() < start + 0.02;) {
+    const double start = seconds_now();
+    for (int tries = 0; tries < 10 || seconds_now() < start + 0.02; tries++) {
         const double before = seconds_now();
         for (int i = 0; i < 4; i++) run();
         best = std::max(best, 4 * flop / (seconds_now() - before));
