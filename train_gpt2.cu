@@ -733,7 +733,7 @@ static int plan(Options o) {
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
-    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
+    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device, device_bytes_free());
     if (!o.train_data.empty()) {
         const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
         rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});

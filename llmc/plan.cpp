@@ -68,6 +68,21 @@ int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_ba
     return largest;
 }
 
+template <class floatX>
+std::string advise_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving, int64_t available) {
+    const auto fits = [&](int B) {
+        const BatchPlan smaller = {B, batch.T, batch.world_size, 1, 0};
+        return device_bytes(training_memory<floatX>(config, smaller, saving)) <= available;
+    };
+    if (fits(batch.B)) return "";
+    if (fits(1)) return "try --micro-batch auto";
+    saving.recompute = Recompute::layer;
+    if (fits(1)) return "try --micro-batch auto --recompute layer";
+    saving.master_weights = false;
+    if (fits(1)) return "try --micro-batch auto --recompute layer --master-weights off";
+    return "try a smaller model, or --zero 1 on more ranks";
+}
+
 std::string describe_memory(const std::vector<MemoryItem>& items) {
     std::string text;
     for (const MemoryItem& item : items)
@@ -91,5 +106,7 @@ std::string describe_batch(const BatchPlan& batch) {
 
 template std::vector<MemoryItem> training_memory<float>(const GPT2Config&, const BatchPlan&, Saving);
 template std::vector<MemoryItem> training_memory<bf16>(const GPT2Config&, const BatchPlan&, Saving);
+template std::string advise_memory<float>(const GPT2Config&, const BatchPlan&, Saving, int64_t);
+template std::string advise_memory<bf16>(const GPT2Config&, const BatchPlan&, Saving, int64_t);
 template int largest_micro_batch<float>(const GPT2Config&, int, int64_t, int, Saving, int64_t, bool);
 template int largest_micro_batch<bf16>(const GPT2Config&, int, int64_t, int, Saving, int64_t, bool);

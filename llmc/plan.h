@@ -32,6 +32,10 @@ template <class floatX>
 int largest_micro_batch(const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         Saving saving, int64_t available, bool own_memory = !device_memory_is_host());
 
+// The options that would make training fit into so many bytes of the device: "" if it fits, "try --recompute layer ..."
+template <class floatX>
+std::string advise_memory(const GPT2Config& config, const BatchPlan& batch, Saving saving, int64_t available);
+
 // "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);
 std::string describe_model(const GPT2Config& config);

@@ -1,5 +1,7 @@
 #include "report.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 #include <xxhash.h>
 
@@ -59,17 +61,33 @@ Saving saving_of(const Options& o, int world_size) {
     return {recompute, o.head_chunks, o.master_weights == "on", parts, shards, wire_buffer};
 }
 
+// "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
 template <class floatX>
-std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device) {
-    const std::vector<MemoryItem> memory = training_memory<floatX>(start.config, batch, saving_of(o, batch.world_size));
-    return {{"model", describe_model(start.config)},
-            {"start", describe_start(start, o)},
-            {"tokenizer", describe_tokenizer(start)},
-            {"batch", describe_batch(batch)},
-            {"precision", describe_precision(o, dtype_name<floatX>())},
-            {"libraries", device_libraries()},
-            {"device", describe_device(device, dtype_name<floatX>())},
-            {"memory", human_bytes(device_bytes(memory)) + ": " + describe_memory(memory)}};
+static std::string describe_need(const GPT2Config& config, const BatchPlan& batch, Saving saving, int64_t available) {
+    const std::vector<MemoryItem> memory = training_memory<floatX>(config, batch, saving);
+    std::string text = human_bytes(device_bytes(memory));
+    if (available > 0) {
+        text += format(" of %s available", human_bytes(available).c_str());
+        const std::string advice = advise_memory<floatX>(config, batch, saving, available);
+        if (!advice.empty()) text += ", does not fit: " + advice;
+    }
+    return text + ": " + describe_memory(memory);
+}
+
+template <class floatX>
+std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device,
+                            int64_t available) {
+    const Saving saving = saving_of(o, batch.world_size);
+    std::vector<Row> rows = {{"model", describe_model(start.config)},
+                             {"start", describe_start(start, o)},
+                             {"tokenizer", describe_tokenizer(start)},
+                             {"batch", describe_batch(batch)},
+                             {"precision", describe_precision(o, dtype_name<floatX>())},
+                             {"libraries", device_libraries()},
+                             {"device", describe_device(device, dtype_name<floatX>())}};
+    const int64_t usable = std::min(available, device.memory_bytes);
+    rows.push_back({"memory", describe_need<floatX>(start.config, batch, saving, usable)});
+    return rows;
 }
 
 static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
@@ -147,7 +165,7 @@ std::string describe_traffic(const GPT2Config& config, const Options& o, const B
                   human_bytes(bytes).c_str(), layout.num_buckets());
 }
 
-template std::vector<Row> plan_table<float>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&);
-template std::vector<Row> plan_table<bf16>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&);
+template std::vector<Row> plan_table<float>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&, int64_t);
+template std::vector<Row> plan_table<bf16>(const Options&, const Start&, const BatchPlan&, const DeviceInfo&, int64_t);
 template std::string describe_traffic<float>(const GPT2Config&, const Options&, const BatchPlan&);
 template std::string describe_traffic<bf16>(const GPT2Config&, const Options&, const BatchPlan&);

@@ -46,6 +46,9 @@ check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/d
 check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \
     <("$program" plan "${data[@]}" "${tiny[@]}")
 check "plan says where the time is not measured" grep -q "not measured, a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
+check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
+check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
+    <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
 cp -r "$run" "$scratch/again"
 "$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
 check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"

@@ -13,7 +13,7 @@ for precision in bf16 fp32; do
 import re, resource, subprocess, sys
 program, *options = sys.argv[1:]
 text = subprocess.run([program, "plan", *options], capture_output=True, text=True, check=True).stdout
-number, unit = re.search(r"^memory\s+([0-9.]+) (MiB|GiB):", text, re.M).groups()
+number, unit = re.search(r"^memory\s+([0-9.]+) (MiB|GiB) of .* available: ", text, re.M).groups()
 plan = float(number) * {"MiB": 1, "GiB": 1024}[unit]
 before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 run = subprocess.run([program, *options], capture_output=True, text=True)

@@ -151,6 +151,25 @@ TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tent
     CHECK_THROWS_WITH_AS(largest(0, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
 }
 
+TEST_CASE("what does not fit comes with the options that would make it fit") {
+    const GPT2Config config = {32, 300, 6, 2, 64};
+    const BatchPlan batch = plan_batch(4, 32, 0, 1);
+    const auto bytes = [&](int B, Saving saving) {
+        return device_bytes(training_memory<bf16>(config, plan_batch(B, 32, 0, 1), saving));
+    };
+    const Saving none = {}, layer = {Recompute::layer}, bare = {Recompute::layer, 0, false};
+    const auto advice = [&](int64_t available) { return advise_memory<bf16>(config, batch, none, available); };
+    CHECK(bytes(1, layer) < bytes(1, none));
+    CHECK(advice(bytes(4, none)) == "");
+    CHECK(advice(bytes(4, none) - 1) == "try --micro-batch auto");
+    CHECK(advice(bytes(1, none)) == "try --micro-batch auto");
+    CHECK(advice(bytes(1, none) - 1) == "try --micro-batch auto --recompute layer");
+    CHECK(advice(bytes(1, layer) - 1) == "try --micro-batch auto --recompute layer --master-weights off");
+    CHECK(advice(bytes(1, bare)) == advice(bytes(1, layer) - 1));
+    CHECK(advice(bytes(1, bare) - 1).starts_with("try a smaller model"));
+    CHECK(advise_memory<float>(config, batch, none, 1000).starts_with("try a smaller model"));
+}
+
 TEST_CASE("a device with memory of its own needs none for what the host loads") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const std::vector<MemoryItem> items = training_memory<bf16>(config, plan_batch(2, 32, 0, 1), {});

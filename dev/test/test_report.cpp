@@ -27,11 +27,11 @@ static RunInfo info_of(const DeviceInfo& device, const std::string& precision) {
 
 // The row of the table that is called so.
 template <class floatX>
-static std::string row(const DeviceInfo& device, const std::string& label) {
+static std::string row(const DeviceInfo& device, const std::string& label, int64_t available = 0) {
     const Options options = parse_options(int(std::size(arguments)), arguments);
     Start start = {};
     start.config = model_config(options);
-    for (const Row& r : plan_table<floatX>(options, start, plan_batch(2, 8, 0, 1), device))
+    for (const Row& r : plan_table<floatX>(options, start, plan_batch(2, 8, 0, 1), device, available))
         if (r.first == label) return r.second;
     return "";
 }
@@ -51,6 +51,16 @@ TEST_CASE("threads are those that OpenMP runs") {
         CHECK(info_of(fake_device, "fp32").threads == threads);
     }
     omp_set_num_threads(before);
+}
+
+TEST_CASE("a plan says how much memory there is, and what would fit") {
+    const int64_t plenty = int64_t(1) << 29;
+    const std::string needed = row<float>(fake_device, "memory").substr(0, row<float>(fake_device, "memory").find(':'));
+    CHECK(row<float>(fake_device, "memory", plenty).starts_with(needed + " of 512 MiB available: weights "));
+    CHECK(row<float>(fake_device, "memory", plenty).find("does not fit") == std::string::npos);
+    CHECK(row<float>(fake_device, "memory", int64_t(1) << 60).starts_with(needed + " of 1.00 GiB available: "));
+    CHECK(row<float>(fake_device, "memory", 1000)
+              .starts_with(needed + " of 1000 B available, does not fit: try a smaller model"));
 }
 
 TEST_CASE("the instruction set is the one in use, and a GPU has none") {
