@@ -74,6 +74,14 @@ static std::string describe_need(const GPT2Config& config, const BatchPlan& batc
     return text + ": " + describe_memory(memory);
 }
 
+// Nothing where the threads are as many as the cores that the process may use, or fewer.
+static std::vector<Row> surplus_threads(const DeviceInfo& device) {
+    const int threads = openmp_threads(), cores = omp_get_num_procs();
+    if (device.cpu_isa.empty() || threads <= cores) return {};
+    return {{"threads", format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", threads,
+                               cores, cores == 1 ? "" : "s", cores)}};
+}
+
 template <class floatX>
 std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPlan& batch, const DeviceInfo& device,
                             int64_t available) {
@@ -85,6 +93,7 @@ std::vector<Row> plan_table(const Options& o, const Start& start, const BatchPla
                              {"precision", describe_precision(o, dtype_name<floatX>())},
                              {"libraries", device_libraries()},
                              {"device", describe_device(device, dtype_name<floatX>())}};
+    for (const Row& row : surplus_threads(device)) rows.push_back(row);
     const int64_t usable = std::min(available, device.memory_bytes);
     rows.push_back({"memory", describe_need<floatX>(start.config, batch, saving, usable)});
     return rows;

@@ -53,6 +53,20 @@ TEST_CASE("threads are those that OpenMP runs") {
     omp_set_num_threads(before);
 }
 
+TEST_CASE("more threads than cores are slower than one per core, and the table says so") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
+    DeviceInfo cpu = fake_device;
+    cpu.cpu_isa = "plain";
+    omp_set_num_threads(cores);
+    CHECK(row<float>(cpu, "threads") == "");
+    omp_set_num_threads(3 * cores);
+    CHECK(row<float>(cpu, "threads") ==
+          format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", 3 * cores, cores,
+                 cores == 1 ? "" : "s", cores));
+    CHECK(row<float>(fake_device, "threads") == "");  // a GPU
+    omp_set_num_threads(before);
+}
+
 TEST_CASE("a plan says how much memory there is, and what would fit") {
     const int64_t plenty = int64_t(1) << 29;
     const std::string needed = row<float>(fake_device, "memory").substr(0, row<float>(fake_device, "memory").find(':'));
