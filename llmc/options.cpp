@@ -359,13 +359,18 @@ static void sort_out_model(Options& o) {
         o.model.clear();
     }
     const bool custom = o.layers || o.heads || o.channels;
-    ENSURE(!custom || (o.layers && o.heads && o.channels),
-           "--layers %d --heads %d --channels %d do not make a model; give all three, from 1 up", o.layers, o.heads,
-           o.channels);
-    ENSURE(!custom || o.model.empty(),
-           "--model %s has its own shape; leave it out, or --layers, --heads and --channels", o.model.c_str());
+    std::string given, missing;
+    for (const auto& [name, value] :
+         {std::pair("--layers", o.layers), {"--heads", o.heads}, {"--channels", o.channels}})
+        if (value)
+            given += format("%s%s %d", given.empty() ? "" : " ", name, value);
+        else
+            missing += format("%s%s", missing.empty() ? "" : ", ", name);
+    ENSURE(!custom || o.model.empty(), "--model %s and %s are two ways to choose the shape; give one", o.model.c_str(),
+           given.c_str());
     ENSURE(o.init.empty() || (o.model.empty() && !custom),
            "--init %s brings its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
+    ENSURE(!custom || missing.empty(), "give --layers, --heads and --channels together (missing: %s)", missing.c_str());
     o.default_model = o.model.empty() && o.init.empty() && !custom;
     if (o.default_model) o.model = "d12";
     if (!o.model.empty() || custom) check_config(model_config(o));

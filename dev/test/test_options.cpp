@@ -215,8 +215,14 @@ TEST_CASE("options that contradict each other, or lack another, are refused") {
         arguments.insert(arguments.begin(), {"--train-data", "x"});
         return refusal(arguments);
     };
-    CHECK(contains(bad({"--layers", "2"}), "--layers 2 --heads 0 --channels 0 do not make a model; give all three"));
-    CHECK(contains(bad({"--model", "d12", "--layers", "2", "--heads", "2", "--channels", "64"}), "has its own shape"));
+    CHECK(bad({"--layers", "2"}) == "give --layers, --heads and --channels together (missing: --heads, --channels)");
+    CHECK(bad({"--heads", "2", "--layers", "0"}) ==
+          "give --layers, --heads and --channels together (missing: --layers, --channels)");
+    CHECK(bad({"--model", "d12", "--layers", "3"}) ==
+          "--model d12 and --layers 3 are two ways to choose the shape; give one");
+    CHECK(contains(bad({"--model", "d12", "--layers", "2", "--heads", "2", "--channels", "64"}),
+                   "--model d12 and --layers 2 --heads 2 --channels 64 are two ways"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2"}), "brings its own shape"));
     CHECK(contains(bad({"--init", "d", "--layers", "2", "--heads", "2", "--channels", "64"}), "brings its own shape"));
     CHECK(contains(bad({"--init", "d", "--model", "d12"}), "brings its own shape"));
     CHECK(contains(bad({"--layers", "2", "--heads", "3", "--channels", "64"}),
