@@ -404,7 +404,7 @@ help:
 	@echo "make gpu-bench                build those of the operations for a GPU, build/<config>/cuda/bench_*"
 	@echo "make fuzz                     build the fuzzers with clang's libFuzzer, build/fuzz/*"
 	@echo "make clean                    remove build/"
-	@echo "options: CXX=clang++  DEBUG=1  SANITIZE=address,undefined  WERROR=1 (warnings are errors)  V=1 (show commands)"
+	@echo "options: CXX=clang++  LIBOMP_HOME=... (OpenMP for a clang without it)  DEBUG=1  SANITIZE=address,undefined  WERROR=1 (warnings are errors)  V=1 (show commands)"
 	@echo "         CUDA=0 (never) CUDA=1 (without a GPU too)  CUDNN=0  CUDNN_HOME=...  CUDA_ARCHS=\"80 90a\"  CUDA_HOME=/usr/local/cuda  NVCC=nvcc"
 	@echo "         MPI=0  MPICC=mpicc  NCCL=0  NCCL_HOME=...  WHEELS=.../site-packages/nvidia (pip's packages of CUDA, cuDNN and NCCL)"
 
