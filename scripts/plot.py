@@ -108,7 +108,6 @@ def main():
     parser.add_argument("logs", nargs="+", metavar="LOG")
     parser.add_argument("-o", "--output", default="out/loss.png")
     args = parser.parse_args()
-    use_python_with_matplotlib()
     runs = []
     for path in args.logs:
         if os.path.isdir(path):
@@ -120,6 +119,7 @@ def main():
         if not train and not val:
             sys.exit(f"plot.py: {path}: no losses in there")
         runs.append((os.path.basename(os.path.dirname(os.path.abspath(path))), train, val))
+    use_python_with_matplotlib()
     for run in runs:
         print_curves(*run)
     draw(runs, args.output)

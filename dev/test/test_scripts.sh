@@ -174,6 +174,9 @@ if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import mat
     check "plot.py by another python3 draws" bash -c "python3 -S scripts/plot.py '$scratch/log.jsonl' -o '$scratch/loss.png' >'$scratch/plot'"
     check "plot.py by another python3 says which" grep -q "^drawn by .*python3: .* has no matplotlib" "$scratch/plot"
     check "plot.py by another python3: the picture is there" test -s "$scratch/loss.png"
+    python3 -S scripts/plot.py "$scratch/none.jsonl" >"$scratch/plot" 2>&1
+    check "plot.py of a missing file does not speak of drawing" test "$(cat "$scratch/plot")" = \
+        "plot.py: [Errno 2] No such file or directory: '$scratch/none.jsonl'"
 else
     skip "plot.py by another python3" "no python3 here has matplotlib"
 fi
