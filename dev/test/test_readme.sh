@@ -50,6 +50,8 @@ as_written "fineweb10B.sh" "$section" "data/fineweb10B.sh 1"
 check "the shard is there" cmp "$scratch/web/train_000001.bin" "$tree/data/fineweb10B/fineweb_train_000001.bin"
 as_written "plan of GPT-2" "$section" "./train_gpt2 plan"
 as_written "GPT-2 trains" "$section" "./train_gpt2 --model d12" "${short[@]}"
+keys() { grep -m1 '"kind":"step"' "$1" | grep -o '"[a-z_]*":' | tr -d '\n'; }
+check "the README's line of log.jsonl has the keys of a run's" test "$(keys README.md)" = "$(keys "$tree/out/d12/log.jsonl")"
 check "its checkpoint has a tokenizer" test -e "$tree/out/d12/step_000002/tokenizer.json"
 
 # ---- the corpus of the quick start, from packages: verses by a program, novels in R's format
