@@ -383,6 +383,8 @@ static void check_training(Options& o, bool plan) {
     ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
+    ENSURE(!o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
+           "--val-every %lld needs --val-data, the shards to validate on", static_cast<long long>(o.val_every));
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
@@ -466,6 +468,8 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
         return o;
     }
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
+    o.val_every_given = std::any_of(given.values.begin(), given.values.end(),
+                                    [&](const auto& value) { return all[value.first].long_name() == "--val-every"; });
     const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     read_values(all, given);
     o.inputs = std::move(given.inputs);

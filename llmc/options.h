@@ -22,6 +22,7 @@ struct Options {
     bool needs_saved;   // --resume: the options of the run that is continued are to be found, and stand where none is
                         // given
     std::string taken;  // of those, what is not a default: "--lr 0.001 --steps 700"
+    bool val_every_given;
 
     // model
     std::string model;  // a name of config_by_name, or empty: the shape comes from layers, heads, channels or from init

@@ -59,6 +59,12 @@ static void check_shape(const Start& start, const Options& options) {
            start.resume.c_str(), shape(start.config).c_str(), shape(config).c_str());
 }
 
+static void check_seq_len(const Start& start, const Options& options) {
+    ENSURE(options.seq_len <= start.config.max_T,
+           "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", options.seq_len,
+           start.config.max_T, start.weights.c_str(), start.config.max_T);
+}
+
 Start find_training_start(const Options& options) {
     Start start;
     if (options.resume && is_directory(options.output)) {
@@ -76,6 +82,7 @@ Start find_training_start(const Options& options) {
         const HFConfig config = read_hf_config(start.weights);
         start.config = config.model, start.end_of_text = config.end_of_text;
         if (!start.resume.empty()) check_shape(start, options);
+        check_seq_len(start, options);
     }
     check_config(start.config);
     check_tokenizer(start);
@@ -86,6 +93,7 @@ Start find_trained_model(const Options& options, bool need_tokenizer) {
     Start start;
     start.weights = resolve_init(options.init, start.notes);
     start.config = read_hf_config(start.weights).model;
+    check_seq_len(start, options);
     if (need_tokenizer) {
         find_tokenizer(start, options);
         if (!start.tokenizer)

@@ -144,6 +144,10 @@ check "prompt longer than the context: nothing is printed" test ! -s "$scratch/o
 # ---- missing and damaged input
 mkdir "$scratch/no_steps" && cp "$run/run.json" "$scratch/no_steps"
 refused "a run without a checkpoint" 66 "this run has saved no checkpoint yet" "$program" generate --init "$scratch/no_steps"
+longer="--seq-len 128 is more than the 16 positions that $run/step_000030 was trained with"
+refused "windows longer than the model's: eval" 2 "$longer" "$program" eval --init "$run" "${val_data[@]}" --seq-len 128
+refused "windows longer than the model's: train" 2 "$longer" "$program" --init "$run" "${train_data[@]}" --seq-len 128 --output ''
+refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$program" "${train_data[@]}" "${tiny[@]}" --val-every 5
 check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
 refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 are 68,719,476,736 tokens at once" "$program" plan \
