@@ -128,6 +128,7 @@ struct Trainer {
     AdamW<floatX> optimizer;
     DataLoader& loader;
     DataLoader* val_loader;                          // null: no validation
+    const OutputLock* lock;                          // null: no --output, or not the first rank
     TrainerState state;                              // as of the steps that are known to be good
     PendingStep pending[2];                          // of even and odd steps
     MicroStep micro_steps[2];                        // the first of a step, and the others
@@ -255,6 +256,16 @@ static SaveOptions save_options(const Trainer<floatX>& t) {
     return save_options;
 }
 
+// Another run may have made a directory of that name: its checkpoints would be taken for older ones of this run. The
+// directory may also come back, so this is a failed save like any other.
+static void check_lock(const OutputLock& lock, const std::string& output) {
+    if (!lock.still_held())
+        fail(EXIT_IO,
+             "%s or its run.lock was moved or removed, or another run has it now: nothing is saved there unless it is "
+             "moved back",
+             output.c_str());
+}
+
 // With --zero 1 every rank has a part of the state: all make the same reads, and the first one writes. It goes on with
 // the reads when it cannot write, and all hear of that.
 template <class floatX>
@@ -273,7 +284,10 @@ static void save(Trainer<floatX>& t) {
     const double begin = seconds_now();
     SavedCheckpoint saved;
     try {
-        if (t.comm.rank == 0) saved = save_checkpoint(save_options(t), layout, read, t.state);
+        if (t.comm.rank == 0) {
+            check_lock(*t.lock, t.options.output);
+            saved = save_checkpoint(save_options(t), layout, read, t.state);
+        }
     } catch (const Error& error) {
         trouble = error.what(), exit_code = error.exit_code;
     }
@@ -294,6 +308,8 @@ static void save(Trainer<floatX>& t) {
 template <class floatX>
 static std::string last_checkpoint(const Trainer<floatX>& t) {
     if (t.saved_step < 0) return "there is no checkpoint";
+    if (t.lock && !t.lock->still_held())
+        return format("the last good checkpoint is of step %lld", static_cast<long long>(t.saved_step));
     return "the last good checkpoint is " + checkpoint_directory(t.options.output, t.saved_step);
 }
 
@@ -319,6 +335,7 @@ static void save_val_loss(Trainer<floatX>& t) {
     if (t.comm.rank > 0 || t.options.output.empty() || t.saved_step != t.state.step) return;
     const std::string dir = checkpoint_directory(t.options.output, t.saved_step);
     try {
+        check_lock(*t.lock, t.options.output);
         set_val_loss(dir, t.state.val_loss);
     } catch (const Error& error) {
         t.log.warn(format("%s keeps an older validation loss: %s; training goes on", dir.c_str(), error.what()));
@@ -679,6 +696,7 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
                          AdamW<floatX>(t.model, adamw, saving, comm, wire),
                          loader,
                          val_loader.get(),
+                         lock.get(),
                          {},
                          {},
                          {}};

@@ -42,7 +42,8 @@ static OpenedFile open_or_create(const std::string& path) {
     }
 }
 
-// Whether the file still has its name: its owner may have removed it between our open() and our flock().
+// Whether the file still has its name. Its owner may have removed it between our open() and our flock(), and anybody
+// may move it later.
 static bool is_at(int fd, const std::string& path) {
     struct stat ours, named;
     return fstat(fd, &ours) == 0 && lstat(path.c_str(), &named) == 0 && ours.st_dev == named.st_dev &&
@@ -122,9 +123,11 @@ OutputLock::~OutputLock() {
         changed.notify_one();
         renewing.join();
     }
-    if (is_at(fd, path)) unlink(path.c_str());
+    if (still_held()) unlink(path.c_str());
     close(fd);
 }
+
+bool OutputLock::still_held() const { return is_at(fd, path); }
 
 void OutputLock::renew(double beat_seconds) {
     renewing = std::thread([this, beat = std::chrono::duration<double>(beat_seconds)] {

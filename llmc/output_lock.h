@@ -42,5 +42,8 @@ struct OutputLock {
     OutputLock(const OutputLock&) = delete;
     ~OutputLock();
 
+    // False: the directory was moved or removed, or run.lock in it was. Another run may use that name now.
+    bool still_held() const;
+
     void renew(double beat_seconds);
 };

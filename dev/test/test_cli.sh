@@ -288,6 +288,24 @@ wait $owner 2>/dev/null
 check "after kill -9, --resume goes on" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
 check "no lock is left" test ! -e "$busy/run.lock"
 
+# A run whose output is moved away must not touch the next run of that name; moved back, it saves again.
+in_moved=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/moved" --val-every 0)
+"${in_moved[@]}" --steps 1000000 --checkpoint-every 300 --keep 1 2>"$scratch/moved.err" &
+owner=$!
+check "a run to be moved" wait_for "$scratch/moved/latest"
+mv "$scratch/moved" "$scratch/moved_away"
+check "a run in its place" "${in_moved[@]}" --steps 30 --checkpoint-every 10 --keep 0
+check "moved away: it says so" wait_for "$scratch/moved.err" \
+    "^warning: the checkpoint of step .* was not saved: $scratch/moved or its run.lock was moved or removed, or another run has it now"
+kill -TERM $owner
+wait $owner
+check "moved away: exit code 74" test $? = 74
+check "moved away: one sentence at the end" grep -q "^error: .*$scratch/moved or its run.lock was moved or removed" "$scratch/moved.err"
+check "moved away: the next run's checkpoints are untouched" test "$(find "$scratch/moved" -maxdepth 1 -name 'step_*' -printf '%f\n' | sort | tr '\n' ' ')" \
+    = "step_000010 step_000020 step_000030 "
+check "moved away: its own are where it was moved" test -e "$scratch/moved_away/latest"
+check "moved away: --resume there goes on" "${in_moved[@]}" --output "$scratch/moved_away" --steps 1000000 --resume --stop-after 5
+
 # ---- output that cannot be written
 if [ -e /dev/full ]; then
     for command in "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0" "generate --init $run --max-tokens 5" "eval --init $run --val-data $scratch/data/val_*.bin --batches 1" \

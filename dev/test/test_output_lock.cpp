@@ -122,6 +122,26 @@ TEST_CASE("a run that was taken for dead does not remove the lock of its success
     CHECK(refusal([&] { OutputLock(dir / "out", no_locks, 20.0); }).starts_with("73 "));
 }
 
+TEST_CASE("a lock whose directory was moved or removed, or whose file was, is not held") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    const OutputLock lock(out);
+    CHECK(lock.still_held());
+    rename_path(out, dir / "gone");
+    CHECK_FALSE(lock.still_held());
+    {
+        const OutputLock next(out);  // of another run
+        CHECK_FALSE(lock.still_held());
+        CHECK(next.still_held());
+    }
+    rename_path(dir / "gone", out);
+    CHECK(lock.still_held());
+    remove_tree(lock.path);
+    CHECK_FALSE(lock.still_held());
+    remove_tree(out);
+    CHECK_FALSE(lock.still_held());
+}
+
 TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and nothing is left of the attempt") {
     const TemporaryDirectory dir;
     write_bytes(dir / "file", "x");
