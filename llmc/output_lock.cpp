@@ -15,8 +15,10 @@
 // ---- directories
 
 void MadeDirectories::make(const std::string& dir) {
-    for (std::string missing = dir; !path_exists(missing); missing = parent_directory(missing))
+    for (std::string missing = dir; !path_exists(missing); missing = parent_directory(missing)) {
+        if (missing == parent_directory(missing)) break;  // "." or "/", which may not be searched
         dirs.insert(dirs.begin(), missing);
+    }
     make_directories(dir);
 }
 

@@ -2,6 +2,7 @@
 // full disk; and code whose changes of files are recorded. For tests of what must survive that.
 #pragma once
 #include <fcntl.h>
+#include <grp.h>
 #include <omp.h>
 #include <sched.h>
 #include <signal.h>
@@ -47,6 +48,17 @@ inline int in_child(const std::function<int()>& f) {
     int status = 0;
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// In the child: a user to whom permissions apply, and who owns `dir` and all that is in it; false where that cannot be.
+inline bool become_ordinary(const std::string& dir) {
+    if (geteuid() != 0) return true;
+    const uid_t nobody = 65534;
+    bool owns = chown(dir.c_str(), nobody, nobody) == 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))
+        owns = lchown(entry.path().c_str(), nobody, nobody) == 0 && owns;
+    return owns && setgroups(0, nullptr) == 0 && setgid(nobody) == 0 && setuid(nobody) == 0 &&
+           access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
 }
 
 // In the child: no file may become larger than that.

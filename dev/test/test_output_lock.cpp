@@ -155,6 +155,22 @@ TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and no
     CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
 }
 
+TEST_CASE("a relative output below a directory that may not be searched is refused, and not looked for without end") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path) || chdir(dir.path.c_str()) != 0) return CHILD_SKIPPED;
+        chmod(dir.path.c_str(), 0);
+        alarm(20);
+        const std::string said = refusal([] { OutputLock("out"); });
+        chmod(dir.path.c_str(), 0700);
+        return said.starts_with("73 .: ") && said.ends_with("Permission denied") ? 0 : 1;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
+}
+
 TEST_CASE("of the directories that it made, those that are empty are removed") {
     const TemporaryDirectory dir;
     { const OutputLock held(dir / "a/b/c"); }
