@@ -101,26 +101,51 @@ static std::vector<StepDirectory> list_steps(const std::string& output) {  // ne
     return out;
 }
 
+// Does what can also be done later: a failure is noted.
+static void try_to(const char* what_fails, const Note& note, const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        note(format("%s: %s", what_fails, error.what()));
+    }
+}
+
 std::vector<std::string> remove_leftovers(const std::string& output) {
     std::vector<std::string> notes;
+    const Note note = [&](const std::string& line) { notes.push_back(line); };
     if (!is_directory(output)) return notes;
-    for (const std::string& name : list_directory(output))
-        if (name.ends_with(".tmp") && (name.starts_with("step_") || name.starts_with("latest"))) {
+    for (const std::string& name : list_directory(output)) {
+        if (!name.ends_with(".tmp") || !(name.starts_with("step_") || name.starts_with("latest"))) continue;
+        try_to("a leftover of an interrupted save stays", note, [&] {
             remove_tree(output + "/" + name);
-            notes.push_back(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
-        }
+            note(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
+        });
+    }
     for (const StepDirectory& found : list_steps(output)) {
         if (!found.replaced) continue;
         const std::string aside = output + "/" + found.name, dir = checkpoint_directory(output, found.step);
         const bool superseded = path_exists(dir);
-        if (superseded)
-            remove_tree(aside);
-        else
-            rename_path(aside, dir);
-        notes.push_back(format("%s: %s, left behind by an interrupted save", aside.c_str(),
-                               superseded ? "removed" : "renamed back"));
+        try_to("a leftover of an interrupted save stays", note, [&] {
+            superseded ? remove_tree(aside) : rename_path(aside, dir);
+            note(format("%s: %s, left behind by an interrupted save", aside.c_str(),
+                        superseded ? "removed" : "renamed back"));
+        });
     }
     return notes;
+}
+
+// A name for a directory on its way to or from the name `dir`: what an interrupted save left there is removed, or,
+// where that fails, another name taken.
+static std::string temporary_name(const std::string& dir) {
+    std::string tmp = dir + ".tmp";
+    for (int i = 2; path_exists(tmp); i++) {
+        try {
+            remove_tree(tmp);
+        } catch (const Error&) {
+            tmp = format("%s.%d.tmp", dir.c_str(), i);
+        }
+    }
+    return tmp;
 }
 
 // Writes all files of the checkpoint into dir, each on disk when this returns.
@@ -166,23 +191,23 @@ static void set_aside_later(const std::string& output, int64_t step, const Note&
     }
 }
 
+// A directory loses its name first: half a checkpoint must not look like one.
+static void delete_checkpoint(const std::string& dir) {
+    const std::string tmp = temporary_name(dir);
+    rename_path(dir, tmp);
+    remove_tree(tmp);
+}
+
 // tmp becomes dir. There is no moment at which neither the old nor the new directory has a name that find_latest knows.
-static void put_in_place(const std::string& tmp, const std::string& dir) {
+static void put_in_place(const std::string& tmp, const std::string& dir, const Note& note) {
     const std::string aside = dir + ".replaced";
     if (path_exists(dir)) {
-        remove_tree(aside);
+        if (path_exists(aside)) try_to("a leftover of an earlier save stays", note, [&] { delete_checkpoint(aside); });
         rename_path(dir, aside);
     }
     rename_path(tmp, dir);
     sync_directory(parent_directory(dir));
-    remove_tree(aside);
-}
-
-// A directory loses its name first: half a checkpoint must not look like one.
-static void delete_checkpoint(const std::string& dir) {
-    remove_tree(dir + ".tmp");
-    rename_path(dir, dir + ".tmp");
-    remove_tree(dir + ".tmp");
+    try_to("what this save replaced stays", note, [&] { remove_tree(aside); });
 }
 
 // Directories, newest first, that a save of this step makes superfluous: those beyond `keep`, the new one counted, and
@@ -236,11 +261,7 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
 static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {
     for (const std::string& dir : superfluous(output, step, keep)) {
         if (dir == checkpoint_directory(output, step)) continue;
-        try {
-            delete_checkpoint(dir);
-        } catch (const Error& error) {
-            note(format("an old checkpoint stays: %s", error.what()));
-        }
+        try_to("an old checkpoint stays", note, [&] { delete_checkpoint(dir); });
     }
 }
 
@@ -255,15 +276,14 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     const std::string name = step_name(state.step);
     SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
     const Note note = options.note ? options.note : [](const std::string&) {};
-    const std::string tmp = saved.dir + ".tmp";
     make_directories(options.output);
-    remove_tree(tmp);
+    const std::string tmp = temporary_name(saved.dir);
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.bf16_weights), note);
     try {
         make_directories(tmp);
         saved.bytes = write_files(tmp, options, layout, read, state);
         set_aside_later(options.output, state.step, note);
-        put_in_place(tmp, saved.dir);
+        put_in_place(tmp, saved.dir, note);
     } catch (...) {
         try {
             remove_tree(tmp);  // gives the space back

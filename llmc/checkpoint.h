@@ -70,7 +70,7 @@ void for_each_read(const ParamLayout& layout, bool bf16_weights,
 int64_t checkpoint_bytes(const ParamLayout& layout, bool bf16_weights);
 
 // To be called before a run that writes to OUTPUT (and by nobody else): removes what an interrupted save left behind.
-// Returns a line to print for each.
+// Returns a line to print for each, also for what cannot be removed, which stays.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
 // Compares size and checksum of every file; names the first that is damaged or missing (EXIT_BAD_DATA), or says that

@@ -253,6 +253,73 @@ TEST_CASE("leftovers of interrupted saves are removed, everything else stays") {
     CHECK(remove_leftovers(dir / "out").empty());
 }
 
+// f, in a directory `dir` with a checkpoint of step 1, as a user to whom permissions apply: the number of the check that
+// failed.
+static int with_permissions(const TemporaryDirectory& dir, const std::function<int()>& f) {
+    save(save_options(dir / "out"), 1);
+    const int code = in_child([&] { return become_ordinary(dir.path) ? f() : CHILD_SKIPPED; });
+    if (code == CHILD_SKIPPED) skip_case("becoming an ordinary user is not permitted here");
+    std::error_code ignored;
+    fs::permissions(dir.path, fs::perms::owner_all, ignored);
+    return code == CHILD_SKIPPED ? 0 : code;
+}
+
+TEST_CASE("leftovers that cannot be removed are noted, and no obstacle to a later save of their step") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    const int failed = with_permissions(dir, [&] {
+        for (const char* stuck : {"step_000002.tmp", "step_000003.tmp", "step_000004.replaced"}) {
+            make_directories(out + "/" + stuck);
+            write_bytes(out + "/" + stuck + "/file", "x");
+            fs::permissions(out + "/" + stuck, fs::perms::owner_read | fs::perms::owner_exec);
+        }
+        write_bytes(out + "/step_000005.tmp", "half");
+        save(save_options(out), 4);
+        const Names notes = remove_leftovers(out);
+        if (notes.size() != 4) return 1;
+        for (const std::string& line : notes) {
+            const bool removed = line.find("step_000005.tmp: removed") != std::string::npos;
+            const bool stays = line.starts_with("a leftover of an interrupted save stays: ") &&
+                               line.find("Permission denied") != std::string::npos;
+            if (removed == stays) return 2;
+        }
+        for (int step : {2, 3}) save(save_options(out), step);
+        if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000002.tmp", "step_000003",
+                                         "step_000003.tmp", "step_000004.replaced.stale", "step_000004.stale"})
+            return 3;
+        if (!holds(out + "/step_000002", 2) || !holds(out + "/step_000003", 3)) return 4;
+        save(save_options(out, 1), 4);
+        if (list_directory(out) != Names{"latest", "step_000002.tmp", "step_000003.tmp", "step_000004",
+                                         "step_000004.replaced.stale", "step_000004.stale"})
+            return 5;
+        return 0;
+    });
+    CHECK(failed == 0);
+}
+
+TEST_CASE("a step that is saved again is saved, also where the old one cannot be removed") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", first = out + "/step_000001";
+    const auto freeze = [](const std::string& path) {
+        fs::permissions(path, fs::perms::owner_read | fs::perms::owner_exec);
+    };
+    const int failed = with_permissions(dir, [&] {
+        freeze(first);
+        for (int i = 0; i < 2; i++) {
+            const FlatState state(small_model, uint64_t(90 + i));
+            Names notes;
+            SaveOptions options = save_options(out);
+            options.note = [&](const std::string& line) { notes.push_back(line); };
+            save_checkpoint(options, state.layout, state.reader(), trainer_state(1));
+            if (!holds(first, 1, uint64_t(90 + i)) || notes.size() != size_t(1 + i)) return 1 + i;
+            if (notes.back().find("what this save replaced stays: ") != 0) return 3;
+            freeze(first);
+        }
+        return find_latest(out).dir == first ? 0 : 4;
+    });
+    CHECK(failed == 0);
+}
+
 TEST_CASE("find_latest and find_model") {
     const TemporaryDirectory dir;
     const auto model = [&](const std::string& path) {
