@@ -671,7 +671,8 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     if (lock && !start.resume.empty()) make_room_to_resume(o, start, saved.step, notes);
     Log log(log_options);
     for (const std::string& line : notes) log.note(line);
-    for (const std::string& line : start.notes) log.note(line);
+    // Where there are weights, the notes say why they are not those of the newest checkpoint.
+    for (const std::string& line : start.notes) start.weights.empty() ? log.note(line) : log.warn(line);
     if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
         log.warn("changed since the checkpoint: " + changed);
     warn_of_data(log, o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr);

@@ -306,7 +306,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
 // trainer.json, its own checksum compared.
 static json read_state_json(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
-    if (!is_directory(dir)) fail(EXIT_NO_INPUT, "%s: is not there, or no directory", dir.c_str());
+    check_directory(dir);
     if (!path_exists(path))
         fail(EXIT_NO_INPUT, "%s: is no checkpoint of a run: it has no trainer.json%s", dir.c_str(),
              path_exists(dir + "/config.json") ? "; give it by --init to start from its weights" : "");
@@ -404,14 +404,18 @@ FoundCheckpoint find_resumable(const std::string& output) {
         if (start.empty() && !left.empty()) start = damaged.dir;
         lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
     }
+    const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
+                                    [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
     const std::string advice =
-        start.empty() ? "restore one from a copy, or start anew in another --output"
-                      : format("--init %s starts from its weights, with a new optimizer state; give another --output",
-                               start.c_str());
+        denied          ? "this user may not read all of it: allow that, and try again"
+        : start.empty() ? "restore one from a copy, or start anew in another --output"
+                        : format("--init %s starts from its weights, with a new optimizer state; give another --output",
+                                 start.c_str());
     fail(EXIT_BAD_DATA, "%s: no checkpoint in it is whole:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
 }
 
 FoundCheckpoint find_model(const std::string& path) {
+    check_directory(path);
     if (path_exists(path + "/config.json")) {
         verify_weights(path);
         return {path, {}};

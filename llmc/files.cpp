@@ -156,6 +156,19 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
+void check_directory(const std::string& dir) {
+    struct stat status;
+    if (lstat((dir + "/.").c_str(), &status) != 0)
+        fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, dir, "open the directory");
+}
+
+bool is_denied(const std::string& dir) {
+    if (access((dir + "/.").c_str(), R_OK | X_OK) != 0) return errno == EACCES;
+    for (const std::string& name : list_directory(dir))
+        if (access((dir + "/" + name).c_str(), R_OK) != 0 && errno == EACCES) return true;
+    return false;
+}
+
 // For the calls of std::filesystem that report by error_code.
 [[noreturn]] static void fail_code(int exit_code, const std::string& path, const char* what, std::error_code error) {
     errno = error.value();

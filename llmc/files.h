@@ -60,6 +60,9 @@ void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+// Fails with EXIT_NO_INPUT where that is no directory, or one that may not be searched and so looks empty.
+void check_directory(const std::string& dir);
+bool is_denied(const std::string& dir);                           // it is there, but it or a file in it may not be read
 std::vector<std::string> list_directory(const std::string& dir);  // names, sorted; missing: EXIT_NO_INPUT
 void make_directories(const std::string& dir);                    // with its parents, all on disk; fine if it exists
 void sync_directory(const std::string& dir);                      // names in it become durable

@@ -118,11 +118,21 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
                  pattern.c_str(), pattern.c_str());
         return {pattern};
     }
+    if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
+    static thread_local std::string unreadable;  // glob() has no argument for its error function
+    const auto on_error = [](const char* dir, int error) {
+        const bool missing = error == ENOENT || error == ENOTDIR || error == ELOOP;
+        if (!missing) unreadable = format("%s: %s", dir, strerror(error));
+        return missing ? 0 : 1;
+    };
     glob_t found = {};
-    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE, nullptr, &found);
+    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE, on_error, &found);
     std::vector<std::string> files;
     for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) files.push_back(found.gl_pathv[i]);
     globfree(&found);
+    if (status == GLOB_ABORTED)
+        fail(EXIT_NO_INPUT, "%s '%s': cannot open %s; give a pattern that leaves it out", option, pattern.c_str(),
+             unreadable.c_str());
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (data/README.md)",
              option, pattern.c_str());

@@ -253,14 +253,14 @@ TEST_CASE("leftovers of interrupted saves are removed, everything else stays") {
     CHECK(remove_leftovers(dir / "out").empty());
 }
 
-// f, in a directory `dir` with a checkpoint of step 1, as a user to whom permissions apply: the number of the check that
-// failed.
+// f, in a directory `dir` with a checkpoint of step 1, as a user to whom permissions apply: the number of the check
+// that failed.
 static int with_permissions(const TemporaryDirectory& dir, const std::function<int()>& f) {
     save(save_options(dir / "out"), 1);
     const int code = in_child([&] { return become_ordinary(dir.path) ? f() : CHILD_SKIPPED; });
     if (code == CHILD_SKIPPED) skip_case("becoming an ordinary user is not permitted here");
-    std::error_code ignored;
-    fs::permissions(dir.path, fs::perms::owner_all, ignored);
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(dir.path))  // so that it can be removed
+        if (entry.is_directory()) fs::permissions(entry.path(), fs::perms::owner_all);
     return code == CHILD_SKIPPED ? 0 : code;
 }
 
@@ -393,6 +393,38 @@ TEST_CASE("checkpoints that are all damaged are refused by name, with what --ini
     write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
     CHECK(says("restore one from a copy, or start anew in another --output"));
     CHECK_FALSE(says("--init " + out));
+}
+
+TEST_CASE("a checkpoint that may not be read is passed over or refused with the reason, not called damaged") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", newest = out + "/step_000002";
+    const int failed = with_permissions(dir, [&] {
+        save(save_options(out), 2);
+        const auto refused = [](const std::function<void()>& f, int exit_code, const std::string& text) {
+            try {
+                f();
+            } catch (const Error& error) {
+                const std::string what = error.what();
+                return error.exit_code == exit_code && what.find(text) != std::string::npos &&
+                       what.find("Permission denied") != std::string::npos;
+            }
+            return false;
+        };
+        const std::string hidden = newest + ": cannot open the directory: Permission denied";
+        chmod(newest.c_str(), 0);
+        if (!refused([&] { verify_checkpoint(newest); }, EXIT_NO_INPUT, hidden)) return 1;
+        const FoundCheckpoint found = find_resumable(out);
+        if (found.dir != out + "/step_000001" || found.damaged.size() != 1 || found.damaged[0].what != hidden) return 2;
+        remove_tree(out + "/step_000001");
+        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all of it")) return 3;
+        if (!refused([&] { find_model(newest); }, EXIT_NO_INPUT, hidden)) return 4;
+        chmod(newest.c_str(), 0700);
+        chmod((newest + "/optimizer.safetensors").c_str(), 0);
+        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all of it")) return 5;
+        chmod((newest + "/optimizer.safetensors").c_str(), 0600);
+        return holds(find_resumable(out).dir, 2) ? 0 : 6;
+    });
+    CHECK(failed == 0);
 }
 
 TEST_CASE("an output that cannot be made is EXIT_CANNOT_CREATE") {

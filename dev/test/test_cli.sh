@@ -251,6 +251,8 @@ cp -r "$run" "$scratch/damaged_run"
 overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
 "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
 check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
+check "damaged checkpoint: a warning, also with --quiet" grep -q "^warning: passing over a checkpoint: .*step_000030/optimizer" "$scratch/out"
+check "damaged checkpoint: a warning in the log" grep -q '"kind":"warning","text":"passing over a checkpoint: ' "$scratch/damaged_run/log.jsonl"
 
 # Killed between the two renames of a save: --resume finds the old name back.
 cp -r "$run" "$scratch/renamed_run"

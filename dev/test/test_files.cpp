@@ -162,6 +162,32 @@ TEST_CASE("a tree is removed without following links") {
     CHECK(path_exists(dir / "keep/file"));
 }
 
+TEST_CASE("a directory that may not be read is told from one that is not there") {
+    const TemporaryDirectory dir;
+    make_directories(dir / "hidden");
+    write_bytes(dir / "hidden/file", "x");
+    check_directory(dir / "hidden");
+    CHECK_FALSE(is_denied(dir / "hidden"));
+    CHECK_FALSE(is_denied(dir / "none"));
+    CHECK_FALSE(is_denied(dir / "hidden/file"));  // no directory
+    CHECK(code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(code_of([&] { check_directory(dir / "hidden/file"); }) == EXIT_NO_INPUT);
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path)) return CHILD_SKIPPED;
+        chmod((dir / "hidden/file").c_str(), 0);
+        if (!is_denied(dir / "hidden")) return 1;
+        chmod((dir / "hidden").c_str(), 0);
+        if (!is_denied(dir / "hidden")) return 2;
+        const int got = code_of([&] { check_directory(dir / "hidden"); });
+        chmod((dir / "hidden").c_str(), 0700);
+        return got == EXIT_NO_INPUT ? 0 : 3;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
+}
+
 TEST_CASE("names and messages") {
     for (const char* name : {"a", "model-00001-of-00002.safetensors", "..."}) CHECK(is_file_name(name));
     for (const char* name : {"", ".", "..", "/", "a/b", "../a", "a/"}) CHECK_FALSE(is_file_name(name));

@@ -7,6 +7,9 @@
 #include <numeric>
 
 #include "../../llmc/common.h"
+#include "../../llmc/files.h"
+#include "faults.h"
+#include "skip.h"
 #include "temporary.h"
 #include "test.h"
 
@@ -222,6 +225,38 @@ TEST_CASE("a file that becomes shorter after it was opened") {
         CHECK(error.exit_code == EXIT_BAD_DATA);
         CHECK(std::string(error.what()).find("became shorter") != std::string::npos);
     }
+}
+
+TEST_CASE("a pattern in a directory that may not be read is refused with the reason, not as matching nothing") {
+    const TemporaryDirectory dir;
+    for (const char* name : {"hidden", "seen"}) {
+        make_directories(dir / name);
+        write_bytes(dir / name + "/train_1.bin", "");
+    }
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path)) return CHILD_SKIPPED;
+        const auto denied = [&](const char* pattern) {
+            try {
+                glob_files(dir / pattern, "--train-data");
+            } catch (const Error& error) {
+                return error.exit_code == EXIT_NO_INPUT && strstr(error.what(), "--train-data '") == error.what() &&
+                       strstr(error.what(), "Permission denied");
+            }
+            return false;
+        };
+        for (mode_t mode : {0000, 0100}) {
+            chmod((dir / "hidden").c_str(), mode);
+            if (!denied("hidden/*.bin") || !denied("*/*.bin") || !denied("{seen,hidden}/*.bin")) return 1;
+            if (mode == 0000 && !denied("hidden/train_1.bin")) return 2;
+            if (glob_files(dir / "seen/*.bin", "--train-data").size() != 1) return 3;
+        }
+        chmod((dir / "hidden").c_str(), 0700);
+        return 0;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
 }
 
 TEST_CASE("patterns: sorted names, a plain file, and what matches nothing") {
