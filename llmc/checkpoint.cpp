@@ -292,8 +292,10 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         }
         throw;
     }
-    replace_file(options.output + "/latest", name + "\n");
-    delete_older(options.output, state.step, options.keep, note);
+    try_to("the checkpoint is saved, but latest still names an earlier one, and none is deleted", note, [&] {
+        replace_file(options.output + "/latest", name + "\n");
+        delete_older(options.output, state.step, options.keep, note);
+    });
     return saved;
 }
 

@@ -320,6 +320,24 @@ TEST_CASE("a step that is saved again is saved, also where the old one cannot be
     CHECK(failed == 0);
 }
 
+TEST_CASE("a step is saved where latest cannot be written: a note says so, and what it names stays") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    save(save_options(out, 1), 1);
+    remove_tree(out + "/latest");
+    make_directories(out + "/latest/in the way");
+    const Saved saved = save(save_options(out, 1), 2);
+    REQUIRE(saved.notes.size() == 1);
+    CHECK(saved.notes[0].find("latest still names an earlier one") != std::string::npos);
+    CHECK(saved.notes[0].find("Is a directory") != std::string::npos);
+    CHECK(holds(saved.dir, 2));
+    CHECK(find_model(out).dir == saved.dir);
+    CHECK(holds(out + "/step_000001", 1));
+    remove_tree(out + "/latest");
+    CHECK(save(save_options(out, 1), 3).notes.empty());
+    CHECK(list_directory(out) == Names{"latest", "step_000003"});
+}
+
 TEST_CASE("find_latest and find_model") {
     const TemporaryDirectory dir;
     const auto model = [&](const std::string& path) {
