@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include "files.h"
@@ -17,7 +18,8 @@
 using nlohmann::json;
 
 constexpr int format_version = 1;
-constexpr int64_t max_state_bytes = 16 << 20;  // of trainer.json
+constexpr int64_t max_state_bytes = 16 << 20;    // of trainer.json
+constexpr int64_t max_count = int64_t(1) << 60;  // no run comes near, and what a run adds cannot overflow
 
 // --- saving ---
 
@@ -434,17 +436,23 @@ FoundCheckpoint find_model(const std::string& path) {
 
 TrainerState read_trainer_state(const std::string& dir) {
     const json state = read_state_json(dir);
+    const auto count = [&](const char* name, int64_t max) {
+        const json& value = state.at(name);
+        if (!value.is_number_integer() || value < 0 || value > max)
+            bad_state(dir + "/trainer.json",
+                      format("a count is impossible: %s is %s", name, printable(value.dump()).c_str()));
+        return value.get<int64_t>();
+    };
     try {
         TrainerState out;
-        out.step = state.at("step").get<int64_t>();
-        out.position = state.at("position").get<int64_t>();
-        out.tokens = state.at("tokens").get<int64_t>();
+        out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts in int, from 1
+        out.position = count("position", max_count);
+        out.tokens = count("tokens", max_count);
         out.seed = state.at("seed").get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         out.options = state.at("options").dump();
         out.data = state.at("data").dump();
         out.extra = state.at("extra").dump();
-        if (out.step < 0 || out.position < 0 || out.tokens < 0) bad_state(dir + "/trainer.json", "a count is negative");
         return out;
     } catch (const json::exception&) {
         bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");

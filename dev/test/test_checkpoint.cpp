@@ -3,10 +3,12 @@
 #include "../../llmc/checkpoint.h"
 
 #include <doctest/doctest.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "faults.h"
@@ -183,6 +185,37 @@ TEST_CASE("a state that is not ours is refused even if its checksum matches") {
     CHECK(refusal(ckpt).starts_with("65 "));
     remove_tree(ckpt + "/trainer.json");
     CHECK(refusal(ckpt).find("give it by --init") != std::string::npos);
+}
+
+TEST_CASE("counts that cannot be are refused, though the checksum is right") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
+    const nlohmann::json good = nlohmann::json::parse(read_bytes(path));
+    const auto said = [&](const char* name, const nlohmann::json& value) {
+        nlohmann::json state = good;
+        state[name] = value;
+        state.erase("xxh3_64");
+        const std::string text = state.dump();
+        state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
+        write_bytes(path, state.dump());
+        verify_checkpoint(ckpt);
+        try {
+            read_trainer_state(ckpt);
+        } catch (const Error& error) {
+            return format("%d %s", error.exit_code, error.what());
+        }
+        return std::string();
+    };
+    for (const char* name : {"step", "position", "tokens"}) {
+        CHECK(said(name, 0) == "");
+        CHECK(said(name, INT32_MAX - 1) == "");
+        for (const nlohmann::json& bad :
+             {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
+              nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
+            CHECK(said(name, bad) == "65 " + path + ": a count is impossible: " + name + " is " + bad.dump() +
+                                         "; the checkpoint is damaged");
+    }
+    CHECK(said("step", INT32_MAX).starts_with("65 "));
 }
 
 TEST_CASE("a checkpoint of another shape is refused before a tensor is handed over") {
