@@ -64,6 +64,11 @@ static bool from_alphabet(const std::string& text, std::string& bytes) {
 
 using Ids = std::unordered_map<std::string, int>;  // from a token as the file writes it
 
+static void check_length(const std::string& token, int id, const std::string& where) {
+    if (token.size() > (1 << 16))
+        fail(EXIT_BAD_DATA, "%s: token %d has %zu bytes; at most 65536 are supported", where.c_str(), id, token.size());
+}
+
 static Ids read_vocab(const json& vocab, const std::string& where) {
     if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is no object of tokens and ids", where.c_str());
     if (vocab.size() > MAX_VOCAB_SIZE)
@@ -74,9 +79,7 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= MAX_VOCAB_SIZE)
             fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; whole numbers below %d are supported", where.c_str(),
                  printable(token).c_str(), printable(id.dump()).c_str(), MAX_VOCAB_SIZE);
-        if (token.size() > (1 << 16))
-            fail(EXIT_BAD_DATA, "%s: token %d has %zu bytes; at most 65536 are supported", where.c_str(), id.get<int>(),
-                 token.size());
+        check_length(token, id.get<int>(), where);
         ids.emplace(token, id.get<int>());
     }
     return ids;
@@ -95,6 +98,7 @@ static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added,
                  MAX_VOCAB_SIZE, printable(token.dump()).c_str());
         const std::string content = token["content"].get<std::string>();
         const int id = token["id"].get<int>();
+        check_length(content, id, where);
         const auto [place, is_new] = ids.emplace(content, id);
         if (!is_new && place->second != id)
             fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, in the vocabulary it has %d", where.c_str(),
@@ -153,6 +157,9 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
     for (const int id : {merge.left, merge.right, merge.token})
         if (std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id))
             fail(EXIT_BAD_DATA, "%s: merge %zu has the special token %d", where.c_str(), number, id);
+    for (const int id : {merge.left, merge.right})
+        if (tokenizer.tokens[size_t(id)].empty())  // merges.txt has no way to write it
+            fail(EXIT_BAD_DATA, "%s: merge %zu joins token %d, which is empty, to another", where.c_str(), number, id);
     if (number >= size_t(PairRanks::NONE))
         fail(EXIT_BAD_DATA, "%s: more than %d merges are not supported", where.c_str(), PairRanks::NONE - 1);
     tokenizer.merges.push_back(merge);

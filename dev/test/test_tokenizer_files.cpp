@@ -177,6 +177,36 @@ TEST_CASE("tokenizer.json: a token of 64 KiB is taken, a longer one refused") {
     }
 }
 
+TEST_CASE("tokenizer.json: an added token of 64 KiB is taken and read back, a longer one refused") {
+    const std::string text = small_json();
+    for (const size_t length : {65536, 65537}) {
+        const std::string token = R"("added_tokens": [{"id": 259, "content": ")" + std::string(length, 'x') + "\"},";
+        const std::string wrong = replaced(text, "\"added_tokens\": [", token);
+        if (length == 65536) {
+            const Tokenizer tokenizer = parse_tokenizer_json(wrong, "test");
+            TemporaryDirectory folder;
+            save_tokenizer(tokenizer, folder.path, 128);
+            check_equal(load_tokenizer(folder.path), tokenizer);
+        } else {
+            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
+                                 "test: token 259 has 65537 bytes; at most 65536 are supported", Error);
+        }
+    }
+}
+
+// merges.txt could not say it: its line would be a space and one token.
+TEST_CASE("tokenizer.json: an empty token is taken, a merge of it refused") {
+    const std::string text = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
+    const Tokenizer tokenizer = parse_tokenizer_json(text, "test");
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 128);
+    check_equal(load_tokenizer(folder.path), tokenizer);
+    check_equal(load_tokenizer(folder / "vocab.json"), tokenizer);
+    for (const char* merge : {"[\"\", \"ab\"]", "[\"ab\", \"\"]", "[\"\", \"\"]"})
+        CHECK_THROWS_WITH_AS(parse_tokenizer_json(replaced(text, "\"ab c\"", merge), "test"),
+                             "test: merge 2 joins token 259, which is empty, to another", Error);
+}
+
 TEST_CASE("tokenizer.json: cut off anywhere, it is refused") {
     const std::string text = small_json();
     for (size_t length = 0; length + 2 < text.size(); length += 7)
