@@ -476,6 +476,52 @@ TEST_CASE("broken JSONL: the file and the line, the first of them with any numbe
         }
 }
 
+// A parser that searches the whole list at the end of each object in it takes minutes of CPU for this line, others less
+// than a second. The limit is one of CPU time, and of what a sanitizer needs.
+TEST_CASE("JSONL: a long list of objects takes no longer than as much of anything else") {
+    Run run;
+    std::string list;
+    for (int i = 0; i < 600000; i++) list += i ? ",{\"a\":1}" : "{\"a\":1}";
+    run.file("a.jsonl", "{\"text\": \"the others\", \"spans\": [" + list + "]}\n");
+    run.options.threads = 1;
+    const int code = in_child([&] {
+        const rlimit limit{30, 30};
+        setrlimit(RLIMIT_CPU, &limit);
+        return tokenize(run.options);
+    });
+    CHECK(code == 0);
+}
+
+TEST_CASE("JSON: what is checked beside the syntax") {
+    Run run;
+    const auto nested = [](int depth) { return std::string(size_t(depth), '[') + std::string(size_t(depth), ']'); };
+    struct {
+        std::string fields;
+        const char* message;  // empty: it is taken
+    } const cases[] = {
+        {R"("a": {"x": 1, "y": 2}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}], "x": 1)", ""},
+        {R"("a": [{"x": 1}, {"x": 1, "y": [], "x": 2}])", "a.jsonl:1: the key \"x\" occurs twice"},
+        {R"("a": {"x": {"x": 1}, "x": 1})", "a.jsonl:1: the key \"x\" occurs twice"},
+        {R"("a": 1, "a": )", "a.jsonl:1: the key \"a\" occurs twice"},
+        {R"("a": , "b": 1, "b": 1)", "a.jsonl:1: is not valid JSON"},
+        {R"("a": 1e999)", "a number is out of range"},
+        {R"("a": [null, true, -1, 2.5, 1])", ""},
+        {"\"a\": " + nested(31), ""},
+        {"\"a\": " + nested(32), "a.jsonl:1: nested deeper than 32"},
+    };
+    for (const auto& c : cases) {
+        CAPTURE(c.fields);
+        run.file("a.jsonl", "{\"text\": \"the\", " + c.fields + "}\n");
+        if (*c.message) {
+            check_refused(run, EXIT_BAD_DATA, c.message);
+            continue;
+        }
+        tokenize(run.options);
+        CHECK(run.tokens("train_") == documents({"the"}));
+        remove_tree(run.options.output);
+    }
+}
+
 TEST_CASE("too little text for the vocabulary, or for what is held out") {
     Run run;
     run.file("a.txt", "a text of few words");
