@@ -20,6 +20,7 @@
 #include "corpus.h"
 #include "files.h"
 #include "log.h"
+#include "output_lock.h"
 #include "shard.h"
 #include "tokenizer.h"
 
@@ -298,7 +299,7 @@ int tokenize(const TokenizeOptions& o) {
     const std::vector<TextFile>& files = found.files;
     report_choice(found, o.quiet);
     check_files(files);
-    make_directories(o.output);
+    const OutputLock lock(o.output);
     refuse_old_shards(o.output);
     Progress progress = make_progress(o.quiet);
     const Tokenizer tokenizer =

@@ -21,6 +21,6 @@ struct TokenizeOptions {
 // Writes OUTPUT/train_000001.bin ..., val_000000.bin ... (shard.h; each document is <|endoftext|> and its tokens) and
 // the files of save_tokenizer(). The bytes of all files depend on the inputs and options only, not on the threads.
 // Progress goes to stderr: one line that changes on a terminal, else a line every ten seconds; the summary to stdout.
-// Returns 0. Throws Error for options that cannot be, missing or broken input, and output that cannot be written; the
-// shards of this call are removed then.
+// Returns 0. Throws Error for options that cannot be, missing or broken input, output that cannot be written or that
+// another run writes to (output_lock.h); the shards of this call are removed then.
 int tokenize(const TokenizeOptions& options);

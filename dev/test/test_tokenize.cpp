@@ -6,6 +6,7 @@
 
 #include "../../llmc/corpus.h"
 #include "../../llmc/files.h"
+#include "../../llmc/output_lock.h"
 #include "../../llmc/random.h"
 #include "../../llmc/shard.h"
 #include "../../llmc/tokenize.h"
@@ -557,4 +558,26 @@ TEST_CASE("a full disk: the error is told, and no shard of the run remains") {
     });
     CHECK(code == EXIT_IO);
     for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
+}
+
+TEST_CASE("two at a time into one output: the second is refused and touches nothing") {
+    Run run;
+    run.file("a.txt", "a");
+    {
+        const OutputLock first(run.options.output);
+        write_bytes(run.out("train_000001.bin.tmp"), "of the first");
+        check_refused(run, EXIT_CANNOT_CREATE, "out is in use by another run: pid");
+        CHECK(read_bytes(run.out("train_000001.bin.tmp")) == "of the first");
+    }
+    tokenize(run.options);
+    CHECK(run.tokens("train_") == documents({"a"}));
+    CHECK_FALSE(path_exists(run.out("run.lock")));
+}
+
+TEST_CASE("a refused call leaves no directory that it made") {
+    Run run;
+    run.file("a.jsonl", "broken");
+    run.options.output = run.folder / "new/out";
+    check_refused(run, EXIT_BAD_DATA, "is not valid JSON");
+    CHECK_FALSE(path_exists(run.folder / "new"));
 }
