@@ -110,15 +110,9 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
                  with_commas(offset + i * shard.bytes_per_token).c_str(), out[i], vocab_size);
 }
 
-std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
-    struct stat info;
-    if (stat(pattern.c_str(), &info) == 0) {  // the name of a file may have brackets in it
-        if (S_ISDIR(info.st_mode))
-            fail(EXIT_NO_INPUT, "%s %s is a folder; give the files in it, as in '%s/train_*.bin'", option,
-                 pattern.c_str(), pattern.c_str());
-        return {pattern};
-    }
-    if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
+static std::string temporary_name(const std::string& path) { return path + ".tmp"; }
+
+static std::vector<std::string> matches(const std::string& pattern, const char* option) {
     static thread_local std::string unreadable;  // glob() has no argument for its error function
     const auto on_error = [](const char* dir, int error) {
         const bool missing = error == ENOENT || error == ENOTDIR || error == ELOOP;
@@ -133,14 +127,30 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
     if (status == GLOB_ABORTED)
         fail(EXIT_NO_INPUT, "%s '%s': cannot open %s; give a pattern that leaves it out", option, pattern.c_str(),
              unreadable.c_str());
+    return files;
+}
+
+std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
+    struct stat info;
+    if (stat(pattern.c_str(), &info) == 0) {  // the name of a file may have brackets in it
+        if (S_ISDIR(info.st_mode))
+            fail(EXIT_NO_INPUT, "%s %s is a folder; give the files in it, as in '%s/train_*.bin'", option,
+                 pattern.c_str(), pattern.c_str());
+        return {pattern};
+    }
+    if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
+    for (const std::string& unfinished : matches(temporary_name(pattern), option))
+        fail(EXIT_BAD_DATA,
+             "%s is not finished: tokenize still runs, or was killed; wait for it, or delete these shards and run it "
+             "again",
+             unfinished.c_str());
+    std::vector<std::string> files = matches(pattern, option);
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (data/README.md)",
              option, pattern.c_str());
     std::sort(files.begin(), files.end());  // by bytes, whatever the locale: the order of samples depends on it
     return files;
 }
-
-static std::string temporary_name(const std::string& path) { return path + ".tmp"; }
 
 ShardWriter::ShardWriter(const std::string& path, int vocab_size)
     : path(path), vocab_size(vocab_size), buffer(HEADER_BYTES) {
@@ -150,9 +160,8 @@ ShardWriter::ShardWriter(const std::string& path, int vocab_size)
 }
 
 ShardWriter::~ShardWriter() {
-    if (fd < 0) return;
-    close(fd);
-    unlink(temporary_name(path).c_str());
+    if (fd >= 0) close(fd);
+    if (!finished) unlink(temporary_name(path).c_str());
 }
 
 static void write_all(int fd, const std::string& path, const void* data, size_t bytes) {
@@ -181,16 +190,22 @@ void ShardWriter::append(const int* data, int64_t count) {
     buffer.clear();
 }
 
-void ShardWriter::finish() {
+void ShardWriter::complete() {
     const std::string name = temporary_name(path);
     write_all(fd, path, buffer.data(), buffer.size());
+    buffer = {};
     const bool wide = vocab_size > 65536;
     int32_t header[HEADER_BYTES / 4] = {MAGIC, wide ? 2 : 1, int32_t(tokens), wide ? vocab_size : 0};
     if (lseek(fd, 0, SEEK_SET) != 0) fail(EXIT_IO, "%s: seeking failed: %s", name.c_str(), strerror(errno));
     write_all(fd, path, header, sizeof(header));
     if (fsync(fd) != 0) fail(EXIT_IO, "%s: writing failed: %s", name.c_str(), strerror(errno));  // full disks show late
-    if (rename(name.c_str(), path.c_str()) != 0)
-        fail(EXIT_CANNOT_CREATE, "%s: cannot be created: %s", path.c_str(), strerror(errno));
     close(fd);
     fd = -1;
+}
+
+void ShardWriter::finish() {
+    if (fd >= 0) complete();
+    if (rename(temporary_name(path).c_str(), path.c_str()) != 0)
+        fail(EXIT_CANNOT_CREATE, "%s: cannot be created: %s", path.c_str(), strerror(errno));
+    finished = true;
 }

@@ -24,21 +24,24 @@ uint64_t sampled_hash(const Shard& shard, int places);
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);
 
 // Files whose names match a shell pattern (or one plain file), sorted; refuses a pattern that matches nothing
-// (EXIT_NO_INPUT) and says what the option was.
+// (EXIT_NO_INPUT), and one for a shard that a ShardWriter has not finished (EXIT_BAD_DATA): the others would be a part
+// of the data. `option` is named in errors.
 std::vector<std::string> glob_files(const std::string& pattern, const char* option);
 
-// Writes one shard under a temporary name and renames it when finish() has put the count into the header; a writer
-// that is destroyed unfinished removes its file.
+// Writes one shard under a temporary name, PATH.tmp, which finish() changes to PATH. A writer that is destroyed
+// unfinished removes its file.
 struct ShardWriter {
     ShardWriter(const std::string& path, int vocab_size);
     ~ShardWriter();
     ShardWriter(const ShardWriter&) = delete;
     void append(const int* tokens, int64_t count);
-    void finish();
+    void complete();  // the whole file is on disk and closed, still under its temporary name
+    void finish();    // completes it if nobody has
 
     std::string path;
     int vocab_size;
     int64_t tokens = 0;
-    int fd = -1;
+    int fd = -1;            // -1: complete
+    bool finished = false;  // under its last name
     std::vector<unsigned char> buffer;
 };

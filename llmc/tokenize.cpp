@@ -93,49 +93,67 @@ struct Batches {
 
 // ---- shards
 
-// train_000001.bin, train_000002.bin ...; removed again unless kept.
+// train_000001.bin, train_000002.bin ...: under temporary names until finish(), and removed again unless kept.
 struct ShardSet {
     std::string prefix;
-    int next;
+    int first;
     int64_t shard_tokens;
     int vocab_size;
     int64_t tokens = 0;
     bool kept = false;
-    std::unique_ptr<ShardWriter> writer;
-    std::vector<std::pair<std::string, int64_t>> written;  // path, tokens
+    std::vector<std::unique_ptr<ShardWriter>> shards;
 
     ShardSet(const TokenizeOptions& o, const char* name, int first, int vocab_size)
-        : prefix(o.output + "/" + name), next(first), shard_tokens(o.shard_tokens), vocab_size(vocab_size) {}
+        : prefix(o.output + "/" + name), first(first), shard_tokens(o.shard_tokens), vocab_size(vocab_size) {}
     ShardSet(const ShardSet&) = delete;
     ~ShardSet() {
-        for (const auto& [path, count] : written)
-            if (!kept) unlink(path.c_str());
+        for (const auto& shard : shards)
+            if (shard->finished && !kept) unlink(shard->path.c_str());
     }
 
-    void close() {
-        if (!writer) return;
-        writer->finish();
-        written.push_back({writer->path, writer->tokens});
-        writer.reset();
+    void complete() {
+        if (!shards.empty()) shards.back()->complete();
+    }
+
+    void finish() {
+        for (const auto& shard : shards) shard->finish();
     }
 
     void append(const int* data, int64_t count) {
         while (count > 0) {
-            if (writer && writer->tokens == shard_tokens) close();
-            if (!writer) writer = std::make_unique<ShardWriter>(prefix + format("_%06d.bin", next++), vocab_size);
-            const int64_t part = std::min(count, shard_tokens - writer->tokens);
-            writer->append(data, part);
+            if (shards.empty() || shards.back()->tokens == shard_tokens) {
+                complete();
+                const std::string path = prefix + format("_%06d.bin", first + int(shards.size()));
+                shards.push_back(std::make_unique<ShardWriter>(path, vocab_size));
+            }
+            ShardWriter& writer = *shards.back();
+            const int64_t part = std::min(count, shard_tokens - writer.tokens);
+            writer.append(data, part);
             data += part, count -= part, tokens += part;
         }
     }
 };
 
+static std::vector<std::string> find_shards(const std::string& output, const char* end) {
+    std::vector<std::string> names;
+    for (const std::string& name : list_directory(output))
+        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(end)) names.push_back(name);
+    return names;
+}
+
 // Shards of another run among ours would be read as if they belonged to it, with another tokenizer perhaps.
 static void refuse_old_shards(const std::string& output) {
-    for (const std::string& name : list_directory(output))
-        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin"))
-            fail(EXIT_CANNOT_CREATE, "%s: has token shards already (%s); delete them or choose another --output",
-                 output.c_str(), name.c_str());
+    for (const std::string& name : find_shards(output, ".bin"))
+        fail(EXIT_CANNOT_CREATE, "%s: has token shards already (%s); delete them or choose another --output",
+             output.c_str(), name.c_str());
+}
+
+static void remove_unfinished_shards(const TokenizeOptions& o) {
+    for (const std::string& name : find_shards(o.output, ".bin.tmp")) {
+        remove_tree(o.output + "/" + name);
+        if (!o.quiet)
+            fprintf(stderr, "%s/%s: removed; the run that wrote it was killed\n", o.output.c_str(), name.c_str());
+    }
 }
 
 // ---- the two passes
@@ -278,8 +296,8 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
     if (o.quiet) return;
     std::string text;
     for (const ShardSet* set : {&train, &val})
-        for (const auto& [path, tokens] : set->written)
-            text += format("%s  %s tokens\n", path.c_str(), with_commas(tokens).c_str());
+        for (const auto& shard : set->shards)
+            text += format("%s  %s tokens\n", shard->path.c_str(), with_commas(shard->tokens).c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
         text +=
             "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n";
@@ -287,7 +305,7 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
     text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
                    with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
                    double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
-                   double(totals.bytes) / 1e6 / seconds, train.written.size() + val.written.size(), o.output.c_str());
+                   double(totals.bytes) / 1e6 / seconds, train.shards.size() + val.shards.size(), o.output.c_str());
     print_stdout(text);
 }
 
@@ -301,6 +319,7 @@ int tokenize(const TokenizeOptions& o) {
     check_files(files);
     const OutputLock lock(o.output);
     refuse_old_shards(o.output);
+    remove_unfinished_shards(o);
     Progress progress = make_progress(o.quiet);
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
@@ -315,8 +334,12 @@ int tokenize(const TokenizeOptions& o) {
                              : "all of the text of the %zu input files (%s bytes) was held out; lower "
                                "--val-tokens or --val-fraction",
              files.size(), with_commas(totals.bytes).c_str());
-    train.close(), val.close();
+    train.complete(), val.complete();
     save_tokenizer(tokenizer, o.output, 1024);
+    // Last, and all at once: shards without the others, or without their tokenizer, look like the whole. A kill between
+    // two renames leaves an unfinished one beside them, which glob_files() refuses.
+    val.finish(), train.finish();
+    sync_directory(o.output);
     train.kept = val.kept = true;
     print_summary(o, totals, train, val, seconds);
     return 0;

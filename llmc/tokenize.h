@@ -22,5 +22,6 @@ struct TokenizeOptions {
 // the files of save_tokenizer(). The bytes of all files depend on the inputs and options only, not on the threads.
 // Progress goes to stderr: one line that changes on a terminal, else a line every ten seconds; the summary to stdout.
 // Returns 0. Throws Error for options that cannot be, missing or broken input, output that cannot be written or that
-// another run writes to (output_lock.h); the shards of this call are removed then.
+// another run writes to (output_lock.h); the shards of this call are removed then. The shards get their names last: a
+// call that is killed leaves OUTPUT/*.bin.tmp, which the next one removes.
 int tokenize(const TokenizeOptions& options);

@@ -79,6 +79,24 @@ TEST_CASE("the writer makes llm.c's bytes, and only when it is finished") {
     CHECK(read_bytes(path) == llmc_bytes({20240520, 1, 600}, 600));
 }
 
+TEST_CASE("a complete shard has its last name only when it is finished") {
+    const TemporaryDirectory dir;
+    {
+        ShardWriter complete(dir / "a.bin", 50257);
+        complete.append(counting(10).data(), 10);
+        complete.complete();
+        CHECK(!std::filesystem::exists(dir / "a.bin"));
+        CHECK(complete.fd == -1);  // thousands of them can wait
+    }
+    CHECK(std::filesystem::is_empty(dir.path));
+
+    ShardWriter writer(dir / "a.bin", 50257);
+    writer.append(counting(600).data(), 600);
+    writer.complete();
+    writer.finish();
+    CHECK(read_bytes(dir / "a.bin") == llmc_bytes({20240520, 1, 600}, 600));
+}
+
 TEST_CASE("a shard larger than the writer's buffer") {
     const TemporaryDirectory dir;
     std::vector<int> tokens(1500000), back(tokens.size());
@@ -257,6 +275,16 @@ TEST_CASE("a pattern in a directory that may not be read is refused with the rea
         skip_case("becoming an ordinary user is not permitted here");
     else
         CHECK(code == 0);
+}
+
+TEST_CASE("patterns: refused where a shard beside those that match was never finished") {
+    const TemporaryDirectory dir;
+    for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
+    CHECK(glob_files(dir / "val_*.bin", "--val-data").size() == 1);
+    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // asked for by name
+    const std::string want = (dir / "train_000001.bin.tmp") + " is not finished";
+    for (const char* pattern : {"train_*.bin", "{train,val}_*.bin", "t*_0000*.bin", "t*1.bin"})
+        CHECK_THROWS_WITH_AS(glob_files(dir / pattern, "--train-data"), doctest::Contains(want.c_str()), Error);
 }
 
 TEST_CASE("patterns: sorted names, a plain file, and what matches nothing") {

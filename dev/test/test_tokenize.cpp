@@ -2,6 +2,7 @@
 // the same bytes for every number of threads; bad input.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "../../llmc/corpus.h"
@@ -580,4 +581,46 @@ TEST_CASE("a refused call leaves no directory that it made") {
     run.options.output = run.folder / "new/out";
     check_refused(run, EXIT_BAD_DATA, "is not valid JSON");
     CHECK_FALSE(path_exists(run.folder / "new"));
+}
+
+// Whether training would take a part of the shards for all.
+static bool takes_a_part(const Run& run, size_t shards) {
+    try {
+        return glob_files(run.out("train_*.bin"), "--train-data").size() != shards;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+TEST_CASE("killed at any call: no shard is read without the others, and the next call starts anew") {
+    Run run;
+    run.file("a.txt", prose(3000));
+    run.options.shard_tokens = 400, run.options.threads = 1, run.options.val_fraction = 0.1;
+    tokenize(run.options);
+    const std::vector<std::string> names = list_directory(run.options.output);
+    const auto is_train = [](const std::string& name) { return name.starts_with("train_") && name.ends_with(".bin"); };
+    const size_t shards = size_t(std::count_if(names.begin(), names.end(), is_train));
+    REQUIRE(shards > 2);
+    bool reached = true;
+    for (int n = 0; reached; n++) {
+        remove_tree(run.options.output);
+        const FaultResult result = with_fault([&] { return tokenize(run.options); }, n, 0);
+        if (result.code == CHILD_SKIPPED) {
+            skip_case("tracing is not permitted here");
+            return;
+        }
+        reached = result.reached;
+        CAPTURE(n);
+        CHECK_FALSE(takes_a_part(run, shards));
+        if (!is_directory(run.options.output)) continue;
+        const std::vector<std::string> left = list_directory(run.options.output);
+        if (std::none_of(left.begin(), left.end(), [](const std::string& name) { return name.ends_with(".bin"); })) {
+            write_bytes(run.out("train_000099.bin.tmp"), "of a longer text");
+            tokenize(run.options);
+            CHECK(list_directory(run.options.output) == names);
+        } else {
+            CHECK(path_exists(run.out("tokenizer.json")));
+            CHECK(path_exists(run.out("special_tokens_map.json")));
+        }
+    }
 }
