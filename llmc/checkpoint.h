@@ -58,8 +58,8 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
 // Writes OUTPUT/step_N of state.step; one that is there already is replaced. Fails with EXIT_IO or EXIT_CANNOT_CREATE,
 // the path and the system's reason, and then every checkpoint that was there still is, but for those that make_room
 // deleted: training may go on and try again later. A `latest` that cannot be replaced is no failure, for nothing here
-// reads it: a note says so, and the older checkpoints stay. Checkpoints of later steps (a run that was continued from an older
-// one) are renamed to step_N.stale.
+// reads it: a note says so, and the older checkpoints stay. Checkpoints of later steps (a run that was continued from
+// an older one) are renamed to step_N.stale.
 //
 // `read` is called for all weights (twice with bf16_weights), then all m, then all v.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
