@@ -187,7 +187,8 @@ void GPT2<floatX>::layer_hidden(int l, int N) {
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     floatX* no_gelu = nullptr;  // a typed null: floatX is deduced, and the call says what is absent
     ops::matmul_forward(acts.branch, no_gelu, a.att, matrix(attprojw, l), w(attprojb, l), N, C, C, stream);
-    ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, x, acts.branch, w(ln2w, l), w(ln2b, l), N, C, stream);
+    ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, x, acts.branch, w(ln2w, l), w(ln2b, l),
+                                    N, C, stream);
     ops::matmul_forward(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), N, C, 4 * C, stream);
 }
 
@@ -200,11 +201,13 @@ void GPT2<floatX>::layer_output(int l, int N) {
     layer_hidden(l, N);
     ops::matmul_forward(acts.branch, no_gelu, a.gelu, matrix(fcprojw, l), w(fcprojb, l), N, 4 * C, C, stream);
     if (l + 1 == config.L) {
-        ops::residual_layernorm_forward(a.residual3, acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual2, acts.branch, w(lnfw), w(lnfb), N, C, stream);
+        ops::residual_layernorm_forward(a.residual3, acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual2, acts.branch,
+                                        w(lnfw), w(lnfb), N, C, stream);
         return;
     }
     const LayerActivations<floatX>& next = acts.layer[l + 1];
-    ops::residual_layernorm_forward(a.residual3, next.ln1, next.ln1_mean, next.ln1_rstd, a.residual2, acts.branch, w(ln1w, l + 1), w(ln1b, l + 1), N, C, stream);
+    ops::residual_layernorm_forward(a.residual3, next.ln1, next.ln1_mean, next.ln1_rstd, a.residual2, acts.branch,
+                                    w(ln1w, l + 1), w(ln1b, l + 1), N, C, stream);
 }
 
 template <class floatX>
@@ -223,7 +226,8 @@ void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
            this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
     ops::encoder_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
-    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C, stream);
+    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C,
+                           stream);
 }
 
 template <class floatX>
@@ -238,10 +242,12 @@ void GPT2<floatX>::decode(const int* token, int t) {
     const LayerActivations<floatX>& first = acts.layer[0];
     floatX* no_gelu = nullptr;
     ops::encoder_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
-    ops::layernorm_forward(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), 1, C, stream);
+    ops::layernorm_forward(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), 1, C,
+                           stream);
     for (int l = 0; l < config.L; l++) {
         const LayerActivations<floatX>& a = acts.layer[l];
-        ops::matmul_forward(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), 1, C, 3 * C, stream);
+        ops::matmul_forward(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), 1, C, 3 * C,
+                            stream);
         ops::attention_decode(a.att, a.qkv, t + 1, NH, C / NH, stream);
         layer_output(l, 1);
     }
@@ -251,7 +257,8 @@ template <class floatX>
 const floatX* GPT2<floatX>::row_logits(int row) {
     floatX* no_gelu = nullptr;
     const floatX* no_bias = nullptr;
-    ops::matmul_forward(acts.logits, no_gelu, acts.lnf + int64_t(row) * config.C, matrix(wte), no_bias, 1, config.C, config.Vp(), stream);
+    ops::matmul_forward(acts.logits, no_gelu, acts.lnf + int64_t(row) * config.C, matrix(wte), no_bias, 1, config.C,
+                        config.Vp(), stream);
     return acts.logits;
 }
 
@@ -289,11 +296,14 @@ void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_ste
         floatX *inp = acts.lnf + int64_t(n) * C, *dinp = acts.dtmp + int64_t(n) * C;
         ops::matmul_forward(acts.logits, no_gelu, inp, matrix(wte), no_bias, rows, C, Vp, stream);
         ops::cross_entropy(acts.logits, acts.losses + n, targets + n, rows, config.V, Vp, scale / float(N), stream);
-        ops::matmul_backward(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_pre_gelu, rows, C, Vp, micro_step > 0 || n > 0, stream);
+        ops::matmul_backward(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_pre_gelu, rows, C, Vp,
+                             micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
     const floatX* none = nullptr;  // nothing goes past lnf
-    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp, acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C, stream);
+    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp,
+                            acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C,
+                            stream);
 }
 
 // Fills the layer's activations again, from its input.
@@ -309,9 +319,9 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
     layer_hidden(l, N);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit that of its input. attproj and fcproj add their biases
-// to the residual stream, so the LayerNorm backward that makes the stream's gradient there also makes theirs: for fcproj
-// that is ln1 of the layer above, or lnf.
+// On entry acts.dx is the gradient of the layer's output, on exit that of its input. attproj and fcproj add their
+// biases to the residual stream, so the LayerNorm backward that makes the stream's gradient there also makes theirs:
+// for fcproj that is ln1 of the layer above, or lnf.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const int N = B * T, C = config.C, NH = config.NH;
@@ -323,13 +333,19 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const bool last = l + 1 == config.L;  // what it shares with the others is still its own
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
-    ops::matmul_backward(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C, accumulate, stream);
-    ops::matmul_backward(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C, 4 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), acts.dtmp, a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, stream);
-    ops::matmul_backward(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C, C, accumulate, stream);
+    ops::matmul_backward(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C,
+                         accumulate, stream);
+    ops::matmul_backward(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C, 4 * C,
+                         accumulate, stream);
+    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), acts.dtmp, a.residual2, w(ln2w, l),
+                            a.ln2_mean, a.ln2_rstd, acts.dx, N, C, stream);
+    ops::matmul_backward(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C, C,
+                         accumulate, stream);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
-    ops::matmul_backward(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C, 3 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), below, acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd, acts.dx, N, C, stream);
+    ops::matmul_backward(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C, 3 * C,
+                         accumulate, stream);
+    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), below, acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd,
+                            acts.dx, N, C, stream);
 }
 
 template <class floatX>

@@ -383,7 +383,7 @@ static void check_training(Options& o, bool plan) {
     ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
-    ENSURE(!o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
+    ENSURE(plan || !o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
            "--val-every %lld needs --val-data, the shards to validate on", static_cast<long long>(o.val_every));
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
