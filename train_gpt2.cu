@@ -256,8 +256,8 @@ static SaveOptions save_options(const Trainer<floatX>& t) {
     return save_options;
 }
 
-// Another run may have made a directory of that name: its checkpoints would be taken for older ones of this run. The
-// directory may also come back, so this is a failed save like any other.
+// If OUTPUT was moved, another run may have made a new directory of that name, and a save would delete or rename that
+// run's checkpoints. The user may move OUTPUT back, so the save fails, and training goes on.
 static void check_lock(const OutputLock& lock, const std::string& output) {
     if (!lock.still_held())
         fail(EXIT_IO,

@@ -64,7 +64,7 @@ struct Log {
     LogOptions options;
     bool live = false;  // the last line on stderr is rewritten in place
     bool stdout_broken = false;
-    bool above_peak = false;  // a warning has said that the run is faster than its peak
+    bool above_peak = false;  // the warning that MFU exceeds 100 % was printed
     int fd = -1;              // log.jsonl
     int64_t written = 0;      // good bytes in it
     int64_t lost_lines = 0;

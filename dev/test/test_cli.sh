@@ -193,7 +193,7 @@ not_a_number="model.safetensors: transformer.h.1.mlp.c_proj.bias[31] is NaN"
 refused "NaN weights: generate" 65 "$not_a_number" "$program" generate --init "$scratch/copy"
 refused "NaN weights: eval" 65 "$not_a_number" "$program" eval --init "$scratch/copy" "${val_data[@]}"
 refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[@]}" --init "$scratch/copy" --steps 1 --output ''
-# Two biases of 3e38 are numbers, but their sum in a LayerNorm is infinite.
+# Both biases of 3e38 are finite, but LayerNorm's sum over them overflows to infinity.
 copy_run && overwrite "$scratch/copy/model.safetensors" \
     $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
 refused "huge weights: eval" 65 "with these weights numbers leave the range of fp32" \
