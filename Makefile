@@ -1,6 +1,8 @@
 # make            train_gpt2 and test_gpt2 for the CPU, and train_gpt2cu and test_gpt2cu where there is a GPU
 # make test       every test;  make help lists the rest
 
+.DEFAULT_GOAL := all
+
 CXX      ?= g++
 SANITIZE ?=
 DEBUG    ?= 0

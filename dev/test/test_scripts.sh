@@ -5,6 +5,9 @@ cd "$(dirname "$0")/../.." || exit 1
 # shellcheck source=dev/test/functions.sh
 source dev/test/functions.sh
 
+# Rules stand above `all` in the Makefile, and make alone takes the first.
+check "make alone builds the trainer" grep -q 'ln -sf .*/train_gpt2 ' <(make --always-make --dry-run CUDA=0)
+
 # planned SCRIPT RANKS TOKENS PARAMETERS: tokens of a step, which are sequences x 1024 x ranks x micro-steps, and the model.
 planned() {
     local out tokens
