@@ -1,5 +1,6 @@
 #include "log.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
+#include <optional>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -153,6 +155,7 @@ static Json number(float value, const char* name, Json& object) {
 static void append_line(Log& log, const Json& object) {
     if (log.fd < 0) return;
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (std::find(log.of_resume_step.begin(), log.of_resume_step.end(), line) != log.of_resume_step.end()) return;
     size_t done = 0;
     while (done < line.size()) {
         const ssize_t n = write(log.fd, line.data() + done, line.size() - done);
@@ -183,27 +186,33 @@ static std::string utc_time() {
 
 static Json event(const char* kind, int64_t step) { return Json{{"kind", kind}, {"step", step}}; }
 
-// Whether a line of an earlier start still holds when the run goes on from resume_step.
-static bool still_holds(const std::string& line, int64_t resume_step) {
+// The step of a line of an earlier start: that of the weights which it saw. -1: of none, as run and warning. Absent: it
+// is no line of a log.
+static std::optional<int64_t> step_of(const std::string& line) {
     const Json object = Json::parse(line, nullptr, false);
-    if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return false;
-    if (!object.contains("step") || !object["step"].is_number_integer()) return true;  // run, warning
+    if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
+    if (!object.contains("step") || !object["step"].is_number_integer()) return -1;
     const int64_t step = object["step"].get<int64_t>();
-    return object["kind"] == "checkpoint" ? step <= resume_step : step < resume_step;
+    return object["kind"] == "step" ? step + 1 : step;
 }
 
-static void cut_log(const std::string& path, int64_t resume_step) {
-    if (!path_exists(path)) return;
+// Removes what does not hold when the run goes on from resume_step. Returns the lines that are of that step itself.
+static std::vector<std::string> cut_log(const std::string& path, int64_t resume_step) {
+    std::vector<std::string> of_resume_step;
+    if (!path_exists(path)) return of_resume_step;
     const std::string text = read_file(path, LARGEST_LOG);
     std::string kept;
     for (size_t begin = 0; begin < text.size();) {
         const size_t end = text.find('\n', begin);
         if (end == std::string::npos) break;  // half a line
-        const std::string line = text.substr(begin, end - begin);
-        if (still_holds(line, resume_step)) kept += line + "\n";
+        const std::string line = text.substr(begin, end + 1 - begin);
+        const std::optional<int64_t> step = step_of(line);
+        if (step && *step <= resume_step) kept += line;
+        if (step == resume_step) of_resume_step.push_back(line);
         begin = end + 1;
     }
     if (kept != text) replace_file(path, kept);
+    return of_resume_step;
 }
 
 static std::string move_aside(const std::string& dir) {
@@ -220,7 +229,7 @@ Log::Log(const LogOptions& given) : options(given) {
     if (options.output.empty()) return;
     const std::string path = options.output + "/log.jsonl";
     if (options.resume_step >= 0) {
-        cut_log(path, options.resume_step);
+        of_resume_step = cut_log(path, options.resume_step);
     } else if (path_exists(path)) {
         note("the log of an earlier run is now " + move_aside(options.output));
     }

@@ -73,9 +73,11 @@ struct Log {
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
     std::string live_line, step_text;                               // what is drawn; the last step's part of it
     std::string narrow_text;                                        // of it, for a terminal without room for the loss
+    std::vector<std::string> of_resume_step;                        // lines of log.jsonl that are there already
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
-    // lies beyond resume_step (steps, validation and samples from it on, checkpoints after it) and half a last line.
+    // lies beyond resume_step (steps from it on; validation, samples and checkpoints after it) and half a last line.
+    // Validation and sample of resume_step may be done again: a line that is there already is not written twice.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;

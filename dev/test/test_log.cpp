@@ -254,24 +254,32 @@ TEST_CASE("resuming removes what lies beyond the step, and half a line") {
     fputs("{\"kind\":\"step\",\"st", file);
     fclose(file);
 
-    LogOptions o = quiet(dir.path);
-    o.resume_step = 4;
-    {
-        Log log(o);
-        log.val(4, 7.0);
-        log.step(record(4));
-    }
-    const auto after = lines_of(path);
     std::vector<std::string> kept;  // what should remain, in its order
     for (const std::string& line : before) {
         const Json json = Json::parse(line);
         const int64_t step = json.value("step", int64_t(-1));
-        if (json["kind"] == "checkpoint" ? step <= 4 : step < 4) kept.push_back(line);
+        if (json["kind"] == "step" ? step < 4 : step <= 4) kept.push_back(line);
     }
-    REQUIRE(after.size() == kept.size() + 2);
+    CHECK(kept.size() == 1 + 4 + 6 + 1);  // run, steps 0-3, val and sample of 0, 2 and 4, the checkpoint of 4
+    LogOptions o = quiet(dir.path);
+    o.resume_step = 4;
+    { Log log(o); }  // a resume that does not validate
+    CHECK(lines_of(path) == kept);
+    {
+        Log log(o);
+        log.val(4, 7.0), log.sample(4, "text");  // again, as they are there
+        log.step(record(4));
+    }
+    const auto after = lines_of(path);
+    REQUIRE(after.size() == kept.size() + 1);
     for (size_t i = 0; i < kept.size(); i++) CHECK(after[i] == kept[i]);
-    CHECK(Json::parse(after[kept.size()])["val_loss"] == 7.0);
-    CHECK(kept.size() == 1 + 4 + 4 + 1);  // run, steps 0-3, val and sample of 0 and 2, the checkpoint of 4
+    {
+        Log log(o);
+        log.val(4, 7.5);  // of other data, perhaps
+    }
+    const auto other = lines_of(path);
+    REQUIRE(other.size() == kept.size() + 1);
+    CHECK(Json::parse(other.back())["val_loss"] == 7.5);
     CHECK_FALSE(path_exists(dir.path + "/log.1.jsonl"));
 }
 
