@@ -372,7 +372,7 @@ $(BUILD)/emulator/dev/simt/%.o: dev/simt/%.cpp Makefile
 # Coverage-guided fuzzing with clang's libFuzzer. A target's first line names the files it is linked with.
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) -pthread -fsanitize=address,undefined
 fuzz_sources = $(shell sed -n '1s@^// sources: @@p' $(1:build/fuzz/%=dev/fuzz/%.cpp))
-$(foreach f,$(FUZZERS),$(eval $(f): $(f:build/fuzz/%=build/fuzz/dev/fuzz/%.o) $(patsubst %.cpp,build/fuzz/%.o,$(call fuzz_sources,$(f)))))
+$(foreach f,$(FUZZERS),$(eval $(f): $(f:build/fuzz/%=build/fuzz/dev/fuzz/%.o) $(patsubst %.cpp,build/fuzz/%.o,$(wildcard $(call fuzz_sources,$(f))))))
 
 $(FUZZERS):
 	$(call say,LINK  $@)
