@@ -231,8 +231,18 @@ static std::vector<std::string> deletable(const std::string& output, int64_t ste
     return out;
 }
 
+static bool succeeds(const std::function<void()>& check) {
+    try {
+        check();
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// A directory that may not be read gives no room.
 static int64_t room_after(int64_t free, const std::vector<std::string>& deleted) {
-    for (const std::string& dir : deleted) free += bytes_on_disk(dir);
+    for (const std::string& dir : deleted) succeeds([&] { free += bytes_on_disk(dir); });
     return free;
 }
 
@@ -252,10 +262,17 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
     if (needed <= free_bytes(output)) return;
     const std::string whole = find_latest(output).dir;
     std::vector<std::string> dirs = deletable(output, step, keep, whole);
-    if (room_after(free_bytes(output), dirs) < needed) dirs.clear();
-    for (; !dirs.empty() && needed > free_bytes(output); dirs.pop_back()) {
-        delete_checkpoint(dirs.back());
-        note(format("%s: deleted before the next save, for the disk is full (--keep %d)", dirs.back().c_str(), keep));
+    const auto deleting_helps = [&] {
+        const int64_t free = free_bytes(output);
+        return free < needed && room_after(free, dirs) >= needed;
+    };
+    while (deleting_helps()) {
+        const std::string dir = dirs.back();
+        dirs.pop_back();
+        try_to("an old checkpoint stays, though the disk is full", note, [&] {
+            delete_checkpoint(dir);
+            note(format("%s: deleted before the next save, for the disk is full (--keep %d)", dir.c_str(), keep));
+        });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
 }
@@ -371,15 +388,6 @@ FoundCheckpoint find_latest(const std::string& output) {
 std::string newest_directory(const std::string& output) {
     const std::vector<StepDirectory> steps = list_steps(output);
     return steps.empty() ? "" : output + "/" + steps[0].name;
-}
-
-static bool succeeds(const std::function<void()>& check) {
-    try {
-        check();
-        return true;
-    } catch (const Error&) {
-        return false;
-    }
 }
 
 // Weights that are not those that were written. Where the list of checksums is damaged itself, nothing is compared.

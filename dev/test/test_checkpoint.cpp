@@ -600,6 +600,32 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
         return;
     }
     CHECK(saved == 0);
+    // A checkpoint on which something is mounted cannot be renamed, and so not deleted.
+    const auto pin = [](const std::string& dir, size_t bytes) {
+        if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
+        write_bytes(dir + "/large", std::string(bytes, 'x'));
+        return true;
+    };
+    const int passed_over = on_full_disk([&](const std::string& out) {
+        if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
+        const Saved saved = save(save_options(out, 1), 4);
+        if (!has(saved.notes.at(0), "an old checkpoint stays, though the disk is full: ") ||
+            !has(saved.notes[0], "step_000001"))
+            return 1;
+        if (!has(saved.notes.at(1), "step_000003: deleted before the next save")) return 2;
+        if (list_directory(out) != Names{"latest", "step_000001", "step_000004"}) return 3;
+        return holds(out + "/step_000004", 4) ? 0 : 4;
+    });
+    CHECK(passed_over == 0);
+    const int rest_too_small = on_full_disk([&](const std::string& out) {
+        write_bytes(out + "/step_000003/large", "");  // the room that this gives is taken
+        write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
+        if (!pin(out + "/step_000001", 600 << 10)) return CHILD_SKIPPED;
+        const std::string error = error_of([&] { save(save_options(out, 1), 4); });
+        if (!error.starts_with("74 ") || !has(error, "are free; ")) return 1;
+        return is_directory(out + "/step_000002") && is_directory(out + "/step_000003") ? 0 : 2;
+    });
+    CHECK(rest_too_small == 0);
     const int failed = on_full_disk([&](const std::string& out) {
         const FlatState state(small_model, 4);
         const TensorReader failing = [](float*, StateKind, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
