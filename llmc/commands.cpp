@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include <unistd.h>
 
@@ -18,6 +19,30 @@
 #include "tokenize.h"
 #include "unicode.h"
 
+// The start of a path or pattern decides; "{/a,/b}/train_*.bin" is absolute.
+static bool is_relative(const std::string& path) {
+    const size_t start = path.find_first_not_of('{');
+    return start != std::string::npos && path[start] != '/' && path[start] != '~';
+}
+
+// A path as a shell pattern that matches nothing else.
+static std::string as_pattern(const std::string& path) {
+    std::string out;
+    for (const char c : path) out += std::string(strchr("*?[]{}\\", c) ? "\\" : "") + c;
+    return out;
+}
+
+// A directory that is not here any more is that of another machine, or of a tree that was moved with its data.
+static void resolve_paths(nlohmann::json& options, const std::string& directory) {
+    if (!is_directory(directory) || directory == current_directory()) return;
+    for (const auto& [name, is_pattern] :
+         {std::pair("train-data", true), {"val-data", true}, {"tokenizer", false}, {"init", false}}) {
+        const auto path = options.find(name);
+        if (path == options.end() || !path->is_string() || !is_relative(path->get<std::string>())) continue;
+        *path = (is_pattern ? as_pattern(directory) : directory) + "/" + path->get<std::string>();
+    }
+}
+
 std::string saved_options(const Options& o) {
     const std::string path = o.output + "/run.json";
     if (!path_exists(path) && (o.command == Command::plan || o.print_launch || !o.train_data.empty())) return "";
@@ -25,10 +50,12 @@ std::string saved_options(const Options& o) {
            "--train-data is missing, and %s, from which --resume would take the options, is not there: give the "
            "--output of a run, or all options",
            path.c_str());
-    const nlohmann::json run = read_json_object(path, 16 << 20);
+    nlohmann::json run = read_json_object(path, 16 << 20);
     const auto options = run.find("options");
     if (options == run.end() || !options->is_object())
         fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the others", path.c_str());
+    if (const auto directory = run.find("directory"); directory != run.end() && directory->is_string())
+        resolve_paths(*options, directory->get<std::string>());
     return options->dump();
 }
 

@@ -3,8 +3,9 @@
 #pragma once
 #include "options.h"
 
-// For --resume: the options in OUTPUT/run.json, as options_json wrote them at the last start of the run there. Empty:
-// there is no such file, and the options that were given are enough.
+// For --resume: the options in OUTPUT/run.json, as options_json wrote them at the last start of the run there. Relative
+// paths become absolute if that start was in another directory. Empty: there is no such file, and the options that were
+// given are enough.
 std::string saved_options(const Options& options);
 
 // Prints the text as it comes; notes go to stderr, so that stdout holds text alone.

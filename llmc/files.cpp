@@ -242,6 +242,11 @@ std::string parent_directory(const std::string& path) {
     return parent.empty() ? "." : parent;
 }
 
+std::string current_directory() {
+    std::error_code ignored;
+    return fs::current_path(ignored).string();
+}
+
 std::string printable(const std::string& text) {
     std::string out;
     for (size_t i = 0; i < text.size() && i < 100; i++) {

@@ -72,6 +72,7 @@ int64_t free_bytes(const std::string& dir);             // for an ordinary user,
 int64_t bytes_on_disk(const std::string& dir);          // that the files in it take
 bool is_file_name(const std::string& name);             // of a file in the same directory: no path, not . or ..
 std::string parent_directory(const std::string& path);  // "." for a bare name
+std::string current_directory();                        // "" where it was removed
 
 // Throws Error: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);

@@ -248,6 +248,7 @@ void Log::run(const RunInfo& info) {
         {"version", info.version},
         {"started", utc_time()},
         {"command_line", info.command_line},
+        {"directory", info.directory},
         {"device", info.device},
         {"peak_flops", info.peak_flops},
         {"peak_source", info.peak_source},

@@ -45,8 +45,9 @@ struct StepRecord {
 
 // What run.json says, beside the options. Strings are plain text, options is JSON.
 struct RunInfo {
-    std::string options;  // options_json
-    std::string command_line, version, device, precision, libraries, data, data_fingerprint;
+    std::string options;                  // options_json
+    std::string command_line, directory;  // that it was started in
+    std::string version, device, precision, libraries, data, data_fingerprint;
     int layers = 0, heads = 0, channels = 0, vocab_size = 0, positions = 0;
     int64_t parameters = 0, tokens_per_step = 0, steps = 0, train_tokens = 0;
     int world_size = 1;

@@ -105,7 +105,8 @@ RunInfo run_info(const Options& o, const Start& start, const BatchPlan& batch, c
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
     RunInfo info;
     info.options = options_json(o);
-    info.command_line = command_line, info.version = version(), info.device = device.name, info.precision = precision;
+    info.command_line = command_line, info.directory = current_directory();
+    info.version = version(), info.device = device.name, info.precision = precision;
     info.libraries = device_libraries();
     info.threads = openmp_threads(), info.cpu_isa = device.cpu_isa;
     info.data = o.train_data, info.data_fingerprint = hex(corpus.fingerprint);

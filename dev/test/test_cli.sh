@@ -58,6 +58,29 @@ options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['opti
 check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
 check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
 check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+# Started in one directory, continued from another: the run's relative paths are those of its start.
+started="$scratch/started [here]"
+mkdir -p "$started" "$scratch/elsewhere" && cp -r "$scratch/data" "$started/"
+started_run=("$program" --output "$started/run" --checkpoint-every 2)
+check "a run with relative paths" env -C "$started" "${started_run[@]}" "${tiny[@]}" --steps 2 \
+    --train-data 'data/train_*.bin' --val-data 'data/val_*.bin' --tokenizer data/tokenizer.json
+check "--resume from another directory" env -C "$scratch/elsewhere" "${started_run[@]}" --resume --steps 4 --quiet
+check "--resume from another directory goes on" grep -q '"step":3,' "$started/run/log.jsonl"
+check "--resume from a third one" env -C "$scratch" "${started_run[@]}" --resume --steps 6 --quiet
+cp -r "$started/data" "$scratch/elsewhere/near"
+check "a path that is given then is relative to the present directory" env -C "$scratch/elsewhere" "${started_run[@]}" --resume \
+    --steps 8 --quiet --train-data 'near/train_*.bin'
+cp -r "$started/run" "$scratch/elsewhere/run"
+python3 - "$scratch/elsewhere/run/run.json" <<'PY'
+import json, sys
+path = sys.argv[1]
+run = json.load(open(path))
+for name in "train-data", "val-data", "tokenizer":
+    run["options"][name] = "near/" + run["options"][name].rsplit("/", 1)[1]
+del run["directory"]
+json.dump(run, open(path, "w"))
+PY
+check "a run.json without a directory: relative to the present one" env -C "$scratch/elsewhere" "$program" --resume --output run --steps 10 --quiet
 cp -r "$run" "$scratch/fewer"
 "$program" --resume --output "$scratch/fewer" "${train_data[@]}" --steps 33 --quiet >"$scratch/out" 2>&1
 check "--resume with some options takes the others" test "$(options_of "$scratch/fewer")" = "0.01 2 64"
