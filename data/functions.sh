@@ -135,7 +135,8 @@ too_short() {
 # tokens_in FILE...: of token shards of two bytes a token.
 tokens_in() { stat -c %s "$@" | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }'; }
 
-# tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options.
+# tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options. Shards
+# of others are deleted by the program, which knows whether another one is just writing there.
 tokenize() {
     local out=$1 stamp
     shift
@@ -148,9 +149,9 @@ tokenize() {
     fi
     find_program
     mkdir -p "$out"
-    rm -f "$out/made_of" "$out"/train_*.bin "$out"/val_*.bin
+    rm -f "$out/made_of"
     local status=0
-    "$program" tokenize "$@" --output "$out" || status=$?
+    "$program" tokenize "$@" --output "$out" --replace || status=$?
     if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then say "the size of the vocabulary is set by --vocab N" >&2; fi
     if [ $status != 0 ]; then exit $status; fi
     has_shards "$out" || too_short "$out has no train and val shards"

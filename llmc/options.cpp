@@ -206,6 +206,7 @@ static void tokenize_options(Declarations& all, Options& o) {
     s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "held out instead: the first so many of all, as llm.c; 0 = off")
         .at_least(0);
     s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "in one file").between(1, int64_t(1) << 31);
+    s.add_flag("--replace", o.replace, "delete the shards in --output once no other run writes there");
     s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "cut text files into documents").one_of_unit();
     s.add("--text-key", o.text_key, "text", "KEY", "of the text in the objects of .jsonl files");
     threads_option(all, o);

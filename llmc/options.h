@@ -100,6 +100,7 @@ struct Options {
     double val_fraction;  // 0: nothing held out
     int64_t val_tokens;   // instead of val_fraction; 0: not
     int64_t shard_tokens;
+    bool replace;
     std::string split, text_key;
 };
 

@@ -144,8 +144,13 @@ static std::vector<std::string> find_shards(const std::string& output, const cha
 // Shards of another run among ours would be read as if they belonged to it, with another tokenizer perhaps.
 static void refuse_old_shards(const std::string& output) {
     for (const std::string& name : find_shards(output, ".bin"))
-        fail(EXIT_CANNOT_CREATE, "%s: has token shards already (%s); delete them or choose another --output",
-             output.c_str(), name.c_str());
+        fail(EXIT_CANNOT_CREATE,
+             "%s: has token shards already (%s); --replace deletes them, or choose another --output", output.c_str(),
+             name.c_str());
+}
+
+static void remove_old_shards(const std::string& output) {
+    for (const std::string& name : find_shards(output, ".bin")) remove_tree(output + "/" + name);
 }
 
 static void remove_unfinished_shards(const TokenizeOptions& o) {
@@ -318,11 +323,12 @@ int tokenize(const TokenizeOptions& o) {
     report_choice(found, o.quiet);
     check_files(files);
     const OutputLock lock(o.output);
-    refuse_old_shards(o.output);
+    if (!o.replace) refuse_old_shards(o.output);
     remove_unfinished_shards(o);
     Progress progress = make_progress(o.quiet);
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+    remove_old_shards(o.output);  // not before the lock is taken and the tokenizer is there
 
     ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
     const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);

@@ -6,7 +6,8 @@
 
 struct TokenizeOptions {
     std::vector<std::string> inputs;  // files and folders, see corpus.h
-    std::string output;               // folder; made if it is missing, refused if it has shards already
+    std::string output;               // folder; made if it is missing, refused if it has shards already, unless
+    bool replace = false;             // they are to be deleted
     std::string tokenizer;            // directory or file, see load_tokenizer(); or
     int train_bpe = 0;                // the size of a vocabulary to be trained on all of the text
     double val_fraction = 0.05;       // of the text, up to 0.5, held out by the rule in corpus.h; 0: nothing

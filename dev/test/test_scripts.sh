@@ -138,6 +138,20 @@ for kb in 6 20; do
         "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
     check "text.sh of $kb kB: into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
 done
+# in_use SCRIPT ARGUMENT...: refused while another process has the lock of $shards, whose shards stay.
+in_use() {
+    local before status=0
+    before=$(cat "$shards"/*.bin | sha256sum)
+    flock "$shards/run.lock" "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ $status = 73 ] && grep -q "is in use by another run" "$scratch/err" && [ "$(cat "$shards"/*.bin | sha256sum)" = "$before" ]
+}
+if command -v flock >/dev/null; then
+    check "text.sh beside another one in the same folder" in_use "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh after it" "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh after it: its own shards" grep -qx 300 "$shards/made_of"
+else
+    skip "text.sh beside another one in the same folder" "there is no flock (apt-get install util-linux)"
+fi
 echo "ten bytes" >"$scratch/ten.txt"
 check "text.sh of ten bytes" says 65 err "10 bytes: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/ten.txt"
 head -c 1500 README.md >"$scratch/page.txt"

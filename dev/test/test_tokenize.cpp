@@ -547,6 +547,29 @@ TEST_CASE("output that cannot be written") {
     CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("has token shards already (train_000001.bin)"),
                          Error);
     CHECK(read_bytes(run.out("train_000001.bin")) == before);
+    write_file(run.out("train_000007.bin"), before);
+    write_file(run.out("other.bin"), "kept");
+    run.file("a.txt", "another text");
+    run.options.replace = true;
+    tokenize(run.options);
+    CHECK(read_bytes(run.out("train_000001.bin")) != before);
+    CHECK_FALSE(path_exists(run.out("train_000007.bin")));
+    CHECK(read_bytes(run.out("other.bin")) == "kept");
+}
+
+TEST_CASE("--replace deletes nothing while another run writes to the output, or without a tokenizer") {
+    Run run;
+    run.file("a.txt", "a");
+    tokenize(run.options);
+    const std::string before = read_bytes(run.out("train_000001.bin"));
+    run.options.replace = true;
+    {
+        const OutputLock other(run.options.output);
+        CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("is in use by another run"), Error);
+    }
+    run.options.tokenizer = run.folder / "none", run.options.train_bpe = 0;
+    CHECK_THROWS_AS(tokenize(run.options), Error);
+    CHECK(read_bytes(run.out("train_000001.bin")) == before);
 }
 
 TEST_CASE("a full disk: the error is told, and no shard of the run remains") {
