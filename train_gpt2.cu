@@ -676,7 +676,8 @@ static int train(Options o, const Launch& launch, Comm& comm, const std::string&
     if (const std::string changed = changed_options(saved.options, info.options); !changed.empty())
         log.warn("changed since the checkpoint: " + changed);
     warn_of_data(log, o, start, loader.corpus, val_loader ? &val_loader->corpus : nullptr);
-    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device);
+    const int64_t available = device_bytes_free(std::max(1, launch.local_world_size));
+    std::vector<Row> rows = plan_table<floatX>(o, start, batch, device, available);
     rows.push_back({"data", describe_data(loader.corpus, samples_per_step)});
     rows.push_back({"schedule", describe_schedule(o)});
     rows.push_back({"launcher", describe_launch(launch)});

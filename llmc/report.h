@@ -13,11 +13,10 @@
 // What the options give up for memory, with so many ranks.
 Saving saving_of(const Options& options, int world_size);
 
-// The rows that `train` and `plan` have in common. available: bytes that each rank's device has free; 0: not to be
-// said.
+// The rows that `train` and `plan` have in common. available: bytes that each rank's device has free; 0: not known.
 template <class floatX>
 std::vector<Row> plan_table(const Options& options, const Start& start, const BatchPlan& batch,
-                            const DeviceInfo& device, int64_t available = 0);
+                            const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
 std::string describe_data(const Corpus& corpus, int64_t samples_per_step);
 // Bytes that a rank sends in a step.

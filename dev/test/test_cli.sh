@@ -49,6 +49,7 @@ check "plan says where the time is not measured" grep -q "not measured, a step i
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
 check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
     <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
+check "train says how much memory there is" grep -q "^memory .* of .* available: weights" <("${train[@]}" --quiet=0)
 cp -r "$run" "$scratch/again"
 "$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
 check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
