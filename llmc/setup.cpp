@@ -1,5 +1,7 @@
 #include "setup.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -16,7 +18,7 @@ static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>&
 
 // The directory whose config.json --init means.
 static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
-    if (!is_directory(path)) fail(EXIT_NO_INPUT, "--init %s: there is no such directory", path.c_str());
+    if (access((path + "/.").c_str(), F_OK) != 0) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
     const FoundCheckpoint found = find_model(path);
     note_damaged(found, notes);
     return found.dir;

@@ -192,7 +192,17 @@ else
 fi
 refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
-refused "no such directory" 66 "no such directory" "$program" generate --init "$scratch/nowhere"
+refused "no such directory" 66 "--init $scratch/nowhere: cannot open the directory: No such file" "$program" generate --init "$scratch/nowhere"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run" && chmod a+rx "$scratch"
+    for command in generate plan; do
+        refused "a directory below one that may not be searched: $command" 66 \
+            "--init $scratch/closed/run: cannot open the directory: Permission denied" \
+            setpriv --reuid=65534 --regid=65534 --clear-groups "$program" "$command" --init "$scratch/closed/run"
+    done
+else
+    skip "a directory below one that may not be searched" "only root can become another user, by setpriv"
+fi
 mkdir "$scratch/empty"
 refused "a directory that is no checkpoint" 66 "neither a Hugging Face directory" "$program" generate --init "$scratch/empty"
 
