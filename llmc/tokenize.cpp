@@ -328,6 +328,7 @@ int tokenize(const TokenizeOptions& o) {
     Progress progress = make_progress(o.quiet);
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+    check_tokenizer_size(tokenizer);
     remove_old_shards(o.output);  // not before the lock is taken and the tokenizer is there
 
     ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());

@@ -53,8 +53,10 @@ Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where
 Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
-// reads them, into an existing directory; replaces files of these names.
+// reads them, into an existing directory; replaces files of these names. Refuses what check_tokenizer_size() refuses.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
+// Refuses (EXIT_USAGE) a vocabulary whose tokenizer.json would be larger than what load_tokenizer() reads.
+void check_tokenizer_size(const Tokenizer& tokenizer);
 
 // What encode() needs beside the tokenizer; one per thread, to be kept: pieces seen before are looked up.
 struct Encoder {

@@ -262,7 +262,9 @@ Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& me
     return tokenizer;
 }
 
-static std::string read_tokenizer_file(const std::string& path) { return read_file(path, int64_t(256) << 20); }
+static constexpr int64_t MAX_FILE_BYTES = int64_t(256) << 20;
+
+static std::string read_tokenizer_file(const std::string& path) { return read_file(path, MAX_FILE_BYTES); }
 
 // The name in the file `latest` of a run's output.
 static std::string latest_checkpoint(const std::string& output) {
@@ -350,6 +352,19 @@ static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<
            vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
 }
 
+// tokenizer.json is the largest of the files: the others have parts of it.
+static std::string readable_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
+    std::string text = tokenizer_json(tokenizer, written);
+    ENSURE(int64_t(text.size()) <= MAX_FILE_BYTES,
+           "a vocabulary of %s tokens makes a tokenizer.json of %s bytes, and at most %s are read; train a smaller one "
+           "(--train-bpe)",
+           with_commas(tokenizer.vocab_size()).c_str(), with_commas(int64_t(text.size())).c_str(),
+           with_commas(MAX_FILE_BYTES).c_str());
+    return text;
+}
+
+void check_tokenizer_size(const Tokenizer& tokenizer) { readable_json(tokenizer, written_tokens(tokenizer)); }
+
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
     const std::vector<std::string> written = written_tokens(tokenizer);
     std::string merges = "#version: 0.2\n";
@@ -361,7 +376,7 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
     const std::string config =
         "{\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"model_max_length\": " + std::to_string(model_max_length) +
         ",\n  \"add_prefix_space\": false,\n  \"clean_up_tokenization_spaces\": false,\n";
-    replace_file(directory + "/tokenizer.json", tokenizer_json(tokenizer, written));
+    replace_file(directory + "/tokenizer.json", readable_json(tokenizer, written));
     replace_file(directory + "/vocab.json", vocab_object(written, "") + "\n");
     replace_file(directory + "/merges.txt", merges);
     replace_file(directory + "/tokenizer_config.json", config + special_tokens);

@@ -35,6 +35,20 @@ TEST_CASE("what is saved is loaded: directory, tokenizer.json, vocab.json, merge
     CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
 }
 
+// 4,352 tokens of 16 KiB, each byte two in the file, and each token twice: in the vocabulary and in the merges.
+TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved") {
+    std::vector<std::pair<int, int>> merges;
+    for (int i = 0; i < 14; i++) merges.push_back({255 + i, 255 + i});
+    const int longest = 255 + 14;
+    for (int byte = 0; byte < 256; byte++) merges.push_back({longest, byte});
+    for (int i = 0; i < 4096; i++) merges.push_back({longest + 1 + i / 256, i % 256});
+    const Tokenizer tokenizer = tokenizer_from_merges(merges);
+    TemporaryDirectory folder;
+    CHECK_THROWS_WITH_AS(save_tokenizer(tokenizer, folder.path, 128),
+                         doctest::Contains("bytes, and at most 268,435,456 are read; train a smaller one"), Error);
+    CHECK(list_directory(folder.path).empty());
+}
+
 TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names is loaded") {
     TemporaryDirectory output;
     std::filesystem::create_directory(output / "step_000010");
