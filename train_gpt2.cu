@@ -825,6 +825,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
         print_stdout(options.text);
         return 0;
     }
+    check_stacks();
     ENSURE(omp_get_max_threads() <= MAX_THREADS, "OMP_NUM_THREADS=%d is more than %d threads; set it to the cores",
            omp_get_max_threads(), MAX_THREADS);
     if (options.command == Command::tokenize) return tokenize_text(options);  // no model, no ranks

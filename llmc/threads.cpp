@@ -1,12 +1,43 @@
 #include "threads.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "common.h"
+
+// The operations overflow a thread's stack of 20 KiB, and 24 KiB are enough; the main thread's of 32 KiB, and 40 KiB
+// are enough. (g++ 12 at -O3; smaller ones end the program before main().)
+static constexpr int64_t LEAST_STACK = 64 << 10;
+
+// As OpenMP reads it: a number of KiB, or with B, K, M or G behind it. -1: it is none.
+static int64_t bytes_of(const char* text) {
+    int64_t number;
+    char unit = 'K', more;
+    const int found = sscanf(text, "%" SCNd64 " %c %c", &number, &unit, &more);
+    static constexpr char units[] = "BbKkMmGg";
+    const char* place = strchr(units, unit);
+    const int shift = place ? int(place - units) / 2 * 10 : 0;
+    return found < 1 || found > 2 || !place || number < 0 || number > INT64_MAX >> shift ? -1 : number << shift;
+}
+
+void check_stacks() {
+    const char* of_threads = getenv("OMP_STACKSIZE");
+    const int64_t bytes = of_threads ? bytes_of(of_threads) : -1;  // what is no size is ignored by OpenMP too
+    ENSURE(bytes < 0 || bytes >= LEAST_STACK,
+           "OMP_STACKSIZE=%s gives each thread a stack of %s; the operations need %s: unset it", of_threads,
+           human_bytes(bytes).c_str(), human_bytes(LEAST_STACK).c_str());
+    rlimit limit;
+    ENSURE(getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= rlim_t(LEAST_STACK),
+           "the limit of the stack is %s (ulimit -s); the operations need %s: try ulimit -s 8192",
+           human_bytes(int64_t(limit.rlim_cur)).c_str(), human_bytes(LEAST_STACK).c_str());
+}
 
 #if defined(__linux__)
 #include <sys/auxv.h>

@@ -14,6 +14,10 @@ inline int openmp_threads() {
     return threads;
 }
 
+// Refuses (EXIT_USAGE) stacks that the operations would overflow, which is a segmentation fault: a limit of the system
+// (ulimit -s) or of OpenMP's threads (OMP_STACKSIZE). From main(), before the first parallel region.
+void check_stacks();
+
 // Lets threads that wait for each other sleep soon, so that they do not take the cores of other programs. A choice in
 // the environment wins (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY). The runtime reads its environment
 // before main(), so this sets it and starts the program once more, in the same process. The first call of main().

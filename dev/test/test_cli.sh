@@ -174,6 +174,11 @@ refused "windows longer than the model's: train" 2 "$longer" "$program" --init "
 refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$program" "${train_data[@]}" "${tiny[@]}" --val-every 5
 check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
+for size in 16k 20 65535B "16 K"; do
+    refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
+done
+refused "a small stack" 2 "the limit of the stack is 32.0 KiB (ulimit -s); the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"
+check "stacks that are large enough" bash -c 'ulimit -s 1024 && OMP_STACKSIZE=" 1 m " exec "$@"' stack "${train[@]}"
 refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 are 68,719,476,736 tokens at once" "$program" plan \
     --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
 refused "a trace in the place of the log" 2 "is a file of the run itself" "${train[@]}" --output "$scratch/traced" --trace "$scratch/traced/log.jsonl"
