@@ -1,13 +1,18 @@
 # shellcheck shell=bash
 # functions.sh: what the recipes in this folder share. Sourced from the repository's root.
 
+# What a step takes of a text: windows of 256 tokens. A text of a few pages has no 16 of them, or would be learned by
+# heart: there they are short.
+book_windows="--seq-len 256 --micro-batch 16 --global-batch 4096"
+page_windows="--seq-len 64 --micro-batch 16 --global-batch 1024"
+
 # Options of the model that the printed commands train: 12 million parameters, an hour on a laptop, seconds on a GPU.
 # shellcheck disable=SC2034  # used by the recipes
-small_model="--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 16 --global-batch 4096 --steps 1000 \\
+small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 1000 \\
       --lr 1e-3 --warmup 60 --val-every 100 --sample-every 250 --checkpoint-every 500"
-# Of a text of a few pages, which has no 16 windows of 256 tokens, or would be learned by heart.
+# Of a text of a few pages.
 # shellcheck disable=SC2034
-few_pages_model="--layers 4 --heads 4 --channels 256 --seq-len 64 --micro-batch 16 --global-batch 1024 --steps 200 \\
+few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\
       --lr 1e-3 --warmup 20 --val-every 20 --sample-every 50 --checkpoint-every 100"
 
 say() { echo "$(basename "$0"): $*"; }
@@ -134,6 +139,20 @@ too_short() {
 
 # tokens_in FILE...: of token shards of two bytes a token.
 tokens_in() { stat -c %s "$@" | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }'; }
+
+# choose_windows OUT: sets train_tokens, and windows to what the shards in OUT have enough text for. Ends the script where
+# there is not enough for two steps and a validation.
+choose_windows() {
+    local val_tokens
+    train_tokens=$(tokens_in "$1"/train_*.bin) val_tokens=$(tokens_in "$1"/val_*.bin)
+    if [ "$train_tokens" -ge 50000 ] && [ "$val_tokens" -gt 256 ]; then
+        windows=$book_windows
+    elif [ "$train_tokens" -ge 2100 ] && [ "$val_tokens" -gt 64 ]; then
+        windows=$page_windows
+    else
+        too_short "$train_tokens tokens to train on and $val_tokens to validate on"
+    fi
+}
 
 # tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options. Shards
 # of others are deleted by the program, which knows whether another one is just writing there.

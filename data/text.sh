@@ -31,11 +31,6 @@ bytes=$(find -L "${inputs[@]}" -type f -printf '%s\n' | awk '{ sum += $1 } END {
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
 tokenize "$out" "${inputs[@]}" --train-bpe "${vocab:-$(suitable_vocab "$bytes")}"
 
-train_tokens=$(tokens_in "$out"/train_*.bin) val_tokens=$(tokens_in "$out"/val_*.bin)
-if [ "$train_tokens" -ge 50000 ] && [ "$val_tokens" -gt 256 ]; then
-    print_train_command "$out" "$small_model"
-elif [ "$train_tokens" -gt 1024 ] && [ "$val_tokens" -gt 64 ]; then
-    print_train_command "$out" "$few_pages_model"
-else
-    too_short "$train_tokens tokens to train on and $val_tokens to validate on"
-fi
+choose_windows "$out"
+if [ "$windows" = "$book_windows" ]; then model=$small_model; else model=$few_pages_model; fi
+print_train_command "$out" "$model"

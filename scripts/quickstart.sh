@@ -18,8 +18,10 @@ done
 cd "$(dirname "$0")/.."
 seconds=${TRAIN_SECONDS:-240}
 
+# shellcheck source=data/functions.sh
+source data/functions.sh
+
 heading() { printf '\n== %s\n' "$*"; }
-die() { echo "quickstart.sh: $*" >&2; exit 1; }
 
 build() {
     program=train_gpt2
@@ -53,19 +55,14 @@ prepare_corpus() {
 
 # Sets options: what to train. Two sizes of model, and short windows for a text of a few pages.
 choose_model() {
-    local size=$1 tokens
-    tokens=$(find "$data" -name 'train_*.bin' -printf '%s\n' | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }')
-    [ "$tokens" -ge 2100 ] || die "the text is $tokens tokens long; a model needs some pages, better a book: 100 kB or more"
+    local size=$1 of_windows
+    choose_windows "$data"
     options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin")
     if [ "$size" = small ]; then options+=(--layers 4 --heads 4 --channels 256); else options+=(--layers 6 --heads 6 --channels 384); fi
-    if [ "$tokens" -ge 50000 ]; then
-        tokens_per_step=4096
-        options+=(--seq-len 256 --micro-batch 16 --global-batch 4096)
-    else
-        tokens_per_step=1024
-        options+=(--seq-len 64 --micro-batch 16 --global-batch 1024)
-    fi
-    most_steps=$((20 * tokens / tokens_per_step))  # 20 times through the text: more would be learning it by heart
+    read -ra of_windows <<<"$windows"
+    options+=("${of_windows[@]}")
+    tokens_per_step=${windows##* }
+    most_steps=$((20 * train_tokens / tokens_per_step))  # 20 times through the text: more would be learning it by heart
     if [ $most_steps -lt 100 ]; then most_steps=100; fi
 }
 
