@@ -49,7 +49,8 @@ check "plan says where the time is not measured" grep -q "not measured, a step i
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
 check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
     <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
-check "train says how much memory there is" grep -q "^memory .* of .* available: weights" <("${train[@]}" --quiet=0)
+"${train[@]}" --quiet=0 >"$scratch/out"
+check "train says how much memory there is" grep -q "^memory .* of .* available: weights" "$scratch/out"
 cp -r "$run" "$scratch/again"
 "$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
 check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
@@ -174,7 +175,7 @@ refused "windows longer than the model's: train" 2 "$longer" "$program" --init "
 refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$program" "${train_data[@]}" "${tiny[@]}" --val-every 5
 check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
-for size in 16k 20 65535B "16 K"; do
+for size in 16k 20 40000B "16 K"; do
     refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
 done
 refused "a small stack" 2 "the limit of the stack is 32.0 KiB (ulimit -s); the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"

@@ -138,7 +138,7 @@ for kb in 6 20; do
         "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
     check "text.sh of $kb kB: into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
 done
-check "text.sh of a text of less than two steps" says 65 err "tokens to validate on: the text is too short to train on" \
+check "text.sh of a text of less than two steps" says 65 err "to validate on: the text is too short to train on" \
     text.sh "$scratch/6 kB of it's text.txt" --out "$scratch/short" --vocab 1200
 
 # in_use SCRIPT ARGUMENT...: refused while another process has the lock of $shards, whose shards stay.
