@@ -367,6 +367,7 @@ void check_tokenizer_size(const Tokenizer& tokenizer) { readable_json(tokenizer,
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
     const std::vector<std::string> written = written_tokens(tokenizer);
+    const std::string text = readable_json(tokenizer, written);
     std::string merges = "#version: 0.2\n";
     for (const Merge& merge : tokenizer.merges)
         merges += written[size_t(merge.left)] + " " + written[size_t(merge.right)] + "\n";
@@ -376,7 +377,7 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
     const std::string config =
         "{\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"model_max_length\": " + std::to_string(model_max_length) +
         ",\n  \"add_prefix_space\": false,\n  \"clean_up_tokenization_spaces\": false,\n";
-    replace_file(directory + "/tokenizer.json", readable_json(tokenizer, written));
+    replace_file(directory + "/tokenizer.json", text);
     replace_file(directory + "/vocab.json", vocab_object(written, "") + "\n");
     replace_file(directory + "/merges.txt", merges);
     replace_file(directory + "/tokenizer_config.json", config + special_tokens);
