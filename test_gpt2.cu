@@ -1,9 +1,9 @@
-// test_gpt2.cu: the whole model against an independent GPT-2 in float64 (dev/test/reference.py wrote its results to
-// dev/test/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps of AdamW; against
-// the CPU's operations on a random model of another shape; and against itself: micro-steps, rows of logits at a time,
-// one token at a time, two runs, a run that was interrupted.
+// test_gpt2.cu: the whole model against an independent GPT-2 in float64 (dev/test/support/reference.py wrote its
+// results to dev/test/support/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps
+// of AdamW; against the CPU's operations on a random model of another shape; and against itself: micro-steps, rows of
+// logits at a time, one token at a time, two runs, a run that was interrupted.
 //
-//   ./test_gpt2 [dev/test/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
+//   ./test_gpt2 [dev/test/support/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
 //
 // test_gpt2cu is the same on a GPU, and build/release/emulator/test_gpt2cu that on a CPU.
 #include <algorithm>
@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "dev/test/cpu_model.h"
-#include "llmc/gpt2.h"
-#include "llmc/hf_config.h"
-#include "llmc/ops.h"
-#include "llmc/optimizer.h"
-#include "llmc/random.h"
-#include "llmc/safetensors.h"
+#include "base/random.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
+#include "model/gpt2.h"
+#include "ops/ops.h"
+#include "support/cpu_model.h"
+#include "train/optimizer.h"
 
 static int passed = 0, failed = 0;
 
@@ -102,13 +102,13 @@ static std::vector<float> to_memory(const std::vector<float>& hf, const ParamLay
 template <class floatX>
 struct Trained {
     GPT2<floatX> model;
-    AdamW<floatX> optimizer;
+    Optimizer<floatX> optimizer;
     DeviceBuffer<int> tokens, targets;
     int B, T;
 
-    Trained(const GPT2Config& config, const Tokens& batch, Saving saving = {})
-        : model(config, Purpose::train, batch.B, batch.T, saving),
-          optimizer(model, AdamWConfig{}, saving),
+    Trained(const GPT2Config& config, const Tokens& batch, MemoryOptions options = {})
+        : model(config, Purpose::train, batch.B, batch.T, options),
+          optimizer(model, OptimizerConfig{}, options),
           tokens(int64_t(batch.tokens.size()), "tokens"),
           targets(int64_t(batch.targets.size()), "targets"),
           B(batch.B),
@@ -118,7 +118,7 @@ struct Trained {
         wait_for_device();
     }
 
-    Trained(const Reference& r, Saving saving = {}) : Trained(r.config, r.batch, saving) {
+    Trained(const Reference& r, MemoryOptions options = {}) : Trained(r.config, r.batch, options) {
         set_params([&](Param p, int l) { return to_memory(r.read("transformer." + hf_name(p, l)), model.layout, p); });
     }
 
@@ -127,13 +127,13 @@ struct Trained {
     void set_params(const Values& values) {
         for (const ParamSpec& spec : param_table)
             for (int l = 0; l < model.layout.layers(spec.id); l++)
-                optimizer.set_state(StateKind::weights, spec.id, l, values(spec.id, l).data());
+                optimizer.set_state(WEIGHTS, spec.id, l, values(spec.id, l).data());
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     }
 
     std::vector<float> param(Param p, int l) {
         std::vector<float> values(model.layout.size(p));
-        optimizer.get_state(values.data(), StateKind::weights, p, l);
+        optimizer.get_state(values.data(), WEIGHTS, p, l);
         return values;
     }
 
@@ -183,7 +183,7 @@ constexpr double order_tolerance = 5e-6;
 
 template <class floatX>
 static void test_against_reference(const Reference& r) {
-    const std::string dtype = dtype_name<floatX>();
+    const std::string dtype = dtype_name(dtype_of<floatX>);
     Trained<floatX> t(r);
     const ParamLayout& layout = t.model.layout;
 
@@ -215,7 +215,7 @@ static void test_against_reference(const Reference& r) {
 
 template <class floatX>
 static void test_against_itself(const Reference& r) {
-    const std::string dtype = dtype_name<floatX>();
+    const std::string dtype = dtype_name(dtype_of<floatX>);
     Trained<floatX> a(r), b(r);
     const float loss = a.gradients();
     const std::vector<float> grads = a.all_gradients();
@@ -269,9 +269,10 @@ static void test_nan_gradient(const Reference& r) {
     t.optimizer.step(1e-3f, 1);
     const bool first = weights() == before;
     t.train_step(2);
-    report(first && weights() == before, std::string(dtype_name<floatX>()) + " NaN gradient    weights untouched");
+    report(first && weights() == before,
+           std::string(dtype_name(dtype_of<floatX>)) + " NaN gradient    weights untouched");
     report(!std::isfinite(to_host(t.optimizer.factor(), 1)[0]),
-           std::string(dtype_name<floatX>()) + " NaN gradient    seen a step late");
+           std::string(dtype_name(dtype_of<floatX>)) + " NaN gradient    seen a step late");
 }
 
 // Weights, moments and the number of the step are all there is: a model that gets them goes on with the same bits.
@@ -284,15 +285,17 @@ static void test_resume(const Reference& r) {
     for (int step = 1; step <= before; step++) resumed.push_back(first.train_step(step));
     const ParamLayout& layout = first.model.layout;
     second.set_params([&](Param p, int l) { return first.param(p, l); });
-    copy_on_device(second.optimizer.m.data, first.optimizer.m.data, first.optimizer.m.bytes(), nullptr);
-    copy_on_device(second.optimizer.v.data, first.optimizer.v.data, first.optimizer.v.bytes(), nullptr);
+    for (size_t i = 0; i < first.optimizer.state.size(); i++) {
+        const DeviceBuffer<float>& from = first.optimizer.state[i];
+        copy_on_device(second.optimizer.state[i].data, from.data, from.bytes(), nullptr);
+    }
     wait_for_device();
     for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
     bool same = losses == resumed;
     for (const ParamSpec& spec : param_table)
         for (int l = 0; l < layout.layers(spec.id); l++)
             same = same && whole.param(spec.id, l) == second.param(spec.id, l);
-    report(same, std::string(dtype_name<floatX>()) + " resumed         as never stopped");
+    report(same, std::string(dtype_name(dtype_of<floatX>)) + " resumed         as never stopped");
 }
 
 // ---- a random model, on the device and by the CPU's operations
@@ -331,7 +334,7 @@ constexpr double random_tolerance = sizeof(floatX) == 4 ? 4 * tensor_tolerance<f
 
 template <class floatX>
 static void test_against_cpu(const CpuModel& cpu, const Tokens& batch) {
-    const std::string dtype = std::string(dtype_name<floatX>()) + " random model";
+    const std::string dtype = std::string(dtype_name(dtype_of<floatX>)) + " random model";
     Trained<floatX> t(cpu.config, batch, {Recompute::none, 3});
     const ParamLayout& layout = t.model.layout;
     t.set_params([&](Param p, int l) { return random_param(layout, p, l); });
@@ -376,7 +379,7 @@ static void test_all(const Reference& r) {
 
 int main(int argc, char** argv) try {
     device_init(0, 0);
-    const Reference reference = open_reference(argc > 1 ? argv[1] : "dev/test/reference.safetensors");
+    const Reference reference = open_reference(argc > 1 ? argv[1] : "dev/test/support/reference.safetensors");
     printf("GPT-2 with %d layers, %d heads, %d channels, %d tokens; %d x %d tokens on %s\n", reference.config.L,
            reference.config.NH, reference.config.C, reference.config.V, reference.batch.B, reference.batch.T,
            device_info().name.c_str());

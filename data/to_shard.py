@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""to_shard.py IN OUT.bin: a token file of another trainer as a token shard (data/README.md says what that is).
+"""to_shard.py IN OUT.bin: a token file of another trainer as a token shard (docs/data.md says what that is).
 
 Reads bare uint16 tokens (nanoGPT's train.bin), one-dimensional NumPy arrays (.npy) of uint16, uint32 or int32, and
 LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.

@@ -61,7 +61,7 @@ build() {
     say "$(make found CUDA=1)"
 }
 
-kernel_tests() { for source in dev/test/test_gpu_*.cu; do basename "$source" .cu; done; }
+kernel_tests() { for source in dev/test/gpu/test_gpu_*.cu; do basename "$source" .cu; done; }
 
 test() {
     for name in $(kernel_tests); do run "$name" 120 "$bin/$name"; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes llmc/unicode_table.inc: the letters (L*) and numbers (N*) of Unicode as ranges of code points.
+"""Writes llmc/base/unicode_table.inc: the letters (L*) and numbers (N*) of Unicode as ranges of code points.
 
-usage: pip install unicodedata2==16.0.0 && dev/unicode_table.py > llmc/unicode_table.inc
+usage: pip install unicodedata2==16.0.0 && dev/unicode_table.py > llmc/base/unicode_table.inc
 
 The version is pinned, because another one cuts rare text in other places: 16.0 is what Hugging Face tokenizers 0.23
 has (compared over all code points). A Python whose own unicodedata is of that version does as well.

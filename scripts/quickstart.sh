@@ -138,5 +138,5 @@ cat <<END
   $program generate --init $run --prompt "${prompt:-Once}" --temperature 0.7      more text; --help lists the options
   $program eval --init $run --val-data '$data/val_*.bin'
   TRAIN_SECONDS=1800 ./scripts/quickstart.sh my.txt      your own text, for half an hour
-  data/tinystories.sh                                    other texts (data/README.md)
+  data/tinystories.sh                                    other texts (docs/data.md)
 END

@@ -2,7 +2,7 @@
 # run_gpt2_124M.sh [--plan] [OPTION...]: GPT-2 124M on 10 billion tokens of FineWeb, one node of 8 GPUs by mpirun.
 #
 # 18,865 steps of 524,288 tokens: 9.89 billion tokens, one epoch of data/fineweb10B.sh.
-# 0.8033 GFLOP per token (llmc/mfu.h), in all 7.95e18 FLOP.
+# 0.8033 GFLOP per token (llmc/model/mfu.h), in all 7.95e18 FLOP.
 # Published by llm.c for 8 A100-80GB: 0.3 s per step, 94 minutes.
 # 8 H100 at 40 % of their 989 TFLOP/s in bf16: 0.13 s per step, 42 minutes (computed, not measured).
 #

@@ -3,7 +3,7 @@
 #
 # 32,000 steps of 1,048,576 tokens: 33.6 billion tokens. Shards of FineWeb-Edu have to be brought to data/edu_fineweb100B
 # (huggingface.co: karpathy/fineweb-edu-100B-gpt2-token-shards); 336 of them are read.
-# 9.818 GFLOP per token (llmc/mfu.h), in all 3.29e20 FLOP.
+# 9.818 GFLOP per token (llmc/model/mfu.h), in all 3.29e20 FLOP.
 # Published by llm.c for 8 H100-80GB: 2.8 s per step, 24 hours, which is 46 % of 989 TFLOP/s.
 # At 40 %: 3.25 s per step, 29 hours (computed, not measured).
 #

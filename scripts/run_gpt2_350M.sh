@@ -3,7 +3,7 @@
 #
 # 60,000 steps of 524,288 tokens: 31.5 billion tokens. Shards of the 100-billion sample of FineWeb have to be brought to
 # data/fineweb100B, 315 of them are read; with DATA=data/fineweb10B it is three epochs.
-# 2.280 GFLOP per token (llmc/mfu.h), in all 7.17e19 FLOP.
+# 2.280 GFLOP per token (llmc/model/mfu.h), in all 7.17e19 FLOP.
 # Published by llm.c for 8 A100-80GB: 0.82 s per step, 13.7 hours.
 # 8 H100 at 40 % of their 989 TFLOP/s in bf16: 0.38 s per step, 6.3 hours (computed, not measured).
 #

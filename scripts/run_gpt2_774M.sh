@@ -3,7 +3,7 @@
 #
 # 286,102 steps of 524,288 tokens: 150 billion tokens, one epoch and a half of the 100-billion sample of FineWeb, whose
 # shards have to be brought to data/fineweb100B.
-# 4.927 GFLOP per token (llmc/mfu.h), in all 7.39e20 FLOP.
+# 4.927 GFLOP per token (llmc/model/mfu.h), in all 7.39e20 FLOP.
 # Published by llm.c for 8 A100-80GB: 1.7 s per step, 135 hours.
 # 8 H100 at 40 % of their 989 TFLOP/s in bf16: 0.82 s per step, 65 hours (computed, not measured).
 #

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # test.sh [WORD...]: builds and runs every test; with words only the programs whose names contain one of them.
 #
-# First the release build: unit tests (build/release/test_*), the CUDA backend in the emulator (dev/test/test_*.cu and
+# First the release build: unit tests (build/release/test_*), the CUDA backend in the emulator (dev/test/gpu/*.cu and
 # test_gpt2cu), and where there is a GPU there too, the whole model against its reference (test_gpt2), the command line
-# (dev/test/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
+# (dev/test/*/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
 # UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and by clang under
 # MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The sanitizers' builds run in the
 # background, at the lowest priority, while the tests of the release build run.
@@ -25,7 +25,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} 
 logs=build/test_logs
 kernels=()
 if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks as x86-64 does it
-    mapfile -t kernels < <(for source in dev/test/test_*.cu; do basename "$source" .cu; done)
+    mapfile -t kernels < <(for source in dev/test/gpu/test_*.cu; do basename "$source" .cu; done)
 fi
 emulated=("${kernels[@]/#/emulator/}")
 if [ ${#kernels[@]} != 0 ]; then emulated+=(emulator/test_gpt2cu); fi
@@ -199,10 +199,10 @@ mkdir -p $logs
 # Under the sanitizers these three take as long as all others together; what they link is in the others as well.
 slow='^test_(checkpoint|matmul|tokenize)$'
 sanitized=()
-for name in $(for source in dev/test/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
+for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi
 done
-# The matrix instructions of the CPU in plain C++ (dev/test/emulated_units.h), so that the sources for AMX and AVX512-BF16
+# The matrix instructions of the CPU in plain C++ (dev/test/support/emulated_units.h), so that the sources for AMX and AVX512-BF16
 # run here.
 units=()
 if grep -qs avx512bw /proc/cpuinfo; then units=(test_gpt2 test_matmul test_matrix_attention); fi
@@ -236,7 +236,7 @@ builder=$!
 trap 'kill $builder 2>/dev/null' EXIT
 
 heading "unit tests"
-for source in dev/test/test_*.cpp; do
+for source in dev/test/unit/test_*.cpp; do
     name=$(basename "$source" .cpp)
     run "$name" 300 "build/release/$name"
 done
@@ -272,7 +272,7 @@ if [ ${#units[@]} = 0 ]; then skip "units" "this machine has no AVX-512"; fi
 for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/release/units/$name"; done
 together
 heading "the command line"
-for script in dev/test/test_*.sh; do
+for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
     if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
 done
 
@@ -313,14 +313,14 @@ if [ "$ARM" != 0 ]; then
     qemu=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
     build "arm64" CXX=$compiler tests
     heading "arm64, in qemu-aarch64"
-    for source in dev/test/test_*.cpp; do
+    for source in dev/test/unit/test_*.cpp; do
         name=$(basename "$source" .cpp)
         run "arm64/$name" 2400 env RUN_BY="${qemu[*]}" "${qemu[@]}" "$folder/$name"
     done
     run arm64/test_gpt2 2400 "${qemu[@]}" "$folder/test_gpt2"
     printf '#!/bin/sh\nexec %s "%s" "$@"\n' "${qemu[*]}" "$PWD/$folder/train_gpt2" >"$folder/train"
     chmod +x "$folder/train"
-    run arm64/test_resume.sh 2400 env PROGRAM="$PWD/$folder/train" bash dev/test/test_resume.sh
+    run arm64/test_resume.sh 2400 env PROGRAM="$PWD/$folder/train" bash dev/test/cli/test_resume.sh
 fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then

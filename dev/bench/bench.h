@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "../../llmc/common.h"
-#include "../../llmc/device.h"
-#include "../../llmc/random.h"
+#include "base/common.h"
+#include "base/device.h"
+#include "base/random.h"
 
 // Seconds of the fastest run, repeated for about `budget` seconds. The machine may be shared: the fastest run is the
 // one that says what the code can do. Short runs are timed several at once, so that a GPU is not waited for after each.

@@ -7,9 +7,9 @@
 
 #include <omp.h>
 
-#include "../../llmc/cpu/isa.h"
-#include "../../llmc/ops.h"
 #include "bench.h"
+#include "cpu/isa.h"
+#include "ops/ops.h"
 
 namespace {
 
@@ -28,7 +28,7 @@ void time_case(int B, int T, int NH, int HS, double budget) {
         best_seconds([&] { cpu::attention_decode(out.data, qkv.data, T, NH, HS, nullptr); }, budget / 4);
     // Half of the T x T products: two forward, five backward (the scores once more).
     const double gflop = 1e-9 * B * NH * double(T) * T * HS;
-    printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()), dtype_name<floatX>(),
+    printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()), dtype_name(dtype_of<floatX>),
            omp_get_max_threads(), B, T, NH, HS, 1e3 * forward, 1e3 * backward, 1e3 * decode, 2 * gflop / forward,
            5 * gflop / backward);
     fflush(stdout);

@@ -5,15 +5,15 @@
 #include <filesystem>
 #include <vector>
 
-#include "../../llmc/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 int main(int argc, char** argv) try {
     const std::string output = std::string(argc > 1 ? argv[1] : "/tmp") + "/bench_checkpoint";
     const ParamLayout layout(config_by_name(argc > 2 ? argv[2] : "d12"));
     std::vector<float> state[3];
     for (int i = 0; i < 3; i++) state[i].assign(size_t(layout.total), float(i) + 0.5f);
-    const TensorReader read = read_from_flat(layout, state[0].data(), state[1].data(), state[2].data());
-    const TensorWriter write = write_to_flat(layout, state[0].data(), state[1].data(), state[2].data());
+    const TensorReader read = read_from_flat(layout, {state[0].data(), state[1].data(), state[2].data()});
+    const TensorWriter write = write_to_flat(layout, {state[0].data(), state[1].data(), state[2].data()});
     SaveOptions options;
     options.output = output, options.keep = 1;
     std::printf("%-10s %8s %8s\n", "", "s", "GB/s");
@@ -31,7 +31,7 @@ int main(int argc, char** argv) try {
         report("save");
         verify_checkpoint(saved.dir);
         report("verify");
-        load_checkpoint(saved.dir, layout, write);
+        load_checkpoint(saved.dir, layout, options.format.state, write);
         report("load");
     }
     std::filesystem::remove_all(output);

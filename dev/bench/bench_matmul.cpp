@@ -8,9 +8,9 @@
 
 #include <omp.h>
 
-#include "../../llmc/cpu/isa.h"
-#include "../../llmc/ops.h"
 #include "bench.h"
+#include "cpu/isa.h"
+#include "ops/ops.h"
 
 namespace {
 
@@ -51,7 +51,7 @@ void time_case(const Case& c, int N, double budget) {
     const double overwrite = backward(false), add = backward(true);
     const double packing = packed.data ? best_seconds(pack, budget / 4) : 0;
     const double gflop = 2e-9 * N * c.IC * c.OC;
-    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name, dtype_name<floatX>(),
+    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name, dtype_name(dtype_of<floatX>),
            omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite, 2 * gflop / add, 1e3 * forward,
            1e3 * overwrite, 1e3 * add, 1e3 * packing);
     fflush(stdout);

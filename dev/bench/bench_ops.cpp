@@ -10,13 +10,14 @@
 
 #include <functional>
 
-#include "../../llmc/gpt2.h"
-#include "../../llmc/mfu.h"
-#include "../../llmc/ops.h"
-#include "../../llmc/optimizer.h"
-#include "../../llmc/options.h"
-#include "../../llmc/plan.h"
 #include "bench.h"
+#include "model/gpt2.h"
+#include "model/mfu.h"
+#include "ops/ops.h"
+#include "options/options.h"
+#include "train/init_weights.h"
+#include "train/optimizer.h"
+#include "train/plan.h"
 
 namespace {
 
@@ -67,7 +68,7 @@ struct StepBench {
     int B, T;
     Rates rates;
     GPT2<floatX> model;
-    AdamW<floatX> optimizer;
+    Optimizer<floatX> optimizer;
     DeviceBuffer<int> tokens;  // and, one further, targets
     double sum = 0.0, floors = 0.0;
 
@@ -78,9 +79,9 @@ struct StepBench {
           T(T),
           rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
           model(config, Purpose::train, B, T),
-          optimizer(model, AdamWConfig{}),
+          optimizer(model, OptimizerConfig{}),
           tokens(int64_t(B) * T + 1, "tokens") {
-        optimizer.draw_weights(42);
+        init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
         std::vector<int> host(tokens.size);
         for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
@@ -97,16 +98,16 @@ struct StepBench {
 
     void report(const char* op, int count, Work work, double seconds) {
         const double floor = work.floor(rates);
-        printf("%-28s %-5s %4d | %10.1f %8.0f %8.2f | %9.3f %9.3f %9.3f %6.0f %%\n", op, dtype_name<floatX>(), count,
-               1e6 * seconds, 1e-9 * work.bytes / seconds, 1e-12 * work.flop / seconds, 1e3 * count * seconds,
+        printf("%-28s %-5s %4d | %10.1f %8.0f %8.2f | %9.3f %9.3f %9.3f %6.0f %%\n", op, dtype_name(dtype_of<floatX>),
+               count, 1e6 * seconds, 1e-9 * work.bytes / seconds, 1e-12 * work.flop / seconds, 1e3 * count * seconds,
                1e3 * count * floor, 1e3 * count * (seconds - floor), 100.0 * floor / seconds);
         fflush(stdout);
         JsonLines{choice.json}.add(format(
             "\"bench\":\"ops\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\",\"op\":\"%s\","
             "\"count\":%d,\"us\":%.3f,\"floor_us\":%.3f,\"bytes\":%.0f,\"flop\":%.0f,\"copy_gbs\":%.1f,"
             "\"product_tflops\":%.2f",
-            device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), op, count, 1e6 * seconds,
-            1e6 * floor, work.bytes, work.flop, 1e-9 * rates.copy, 1e-12 * rates.product));
+            device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name(dtype_of<floatX>), op, count,
+            1e6 * seconds, 1e6 * floor, work.bytes, work.flop, 1e-9 * rates.copy, 1e-12 * rates.product));
     }
 
     // One operation that a step runs `count` times.
@@ -129,8 +130,8 @@ struct StepBench {
         head();
         parameters();
         if (choice.op.empty())
-            printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name<floatX>(), "", 1e3 * sum,
-                   1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
+            printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name(dtype_of<floatX>), "",
+                   1e3 * sum, 1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
         if (choice.op.empty() || choice.op == "step") whole_step();
     }
 
@@ -140,16 +141,18 @@ struct StepBench {
         const DeviceInfo device = device_info();
         const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
         const double mfu = peak > 0 ? flop / seconds / peak : 0.0;
-        printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step", dtype_name<floatX>(), "",
-               1e3 * seconds, double(B) * T / seconds, 100.0 * mfu, human_bytes(device_bytes_allocated()).c_str());
+        printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step",
+               dtype_name(dtype_of<floatX>), "", 1e3 * seconds, double(B) * T / seconds, 100.0 * mfu,
+               human_bytes(device_bytes_allocated()).c_str());
         JsonLines{choice.json}.add(
             format("\"bench\":\"step\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\","
                    "\"ms\":%.4f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"bytes\":%lld",
-                   device.name.c_str(), choice.model.c_str(), B, T, dtype_name<floatX>(), 1e3 * seconds,
+                   device.name.c_str(), choice.model.c_str(), B, T, dtype_name(dtype_of<floatX>), 1e3 * seconds,
                    double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
-    // ---- the operations, on layer 0 and what is around it. x: bytes of an element, NC: of a row of channels per token.
+    // ---- the operations, on layer 0 and what is around it. x: bytes of an element, NC: of a row of channels per
+    // token.
 
     static constexpr double x = sizeof(floatX);
     double NC() const { return double(B) * T * config.C; }
@@ -159,20 +162,21 @@ struct StepBench {
         const int N = B * T, C = config.C, L = config.L, V = config.V;
         const auto& a = layer();
         const auto& acts = model.acts;
-        time("encoder_forward", 1, {3 * x * NC()}, [&] {
-            ops::encoder_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr);
-        });
-        time("encoder_backward", 1, {x * NC() + 8.0 * C * (std::min(N, V) + T)}, [&] {
-            ops::encoder_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr);
-        });
+        time("encoder_forward", 1, {3 * x * NC()},
+             [&] { ops::encoder_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
+        time("encoder_backward", 1, {x * NC() + 8.0 * C * (std::min(N, V) + T)},
+             [&] { ops::encoder_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
         time("layernorm_forward", 1, {2 * x * NC()}, [&] {
-            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C, nullptr);
+            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
+                                   nullptr);
         });
         time("residual_layernorm_forward", 2 * L, {4 * x * NC()}, [&] {
-            ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, acts.encoded, acts.branch, model.w(ln2w), model.w(ln2b), N, C, nullptr);
+            ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, acts.encoded, acts.branch,
+                                            model.w(ln2w), model.w(ln2b), N, C, nullptr);
         });
         time("layernorm_backward", 2 * L + 1, {4 * x * NC()}, [&] {
-            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2, model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
+            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
+                                    model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
         time("gelu_forward", 0, {8 * x * NC()}, [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
         time("gelu_backward", 0, {12 * x * NC()},
@@ -204,33 +208,66 @@ struct StepBench {
         const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
             return Work{x * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
         };
-        time("qkv forward", L, forward(C, 3 * C), [&] { ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), N, C, 3 * C, nullptr); });
-        time("attproj forward", L, forward(C, C), [&] { ops::matmul_forward(acts.branch, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), N, C, C, nullptr); });
-        time("fc forward", L, forward(C, 4 * C, 4 * C), [&] { ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), N, C, 4 * C, nullptr); });
-        time("fcproj forward", L, forward(4 * C, C), [&] { ops::matmul_forward(acts.branch, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), N, 4 * C, C, nullptr); });
-        time("fcproj backward", L, backward(4 * C, C, 4 * C), [&] { ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc, N, 4 * C, C, false, nullptr); });
-        time("fc backward", L, backward(C, 4 * C), [&] { ops::matmul_backward(acts.dtmp, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw), no_pre_gelu, N, C, 4 * C, false, nullptr); });
-        time("attproj backward", L, backward(C, C), [&] { ops::matmul_backward(acts.dtmp, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw), no_pre_gelu, N, C, C, false, nullptr); });
-        time("qkv backward", L, backward(C, 3 * C), [&] { ops::matmul_backward(acts.dtmp, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1, model.matrix(qkvw), no_pre_gelu, N, C, 3 * C, false, nullptr); });
+        time("qkv forward", L, forward(C, 3 * C), [&] {
+            ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), N, C, 3 * C, nullptr);
+        });
+        time("attproj forward", L, forward(C, C), [&] {
+            ops::matmul_forward(acts.branch, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), N, C, C,
+                                nullptr);
+        });
+        time("fc forward", L, forward(C, 4 * C, 4 * C),
+             [&] { ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), N, C, 4 * C, nullptr); });
+        time("fcproj forward", L, forward(4 * C, C), [&] {
+            ops::matmul_forward(acts.branch, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), N, 4 * C, C,
+                                nullptr);
+        });
+        time("fcproj backward", L, backward(4 * C, C, 4 * C), [&] {
+            ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc,
+                                 N, 4 * C, C, false, nullptr);
+        });
+        time("fc backward", L, backward(C, 4 * C), [&] {
+            ops::matmul_backward(acts.dtmp, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw),
+                                 no_pre_gelu, N, C, 4 * C, false, nullptr);
+        });
+        time("attproj backward", L, backward(C, C), [&] {
+            ops::matmul_backward(acts.dtmp, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw),
+                                 no_pre_gelu, N, C, C, false, nullptr);
+        });
+        time("qkv backward", L, backward(C, 3 * C), [&] {
+            ops::matmul_backward(acts.dtmp, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1, model.matrix(qkvw),
+                                 no_pre_gelu, N, C, 3 * C, false, nullptr);
+        });
     }
 
     // In the pieces that the model makes of the logits.
     void head() {
-        const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.head_rows, pieces = ceil_div(N, rows);
+        const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.logit_rows, pieces = ceil_div(N, rows);
         const auto& acts = model.acts;
         floatX* no_gelu = nullptr;
         const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
         const double logits = double(rows) * Vp, weight = double(Vp) * C;
-        time("head forward", pieces, {x * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] { ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, rows, C, Vp, nullptr); });
-        time("cross_entropy_forward", 0, {x * logits}, [&] { ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr); });
-        time("cross_entropy", pieces, {2 * x * logits}, [&] { ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr); });
-        time("head backward", pieces, {x * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight, 4.0 * rows * weight}, [&] { ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte), no_pre_gelu, rows, C, Vp, pieces > 1, nullptr); });
+        time("head forward", pieces, {x * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] {
+            ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, rows, C, Vp, nullptr);
+        });
+        time("cross_entropy_forward", 0, {x * logits}, [&] {
+            ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
+        });
+        time("cross_entropy", pieces, {2 * x * logits}, [&] {
+            ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr);
+        });
+        time("head backward", pieces,
+             {x * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight, 4.0 * rows * weight},
+             [&] {
+                 ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
+                                      no_pre_gelu, rows, C, Vp, pieces > 1, nullptr);
+             });
     }
 
     void parameters() {
         const double count = double(model.layout.total), master = sizeof(floatX) == 4 ? 0.0 : 8.0;
         time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
-        // Read: gradient, both moments and the weight or its master; written: the same but the gradient, and the weight.
+        // Read: gradient, both moments and the weight or its master; written: the same but the gradient, and the
+        // weight.
         time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + x : 8.0)) * count}, [&] { optimizer.step(1e-6f, 2); });
     }
 };
@@ -242,7 +279,7 @@ GPT2Config config_of(const std::string& model) {
 
 template <class floatX>
 void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
-    if (!choice.precision.empty() && choice.precision != dtype_name<floatX>()) return;
+    if (!choice.precision.empty() && choice.precision != dtype_name(dtype_of<floatX>)) return;
     StepBench<floatX>(choice, config, B, T).run();
 }
 

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "../../llmc/gpt2.h"
-#include "../../llmc/optimizer.h"
-#include "../../llmc/options.h"
-#include "../../llmc/plan.h"
-#include "../../llmc/random.h"
+#include "base/random.h"
+#include "model/gpt2.h"
+#include "options/options.h"
+#include "train/init_weights.h"
+#include "train/optimizer.h"
+#include "train/plan.h"
 
 struct Timer {
     double start = seconds_now(), best = 1e30;
@@ -23,9 +24,9 @@ struct Timer {
 template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
-    GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.head_chunks});
-    AdamW<floatX> optimizer(model, AdamWConfig{});
-    optimizer.draw_weights(options.seed);
+    GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.logit_chunks});
+    Optimizer<floatX> optimizer(model, OptimizerConfig{});
+    init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     std::vector<int> host(int64_t(B) * T + 1);
     for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
@@ -56,8 +57,8 @@ static void bench(const Options& options, const GPT2Config& config) {
     printf(
         "%s B %d T %d %s | %.1f ms = %.0f tok/s | forward %.1f, head and backward %.1f, norm %.1f, update %.1f | loss "
         "%.4f\n",
-        dtype_name<floatX>(), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best, forward.best * 1e3,
-        backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
+        dtype_name(dtype_of<floatX>), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best,
+        forward.best * 1e3, backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
 }
 
 int main(int argc, char** argv) try {

@@ -11,9 +11,9 @@
 #include <ctime>
 #include <functional>
 
-#include "../../llmc/common.h"
-#include "../../llmc/files.h"
-#include "../../llmc/tokenizer.h"
+#include "base/common.h"
+#include "base/files.h"
+#include "text/tokenizer.h"
 
 static bool cpu_time = false;
 

@@ -1,12 +1,12 @@
-// sources: llmc/bpe_train.cpp llmc/common.cpp llmc/files.cpp llmc/json.cpp llmc/tokenizer*.cpp llmc/unicode.cpp
+// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
 // fuzz_bpe.cpp: any bytes as text. Pieces must tile it; a vocabulary trained on it and a fixed one must give it back; a
 // cut at a safe place must not show; what goes to a terminal must be valid UTF-8 without control characters, however
 // the bytes arrive.
 #include <algorithm>
 #include <cstdlib>
 
-#include "../../llmc/common.h"
-#include "../../llmc/tokenizer.h"
+#include "base/common.h"
+#include "text/tokenizer.h"
 
 static void require(bool condition) {
     if (!condition) abort();

@@ -1,4 +1,4 @@
-// sources: llmc/hf_config.cpp llmc/params.cpp llmc/json.cpp llmc/files.cpp llmc/common.cpp
+// sources: llmc/checkpoint/hf_config.cpp llmc/model/params.cpp llmc/base/json.cpp llmc/base/files.cpp llmc/base/common.cpp
 //
 // Any text as config.json: refused by Error, or a model whose layout can be computed and whose config.json reads back
 // as the same model.
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "../../llmc/hf_config.h"
+#include "checkpoint/hf_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     HFConfig config;

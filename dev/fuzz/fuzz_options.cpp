@@ -1,9 +1,9 @@
-// sources: llmc/options.cpp llmc/arguments.cpp llmc/foreign_options.cpp llmc/params.cpp llmc/common.cpp
+// sources: llmc/options/options.cpp llmc/options/arguments.cpp llmc/options/foreign_options.cpp llmc/model/params.cpp llmc/base/common.cpp
 // fuzz_options.cpp: any command line is taken or refused with exit code 2, and what was taken can be printed. Arguments
 // are the parts of the input between zero bytes or newlines.
 #include <cstdlib>
 
-#include "../../llmc/options.h"
+#include "options/options.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::vector<std::string> arguments = {"train_gpt2", ""};

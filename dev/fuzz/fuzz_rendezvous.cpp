@@ -1,14 +1,15 @@
-// sources: llmc/rendezvous_messages.cpp llmc/common.cpp
+// sources: llmc/parallel/rendezvous_messages.cpp llmc/base/common.cpp
 // fuzz_rendezvous.cpp: any bytes as what comes over the network, to rank 0 and from it. What is taken as whole is
 // within its bounds and encodes to the same bytes again; of a whole message every beginning is one.
 #include <cstdlib>
 
-#include "../../llmc/rendezvous.h"
+#include "parallel/rendezvous.h"
 
 static void check_hello(std::string_view bytes) {
     Hello hello;
     if (parse_hello(bytes, hello) != Parsed::whole) return;
-    if (hello.rank >= hello.world_size || hello.card.size() > MAX_CARD || hello.run_id.size() > MAX_RUN_ID) abort();
+    if (hello.rank >= hello.world_size || hello.rank_info.size() > MAX_RANK_INFO || hello.run_id.size() > MAX_RUN_ID)
+        abort();
     if (encode(hello) != bytes) abort();
     if (parse_hello(bytes.substr(0, bytes.size() - 1), hello) != Parsed::more) abort();
 }
@@ -18,7 +19,7 @@ static void check_answer(std::string_view bytes, int world_size) {
     size_t used = 0;
     if (parse_answer(bytes, world_size, answer, used) != Parsed::whole) return;
     if (used > bytes.size() || encode(answer) != bytes.substr(0, used)) abort();
-    if (answer.cards.size() != (answer.status == Status::welcome ? size_t(world_size) : 0)) abort();
+    if (answer.rank_infos.size() != (answer.status == Status::welcome ? size_t(world_size) : 0)) abort();
     if (parse_answer(bytes.substr(0, used - 1), world_size, answer, used) != Parsed::more) abort();
 }
 

@@ -1,4 +1,4 @@
-// sources: llmc/safetensors.cpp llmc/files.cpp llmc/json.cpp llmc/common.cpp
+// sources: llmc/checkpoint/safetensors.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
 //
 // Any bytes as a safetensors file, and as the index of one: refused by Error, or readable to the last element. The
 // first byte chooses; for a file the length of the header is made right in half of the cases, so that its inside is
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "../../llmc/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 static std::string temporary_directory() {
     std::string dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";

@@ -1,4 +1,4 @@
-// sources: llmc/common.cpp llmc/files.cpp llmc/shard.cpp
+// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/data/shard.cpp
 // fuzz_shard.cpp: any bytes as a token shard. What open_shard accepts must be readable to its last token, or be refused
 // for a token above the vocabulary; nothing may crash or read beyond the file.
 #include <sys/mman.h>
@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../llmc/common.h"
-#include "../../llmc/shard.h"
+#include "base/common.h"
+#include "data/shard.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const int fd = memfd_create("shard", MFD_CLOEXEC);

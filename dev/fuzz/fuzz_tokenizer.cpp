@@ -1,10 +1,10 @@
-// sources: llmc/common.cpp llmc/files.cpp llmc/json.cpp llmc/tokenizer*.cpp llmc/unicode.cpp
+// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
 // fuzz_tokenizer.cpp: any bytes as tokenizer.json, as vocab.json, as merges.txt, and as changes to good ones: a random
 // file would hardly have a token for each byte. What is accepted must encode any text, and give it back.
 #include <cstdlib>
 
-#include "../../llmc/common.h"
-#include "../../llmc/tokenizer.h"
+#include "base/common.h"
+#include "text/tokenizer.h"
 
 static void check(const Tokenizer& tokenizer, const std::string& text) {
     const std::vector<int> tokens = encode(tokenizer, text);

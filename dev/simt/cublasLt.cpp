@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "../../llmc/dtype.h"
+#include "base/dtype.h"
 #include "internal.h"
 
 using simt::Site;

@@ -1,6 +1,6 @@
 // cudnn.cpp: cuDNN's graphs in place of cuDNN: every operation by itself, in float, as its documentation defines it, so
 // that a graph of ours is tested for what it says: masks, scales, strides, which tensor is which. What it cannot test
-// is whether cuDNN has an engine for the graph (dev/test/cudnn_plans.cpp), and the engine's arithmetic.
+// is whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp), and the engine's arithmetic.
 //
 // The heuristics offer four configurations: one that works, one whose plan wants too much memory, one that no plan can
 // be made of, and one that works and is faster.
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "../../llmc/dtype.h"
+#include "base/dtype.h"
 #include "internal.h"
 
 using simt::Site;

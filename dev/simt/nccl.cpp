@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../llmc/dtype.h"
+#include "base/dtype.h"
 #include "internal.h"
 
 using simt::Site;

@@ -1,10 +1,10 @@
 // adamw.cpp: the AdamW update, the definition.
-#include "forms.h"
+#include "cpu/forms.h"
 
 #include <cmath>
 #include <type_traits>
 
-#include "../random.h"
+#include "base/random.h"
 
 template <class floatX>
 void cpu::plain::adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,

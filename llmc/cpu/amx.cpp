@@ -2,6 +2,6 @@
 #if defined(__x86_64__)
 #define MATRIX_FORM amx
 #define MATRIX_TILES
-#include "matrix_attention.h"
-#include "matrix_matmul.h"
+#include "cpu/matrix_attention.h"
+#include "cpu/matrix_matmul.h"
 #endif

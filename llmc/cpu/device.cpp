@@ -1,5 +1,5 @@
 // device.cpp: device.h on the CPU. Device memory is host memory, streams and events do nothing.
-#include "../device.h"
+#include "base/device.h"
 
 #include <unistd.h>
 #include <omp.h>
@@ -8,12 +8,12 @@
 #include <cstring>
 #include <fstream>
 
-#include "../comm.h"
-#include "../common.h"
-#include "../threads.h"
-#include "isa.h"
-#include "matmul.h"
-#include "memory.h"
+#include "base/common.h"
+#include "base/threads.h"
+#include "cpu/isa.h"
+#include "cpu/matmul.h"
+#include "cpu/memory.h"
+#include "parallel/comm.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // dispatch.cpp: cpu::<op> checks its sizes and calls the form of it that isa() allows.
-#include "forms.h"
+#include "cpu/forms.h"
 
 #if defined(__x86_64__)
 #define FORM(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)

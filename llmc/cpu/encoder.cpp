@@ -1,5 +1,5 @@
 // encoder.cpp: token and position embeddings, the definition.
-#include "forms.h"
+#include "cpu/forms.h"
 
 template <class floatX>
 void cpu::plain::encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T,

@@ -5,26 +5,26 @@
 // Not every form defines every operation: avx2, avx512 and neon come from vector_ops.h; avx512bf16 and amx have the
 // products and attention of bf16 (matrix_matmul.h, matrix_attention.h).
 #pragma once
-#include "../ops.h"
-#include "isa.h"
+#include "cpu/isa.h"
+#include "ops/ops.h"
 
 namespace cpu::plain {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 namespace cpu::avx2 {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 namespace cpu::avx512 {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 namespace cpu::neon {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 namespace cpu::avx512bf16 {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 namespace cpu::amx {
-#include "../ops.inc"
+#include "ops/ops.inc"
 }
 
 // The form of op for the matrix unit that isa() has, avx512bf16 at least; of bf16 operations only (has_matrix_form).

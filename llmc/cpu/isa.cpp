@@ -1,9 +1,9 @@
-#include "isa.h"
+#include "cpu/isa.h"
 
 #include <cstdlib>
 #include <iterator>
 
-#include "../common.h"
+#include "base/common.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -45,7 +45,7 @@ static Isa detect() {
     const auto saved = [&](unsigned mask) { return (low & mask) == mask; };
     const bool avx2 = fma && f16c && (b7 >> 5 & 1) && saved(0x6);
     const bool avx512 = avx2 && (b7 >> 16 & 1) && (b7 >> 17 & 1) && (b7 >> 30 & 1) && (b7 >> 31 & 1) && saved(0xe6);
-#if defined(EMULATED_UNITS)  // dev/test/emulated_units.h stands for the matrix units
+#if defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h stands for the matrix units
     if (avx512) return Isa::amx;
 #endif
     const bool avx512bf16 = avx512 && (a71 >> 5 & 1);

@@ -1,5 +1,5 @@
 // layernorm.cpp: LayerNorm over channels, the definition.
-#include "forms.h"
+#include "cpu/forms.h"
 
 #include <cmath>
 

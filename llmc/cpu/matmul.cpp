@@ -1,13 +1,13 @@
 // matmul.cpp: the matrix products: their definition in plain loops, the choice between the fast forms, and the working
 // memory that all operations share.
-#include "matmul.h"
+#include "cpu/matmul.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "../threads.h"
-#include "forms.h"
+#include "base/threads.h"
+#include "cpu/forms.h"
 
 // ---- The definition: sums in float, in the order of the indices, rounded once. Tests compare the fast forms with it.
 
@@ -119,7 +119,7 @@ std::string prepare_attention(int, int, int, int, bool) {
 }
 INSTANTIATE(prepare_attention);
 
-int preferred_head_rows() { return 2048; }  // the logits of GPT-2's vocabulary are 206 MB then, in bf16
+int preferred_logit_rows() { return 2048; }  // the logits of GPT-2's vocabulary are 206 MB then, in bf16
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../ops.h"
+#include "ops/ops.h"
 
 namespace cpu {
 

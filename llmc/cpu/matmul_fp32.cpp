@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "isa.h"
-#include "matmul.h"
-#include "memory.h"
-#include "strips.h"
+#include "cpu/isa.h"
+#include "cpu/matmul.h"
+#include "cpu/memory.h"
+#include "cpu/strips.h"
 
 namespace cpu::fast {
 

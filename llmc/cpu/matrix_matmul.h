@@ -15,10 +15,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "forms.h"
-#include "matmul.h"
-#include "memory.h"
-#include "panels.h"
+#include "cpu/forms.h"
+#include "cpu/matmul.h"
+#include "cpu/memory.h"
+#include "cpu/panels.h"
 
 namespace cpu::MATRIX_FORM {
 

@@ -1,6 +1,6 @@
 // matrix_units.h: the instructions for bf16 matrices, behind one name each: AMX tiles, products of pairs (VDPBF16PS)
 // and rounding to bf16 (VCVTNE2PS2BF16). For translation units compiled for them. Nothing else in the program uses
-// these instructions, so a test build can put plain C++ in their place (dev/test/emulated_units.h).
+// these instructions, so a test build can put plain C++ in their place (dev/test/support/emulated_units.h).
 //
 // All of them ignore the control register: denormal numbers count as zero and rounding is to nearest even.
 #pragma once

@@ -2,7 +2,7 @@
 //
 // Large blocks are mapped on huge pages (about 25 % of the speed of L3-sized arrays) and touched at once, so that a
 // lack of memory is a message here and not a kill in the middle of training: Linux promises more than it has.
-#include "memory.h"
+#include "cpu/memory.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -17,8 +17,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "../common.h"
-#include "../device.h"
+#include "base/common.h"
+#include "base/device.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER

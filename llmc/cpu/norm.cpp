@@ -1,5 +1,5 @@
 // norm.cpp: the global gradient norm, the definition, and the factor that clips it.
-#include "forms.h"
+#include "cpu/forms.h"
 
 #include <cmath>
 #include <limits>

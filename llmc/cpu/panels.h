@@ -17,15 +17,15 @@
 //
 // Denormal numbers count as zero in all of this, and rounding to bf16 is to nearest even.
 #pragma once
-#if !defined(EMULATED_UNITS)  // dev/test/emulated_units.h stands for it then
-#include "matrix_units.h"
+#if !defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h stands for it then
+#include "cpu/matrix_units.h"
 #endif
 
 #include <algorithm>
 #include <cstdint>
 
-#include "../common.h"
-#include "../dtype.h"
+#include "base/common.h"
+#include "base/dtype.h"
 
 namespace cpu::MATRIX_FORM {
 

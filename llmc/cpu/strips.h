@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "../dtype.h"
+#include "base/dtype.h"
 
 namespace cpu::strips {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "../dtype.h"
+#include "base/dtype.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>  // for what the extensions lack

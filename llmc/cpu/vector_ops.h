@@ -9,9 +9,9 @@
 #include <math.h>  // the C functions: std::log(float) is an inline function with a public name
 #include <omp.h>
 
-#include "memory.h"
-#include "forms.h"
-#include "vec.h"
+#include "cpu/forms.h"
+#include "cpu/memory.h"
+#include "cpu/vec.h"
 
 namespace cpu::VECTOR_FORMS {
 
@@ -383,7 +383,7 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
 
 }  // namespace cpu::VECTOR_FORMS
 
-#include "vector_attention.h"
+#include "cpu/vector_attention.h"
 
 namespace cpu::VECTOR_FORMS {
 

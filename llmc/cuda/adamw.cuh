@@ -7,9 +7,9 @@
 #pragma once
 #include <cmath>
 
-#include "../ops.h"
-#include "../random.h"
-#include "simt.h"
+#include "base/random.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 // What is the same for all elements: config, and the corrections of the moments' start from zero.
 struct AdamWStep {

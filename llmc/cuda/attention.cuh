@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <string>
 
-#include "../device.h"
-#include "../ops.h"
-#include "attention_cudnn.h"
-#include "attention_mma.cuh"
-#include "attention_plain.cuh"
-#include "simt.h"
+#include "base/device.h"
+#include "cuda/attention_cudnn.h"
+#include "cuda/attention_mma.cuh"
+#include "cuda/attention_plain.cuh"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 namespace gpu {
 // Bytes that attention_forward and attention_backward take of device_scratch.

@@ -8,7 +8,7 @@
 //
 // cuDNN cannot be asked whether an engine is deterministic: it has a note for those that are not, and sets it on none.
 // test_gpu_cudnn.cu compares the bits of several runs.
-#include "attention_cudnn.h"
+#include "cuda/attention_cudnn.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,10 +16,10 @@
 #include <initializer_list>
 #include <map>
 
-#include "../device.h"
-#include "autotune.h"
-#include "cuda_check.h"
-#include "cudnn_plan.h"
+#include "base/device.h"
+#include "cuda/autotune.h"
+#include "cuda/cuda_check.h"
+#include "cuda/cudnn_plan.h"
 
 namespace gpu {
 

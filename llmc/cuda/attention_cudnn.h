@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../ops.h"
+#include "ops/ops.h"
 
 namespace gpu {
 

@@ -8,8 +8,8 @@
 #pragma once
 #include <cmath>
 
-#include "../ops.h"
-#include "simt.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 struct AttentionShape {
     int T, NH, HS;

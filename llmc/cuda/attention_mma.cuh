@@ -19,7 +19,7 @@
 #pragma once
 #include <cmath>
 
-#include "attention_heads.cuh"
+#include "cuda/attention_heads.cuh"
 
 constexpr int MMA_WARPS = 4, MMA_THREADS = MMA_WARPS * WARP_SIZE;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;

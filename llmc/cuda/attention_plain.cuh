@@ -11,7 +11,7 @@
 #pragma once
 #include <cmath>
 
-#include "attention_heads.cuh"
+#include "cuda/attention_heads.cuh"
 
 constexpr int PLAIN_SIDE = 16, PLAIN_THREADS = PLAIN_SIDE * PLAIN_SIDE;
 

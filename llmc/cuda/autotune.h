@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "../dtype.h"
-#include "cuda_check.h"
+#include "base/dtype.h"
+#include "cuda/cuda_check.h"
 
 namespace gpu {
 

@@ -6,8 +6,8 @@
 // MB for N = 65536, OC = 2304, bf16). Sums are float; the pieces and the order within them depend on N and OC alone,
 // and no atomics are used: the same dout gives the same bits.
 #pragma once
-#include "../ops.h"
-#include "simt.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 // ---- the sum of partial rows
 

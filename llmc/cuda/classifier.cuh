@@ -13,8 +13,8 @@
 #pragma once
 #include <cmath>
 
-#include "../ops.h"
-#include "simt.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 constexpr int CLASSIFIER_THREADS = 512;          // with the row in shared memory
 constexpr int CLASSIFIER_DIRECT_THREADS = 1024;  // without

@@ -5,7 +5,7 @@
 // while the host waits for the device: by NCCL's own word, or, since NCCL has none for a process that no socket leads
 // to, by looking whether the processes of this machine are alive. The communicator is then aborted, without which its
 // kernels would turn for ever.
-#include "../comm.h"
+#include "parallel/comm.h"
 
 #ifdef USE_NCCL
 #include <nccl.h>
@@ -20,10 +20,11 @@
 #include <fstream>
 #include <thread>
 
-#include "../common.h"
-#include "../ops.h"
-#include "../rendezvous.h"
-#include "cuda_check.h"
+#include "base/common.h"
+#include "base/host.h"
+#include "cuda/cuda_check.h"
+#include "ops/ops.h"
+#include "parallel/rendezvous.h"
 
 namespace {
 
@@ -58,13 +59,13 @@ struct NcclComm : Comm {
     static constexpr int RING = 64;
     Event reached[RING];  // of ticket t at t % RING, or of a later one
     Ticket issued = 0;
-    DeviceBuffer<bf16> rounded;  // what travels, with WireType::bf16
+    DeviceBuffer<bf16> rounded;  // what travels, with ReduceDtype::bf16
 
-    struct Stand {
+    struct Stall {
         Event from, to;  // timers on the stream that waits
     };
-    std::deque<Stand> stands;  // not added to exposed_seconds yet
-    std::vector<Stand> spare;
+    std::deque<Stall> stands;  // not added to exposed_seconds yet
+    std::vector<Stall> spare;
 
     struct Neighbour {
         int rank, process;
@@ -84,7 +85,7 @@ struct NcclComm : Comm {
         joined() = nullptr, while_host_waits = nullptr;
         for (Event event : reached) destroy_event(event);
         spare.insert(spare.end(), stands.begin(), stands.end());
-        for (const Stand& stand : spare) destroy_event(stand.from), destroy_event(stand.to);
+        for (const Stall& stand : spare) destroy_event(stand.from), destroy_event(stand.to);
         if (!nccl) return;
         ncclResult_t state = ncclCommFinalize(nccl);
         const double deadline = seconds_now() + ABORT_SECONDS;
@@ -119,21 +120,21 @@ struct NcclComm : Comm {
         }
         if (result == ncclSuccess) return;
         if (result == ncclInProgress)
-            lose(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
-                        ncclGetErrorString(result), join_seconds));
-        lose(result, call);
+            abort_comm(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
+                              ncclGetErrorString(result), join_seconds));
+        abort_comm(result, call);
     }
 
-    [[noreturn]] void lose(ncclResult_t result, const char* call) {
+    [[noreturn]] void abort_comm(ncclResult_t result, const char* call) {
         const std::string more = ncclGetLastError(nccl);
-        lose(format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
-                    result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
-                    ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
+        abort_comm(format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
+                          result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
+                          ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
     }
 
     // Ends what other ranks will never take part in, so that memory can be freed, and this rank. NCCL itself may hang
     // in that.
-    [[noreturn]] void lose(const std::string& why) {
+    [[noreturn]] void abort_comm(const std::string& why) {
         std::thread([line = format("error: rank %d on %s: %s\n", rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             fputs(line.c_str(), stderr);
@@ -152,7 +153,7 @@ struct NcclComm : Comm {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
         if (result != ncclSuccess) state = result;
-        if (state != ncclSuccess && state != ncclInProgress) lose(state, "ncclCommGetAsyncError");
+        if (state != ncclSuccess && state != ncclInProgress) abort_comm(state, "ncclCommGetAsyncError");
         if (seconds > GRACE_SECONDS) look_for_neighbours();
     }
 
@@ -162,8 +163,8 @@ struct NcclComm : Comm {
         looked = now;
         for (const Neighbour& n : neighbours)
             if (has_ended(n.process))
-                lose(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
-                            n.process));
+                abort_comm(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
+                                  n.process));
     }
 
     // ---- joining
@@ -175,22 +176,22 @@ struct NcclComm : Comm {
         return {id.internal, sizeof id.internal};
     }
 
-    // Every rank's card comes to all, and then the id that rank 0 makes.
+    // Every rank's rank_info comes to all, and then the id that rank 0 makes.
     ncclUniqueId meet_ranks(const Launch& launch) {
-        const std::string card = device_card() + "\n" + process_card();
+        const std::string rank_info = device_identity() + "\n" + process_card();
         std::string bytes;
         if (world_size == 1) bytes = new_id();
 #ifdef USE_MPI
         if (launch.mpi && world_size > 1) {
             host = make_mpi_comm(launch);
-            know(host->exchange(card));
+            record_peers(host->exchange(rank_info));
             bytes = host->exchange(rank == 0 ? new_id() : "")[0];
         }
 #endif
         if (bytes.empty()) {
-            const Meeting meeting = meet(launch, card, new_id, join_seconds);
-            know(meeting.cards);
-            bytes = meeting.gift;
+            const Rendezvous result = rendezvous(launch, rank_info, new_id, join_seconds);
+            record_peers(result.rank_infos);
+            bytes = result.nccl_id;
         }
         ncclUniqueId id;
         ENSURE(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
@@ -199,11 +200,11 @@ struct NcclComm : Comm {
         return id;
     }
 
-    void know(const std::vector<std::string>& cards) {
+    void record_peers(const std::vector<std::string>& rank_infos) {
         std::vector<std::string> devices, processes;
-        for (const std::string& card : cards) {
-            const size_t line = card.find('\n');
-            devices.push_back(card.substr(0, line)), processes.push_back(card.substr(line + 1));
+        for (const std::string& rank_info : rank_infos) {
+            const size_t line = rank_info.find('\n');
+            devices.push_back(rank_info.substr(0, line)), processes.push_back(rank_info.substr(line + 1));
         }
         check_own_devices(devices);
         const auto machine = [&](int r) { return processes[r].substr(0, processes[r].rfind(' ')); };
@@ -239,7 +240,7 @@ struct NcclComm : Comm {
     void wait(Ticket ticket, Stream stream) override {
         if (ticket <= 0) return;
         if (spare.empty()) spare.push_back({create_timer(), create_timer()});
-        const Stand stand = spare.back();
+        const Stall stand = spare.back();
         spare.pop_back();
         record_event(stand.from, stream);
         stream_wait_event(stream, reached[ticket % RING]);
@@ -257,14 +258,15 @@ struct NcclComm : Comm {
         return exposed_seconds;
     }
 
-    void reserve(WireType wire, int64_t most) override {
-        if (wire == WireType::bf16 && rounded.size < most)
+    void reserve(ReduceDtype wire, int64_t most) override {
+        if (wire == ReduceDtype::bf16 && rounded.size < most)
             rounded = DeviceBuffer<bf16>(most, "gradients on their way, rounded (--grad-dtype bf16)");
     }
 
     // What a rank sends of `count` elements when each of them goes through all ranks once.
-    int64_t share(int64_t count, WireType wire) const {
-        return count / world_size * (world_size - 1) * int64_t(wire == WireType::bf16 ? sizeof(bf16) : sizeof(float));
+    int64_t share(int64_t count, ReduceDtype wire) const {
+        return count / world_size * (world_size - 1) *
+               int64_t(wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float));
     }
 
     bf16* round(const float* x, int64_t count) {
@@ -274,25 +276,25 @@ struct NcclComm : Comm {
         return rounded.data;
     }
 
-    Ticket all_reduce(float* x, int64_t count, WireType wire, Stream after) override {
+    Ticket all_reduce(float* x, int64_t count, ReduceDtype wire, Stream after) override {
         bytes_sent += 2 * share(count, wire);
         const auto sum = [&](void* data, ncclDataType_t type) {
             check("ncclAllReduce", ncclAllReduce(data, data, size_t(count), type, ncclSum, nccl, queue.stream));
         };
         return start(after, [&] {
-            if (wire == WireType::fp32) return sum(x, ncclFloat);
+            if (wire == ReduceDtype::fp32) return sum(x, ncclFloat);
             sum(round(x, count), ncclBfloat16);
             ops::widen_gradients(x, rounded.data, count, queue.stream);
         });
     }
-    Ticket reduce_scatter(float* x, int64_t count, WireType wire, Stream after) override {
+    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype wire, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += share(count, wire);
         const auto sum = [&](const void* from, void* to, ncclDataType_t type) {
             check("ncclReduceScatter", ncclReduceScatter(from, to, size_t(own), type, ncclSum, nccl, queue.stream));
         };
         return start(after, [&] {
-            if (wire == WireType::fp32) return sum(x, x + at, ncclFloat);
+            if (wire == ReduceDtype::fp32) return sum(x, x + at, ncclFloat);
             bf16* const all = round(x, count);
             sum(all, all + at, ncclBfloat16);
             ops::widen_gradients(x + at, all + at, own, queue.stream);

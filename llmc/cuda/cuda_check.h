@@ -5,8 +5,8 @@
 #endif
 #include <cublasLt.h>
 
-#include "../common.h"
-#include "../device.h"
+#include "base/common.h"
+#include "base/device.h"
 
 // Asynchronous errors surface here too: the call that reports one need not be the one that made it.
 #define CUDA_CHECK(call) check_cuda_call((call), #call, __FILE__, __LINE__)

@@ -3,7 +3,7 @@
 // cuDNN's engines recognize attention by the shape of the graph: keep the operations and their order. What has (T, T)
 // elements is "virtual": it exists in the fused kernel alone. No tensor is transposed or copied in memory: q, k and v
 // are (B, NH, T, HS) windows into the rows of qkv, and K^T is k with its strides exchanged.
-#include "cudnn_plan.h"
+#include "cuda/cudnn_plan.h"
 
 #include <algorithm>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../common.h"
+#include "base/common.h"
 
 #define CUDNN_CHECK(call) gpu::check_cudnn_call((call), #call, __FILE__, __LINE__)
 

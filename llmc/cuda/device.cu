@@ -1,5 +1,5 @@
 // device.cu: device.h on CUDA. One GPU per process, the one that device_init has chosen for the calling thread.
-#include "../device.h"
+#include "base/device.h"
 
 #include <omp.h>
 
@@ -17,8 +17,8 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
-#include "../mfu.h"
-#include "cuda_check.h"
+#include "cuda/cuda_check.h"
+#include "model/mfu.h"
 
 namespace {
 

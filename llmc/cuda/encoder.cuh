@@ -9,9 +9,9 @@
 // leaves for the second stage the parts of tokens that its neighbours have too: a token that fills the batch is as
 // quick.
 #pragma once
-#include "../device.h"
-#include "../ops.h"
-#include "simt.h"
+#include "base/device.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 constexpr int ENCODER_WARPS = 8;
 

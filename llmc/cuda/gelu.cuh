@@ -4,8 +4,8 @@
 // bounds the time. 0.5 (1 + tanh u) is taken as 1 / (1 + e^-2u): no digits are lost where tanh u is near -1, and
 // nothing overflows (test: inputs of 1e30).
 #pragma once
-#include "../ops.h"
-#include "simt.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f;  // 2u = GELU_SLOPE (x + GELU_CUBIC x^3)
 

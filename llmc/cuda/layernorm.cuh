@@ -11,10 +11,10 @@
 // it copied itself. Bytes: 4*N*C*sizeof(floatX), and 12*C per block for the second stage (403 and 2.4 MB). Which block
 // and team has a row depends on N and C alone, and there are no atomics: the same inputs give the same bits.
 #pragma once
-#include "../device.h"
-#include "../ops.h"
-#include "bias.cuh"
-#include "simt.h"
+#include "base/device.h"
+#include "cuda/bias.cuh"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 constexpr int LAYERNORM_WARPS = 8, LAYERNORM_MAX_VECS = 16;
 

@@ -19,11 +19,11 @@
 #include <optional>
 #include <vector>
 
-#include "../device.h"
-#include "../files.h"
-#include "autotune.h"
-#include "cuda_check.h"
-#include "matmul.h"
+#include "base/device.h"
+#include "base/files.h"
+#include "cuda/autotune.h"
+#include "cuda/cuda_check.h"
+#include "cuda/matmul.h"
 
 namespace {
 
@@ -34,31 +34,31 @@ enum class Kind { forward, input_gradient, weight_gradient };
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
 
 // What follows the product, in one step for those who ask for it.
-enum class Finish { nothing, bias, gelu, bias_gelu, gelu_derivative };
+enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative };
 constexpr const char* finish_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'"};
 
 struct Shape {
     Kind kind;
-    Finish finish;
+    Epilogue finish;
     bool is_bf16;
     int m, n, k;
     auto operator<=>(const Shape&) const = default;
 };
 
 // What a plan leaves to kernels of ours, behind the product.
-enum class Then { nothing, gelu, gelu_derivative };
+enum class PostKernel { nothing, gelu, gelu_derivative };
 
 struct Route {
     cublasLtEpilogue_t epilogue;
-    Then then;
+    PostKernel then;
 };
 
 // Whether GELU is faster in the library's product than behind it, by a kernel of ours, where nothing is timed.
-struct GeluHabit {
+struct GeluFusion {
     int major;  // of the compute capability
     bool fused;
 };
-constexpr GeluHabit gelu_habits[] = {
+constexpr GeluFusion gelu_habits[] = {
     {8, false},   // A100, RTX 30 and 40: the epilogue is a kernel of the library's own, and writes everything twice
     {9, true},    // H100: part of the product since CUDA 12.5, 0.7 % of a whole step
     {10, true},   // B200: nobody has said; its products are made as those of H100
@@ -70,7 +70,7 @@ bool fused_gelu_is_faster() {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    for (const GeluHabit& habit : gelu_habits)
+    for (const GeluFusion& habit : gelu_habits)
         if (habit.major == properties.major) return habit.fused;
     return true;
 }
@@ -84,16 +84,19 @@ std::vector<Route> routes(const Shape& shape) {
         return {apart, fused};
     };
     switch (shape.finish) {
-        case Finish::nothing:
-            return {{CUBLASLT_EPILOGUE_DEFAULT, Then::nothing}};
-        case Finish::bias:
-            return {{CUBLASLT_EPILOGUE_BIAS, Then::nothing}};
-        case Finish::gelu:
-            return either({CUBLASLT_EPILOGUE_GELU_AUX, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu});
-        case Finish::bias_gelu:
-            return either({CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Then::nothing}, {CUBLASLT_EPILOGUE_BIAS, Then::gelu});
-        case Finish::gelu_derivative:
-            return either({CUBLASLT_EPILOGUE_DGELU, Then::nothing}, {CUBLASLT_EPILOGUE_DEFAULT, Then::gelu_derivative});
+        case Epilogue::nothing:
+            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::nothing}};
+        case Epilogue::bias:
+            return {{CUBLASLT_EPILOGUE_BIAS, PostKernel::nothing}};
+        case Epilogue::gelu:
+            return either({CUBLASLT_EPILOGUE_GELU_AUX, PostKernel::nothing},
+                          {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu});
+        case Epilogue::bias_gelu:
+            return either({CUBLASLT_EPILOGUE_GELU_AUX_BIAS, PostKernel::nothing},
+                          {CUBLASLT_EPILOGUE_BIAS, PostKernel::gelu});
+        case Epilogue::gelu_derivative:
+            return either({CUBLASLT_EPILOGUE_DGELU, PostKernel::nothing},
+                          {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu_derivative});
     }
     return {};
 }
@@ -110,7 +113,7 @@ struct Call {
 };
 
 struct Plan {
-    Then then;
+    PostKernel then;
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -150,7 +153,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
-    if (finish >= Finish::gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
+    if (finish >= Epilogue::gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, type, uint64_t(a_rows), uint64_t(a_cols), a_rows));
@@ -196,7 +199,7 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
 template <class floatX>
 cublasStatus_t queue_product(Plan& plan, const Call<floatX>& call, Stream stream) {
     const float alpha = 1.0f, beta = call.accumulate ? 1.0f : 0.0f;
-    void* out = plan.then == Then::gelu ? call.pre_gelu : call.out;
+    void* out = plan.then == PostKernel::gelu ? call.pre_gelu : call.out;
     void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
     set_pointers(plan, call);
     return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, out, &plan.d, out,
@@ -209,8 +212,9 @@ void run(Plan& plan, const Call<floatX>& call, Stream stream) {
     if (device_debug_sync) CUDA_CHECK(cudaStreamSynchronize(stream));
     const int64_t count = int64_t(call.shape.m) * call.shape.n;
     floatX* result = static_cast<floatX*>(call.out);
-    if (plan.then == Then::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
-    if (plan.then == Then::gelu_derivative) gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
+    if (plan.then == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
+    if (plan.then == PostKernel::gelu_derivative)
+        gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
 }
 
 // ---- The choice by time
@@ -380,7 +384,7 @@ void check_sizes(int N, int IC, int OC) {
     ENSURE(IC % multiple == 0 && OC % multiple == 0,
            "a product of (%d, %d) and (%d, %d) in %s: the widths must be multiples of %d, so that rows begin at 16 "
            "bytes",
-           N, IC, IC, OC, dtype_name<floatX>(), multiple);
+           N, IC, IC, OC, dtype_name(dtype_of<floatX>), multiple);
 }
 
 }  // namespace
@@ -431,7 +435,9 @@ template <class floatX>
 void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
                          int N, int IC, int OC, Stream stream) {
     check_sizes<floatX>(N, IC, OC);
-    const Finish finish = pre_gelu ? (bias ? Finish::bias_gelu : Finish::gelu) : bias ? Finish::bias : Finish::nothing;
+    const Epilogue finish = pre_gelu ? (bias ? Epilogue::bias_gelu : Epilogue::gelu)
+                            : bias   ? Epilogue::bias
+                                     : Epilogue::nothing;
     const Shape shape = {Kind::forward, finish, sizeof(floatX) == 2, OC, N, IC};
     multiply<floatX>({shape, weight.rows, inp, out, bias, pre_gelu, false}, stream);
 }
@@ -442,11 +448,11 @@ void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floa
                           Stream stream) {
     check_sizes<floatX>(N, IC, OC);
     constexpr bool is_bf16 = sizeof(floatX) == 2;
-    const Finish finish = pre_gelu ? Finish::gelu_derivative : Finish::nothing;
+    const Epilogue finish = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read: the library has one attribute for both ways
     multiply<floatX>({{Kind::input_gradient, finish, is_bf16, IC, N, OC}, weight.rows, dout, dinp, nullptr, aux, false},
                      stream);
-    const Shape shape = {Kind::weight_gradient, Finish::nothing, is_bf16, IC, OC, N};
+    const Shape shape = {Kind::weight_gradient, Epilogue::nothing, is_bf16, IC, OC, N};
     multiply<floatX>({shape, inp, dout, dweight, nullptr, nullptr, accumulate}, stream);
     if (dbias)
         bias_backward<floatX>(dbias, dout, N, OC, accumulate, device_scratch(bias_scratch_bytes<floatX>(N, OC)),

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "../ops.h"
+#include "ops/ops.h"
 
 namespace gpu {
 

@@ -6,9 +6,9 @@
 #pragma once
 #include <cmath>
 
-#include "../device.h"
-#include "../ops.h"
-#include "simt.h"
+#include "base/device.h"
+#include "cuda/simt.h"
+#include "ops/ops.h"
 
 constexpr int NORM_THREADS = 512, NORM_MAX_BLOCKS = 1024;
 

@@ -3,15 +3,15 @@
 #include <limits>
 #include <tuple>
 
-#include "adamw.cuh"
-#include "attention.cuh"
-#include "bias.cuh"
-#include "classifier.cuh"
-#include "encoder.cuh"
-#include "gelu.cuh"
-#include "layernorm.cuh"
-#include "matmul.h"
-#include "norm.cuh"
+#include "cuda/adamw.cuh"
+#include "cuda/attention.cuh"
+#include "cuda/bias.cuh"
+#include "cuda/classifier.cuh"
+#include "cuda/encoder.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/matmul.h"
+#include "cuda/norm.cuh"
 
 template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
@@ -21,7 +21,7 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
 }
 
 // A GPU is filled best by all rows at once, and each piece would read and write the weight's gradient again.
-int gpu::preferred_head_rows() { return std::numeric_limits<int>::max(); }
+int gpu::preferred_logit_rows() { return std::numeric_limits<int>::max(); }
 
 INSTANTIATE(gpu::scratch_bytes);
 INSTANTIATE(gpu::encoder_forward);

@@ -8,9 +8,9 @@
 // no thread returns before a __syncthreads of its kernel; a shuffle orders no memory, so __syncwarp stands between the
 // shared-memory phases of a warp; no thread waits in a loop for another.
 #pragma once
-#include "../common.h"
-#include "../device.h"
-#include "../dtype.h"
+#include "base/common.h"
+#include "base/device.h"
+#include "base/dtype.h"
 
 #include <type_traits>
 

@@ -1,0 +1,422 @@
+#!/usr/bin/env bash
+# test_cli.sh: the commands end to end on a tiny model, and what they say to bad input.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" || fail "no shards"
+train_data=(--train-data "$scratch/data/train_*.bin") val_data=(--val-data "$scratch/data/val_*.bin")
+data=("${train_data[@]}" "${val_data[@]}")
+train=("$program" "${data[@]}" "${tiny[@]}" --output '' --steps 3)
+run=$scratch/run
+first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
+
+# ---- what should work
+check "train" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15
+loss_of() { sed -n 's/.*"kind":"val".*"step":'"$1"',.*"val_loss":\([0-9.]*\).*/\1/p' "$run/log.jsonl"; }
+check "the loss falls" awk -v a="$(loss_of 0)" -v b="$(loss_of 30)" 'BEGIN { exit !(a > 0 && b > 0 && b < 0.8 * a) }'
+# trainer_val STEP LOG_STEP: the checkpoint has the validation loss that the log has at that step.
+trainer_val() {
+    python3 -c "import json, sys; got = json.load(open('$run/step_0000$1/trainer.json'))['val_loss']; sys.exit(abs(got - $(loss_of "$2")) > 1e-5)"
+}
+check "a checkpoint has the validation loss of its own step" trainer_val 30 30
+check "or of the last one before" trainer_val 15 10
+check "run.json is JSON with the options" python3 -c "import json; r = json.load(open('$run/run.json')); assert r['options']['lr'] == 0.01, r"
+check "log.jsonl is JSON" python3 -c "import json; [json.loads(line) for line in open('$run/log.jsonl')]"
+generate() { "$program" generate --init "$run" --prompt "the king" --max-tokens 40 "$@"; }
+check "generate repeats itself" test "$(generate --seed 3)" = "$(generate --seed 3)"
+check "generate with another seed" test "$(generate --seed 3)" != "$(generate --seed 4)"
+check "generate begins with the prompt" grep -q '^the king' <(generate)
+check "generate beyond the context" test "$(generate --max-tokens 100 --temperature 0 | wc -c)" -gt 100
+check "eval as training measured it" python3 - "$run" "$scratch" "$program" <<'PY'
+import json, re, subprocess, sys
+run, scratch, program = sys.argv[1:]
+val = [json.loads(line) for line in open(run + "/log.jsonl")]
+want = [x["val_loss"] for x in val if x["kind"] == "val" and x["step"] == 30][-1]
+out = subprocess.run([program, "eval", "--init", run, "--val-data", scratch + "/data/val_*.bin", "--seq-len", "16", "--micro-batch", "2",
+                      "--batches", "20"], capture_output=True, text=True, check=True).stdout
+got = float(re.search(r"loss ([0-9.]+)", out).group(1))
+assert abs(got - want) < 1e-4 * want, (got, want)
+PY
+check "plan" "$program" plan --model d12 --micro-batch 4
+check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
+check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
+    -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
+check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \
+    <("$program" plan "${data[@]}" "${tiny[@]}")
+check "plan says where the time is not measured" grep -q "not measured, a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
+check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
+check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
+    <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
+"${train[@]}" --quiet=0 >"$scratch/out"
+check "train says how much memory there is" grep -q "^memory .* of .* available: weights" "$scratch/out"
+cp -r "$run" "$scratch/again"
+"$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
+check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
+"$program" --resume --output "$scratch/again" --steps 33 --quiet=0 >"$scratch/out" 2>&1
+options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['options']; print(o['lr'], o['layers'], o['global-batch'])"; }
+"$program" --resume --output "$scratch/again" --steps 5 --lr 1e-5 >"$scratch/nothing" 2>&1
+check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
+check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
+check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+# Started in one directory, continued from another: the run's relative paths are those of its start.
+started="$scratch/started [here]"
+mkdir -p "$started" "$scratch/elsewhere" && cp -r "$scratch/data" "$started/"
+started_run=("$program" --output "$started/run" --checkpoint-every 2)
+check "a run with relative paths" env -C "$started" "${started_run[@]}" "${tiny[@]}" --steps 2 \
+    --train-data 'data/train_*.bin' --val-data 'data/val_*.bin' --tokenizer data/tokenizer.json
+check "--resume from another directory" env -C "$scratch/elsewhere" "${started_run[@]}" --resume --steps 4 --quiet
+check "--resume from another directory goes on" grep -q '"step":3,' "$started/run/log.jsonl"
+check "--resume from a third one" env -C "$scratch" "${started_run[@]}" --resume --steps 6 --quiet
+cp -r "$started/data" "$scratch/elsewhere/near"
+check "a path that is given then is relative to the present directory" env -C "$scratch/elsewhere" "${started_run[@]}" --resume \
+    --steps 8 --quiet --train-data 'near/train_*.bin'
+cp -r "$started/run" "$scratch/elsewhere/run"
+python3 - "$scratch/elsewhere/run/run.json" <<'PY'
+import json, sys
+path = sys.argv[1]
+run = json.load(open(path))
+for name in "train-data", "val-data", "tokenizer":
+    run["options"][name] = "near/" + run["options"][name].rsplit("/", 1)[1]
+del run["directory"]
+json.dump(run, open(path, "w"))
+PY
+check "a run.json without a directory: relative to the present one" env -C "$scratch/elsewhere" "$program" --resume --output run --steps 10 --quiet
+cp -r "$run" "$scratch/fewer"
+"$program" --resume --output "$scratch/fewer" "${train_data[@]}" --steps 33 --quiet >"$scratch/out" 2>&1
+check "--resume with some options takes the others" test "$(options_of "$scratch/fewer")" = "0.01 2 64"
+check "--resume with some options: no other has changed" grep -q "^warning: changed since the checkpoint: --steps 33 (was 30)$" "$scratch/out"
+"$program" "${train_data[@]}" "${tiny[@]}" --global-batch 0 --output "$scratch/no_batch" --steps 2 --checkpoint-every 2
+"$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
+check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \
+    "$scratch/no_batch/log.jsonl")" = 96
+# warned NAME TEXT COMMAND...: it succeeds, and warns.
+warned() { check "$1" bash -c '"${@:2}" 2>&1 >/dev/null | grep -qF -- "warning: $1"' warned "${@:2}"; }
+make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
+"$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
+other="$scratch/other/train_*.bin has tokens of the tokenizer beside it"
+warned "eval on the tokens of another tokenizer" "$other" "$program" eval --init "$run" --val-data "$scratch/other/train_*.bin"
+warned "train on them" "$other" "$program" --init "$run" --train-data "$scratch/other/train_*.bin" --seq-len 16 --steps 1 --output ''
+warned "validate on the training data" "$first_shard is in --train-data and in --val-data" "${train[@]}" --val-data "$first_shard"
+check "tokenize --tokenizer RUN" "$program" tokenize "$scratch/data.txt" --output "$scratch/by_run" --tokenizer "$run" --quiet
+check "tokenize --tokenizer RUN: the shards of its tokenizer" cmp "$scratch/by_run/train_000001.bin" "$first_shard"
+check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
+
+# The number of tokens, and of documents: each begins with the same token.
+shard_counts() {
+    python3 - "$1" <<'PY'
+import array, sys
+data = open(sys.argv[1], "rb").read()
+tokens = array.array("H", data[1024:])
+print(len(tokens), tokens.count(tokens[0]))
+PY
+}
+printf 'one king\n<|endoftext|>\nthe old queen\n\nand a river\n<|endoftext|>\n' >"$scratch/documents.txt"
+check "tokenize --split end-of-text" "$program" tokenize "$scratch/documents.txt" --output "$scratch/documents" \
+    --tokenizer "$scratch/data" --split end-of-text --val-fraction 0 --quiet
+check "--split end-of-text makes two documents" grep -q ' 2$' <(shard_counts "$scratch/documents/train_000001.bin")
+check "tokenize --val-tokens" "$program" tokenize "$scratch/data.txt" --output "$scratch/held_out" --tokenizer "$scratch/data" \
+    --val-tokens 777 --quiet
+check "--val-tokens holds out exactly so many" grep -q '^777 ' <(shard_counts "$scratch/held_out/val_000000.bin")
+shakespeare=../shared/data/tinyshakespeare/input.txt bpe=../shared/data/gpt2-bpe
+if [ -e $shakespeare ] && [ -e $bpe ]; then
+    tree=$scratch/tree
+    mkdir -p "$tree/data/tinyshakespeare" "$tree/data/gpt2"
+    cp data/*.sh "$tree/data/" && ln -s "$program" "$tree/train_gpt2"
+    cp $shakespeare "$tree/data/tinyshakespeare/"
+    cp $bpe/encoder.json "$tree/data/gpt2/vocab.json" && cp $bpe/vocab.bpe "$tree/data/gpt2/merges.txt"
+    check "tinyshakespeare.sh" "$tree/data/tinyshakespeare.sh"
+    check "tinyshakespeare.sh makes llm.c's validation shard" sha256sum --check --quiet - \
+        <<<"fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62  $tree/data/tinyshakespeare/val_000000.bin"
+    check "tinyshakespeare.sh makes llm.c's training shard" sha256sum --check --quiet - \
+        <<<"8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8  $tree/data/tinyshakespeare/train_000001.bin"
+else
+    skip "tinyshakespeare.sh" "its text and GPT-2's vocabulary are not here"
+fi
+
+# ---- usage
+refused "unknown option" 2 "did you mean --micro-batch?" "$program" --mirco-batch 4
+refused "no training data" 2 "--train-data is missing" "$program"
+refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
+refused "no masters, but fp32" 2 "--master-weights off, but --precision auto is fp32 on this device" env CPU_ISA=plain \
+    "$program" "${data[@]}" --master-weights off
+refused "unknown precision" 2 "--precision fp8 is not known" "$program" "${data[@]}" --precision fp8
+refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
+refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
+    --output "$scratch/never" --train-bpe 300 --val-fraction 0.6
+refused "two ways to hold out" 2 "are two ways to hold out text; give one" "$program" tokenize "$scratch/data.txt" \
+    --output "$scratch/never" --train-bpe 300 --val-fraction 0.1 --val-tokens 100
+check "refused before anything is made" test ! -e "$scratch/never"
+refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${train[@]}" --channels 33
+refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
+refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
+"$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
+check "plan --resume takes the options of the run" grep -q "^options of $scratch/again/run.json: .* --layers 2 " "$scratch/out"
+check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
+refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
+    "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
+check "and nothing is written" test ! -e "$scratch/prompt"
+refused "--resume alone without a run" 2 "run.json, from which --resume would take the options, is not there" "$program" --resume --output "$scratch/none"
+refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=100
+refused "an unknown command" 2 "did you mean train?" "$program" trian
+refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
+refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256
+long_prompt=$(make_text 200)
+refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
+check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"
+
+# ---- missing and damaged input
+mkdir "$scratch/no_steps" && cp "$run/run.json" "$scratch/no_steps"
+refused "a run without a checkpoint" 66 "this run has saved no checkpoint yet" "$program" generate --init "$scratch/no_steps"
+longer="--seq-len 128 is more than the 16 positions that $run/step_000030 was trained with"
+refused "windows longer than the model's: eval" 2 "$longer" "$program" eval --init "$run" "${val_data[@]}" --seq-len 128
+refused "windows longer than the model's: train" 2 "$longer" "$program" --init "$run" "${train_data[@]}" --seq-len 128 --output ''
+refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$program" "${train_data[@]}" "${tiny[@]}" --val-every 5
+check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
+refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
+for size in 16k 20 40000B "16 K"; do
+    refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
+done
+refused "a small stack" 2 "the limit of the stack is 32.0 KiB (ulimit -s); the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"
+check "stacks that are large enough" bash -c 'ulimit -s 1024 && OMP_STACKSIZE=" 1 m " exec "$@"' stack "${train[@]}"
+refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 are 68,719,476,736 tokens at once" "$program" plan \
+    --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
+refused "a trace in the place of the log" 2 "is a file of the run itself" "${train[@]}" --output "$scratch/traced" --trace "$scratch/traced/log.jsonl"
+refused "--print-launch to a closed stdout" 74 "cannot write to standard output" bash -c '"$1" --print-launch >&-' closed "$program"
+cp -r "$run" "$scratch/to_the_end"
+check "--stop-after beyond all numbers" "$program" --resume --output "$scratch/to_the_end" --steps 31 --stop-after 9223372036854775807 --quiet
+check "goes to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
+warned "another tokenizer on resume" "the tokenizer $scratch/other is not that of" "$program" --resume --output "$scratch/to_the_end" \
+    --steps 32 --tokenizer "$scratch/other"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody" && chmod a+rx "$scratch"
+    refused "no thread can be started" 1 "Resource temporarily unavailable" setpriv --reuid=65534 --regid=65534 --clear-groups \
+        bash -c 'ulimit -u 1; exec "$@"' nobody "${train[@]}" --output "$scratch/nobody/run" --threads 1
+else
+    skip "no thread can be started" "only root can become another user, by setpriv"
+fi
+refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
+check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
+refused "no such directory" 66 "--init $scratch/nowhere: cannot open the directory: No such file" "$program" generate --init "$scratch/nowhere"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run" && chmod a+rx "$scratch"
+    for command in generate plan; do
+        refused "a directory below one that may not be searched: $command" 66 \
+            "--init $scratch/closed/run: cannot open the directory: Permission denied" \
+            setpriv --reuid=65534 --regid=65534 --clear-groups "$program" "$command" --init "$scratch/closed/run"
+    done
+else
+    skip "a directory below one that may not be searched" "only root can become another user, by setpriv"
+fi
+mkdir "$scratch/empty"
+refused "a directory that is no checkpoint" 66 "neither a Hugging Face directory" "$program" generate --init "$scratch/empty"
+
+# overwrite FILE OFFSET BYTES
+overwrite() { printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
+cp "$first_shard" "$scratch/truncated.bin" && truncate -s -100 "$scratch/truncated.bin"
+refused "truncated shard" 65 "truncated.bin" "${train[@]}" --train-data "$scratch/truncated.bin"
+cp "$first_shard" "$scratch/magic.bin" && overwrite "$scratch/magic.bin" 0 '\x01\x02\x03\x04'
+refused "wrong magic" 65 "magic.bin" "${train[@]}" --train-data "$scratch/magic.bin"
+cp "$first_shard" "$scratch/token.bin" && overwrite "$scratch/token.bin" 1400 '\xff\xff'
+refused "token above the vocabulary" 65 "65535" "${train[@]}" --train-data "$scratch/token.bin" --steps 100
+refused "fewer tokens than a batch" 65 "train_" "${train[@]}" --global-batch 1048576
+
+# As a directory of Hugging Face's: trainer.json would have the checksums.
+copy_run() { rm -rf "$scratch/copy" && cp -r "$run/step_000030" "$scratch/copy" && rm "$scratch/copy/trainer.json"; }
+copy_run && overwrite "$scratch/copy/model.safetensors" 9 x
+refused "broken safetensors header" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
+copy_run && truncate -s 1000 "$scratch/copy/model.safetensors"
+refused "truncated weights" 65 "model.safetensors" "$program" generate --init "$scratch/copy"
+copy_run && overwrite "$scratch/copy/model.safetensors" $(($(stat -c %s "$scratch/copy/model.safetensors") - 4)) '\x00\x00\xc0\x7f'
+not_a_number="model.safetensors: transformer.h.1.mlp.c_proj.bias[31] is NaN"
+refused "NaN weights: generate" 65 "$not_a_number" "$program" generate --init "$scratch/copy"
+refused "NaN weights: eval" 65 "$not_a_number" "$program" eval --init "$scratch/copy" "${val_data[@]}"
+refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[@]}" --init "$scratch/copy" --steps 1 --output ''
+# Both biases of 3e38 are finite, but LayerNorm's sum over them overflows to infinity.
+copy_run && overwrite "$scratch/copy/model.safetensors" \
+    $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
+refused "huge weights: eval" 65 "with these weights numbers leave the range of fp32" \
+    "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
+copy_run && cp "$run/step_000030/trainer.json" "$scratch/copy" && overwrite "$scratch/copy/model.safetensors" 20000 '\x01\x02\x03'
+for command in "generate" "eval ${val_data[*]}" "train ${train_data[*]} --steps 1 --output $scratch/none"; do
+    # shellcheck disable=SC2086
+    refused "other weights than were saved: ${command%% *}" 65 "model.safetensors: its checksum does not match" \
+        "$program" $command --init "$scratch/copy"
+done
+copy_run && sed -i 's/"n_embd": *32/"n_embd": 64/' "$scratch/copy/config.json"
+refused "weights of another shape" 65 "needs" "$program" generate --init "$scratch/copy"
+copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
+refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
+
+head -c 3000 "$program" >"$scratch/program.txt"
+check "tokenize of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: looks binary, not like text"' binary \
+    "$program" tokenize "$scratch/program.txt" --output "$scratch/binary" --tokenizer "$run" --quiet
+printf 'caf\xe9 au lait\n' >"$scratch/latin1.txt"
+echo '[{"text": "one king"}]' >"$scratch/array.json"
+check "tokenize of odd files" "$program" tokenize "$scratch/latin1.txt" "$scratch/array.json" "$scratch/data.txt" \
+    --output "$scratch/odd" --tokenizer "$run" --quiet
+cp "$scratch/check.log" "$scratch/odd.log"
+check "tokenize of Latin-1 says so" grep -q "^warning: .*latin1.txt: is not UTF-8 (byte 4); convert it.* iconv -f ISO-8859-1" "$scratch/odd.log"
+check "tokenize of .json says so" grep -q "^warning: .*array.json: is JSON, but is taken as plain text" "$scratch/odd.log"
+check "and nothing of the others" test "$(grep -c warning: "$scratch/odd.log")" = 2
+mkdir "$scratch/mixed"
+cp "$scratch/data.txt" "$scratch/mixed/"
+touch "$scratch/mixed/"{a.csv,b.csv,c.gz,README}
+ln -s data.txt "$scratch/mixed/link.txt"
+mixed=("$program" tokenize "$scratch/mixed" --tokenizer "$run")
+check "tokenize of a folder with other files" "${mixed[@]}" --output "$scratch/of_mixed"
+cp "$scratch/check.log" "$scratch/mixed.log"
+check "they are counted" grep -qx "4 files left out: 2 .csv, 1 .gz, 1 without an extension" "$scratch/mixed.log"
+check "a file under two names is named" grep -q "^warning: .*/mixed/link.txt: is given more than once (it is .*/mixed/data.txt); it is taken once$" "$scratch/mixed.log"
+check "--quiet" "${mixed[@]}" --output "$scratch/quiet_mixed" --quiet
+cp "$scratch/check.log" "$scratch/mixed.log"
+check "--quiet does not count them" test "$(grep -c "left out" "$scratch/mixed.log") $(grep -c warning: "$scratch/mixed.log")" = "0 1"
+: >"$scratch/empty.txt"
+refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
+head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"
+refused "one long word" 65 "they give 257: 100,000 bytes are in words longer than 1024" "$program" tokenize "$scratch/word.txt" \
+    --output "$scratch/word" --train-bpe 300
+
+# A model without a tokenizer keeps its own end of text.
+copy_run && rm "$scratch"/copy/{tokenizer,vocab}.json "$scratch"/copy/merges.txt && sed -i 's/"\(.os_token_id\)": *[0-9]*/"\1": 0/' "$scratch/copy/config.json"
+mkdir "$scratch/bare" && cp "$scratch"/data/*.bin "$scratch/bare"
+check "train from a model without a tokenizer" "$program" --train-data "$scratch/bare/train_*.bin" --init "$scratch/copy" --quiet --steps 1 \
+    --output "$scratch/continued"
+check "its checkpoint has the model's end of text" test \
+    "$(grep -c '"[be]os_token_id": 0' "$scratch/continued/step_000001/config.json")" = 2
+
+# A damaged newest checkpoint is passed over, by name, for the one before.
+cp -r "$run" "$scratch/damaged_run"
+overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
+"$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
+check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
+check "damaged checkpoint: a warning, also with --quiet" grep -q "^warning: passing over a checkpoint: .*step_000030/optimizer" "$scratch/out"
+check "damaged checkpoint: a warning in the log" grep -q '"kind":"warning","text":"passing over a checkpoint: ' "$scratch/damaged_run/log.jsonl"
+
+# Killed between the two renames of a save: --resume finds the old name back.
+cp -r "$run" "$scratch/renamed_run"
+mv "$scratch/renamed_run/step_000030" "$scratch/renamed_run/step_000030.replaced"
+check "a checkpoint that a killed save had moved aside" "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/renamed_run" --steps 31 --resume
+
+# When all are damaged, nothing starts over and nothing is deleted. The optimizer's state is lost in one, trainer.json in the
+# other; the weights of both are there.
+cp -r "$run" "$scratch/all_damaged"
+overwrite "$scratch/all_damaged/step_000030/optimizer.safetensors" 5000 x
+overwrite "$scratch/all_damaged/step_000015/trainer.json" 5 x
+tree_of() { (cd "$1" && find . -type f -exec sha256sum {} + | sort | sha256sum); }
+before=$(tree_of "$scratch/all_damaged")
+on_damaged=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/all_damaged" --steps 40 --keep 1)
+refused "every checkpoint damaged" 65 "no checkpoint in it is whole" "${on_damaged[@]}" --resume
+check "every checkpoint damaged: both files are named" test "$(grep -cE 'step_000030/optimizer.safetensors: its checksum|step_000015/trainer.json: ' "$scratch/err")" = 2
+check "every checkpoint damaged: how to go on" grep -q -- "--init $scratch/all_damaged/step_000030 starts from its weights" "$scratch/err"
+refused "every checkpoint damaged: a new run" 2 "holds the checkpoints of an earlier run" "${on_damaged[@]}"
+refused "every checkpoint damaged: generate" 65 "no checkpoint in it is whole" "$program" generate --init "$scratch/all_damaged"
+check "every checkpoint damaged: nothing was touched" test "$(tree_of "$scratch/all_damaged")" = "$before"
+check "every checkpoint damaged: the advice works" "$program" "${train_data[@]}" --init "$scratch/all_damaged/step_000030" --seq-len 16 \
+    --micro-batch 2 --global-batch 64 --steps 2 --quiet --output "$scratch/from_damaged"
+
+# ---- one run at a time in an output
+busy=$scratch/busy
+in_busy=("$program" "${data[@]}" "${tiny[@]}" --output "$busy" --val-every 0 --checkpoint-every 50 --keep 1)
+"${in_busy[@]}" --steps 1000000 &
+owner=$!
+check "a run that goes on" wait_for "$busy/latest"
+refused "a second run" 73 "$busy is in use by another run: pid $owner on $(hostname) since" "${in_busy[@]}" --steps 3
+refused "--resume into a run that goes on" 73 "is in use by another run: pid $owner" "${in_busy[@]}" --steps 1000000 --stop-after 200 --resume
+check "it was not touched" test -z "$(find "$busy" -name '*.stale*' -o -name 'log.1.jsonl')"
+kill -9 $owner
+wait $owner 2>/dev/null
+check "after kill -9, --resume goes on" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
+check "no lock is left" test ! -e "$busy/run.lock"
+
+# A run whose output is moved away must not touch the next run of that name; moved back, it saves again.
+in_moved=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/moved" --val-every 0)
+"${in_moved[@]}" --steps 1000000 --checkpoint-every 300 --keep 1 2>"$scratch/moved.err" &
+owner=$!
+check "a run to be moved" wait_for "$scratch/moved/latest"
+mv "$scratch/moved" "$scratch/moved_away"
+check "a run in its place" "${in_moved[@]}" --steps 30 --checkpoint-every 10 --keep 0
+check "moved away: it says so" wait_for "$scratch/moved.err" \
+    "^warning: the checkpoint of step .* was not saved: $scratch/moved or its run.lock was moved or removed, or another run has it now"
+kill -TERM $owner
+wait $owner
+check "moved away: exit code 74" test $? = 74
+check "moved away: one sentence at the end" grep -q "^error: .*$scratch/moved or its run.lock was moved or removed" "$scratch/moved.err"
+check "moved away: the next run's checkpoints are untouched" test "$(find "$scratch/moved" -maxdepth 1 -name 'step_*' -printf '%f\n' | sort | tr '\n' ' ')" \
+    = "step_000010 step_000020 step_000030 "
+check "moved away: its own are where it was moved" test -e "$scratch/moved_away/latest"
+check "moved away: --resume there goes on" "${in_moved[@]}" --output "$scratch/moved_away" --steps 1000000 --resume --stop-after 5
+
+# ---- output that cannot be written
+if [ -e /dev/full ]; then
+    for command in "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0" "generate --init $run --max-tokens 5" "eval --init $run --val-data $scratch/data/val_*.bin --batches 1" \
+        "tokenize $scratch/data.txt --output $scratch/unread --train-bpe 300" "--help" "--version" "--print-launch"; do
+        # shellcheck disable=SC2086  # words
+        refused "${command%% *} to a full device" 74 "cannot write to standard output: No space left on device" \
+            bash -fc 'exec "$@" >/dev/full' full "$program" $command
+    done
+    check "tokenize to a full device leaves its shards" test -s "$scratch/unread/train_000001.bin"
+    bash -c '"$@" >/dev/full' full "$program" "${train_data[@]}" "${tiny[@]}" --log-every 1 --quiet=0 --output "$scratch/unread_run" \
+        --steps 3 2>"$scratch/err"
+    check "train to a full device goes on" test $? = 0
+    check "train to a full device says so, once" test "$(grep -c 'stdout: No space left on device; the run goes on' "$scratch/err")" = 1
+    check "train to a full device logs every step" test "$(grep -c '"kind":"step"' "$scratch/unread_run/log.jsonl")" = 3
+else
+    skip "output to a full device" "there is no /dev/full"
+fi
+timeout 20 "$program" generate --init "$run" --max-tokens 1000 --num-samples 100000 2>"$scratch/err" | head -c 10 >"$scratch/out"
+check "generate ends when nobody reads on" test "${PIPESTATUS[0]}" = 74
+check "generate says why it ends" grep -q "^error: cannot write to standard output: Broken pipe" "$scratch/err"
+: >"$scratch/file"
+refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
+# Of 200 KiB a file may have, model.safetensors takes 140: the write of optimizer.safetensors fails in the middle, three
+# saves in a row.
+limited=$scratch/limited_run
+check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
+refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \
+    "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 30 --checkpoint-every 6 --resume
+check "a limit on the size of files: the failed saves leave nothing" test "$(find "$limited" -name 'step_*' -printf '%f ')" = "step_000006 "
+check "a limit on the size of files: the checkpoint before goes on" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" \
+    --steps 12 --checkpoint-every 6 --resume
+check "a limit on the size of files: it was resumed" grep -q '"step":11,' "$limited/log.jsonl"
+if unshare --mount true 2>/dev/null; then
+    disk=$scratch/disk
+    mkdir "$disk"
+    # 1 MB holds the log and one checkpoint of about 700 kB, not two: the first one must survive.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=1000k none "$0"
+        "$@" >"$0.out" 2>"$0.err"; echo $? >"$0.status"
+        ls "$0/run" >"$0.list"' "$disk" "$program" "${data[@]}" "${tiny[@]}" --output "$disk/run" --steps 12 --checkpoint-every 6 --keep 0
+    check "disk full: exit code 74" test "$(cat "$disk.status")" = 74
+    check "disk full: one sentence" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
+    check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
+
+    # Two old checkpoints, and then too little room for a third: not even without the older one; only without it.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=4m none "$0"
+        run=("$@" --output "$0/run" --checkpoint-every 6)
+        "${run[@]}" --steps 12 --keep 0
+        attempt() {  # NAME KIB_FREE OPTION...
+            rm -f "$disk/ballast"
+            head -c $((($(df --output=avail -k "$disk" | tail -1) - $2) * 1024)) /dev/zero >"$disk/ballast"
+            "${run[@]}" --resume "${@:3}" 2>"$disk.$1.err"; echo $? >"$disk.$1.status"
+            ls "$disk/run" | grep step_ | tr "\n" " " >"$disk.$1.list"
+        }
+        disk=$0
+        attempt none 50 --steps 60 --keep 1
+        attempt keep 400 --steps 60 --keep 3
+        attempt room 400 --steps 18 --keep 1
+        rm "$disk/ballast"
+        "${run[@]}" --resume --steps 30 --keep 0 2>/dev/null
+        attempt full 0 --steps 36 --keep 1' "$disk" "$program" "${data[@]}" "${tiny[@]}"
+    for name in none keep; do
+        check "disk full, $name: exit code 74" test "$(cat "$disk.$name.status")" = 74
+        check "disk full, $name: both old checkpoints are there" test "$(cat "$disk.$name.list")" = "step_000006 step_000012 "
+        check "disk full, $name: why it ends" grep -q "^error: three saves in a row failed, .* $disk/run/step_000012; .*a checkpoint needs" "$disk.$name.err"
+    done
+    check "disk full: a lower --keep is named only where it helps" test "$(cat "$disk".{none,keep}.err | grep -c '^error: .*; --keep 2 would make room')" = 1
+    check "disk full: --keep 1 makes room" test "$(cat "$disk.room.status") $(cat "$disk.room.list")" = "0 step_000018 "
+    check "disk full: --keep 1 makes room where not a byte is free" test "$(cat "$disk.full.status") $(cat "$disk.full.list")" = "0 step_000036 "
+else
+    skip "disk full" "unshare --mount is not permitted here"
+fi
+finish

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# test_cpu_isa.sh: CPU_ISA on the command line, as the README promises it: a value of this machine trains and is named at the
+# start and in run.json, one above it is refused. Also the other facts of run.json that depend on the CPU: threads, peak, MFU.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" || fail "no shards"
+# Large enough that MFU, which log.jsonl has with four decimals, is not 0.
+train=("$program" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 2 --channels 128 --seq-len 64 --micro-batch 8
+    --global-batch 0 --steps 2)
+
+refused "an unknown value" 2 "CPU_ISA=unknown is not known" env CPU_ISA=unknown "${train[@]}" --output ''
+values=$(sed -n 's/.*CPU_ISA=unknown is not known: //p' "$scratch/err" | sed 's/,/ /g; s/ or / /')
+check "the README lists the same values" grep -qF "\`CPU_ISA=$(echo $values | tr ' ' '|')\`" README.md
+
+# printing FILE COMMAND...: what the command prints goes there.
+printing() { "${@:2}" >"$1"; }
+
+# facts RUN ISA PRECISION THREADS: what run.json, the first lines (RUN.out) and the steps' MFU must agree on.
+facts() {
+    python3 - "$@" <<'PY'
+import json, sys
+path, isa, precision, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+run = json.load(open(path + "/run.json"))
+assert (run["cpu_isa"], run["precision"], run["threads"]) == (isa, precision, threads), run
+device = next(line for line in open(path + ".out") if line.startswith("device ")).rstrip()
+words = f"{threads} thread{'s' * (threads > 1)}, {isa}; peak {run['peak_flops'] / 1e12:.3g} TFLOP/s in {precision}, measured at start"
+assert device.endswith(words), (device, words)
+steps = [line for line in map(json.loads, open(path + "/log.jsonl")) if line["kind"] == "step"]
+assert len(steps) == 2, steps
+for step in steps:
+    mfu = step["tokens_per_s"] * run["model"]["flops_per_token"] / run["peak_flops"]
+    assert 0 < step["mfu"] and abs(step["mfu"] - mfu) < 1e-4, (step, mfu)
+PY
+}
+
+refusals=0
+for isa in $values; do
+    if offers=$(CPU_ISA=$isa "$program" plan --layers 1 --heads 1 --channels 16 2>&1 >/dev/null); then
+        for precision in fp32 bf16; do
+            run=$scratch/${isa}_$precision
+            check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
+                env CPU_ISA="$isa" "${train[@]}" --precision $precision --threads 2 --output "$run"
+            check "CPU_ISA=$isa in $precision: run.json, the start and MFU" facts "$run" "$isa" $precision 2
+            # Widened to fp32, bf16 products are never faster.
+            case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
+                check "CPU_ISA=$isa in bf16: says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
+            esac
+        done
+    else
+        refused "CPU_ISA=$isa, which this machine lacks" 2 "CPU_ISA=$isa, but this machine offers" \
+            env CPU_ISA="$isa" "${train[@]}" --output "$scratch/$isa"
+        check "CPU_ISA=$isa: refused before anything is made" test ! -e "$scratch/$isa"
+        skip "CPU_ISA=$isa trains" "${offers#error: }"
+        refusals=$((refusals + 1))
+    fi
+done
+if [ $refusals = 0 ]; then skip "a value above the machine's is refused" "this machine offers all of them"; fi
+
+# Threads: of --threads and OMP_NUM_THREADS, what OMP_THREAD_LIMIT leaves.
+for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2"; do
+    read -r variable option <<<"$setting"
+    threads=${variable#*=} run=$scratch/$variable
+    check "$variable --threads $option" printing "$run.out" \
+        env CPU_ISA=plain "$variable" "${train[@]}" --precision fp32 --threads "$option" --output "$run"
+    check "$variable --threads $option: run.json says $threads" facts "$run" plain fp32 "$threads"
+done
+
+# How long threads spin, as libgomp tells: the program starts once more with its own choice, or takes the user's.
+# spins SETTING...: the value of the last start.
+spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1; }
+if [ -z "$(spins GOMP_SPINCOUNT=7)" ]; then
+    skip "how long threads spin" "this build's OpenMP is not GCC's"
+else
+    check "threads spin briefly: $(spins) turns" test "$(spins)" -gt 0 -a "$(spins)" -lt 100000
+    check "GOMP_SPINCOUNT wins" test "$(spins GOMP_SPINCOUNT=7)" = 7
+    check "OMP_WAIT_POLICY=passive wins" test "$(spins OMP_WAIT_POLICY=passive)" = 0
+    check "OMP_WAIT_POLICY=active wins" test "$(spins OMP_WAIT_POLICY=active)" -gt 1000000
+fi
+finish

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# test_memory.sh: the peak of a training process's resident memory against what `plan` names for the same options. GPT-2
+# 124M, so that program and libraries (some 20 MB) do not count.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" || fail "no shards"
+for precision in bf16 fp32; do
+    python3 - "$program" --model d12 --vocab-size 50257 --precision $precision --micro-batch 1 --seq-len 128 --global-batch 0 \
+        --steps 1 --train-data "$scratch/data/train_*.bin" --output '' >"$scratch/result" 2>&1 <<'PY'
+import re, resource, subprocess, sys
+program, *options = sys.argv[1:]
+text = subprocess.run([program, "plan", *options], capture_output=True, text=True, check=True).stdout
+number, unit = re.search(r"^memory\s+([0-9.]+) (MiB|GiB) of .* available: ", text, re.M).groups()
+plan = float(number) * {"MiB": 1, "GiB": 1024}[unit]
+before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+run = subprocess.run([program, *options], capture_output=True, text=True)
+if run.returncode:
+    sys.exit(run.stderr)
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # of the largest child
+assert peak > before, f"the peak of {peak:.0f} MiB is that of plan"
+print(f"peak {peak:.0f} MiB, plan {plan:.0f} MiB")
+sys.exit(not 0.95 * plan <= peak <= 1.05 * plan)
+PY
+    status=$?
+    if grep -q "no memory for" "$scratch/result"; then
+        skip "$precision" "$(cat "$scratch/result")"
+    elif [ $status = 0 ]; then
+        pass "$precision: $(cat "$scratch/result")"
+    else
+        fail "$precision: not within 5 %: $(tail -n 5 "$scratch/result")"
+    fi
+done
+
+# --micro-batch auto: no more than speed needs, and what a limit on the process leaves.
+auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
+      --train-data "$scratch/data/train_*.bin" --output '' --quiet)
+limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
+sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .*/\1/p'; }
+check "auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
+check "auto trains" "${auto[@]}" --seq-len 64
+check "auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
+refused "auto where not even one fits" 2 "--micro-batch auto: one sequence of 1024 tokens takes" \
+    "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
+finish

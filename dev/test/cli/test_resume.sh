@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# test_resume.sh: a run that is stopped and continued equals one that was not, byte for byte: log and weights.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" || fail "no shards"
+data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
+run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0)
+
+for precision in fp32 bf16; do
+    whole=$scratch/whole_$precision parts=$scratch/parts_$precision
+    check "$precision: 20 steps" "${run[@]}" --precision $precision --output "$whole"
+    check "$precision: the log has every step" test "$(results "$whole" | grep -c '"kind":"step"')" = 20
+    check "$precision: 6 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 6
+    check "$precision: and 7 more" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
+    check "$precision: and the rest" "${run[@]}" --precision $precision --output "$parts" --resume
+    check "$precision: in parts as in one" same_run "$whole" "$parts"
+    check "$precision: 1 thread" "${run[@]}" --precision $precision --output "$scratch/one_$precision" --threads 1
+    check "$precision: 1 thread as 2" same_run "$whole" "$scratch/one_$precision"
+done
+check "--val-every 0 from a checkpoint: 8 steps" "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
+check "--val-every 0 from a checkpoint: one more" "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
+check "--val-every 0 from a checkpoint: keeps that step's validation" test "$(grep -c '"kind":"val","step":8,' "$scratch/no_val/log.jsonl")" = 1
+check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
+check "and changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
+
+# Without master weights: what was rounded at random is rounded so again.
+bare=(--precision bf16 --master-weights off)
+check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_bare"
+check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
+check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
+check "no masters: the rest" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
+check "no masters: in parts as in one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
+check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
+    --export-dtype bf16 --stop-after 12
+check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
+check "no masters: as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
+if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
+    fail "no masters: the same weights as with masters"
+else
+    pass "no masters: other weights than with masters"
+fi
+check "no masters: the loss is close" awk -v a="$(val_loss "$scratch/whole_bf16")" -v b="$(val_loss "$scratch/whole_bare")" \
+    'BEGIN { exit !(a > 0 && a - b < 0.05 && b - a < 0.05) }'
+
+# Killed without warning in the middle: continues from the last checkpoint.
+long=(--steps 200 --val-every 0 --sample-every 0 --checkpoint-every 50)
+check "200 steps" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/undisturbed"
+"${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" &
+pid=$!
+for _ in $(seq 1000); do if [ -e "$scratch/killed/step_000100" ]; then break; fi; sleep 0.01; done
+kill -9 $pid
+wait $pid 2>/dev/null
+check "killed before its end" test ! -e "$scratch/killed/step_000200"
+check "after kill -9" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" --resume
+check "as never killed" same_run "$scratch/undisturbed" "$scratch/killed" 200
+
+# Asked to stop: saved, the exit code says so.
+for signal in TERM INT USR1 HUP; do
+    out=$scratch/stopped_$signal
+    "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
+    pid=$!
+    for _ in $(seq 1000); do if grep -q '"step":3,' "$out/log.jsonl" 2>/dev/null; then break; fi; sleep 0.01; done
+    kill -$signal $pid
+    wait $pid
+    check "SIG$signal: exit code 75" test $? = 75
+    check "SIG$signal: a checkpoint" test -e "$out/latest"
+done
+
+# In a step of seconds: it is given up, and the resumed run repeats it. A second signal ends the run at once.
+make_shards "$scratch/more" 60000 || fail "no shards"
+slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch 32000 --threads 1
+      --steps 3 --precision fp32 --checkpoint-every 3)
+check "3 long steps" "${slow[@]}" --output "$scratch/slow"
+# begin DIR [OPTION...]: the same in the background, until its first step is complete.
+begin() {
+    "${slow[@]}" "${@:2}" --output "$1" 2>"$scratch/said" &
+    pid=$!
+    wait_for "$1/log.jsonl" '"step":0,'
+}
+begin "$scratch/given_up"
+kill -TERM $pid
+wait $pid
+check "SIGTERM in a long step: exit code 75" test $? = 75
+check "SIGTERM in a long step: it says so" grep -q "^stopping: the step is given up" "$scratch/said"
+check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
+check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
+check "SIGTERM in a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
+begin "$scratch/twice"
+kill -STOP $pid
+kill -TERM $pid
+kill -INT $pid
+kill -CONT $pid
+wait $pid
+status=$?
+check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
+check "a second signal: it says so" grep -q "^ended by a second signal" "$scratch/said"
+
+# Data that become unreadable: the steps before are saved.
+cp -r "$scratch/more" "$scratch/spoilt"
+shard=$(ls "$scratch"/spoilt/train_*.bin | head -1)
+for how in "truncate -s 5000" rm "sed -i s/././g"; do
+    cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
+    out=$scratch/data_${how%% *}
+    begin "$out" --train-data "$scratch/spoilt/train_*.bin"
+    $how "$shard"
+    wait $pid
+    status=$?
+    check "$how a shard: exit code $status" test $status = 65 -o $status = 66
+    check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
+    check "$how a shard: said" grep -q "step 1 is saved, --resume goes on" "$scratch/said"
+    cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
+    check "$how a shard: mended and resumed" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
+    check "$how a shard: as never spoilt" same_run "$scratch/slow" "$out" 3
+done
+
+# Another batch reads the same windows in the same order.
+check "micro-batch 4" "${run[@]}" --precision fp32 --output "$scratch/micro" --micro-batch 4
+check "micro-batch 4 trains as micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
+    'BEGIN { exit !(a > 0 && a - b < 1e-3 && b - a < 1e-3) }'
+
+# --keep, --init, and training from our own weights.
+check "--keep 2" "${run[@]}" --precision fp32 --output "$scratch/kept" --keep 2
+check "--keep 2 leaves two" test "$(find "$scratch/kept" -maxdepth 1 -name 'step_*' | sort | xargs -n1 basename | tr '\n' ' ')" = "step_000014 step_000020 "
+check "--init starts from weights" "$program" "${data[@]}" --init "$scratch/kept" --seq-len 16 --micro-batch 2 --global-batch 64 \
+    --steps 3 --lr 0 --quiet --precision fp32 --output "$scratch/init" --val-every 3 --warmup 0 --checkpoint-every 3
+weights() { tail -c 100000 "$1/model.safetensors"; }  # without the header, which names the step
+check "--lr 0 leaves them as they are" cmp <(weights "$scratch/init/step_000003") <(weights "$scratch/kept/step_000020")
+
+# A run that version 0.1.0 left at step 4 of 8, and the log of the same run, undisturbed. Losses differ by rounding between
+# machines.
+cp -r dev/test/support/run_0.1.0/. "$scratch/old"
+losses() { sed -n 's/.*"kind":"\(step\|val\)","step":\([0-9]*\),.*"\(val_\)\?loss":\([0-9.]*\).*/\1 \2 \4/p' "$1"; }
+close() { paste -d' ' <(losses "$1") <(losses "$2") |
+    awk '{ if ($1 != $4 || $2 != $5 || $3 - $6 > 1e-3 || $6 - $3 > 1e-3) bad = 1 } END { exit bad || NR != 11 }'; }
+check "0.1.0: resumed with its own options" env -C "$scratch/old" CPU_ISA=plain "$program" --resume --output run
+check "0.1.0: the log goes on" cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
+check "0.1.0: the losses are those of the undisturbed run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
+check "0.1.0: its weights are read" "$program" eval --init "$scratch/old/run/step_000004" --val-data "$scratch/old/data/val_*.bin" --precision fp32
+finish

@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# test_scripts.sh: the recipes in scripts/: what --plan says they are, and that they run nothing without their data.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+# Rules stand above `all` in the Makefile, and make alone takes the first.
+check "make alone builds the trainer" grep -q 'ln -sf .*/train_gpt2 ' <(make --always-make --dry-run CUDA=0)
+
+# planned SCRIPT RANKS TOKENS PARAMETERS: tokens of a step, which are sequences x 1024 x ranks x micro-steps, and the model.
+planned() {
+    local out tokens
+    out=$("scripts/$1" --plan) || return 1
+    tokens=$(sed 's/,//g' <<<"$out" | awk -v ranks="$2" '
+        $1 == "batch" && $2 == $7 * $10 * $13 * $16 && $10 == 1024 && $13 == ranks { print $2 }')
+    if [ "$tokens" != "$3" ]; then grep batch <<<"$out" && return 1; fi
+    if ! grep -q "vocabulary 50257 .* $4 parameters" <<<"$out"; then grep model <<<"$out" && return 1; fi
+}
+check "124M" planned run_gpt2_124M.sh 8 524288 124,439,808
+check "350M" planned run_gpt2_350M.sh 8 524288 354,823,168
+check "774M" planned run_gpt2_774M.sh 8 524288 774,030,080
+check "1558M" planned run_gpt2_1558M.sh 8 1048576 1,557,611,200
+check "124M by torchrun" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
+check "124M by torchrun, 2 nodes" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
+check "124M by Slurm, 2 nodes" planned run_gpt2_124M.sbatch 16 524288 124,439,808
+check "124M by Slurm, 4 nodes" env NODES=4 bash -c "$(declare -f planned); planned run_gpt2_124M.sbatch 32 524288 124,439,808"
+for ranks in 1 2 4; do
+    check "124M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_124M.sh $ranks 524288 124,439,808"
+    check "1558M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_1558M.sh $ranks 1048576 1,557,611,200"
+done
+refused "a number of GPUs that does not divide" 2 "is not a multiple of" env NP=3 scripts/run_gpt2_124M.sh --plan
+refused "an option that is none" 2 "did you mean --steps?" scripts/run_gpt2_124M.sh --plan --stesp 3
+check "an option wins over the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
+
+# Tokens x FLOP per token, as the comment has them.
+for script in scripts/run_gpt2_*M.sh; do
+    work=$("$script" --plan | awk '$1 == "work" { print $2 }')
+    check "$(basename "$script"): its budget" awk -v per_token="$work" '
+        /^#.*steps of .* tokens/ { gsub(",", ""); steps = $2; tokens = $5 }
+        /^#.*GFLOP per token/ { said = $2; for (i = 1; i < NF; i++) if ($i == "all") total = $(i + 1) }
+        function near(a, b) { return a > 0.99 * b && a < 1.01 * b }
+        END { exit !(steps > 0 && near(said, per_token) && near(total, steps * tokens * per_token * 1e9)) }' "$script"
+done
+
+for script in scripts/run_gpt2_*; do
+    refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
+done
+# ---- what they run, and again: programs in place of mpirun, srun and the trainer, which ends with the next code in `codes`
+tree=$scratch/tree
+mkdir -p "$tree/data/fineweb10B" "$tree/bin"
+cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
+stand_in() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
+stand_in "$tree/train_gpt2cu" 'echo "$*" >>runs; code=$(sed -n "$(wc -l <runs)p" codes); exit "${code:-0}"'
+stand_in "$tree/bin/mpirun" 'while [ "$1" != ./train_gpt2cu ]; do shift; done; "$@"'
+stand_in "$tree/bin/srun" 'shift; "$@"'
+stand_in "$tree/bin/scontrol" 'echo "$*" >requeued'
+stand_in "$tree/bin/sleep" ''
+
+# after CODES RUNS CODE SCRIPT: the trainer ends with these codes; so often it was run, and the recipe ended like this.
+after() {
+    local status=0
+    rm -f "$tree/runs" "$tree/requeued" && tr ' ' '\n' <<<"$1" >"$tree/codes"
+    (cd "$tree" && PATH=$tree/bin:$PATH "scripts/$4" --seed 7) || status=$?
+    test "$(grep -c -- '--train-data data/fineweb10B/\*train_\*.bin .* --resume --seed 7$' "$tree/runs") $status" = "$2 $3"
+}
+check "a run that ends well is run once" after "0" 1 0 run_gpt2_124M.sh
+check "after a fault it goes on" after "137 1 0" 3 0 run_gpt2_124M.sh
+check "but not for ever" after "1 1 1 1 1 1 1 1" 6 1 run_gpt2_124M.sh
+check "bad options are not tried again" after "2" 1 2 run_gpt2_124M.sh
+check "a run that was asked to stop stops" after "75" 1 75 run_gpt2_124M.sh
+
+# ---- what a killed mpirun leaves in /dev/shm, under Open MPI's names
+segment() { echo "/dev/shm/${3:-vader}_segment.$1.$(id -u).test$$.$2"; }
+here=${HOSTNAME%%.*}
+left=$(segment "$here" left) left_by_5=$(segment "$here" left sm) mapped=$(segment "$here" mapped) young=$(segment "$here" young) elsewhere=$(segment elsewhere left)
+other_user=/dev/shm/vader_segment.$here.$(($(id -u) + 1)).test$$.left
+trap 'kill $mapping 2>/dev/null; rm -rf "$scratch" /dev/shm/*_segment.*.test$$.*' EXIT
+for file in "$left" "$left_by_5" "$mapped" "$elsewhere" "$other_user"; do head -c 4096 /dev/zero >"$file" && touch -d "1 hour ago" "$file"; done
+head -c 4096 /dev/zero >"$young"
+python3 -c 'import mmap, os, sys, time
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
+print("yes", file=open(sys.argv[2], "w"))
+time.sleep(60)' "$mapped" "$scratch/is_mapped" &
+mapping=$!
+check "shared memory of a process" wait_for "$scratch/is_mapped"
+after "0" 1 0 run_gpt2_124M.sh 2>"$scratch/removed.log"
+check "a run where some is left" test $? = 0
+check "removes it, and says so" grep -q 'removed shared memory .*: [0-9]* files' "$scratch/removed.log"
+check "what nobody has" test ! -e "$left"
+check "what nobody has, by Open MPI 5" test ! -e "$left_by_5"
+for file in "$mapped" "$young" "$elsewhere" "$other_user"; do check "and not $file" test -e "$file"; done
+kill $mapping && wait $mapping 2>/dev/null
+check "a second run" after "1 0" 2 0 run_gpt2_124M.sh
+check "removes what nobody has any more" test ! -e "$mapped"
+
+export SLURM_JOB_ID=5 SLURM_JOB_NUM_NODES=2 SLURM_SUBMIT_DIR=$tree
+check "Slurm: ends well" after "0" 1 0 run_gpt2_124M.sbatch
+check "Slurm: is not queued again" test ! -e "$tree/requeued"
+check "Slurm: time is up" after "75" 1 0 run_gpt2_124M.sbatch
+check "Slurm: is queued again" grep -qx 'requeue 5' "$tree/requeued"
+SLURM_RESTART_COUNT=5 check "Slurm: a sixth fault" after "1" 1 1 run_gpt2_124M.sbatch
+check "Slurm: ends it" test ! -e "$tree/requeued"
+unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
+
+# ---- data/: what the scripts say to arguments. Nothing is fetched: there is no curl, apt-get or trainer on the way.
+mkdir -p "$scratch/no_net" "$scratch/data_tree"
+cp -r data "$scratch/data_tree/"
+for command in curl apt-get make; do stand_in "$scratch/no_net/$command" "touch '$scratch/fetched'; exit 1"; done
+# says CODE STREAM TEXT SCRIPT ARGUMENT...
+says() {
+    local code=$1 stream=$2 text=$3 status=0
+    shift 3
+    (cd "$scratch/data_tree/data" && PATH=$scratch/no_net:$PATH "./$1" "${@:2}") >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ "$status" = "$code" ] && grep -qF -- "$text" "$scratch/$stream" && [ ! -e "$scratch/fetched" ]
+}
+for script in bible_austen fineweb10B text tinyshakespeare tinystories; do
+    check "$script.sh --help" says 0 out "$script.sh " $script.sh --help
+    check "$script.sh --vocab-size 300" says 2 err "$script.sh: unknown option --vocab-size" $script.sh --vocab-size 300
+done
+for script in bible_austen tinyshakespeare tinystories; do
+    check "$script.sh foo" says 2 err "$script.sh: unexpected argument foo" $script.sh foo
+    check "$script.sh --vocab" says 2 err "--vocab needs a value" $script.sh --vocab
+    check "$script.sh --vocab 10" says 2 err "--vocab 10 must be a number of tokens, 257" $script.sh --vocab 10
+done
+check "fineweb10B.sh 104" says 2 err "104: the number of training shards is 1 to 103" fineweb10B.sh 104
+check "text.sh without a text" says 2 err "name a file or folder of text" text.sh
+check "text.sh of a file that is not there" says 66 err "nothing.txt: there is no such file" text.sh nothing.txt
+
+# ---- data/text.sh: the command that it prints works, in any folder, or the text is refused
+ln -s "$program" "$scratch/data_tree/train_gpt2"
+for kb in 6 20; do
+    text="$scratch/$kb kB of it's text.txt" shards="$scratch/with space/it's $kb"
+    cat README.md docs/data.md dev/test/*/*.sh | head -c ${kb}000 >"$text"
+    check "text.sh of $kb kB" "$scratch/data_tree/data/text.sh" "$text" --out "$shards"
+    sed -n '/^  /p' "$scratch/check.log" >"$scratch/command"
+    check "text.sh of $kb kB: its command trains" env -C "$scratch/data_tree" bash -c \
+        "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
+    check "text.sh of $kb kB: into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
+done
+check "text.sh of a text of less than two steps" says 65 err "to validate on: the text is too short to train on" \
+    text.sh "$scratch/6 kB of it's text.txt" --out "$scratch/short" --vocab 1200
+
+# in_use SCRIPT ARGUMENT...: refused while another process has the lock of $shards, whose shards stay.
+in_use() {
+    local before status=0
+    before=$(cat "$shards"/*.bin | sha256sum)
+    flock "$shards/run.lock" "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ $status = 73 ] && grep -q "is in use by another run" "$scratch/err" && [ "$(cat "$shards"/*.bin | sha256sum)" = "$before" ]
+}
+if command -v flock >/dev/null; then
+    check "text.sh beside another one in the same folder" in_use "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh after it" "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh after it: its own shards" grep -qx 300 "$shards/made_of"
+else
+    skip "text.sh beside another one in the same folder" "there is no flock (apt-get install util-linux)"
+fi
+echo "ten bytes" >"$scratch/ten.txt"
+check "text.sh of ten bytes" says 65 err "10 bytes: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/ten.txt"
+head -c 1500 README.md >"$scratch/page.txt"
+check "text.sh of a page" says 65 err "to validate on: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/page.txt"
+yes "hello world" | head -c 20000 >"$scratch/uniform.txt"
+check "text.sh of a uniform text" says 65 err "text.sh: the size of the vocabulary is set by --vocab N" text.sh "$scratch/uniform.txt"
+
+# ---- data/to_shard.py: what it says to bad input, in one line
+# to_shard TEXT ARGUMENT...
+to_shard() {
+    local text=$1 status=0
+    shift
+    python3 data/to_shard.py "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ $status = 1 ] && [ "$(wc -l <"$scratch/err")" = 1 ] && grep -qF -- "$text" "$scratch/err" && [ ! -s "$scratch/out" ]
+}
+for bytes in 0 2 3 4; do head -c $bytes /dev/zero >"$scratch/tokens$bytes.bin"; done
+printf '\x93NUMPY\x01' >"$scratch/cut.npy"
+printf '\x93NUMPY\x01\x00\x04\x00{]}\n' >"$scratch/bad.npy"
+printf 'BIN.TOK\n\x02' >"$scratch/cut.tok"
+printf 'BIN.TOK\n\x02\x00\x00\x00\x02\x00\x00\x00' >"$scratch/head.tok"
+check "to_shard.py of nothing" to_shard "tokens0.bin: 0 bytes of tokens are too few" "$scratch/tokens0.bin" "$scratch/shard.bin"
+check "to_shard.py of half a header" to_shard "head.tok: 0 bytes of tokens are too few" "$scratch/head.tok" "$scratch/shard.bin"
+check "to_shard.py of a token" to_shard "tokens2.bin: 2 bytes of tokens are too few" "$scratch/tokens2.bin" "$scratch/shard.bin"
+check "to_shard.py of 3 bytes" to_shard "3 bytes are no whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
+check "to_shard.py of a file that is not there" to_shard "nothing.bin: No such file" "$scratch/nothing.bin" "$scratch/shard.bin"
+check "to_shard.py of a folder" to_shard "$scratch: Is a directory" "$scratch" "$scratch/shard.bin"
+check "to_shard.py into no folder" to_shard "there is no folder $scratch/none" "$scratch/tokens4.bin" "$scratch/none/shard.bin"
+for file in cut.npy bad.npy cut.tok; do
+    check "to_shard.py of $file" to_shard "$file: its header is damaged" "$scratch/$file" "$scratch/shard.bin"
+done
+check "to_shard.py of two tokens" python3 data/to_shard.py "$scratch/tokens4.bin" "$scratch/shard.bin"
+check "to_shard.py: their shard" test "$(stat -c %s "$scratch/shard.bin")" = 1028
+
+# ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
+printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
+if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
+    check "plot.py by another python3 draws" bash -c "python3 -S scripts/plot.py '$scratch/log.jsonl' -o '$scratch/loss.png' >'$scratch/plot'"
+    check "plot.py by another python3 says which" grep -q "^drawn by .*python3: .* has no matplotlib" "$scratch/plot"
+    check "plot.py by another python3: the picture is there" test -s "$scratch/loss.png"
+    python3 -S scripts/plot.py "$scratch/none.jsonl" >"$scratch/plot" 2>&1
+    check "plot.py of a missing file does not speak of drawing" test "$(cat "$scratch/plot")" = \
+        "plot.py: [Errno 2] No such file or directory: '$scratch/none.jsonl'"
+else
+    skip "plot.py by another python3" "no python3 here has matplotlib"
+fi
+
+for script in scripts/*.sh scripts/*.sbatch data/*.sh dev/*.sh dev/test/*/*.sh; do check "bash -n $script" bash -n "$script"; done
+if command -v shellcheck >/dev/null; then
+    check "shellcheck" shellcheck -x --severity=warning --exclude=SC2034 scripts/*.sh scripts/*.sbatch \
+        dev/test/*/*.sh
+else
+    skip "shellcheck" "it is not here (apt-get install shellcheck)"
+fi
+finish

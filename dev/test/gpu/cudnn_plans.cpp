@@ -1,0 +1,94 @@
+// cudnn_plans.cpp: cuDNN has engines for our attention graphs on the GPUs described in dev/test/devices, within the
+// memory that is reserved for them. It needs cuDNN and no GPU; test_cudnn_plans.sh builds and runs it.
+//
+// The descriptions are cuDNN's own form of a device's properties, with the numbers of the data sheets.
+#include "cuda/cudnn_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "base/files.h"
+
+using gpu::AttentionPass;
+using gpu::CudnnPlans;
+using gpu::CudnnShape;
+
+constexpr const char* pass_names[] = {"forward", "backward", "deterministic backward"};
+constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backward,
+                                    AttentionPass::deterministic_backward};
+constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
+constexpr int64_t MiB = 1 << 20;
+
+static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t most) {
+    const std::string path = format("dev/test/devices/%s.json", device);
+    CudnnPlans found = gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, most);
+    printf("%-10s B %d T %d NH %d HS %d %s:", device, shape.B, shape.T, shape.NH, shape.HS, pass_names[int(pass)]);
+    for (const auto& plan : found.plans)
+        printf("  engine %d, %.1f MiB", int(plan.engine), double(plan.workspace_bytes) / double(MiB));
+    printf("\n");
+    return found;
+}
+
+// The first engine, which is what runs without --autotune.
+static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char* device) {
+    CAPTURE(device);
+    CAPTURE(pass_names[int(pass)]);
+    const CudnnPlans found = plans_for(pass, shape, device, 1);
+    REQUIRE(found.plans.size() == 1);
+    CHECK(found.plans[0].workspace_bytes >= 0);
+    CHECK(found.plans[0].workspace_bytes <= gpu::workspace_limit(pass, shape));
+}
+
+// What is not of the order of the tensors: measured up to 256 bytes.
+constexpr int64_t some_bytes = 4096;
+
+TEST_CASE("every candidate for GPT-2 124M on an H100") {
+    const CudnnShape shape{64, 1024, 12, 64};
+    const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100", 4);
+    CHECK(forward.plans.size() >= 2);
+    for (const auto& plan : forward.plans) CHECK(plan.workspace_bytes <= some_bytes);
+    // Its own copy of dQ, 64 * 12 * 1024 * 64 floats, or none.
+    const auto backward = plans_for(AttentionPass::backward, shape, "sm90_h100", 4);
+    CHECK(backward.plans.size() >= 2);
+    for (const auto& plan : backward.plans) CHECK(plan.workspace_bytes <= 192 * MiB + some_bytes);
+    // dS of all sequences, 64 * 12 * 1024 * 1024 numbers in bf16.
+    const auto deterministic = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
+    CHECK(deterministic.plans.size() >= 1);
+    for (const auto& plan : deterministic.plans) {
+        CHECK(plan.workspace_bytes >= 1536 * MiB);
+        CHECK(plan.workspace_bytes <= 1536 * MiB + some_bytes);
+    }
+}
+
+TEST_CASE("GPT-2's shapes on each GPU") {
+    for (const char* device : {"sm80_a100", "sm100_b200"})
+        for (const AttentionPass pass : passes) expect_plan(pass, {64, 1024, 12, 64}, device);
+    expect_plan(AttentionPass::deterministic_backward, {10, 1024, 12, 64}, "sm90_h100");  // a part of a micro-batch
+    for (const AttentionPass pass : passes) expect_plan(pass, {5, 1024, 25, 64}, "sm90_h100");
+}
+
+TEST_CASE("a length that no tile divides, on each GPU") {
+    for (const char* device : devices) {
+        for (const AttentionPass pass : passes) expect_plan(pass, {3, 100, 2, 64}, device);
+    }
+}
+
+TEST_CASE("one sequence, one token; heads of 128") {
+    for (const AttentionPass pass : passes) {
+        expect_plan(pass, {1, 1, 12, 64}, "sm90_h100");
+        expect_plan(pass, {2, 130, 3, 128}, "sm90_h100");
+    }
+}
+
+TEST_CASE("what cuDNN does not support is no plan, or an error that says so") {
+    size_t plans = 0;
+    try {
+        plans = plans_for(AttentionPass::forward, {2, 128, 3, 20}, "sm90_h100", 4).plans.size();
+    } catch (const Error& error) {
+        CHECK(doctest::String(error.what()) == doctest::Contains("cudnn_plan.cpp:"));
+    }
+    CHECK(plans == 0);
+    CHECK_THROWS_WITH_AS(gpu::plan_attention(AttentionPass::forward, {1, 64, 1, 64}, {nullptr, "{}"}, 1),
+                         doctest::Contains("cudnn_plan.cpp:"), Error);
+}

@@ -1,0 +1,31 @@
+// on_gpu.h: test tensors in the memory of the GPU, or of the emulator, for as long as an operation needs them.
+#pragma once
+#include "cuda/simt.h"
+#include "support/test.h"
+
+inline void check_cuda(cudaError_t error) {
+    if (error != cudaSuccess) fail(EXIT_INTERNAL, "CUDA: %s", cudaGetErrorString(error));
+}
+
+// A copy of a tensor for an operation to read and write; back() brings it home.
+template <class T>
+struct OnGpu {
+    Tensor<T>& host;
+    T* device = nullptr;
+    explicit OnGpu(Tensor<T>& host) : host(host) {
+        check_cuda(cudaMalloc(&device, size_t(host.size()) * sizeof(T)));
+        check_cuda(cudaMemcpy(device, host.data(), size_t(host.size()) * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    ~OnGpu() { cudaFree(device); }
+    OnGpu(const OnGpu&) = delete;
+    operator T*() const { return device; }
+    void back() {
+        check_cuda(cudaMemcpy(host.data(), device, size_t(host.size()) * sizeof(T), cudaMemcpyDeviceToHost));
+    }
+};
+
+// The step from a rounded result to its neighbour: both sides round once, perhaps differently.
+template <class floatX>
+constexpr float rounding() {
+    return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
+}

@@ -1,0 +1,88 @@
+// simt_arrays.h: what the tests of the emulator share: device arrays, the orders in which threads may run, and work on
+// two streams that an event orders, or not.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "cuda/simt.h"
+
+// Arrays of the device, with copies that wait.
+template <class T>
+struct Array {
+    T* data = nullptr;
+    size_t size;
+    explicit Array(size_t size) : size(size) { cudaMalloc(&data, size * sizeof(T)); }
+    explicit Array(const std::vector<T>& values) : Array(values.size()) {
+        cudaMemcpy(data, values.data(), size * sizeof(T), cudaMemcpyHostToDevice);
+    }
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+    ~Array() { cudaFree(data); }
+    std::vector<T> host() const {
+        std::vector<T> values(size);
+        cudaDeviceSynchronize();
+        cudaMemcpy(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost);
+        return values;
+    }
+};
+
+template <class F>
+std::vector<float> floats(int n, F f) {
+    std::vector<float> values;
+    for (int i = 0; i < n; i++) values.push_back(float(f(i)));
+    return values;
+}
+
+inline std::vector<simt::Config> orders() {
+    return {{.order = simt::Order::random, .order_seed = 1},
+            {.order = simt::Order::forward},
+            {.order = simt::Order::reverse, .eager_cp_async = true},
+            {.order = simt::Order::random, .order_seed = 2, .eager_cp_async = true, .deferred_streams = true}};
+}
+
+template <class F>
+void in_every_order(F f) {
+    const simt::Config before = simt::config;
+    for (const simt::Config& c : orders()) {
+        CAPTURE(int(c.order));
+        simt::config = c;
+        f();
+    }
+    simt::config = before;
+}
+
+static __global__ void add_kernel(float* out, const float* in, float x) { out[threadIdx.x] = in[threadIdx.x] + x; }
+
+// in -> a on one stream, a -> b on another, as an event orders them; wait: whether it does.
+inline void two_streams(bool wait) {
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    cudaStreamCreate(&first), cudaStreamCreate(&second), cudaEventCreate(&event);
+    float* host;
+    cudaMallocHost(&host, 64 * sizeof(float));
+    for (int i = 0; i < 64; i++) host[i] = i;
+    {
+        const Array<float> in(64), a(64), b(64);
+        for (int round = 0; round < 3; round++) {
+            cudaMemcpyAsync(in.data, host, 64 * sizeof(float), cudaMemcpyHostToDevice, first);
+            simt::launch(add_kernel, 1, 64, 0, first, a.data, in.data, 1.0f);
+            cudaEventRecord(event, first);
+            if (wait) cudaStreamWaitEvent(second, event);
+            simt::launch(add_kernel, 1, 64, 0, second, b.data, a.data, 1.0f);
+            cudaEventRecord(event, second);
+            cudaStreamWaitEvent(first, event);
+            cudaMemcpyAsync(host, b.data, 64 * sizeof(float), cudaMemcpyDeviceToHost, first);
+        }
+        cudaStreamSynchronize(first);
+    }
+    for (int i = 0; i < 64; i++)
+        if (host[i] != i + 6) {
+            fprintf(stderr, "wrong result\n");
+            exit(3);
+        }
+    cudaFreeHost(host);
+    cudaStreamDestroy(first), cudaStreamDestroy(second), cudaEventDestroy(event);
+}

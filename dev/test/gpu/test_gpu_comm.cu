@@ -1,0 +1,530 @@
+// test_gpu_comm.cu: the ranks of GPUs by NCCL. Everywhere, and with the library itself on a GPU: a world of one goes
+// through every call. In the emulator also 2 and 3 ranks, each a process with a GPU of its own, joined by a stand-in
+// for NCCL: what comes out, what a rank does whose neighbour is gone, two ranks on one GPU; and that the stand-in
+// reports what a caller can do wrong.
+#include <cmath>
+#include <memory>
+
+#include "gpu/on_gpu.h"
+#include "parallel/comm.h"
+#include "train/optimizer.h"
+#include "train/plan.h"
+
+#if defined(SIMT_EMULATOR) && defined(USE_NCCL)
+#define SEVERAL_RANKS 1
+#include <fcntl.h>
+#include <nccl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "parallel/rendezvous.h"
+#endif
+
+// What rank r of `ranks` has at first: small integers, whose sums bf16 and fp32 have exactly.
+static float value_of(int r, int64_t i) { return float((i * 7 + r * 3) % 11 - 5); }
+
+static std::vector<float> values_of(int r, int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; i++) values[size_t(i)] = value_of(r, i);
+    return values;
+}
+
+// x = value + i, as the last thing on the stream before a collective.
+__global__ void __launch_bounds__(256) shift_kernel(float* x, float value, int count) {
+    const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < count) x[i] += value;
+}
+
+static void expect(bool right, const char* what) {
+    if (!right) fail(EXIT_INTERNAL, "wrong: %s", what);
+}
+
+// All collectives of this rank on `count` numbers, after work on a stream and before more of it.
+static void go_through(Comm& comm, int64_t count, ReduceDtype wire) {
+    const int n = comm.world_size, r = comm.rank;
+    const int64_t own = count / n;
+    const int64_t sent = comm.bytes_sent, calls = comm.calls, wire_bytes = wire == ReduceDtype::bf16 ? 2 : 4;
+    comm.reserve(wire, count);
+    const OwnedStream stream;
+    DeviceBuffer<float> x(count, "x");
+    std::vector<float> sums(size_t(count), 0.0f);
+    for (int q = 0; q < n; q++)
+        for (int64_t i = 0; i < count; i++) sums[size_t(i)] += value_of(q, i) + 1.0f;
+    const std::vector<float> values = values_of(r, count);
+    const auto fresh = [&] {
+        copy_to_device(x.data, values.data(), x.bytes(), stream.stream);
+        simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 1.0f, int(count));
+    };
+    const auto after = [&](Comm::Ticket ticket) {  // what the stream does next must come later
+        comm.wait(ticket, stream.stream);
+        simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 0.5f, int(count));
+        std::vector<float> got(static_cast<size_t>(count));
+        copy_to_host(got.data(), x.data, x.bytes(), stream.stream);
+        wait_for_stream(stream.stream);
+        for (float& v : got) v -= 0.5f;
+        return got;
+    };
+
+    fresh();
+    expect(after(comm.all_reduce(x.data, count, wire, stream.stream)) == sums, "all_reduce");
+    fresh();
+    const std::vector<float> part = after(comm.reduce_scatter(x.data, count, wire, stream.stream));
+    for (int64_t i = comm.part * own; i < (comm.part + 1) * own; i++)
+        expect(part[size_t(i)] == sums[size_t(i)], "reduce_scatter");
+    fresh();
+    const std::vector<float> all = after(comm.all_gather(x.data, x.bytes(), stream.stream));
+    for (int64_t i = 0; i < own * n; i++) expect(all[size_t(i)] == value_of(int(i / own), i) + 1.0f, "all_gather");
+    for (int root = 0; root < n; root++) {
+        fresh();
+        const std::vector<float> got = after(comm.broadcast(x.data, x.bytes(), root, stream.stream));
+        for (int64_t i = 0; i < count; i++) expect(got[size_t(i)] == value_of(root, i) + 1.0f, "broadcast");
+    }
+    expect(comm.calls - calls == 3 + n, "calls");
+    expect(comm.bytes_sent - sent == (n - 1) * own * (3 * wire_bytes + 4), "bytes_sent");
+}
+
+static void exchange_texts(Comm& comm) {
+    for (const size_t length : {size_t(0), size_t(1), size_t(5000)}) {
+        const std::vector<std::string> all = comm.exchange(std::string(length * size_t(comm.rank + 1), 'a'));
+        expect(int(all.size()) == comm.world_size, "exchange: its ranks");
+        for (size_t r = 0; r < all.size(); r++) expect(all[r] == std::string(length * (r + 1), 'a'), "exchange");
+    }
+}
+
+static void go_through_all(Comm& comm) {
+    for (const ReduceDtype wire : {ReduceDtype::fp32, ReduceDtype::bf16})
+        for (const int64_t rows : {1, 3, 100}) go_through(comm, rows * 64 * comm.world_size, wire);
+    exchange_texts(comm);
+}
+
+static std::unique_ptr<Comm> world_of_one() {
+    Launch launch;
+    launch.launcher = "options";
+    return make_device_comm(launch);
+}
+
+TEST_CASE("a world of one goes through every call") {
+    const std::unique_ptr<Comm> comm = world_of_one();
+    if (!comm) {
+        MESSAGE("this build has no NCCL");
+        return;
+    }
+    CHECK(comm->describe().find("1 rank by NCCL 2.") == 0);
+    go_through_all(*comm);
+    CHECK(comm->bytes_sent == 0);
+    const double exposed = comm->exposed(comm->waits);
+    CHECK(exposed >= 0.0);
+    CHECK(exposed < 60.0);
+    const OwnedStream stream;
+    DeviceBuffer<float> x(64, "x");
+    Comm::Ticket first = 0, last = 0;
+    for (int i = 0; i < 200; i++) {  // more than events are kept for
+        last = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
+        if (i == 0) first = last;
+    }
+    comm->wait(first, stream.stream);
+    comm->wait(last, stream.stream);
+    wait_for_stream(stream.stream);
+    CHECK(comm->exposed(comm->waits) >= exposed);
+}
+
+TEST_CASE("--grad-dtype bf16 rounds to nearest, once where nothing is added, in memory that is planned") {
+    const std::unique_ptr<Comm> comm = world_of_one();
+    if (!comm) return;
+    const int64_t count = 4096 + 64;
+    const int64_t before = device_bytes_allocated();
+    CHECK_THROWS_WITH_AS(
+        [&] {
+            DeviceBuffer<float> x(count, "x");
+            comm->all_reduce(x.data, count, ReduceDtype::bf16, nullptr);
+        }(),
+        doctest::Contains("4160 gradients to be rounded, memory for 0"), Error);
+    comm->reserve(ReduceDtype::fp32, count);
+    CHECK(device_bytes_allocated() == before);
+    comm->reserve(ReduceDtype::bf16, count);
+    CHECK(device_bytes_allocated() == before + 2 * count);
+    auto x = random_tensor<float>(count, 1);
+    x[7] = NAN, x[8] = 1e-42f, x[9] = -INFINITY, x[10] = 3.39e38f;  // 10: rounds to infinity
+    const OwnedStream stream;
+    DeviceBuffer<float> device(count, "x");
+    copy_to_device(device.data, x.data(), device.bytes(), stream.stream);
+    comm->wait(comm->all_reduce(device.data, count, ReduceDtype::bf16, stream.stream), stream.stream);
+    wait_for_stream(stream.stream);
+    const std::vector<float> got = to_host(device.data, count);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const float want = float(bf16(x[i])), g = got[size_t(i)];
+        wrong += !(g == want || (std::isnan(g) && std::isnan(want)));
+    }
+    CHECK(wrong == 0);
+
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const BatchPlan batch = plan_batch(2, 32, 0, 1);
+    MemoryOptions with;
+    with.reduce_buffer = true;
+    const int64_t more = total_bytes(training_memory(Dtype::fp32, config, batch, with)) -
+                         total_bytes(training_memory(Dtype::fp32, config, batch, {}));
+    const std::unique_ptr<Comm> fresh = world_of_one();
+    GPT2<float> model(config, Purpose::train, batch.B, batch.T);
+    const auto taken = [&](ReduceDtype wire) {
+        const int64_t allocated = device_bytes_allocated();
+        const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, *fresh, wire);
+        return device_bytes_allocated() - allocated;
+    };
+    const int64_t without = taken(ReduceDtype::fp32);
+    CHECK(taken(ReduceDtype::bf16) - without == more);
+    CHECK(more == 2 * largest_bucket(ParamLayout(config)));
+}
+
+TEST_CASE("a GPU has a name of its own, and two ranks with the same one are refused") {
+    const std::string id = device_id();
+    CHECK(id.size() == 40);
+    CHECK(id.find("GPU-") == 0);
+    CHECK(device_identity().find(id + " ") == 0);
+    check_own_devices({"GPU-a h0", "GPU-b h0", "GPU-c h1"});
+    try {
+        check_own_devices({"GPU-a h0", "GPU-b h0", "GPU-c h1", "GPU-b h0"});
+        FAIL_CHECK("two ranks on one GPU");
+    } catch (const Error& error) {
+        CHECK(std::string(error.what()).find("ranks 1 and 3 are both on GPU-b of h0, and each needs") == 0);
+        CHECK(error.exit_code == EXIT_USAGE);
+    }
+}
+
+#ifdef SEVERAL_RANKS
+
+// ---- several ranks: this program again, once for each
+
+struct Ending {
+    int status = 0;
+    std::string output;
+};
+
+struct Ranks {
+    int number = 2;
+    const char* streams = "now";
+    bool one_gpu = false, deaf = false;
+};
+
+// The running test case as a filter of names, in which a comma would end it.
+static std::string this_test_case() {
+    std::string name = doctest::getContextOptions()->currentTest->m_name;
+    std::replace(name.begin(), name.end(), ',', '*');
+    return name;
+}
+
+static Ending read_all(pid_t child, int end) {
+    Ending e;
+    char buffer[4096];
+    for (ssize_t n; (n = read(end, buffer, sizeof(buffer))) > 0;) e.output.append(buffer, size_t(n));
+    close(end);
+    waitpid(child, &e.status, 0);
+    e.status = WIFSIGNALED(e.status) ? 128 + WTERMSIG(e.status) : WEXITSTATUS(e.status);
+    return e;
+}
+
+// Runs body(launch) as each rank of so many, in processes that start anew: in a forked one ThreadSanitizer would ignore
+// what the host does.
+static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<void(const Launch&)>& body) {
+    static std::map<std::string, int> calls_of;  // by test case: the new processes run no other
+    const std::string test_case = this_test_case();
+    const int call = calls_of[test_case]++;
+    if (const char* wanted = getenv("TEST_COMM_CALL")) {
+        if (atoi(wanted) != call) return {};
+        signal(SIGABRT, SIG_DFL);  // instead of doctest's handlers
+        alarm(60);
+        Launch launch;
+        launch.launcher = "options", launch.master_addr = "127.0.0.1";
+        launch.rank = atoi(getenv("TEST_COMM_RANK")), launch.world_size = atoi(getenv("TEST_COMM_RANKS"));
+        launch.master_port = atoi(getenv("TEST_COMM_PORT"));
+        try {
+            device_init(ranks.one_gpu ? 0 : launch.rank, 1);
+            body(launch);
+        } catch (const Error& error) {
+            fprintf(stderr, "error: %s\n", error.what());
+            fflush(nullptr);
+            _exit(error.exit_code);
+        }
+        exit(0);
+    }
+    static int port = 31000 + getpid() % 10000;
+    port++;
+    std::vector<std::pair<pid_t, int>> children;
+    for (int r = 0; r < ranks.number; r++) {
+        int ends[2];
+        REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+        const pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            dup2(ends[1], 1), dup2(ends[1], 2);
+            setenv("TEST_COMM_CALL", std::to_string(call).c_str(), 1);
+            setenv("TEST_COMM_RANK", std::to_string(r).c_str(), 1);
+            setenv("TEST_COMM_RANKS", std::to_string(ranks.number).c_str(), 1);
+            setenv("TEST_COMM_PORT", std::to_string(port).c_str(), 1);
+            setenv("SIMT_DEVICES", std::to_string(ranks.number).c_str(), 1);
+            setenv("SIMT_STREAMS", ranks.streams, 1);
+            if (ranks.deaf) setenv("SIMT_NCCL", "deaf", 1);
+            execl("/proc/self/exe", "test_gpu_comm", ("--test-case=" + test_case).c_str(), nullptr);
+            _exit(127);
+        }
+        close(ends[1]);
+        children.push_back({child, ends[0]});
+    }
+    std::vector<Ending> endings;
+    for (const auto& [child, end] : children) endings.push_back(read_all(child, end));
+    return endings;
+}
+
+static void expect_success(const std::vector<Ending>& endings) {
+    for (size_t r = 0; r < endings.size(); r++)
+        CHECK_MESSAGE(endings[r].status == 0, "rank " << r << ": " << endings[r].status << " " << endings[r].output);
+}
+
+TEST_CASE("ranks: every collective, on 2 and 3 ranks, with streams at once and mixed") {
+    for (const int number : {2, 3})
+        for (const char* streams : {"now", "deferred:1", "deferred:2"})
+            expect_success(run_ranks({number, streams}, [](const Launch& launch) {
+                const std::unique_ptr<Comm> comm = make_device_comm(launch);
+                expect(comm->part == launch.rank && comm->world_size == launch.world_size, "rank");
+                go_through_all(*comm);
+            }));
+}
+
+// On the emulator's clock a collective lasts 1 ms, and nothing else lasts.
+TEST_CASE("ranks: the time that a stream stands in wait is counted, and no other") {
+    expect_success(run_ranks({}, [](const Launch& launch) {
+        const std::unique_ptr<Comm> comm = make_device_comm(launch);
+        const OwnedStream stream;
+        DeviceBuffer<float> x(64, "x");
+        Comm::Ticket tickets[3];
+        const double before = comm->exposed(comm->waits);
+        for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
+        wait_for_device();
+        expect(comm->exposed(comm->waits) == before, "nobody waited");
+        comm->wait(tickets[1], stream.stream);
+        comm->wait(tickets[0], stream.stream);
+        comm->wait(tickets[2], stream.stream);
+        comm->wait(0, stream.stream);
+        wait_for_device();
+        expect(std::fabs(comm->exposed(comm->waits) - before - 3e-3) < 1e-6,
+               "2 ms for the second, 0 for the first, 1 more");
+    }));
+}
+
+TEST_CASE("ranks: two on one GPU are refused by all, as a mistake of the user's") {
+    const std::vector<Ending> endings =
+        run_ranks({3, "now", true}, [](const Launch& launch) { make_device_comm(launch); });
+    for (const Ending& e : endings) {
+        CHECK(e.status == EXIT_USAGE);
+        CHECK_MESSAGE(e.output.find("error: ranks 0 and 1 are both on GPU-") != std::string::npos, e.output);
+    }
+}
+
+// The last rank goes after the first collective, the others wait for it in the second.
+static void lose_a_rank(const Launch& launch) {
+    const std::unique_ptr<Comm> comm = make_device_comm(launch);
+    exchange_texts(*comm);
+    if (launch.rank == launch.world_size - 1) _exit(9);
+    const OwnedStream stream;
+    const DeviceBuffer<float> x(192, "x");
+    comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);
+    try {
+        comm->exchange("");
+    } catch (const Error& error) {
+        fprintf(stderr, "error: %s\n", error.what());
+        fflush(nullptr);
+        try {
+            comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);  // and from now on nothing hangs
+        } catch (const Error& again) {
+            _exit(std::string(again.what()) == error.what() ? error.exit_code : 99);
+        }
+    }
+    _exit(98);
+}
+
+static void expect_loss(const Ranks& ranks, const char* text) {
+    const double start = seconds_now();
+    const std::vector<Ending> endings = run_ranks(ranks, lose_a_rank);
+    for (size_t r = 0; r + 1 < endings.size(); r++) {
+        CHECK_MESSAGE(endings[r].status == EXIT_INTERNAL, "rank " << r << ": " << endings[r].status);
+        CHECK_MESSAGE(endings[r].output.find(text) != std::string::npos, endings[r].output);
+    }
+    CHECK(seconds_now() - start < 15.0);
+}
+
+TEST_CASE("ranks: one that is gone ends the others, whether NCCL notices or not") {
+    for (const char* streams : {"now", "deferred"}) expect_loss({3, streams}, "error: another rank is gone");
+    expect_loss({2, "now", false, true}, "error: rank 1 (process ");
+}
+
+// ---- what the stand-in reports
+
+static std::string new_id() {
+    ncclUniqueId id;
+    expect(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
+    return {id.internal, sizeof id.internal};
+}
+
+static void until_done(ncclComm_t comm, ncclResult_t result) {
+    while (result == ncclInProgress && ncclCommGetAsyncError(comm, &result) == ncclSuccess)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (result == ncclSuccess) return;
+    fprintf(stderr, "%s\n", ncclGetErrorString(result));
+    _exit(1);  // an exception would free memory, and wait for the device, for ever
+}
+
+static ncclUniqueId common_id(const Launch& launch) {
+    const std::string bytes = launch.world_size == 1 ? new_id() : rendezvous(launch, "", new_id, 20).nccl_id;
+    ncclUniqueId id;
+    std::memcpy(id.internal, bytes.data(), sizeof id.internal);
+    return id;
+}
+
+static ncclComm_t begin(const Launch& launch, const ncclUniqueId& id, int blocking = 0) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    ncclComm_t comm;
+    expect(ncclCommInitRankConfig(&comm, launch.world_size, id, launch.rank, &config) == ncclInProgress, "init");
+    return comm;
+}
+
+static ncclComm_t joined(const Launch& launch) {
+    const ncclComm_t comm = begin(launch, common_id(launch));
+    until_done(comm, ncclInProgress);
+    return comm;
+}
+
+static void end(ncclComm_t comm) {
+    until_done(comm, ncclCommFinalize(comm));
+    ncclCommDestroy(comm);
+}
+
+// One of the ranks says it.
+static void expect_report(int ranks, const char* text, const std::function<void(const Launch&)>& bug) {
+    const std::vector<Ending> endings = run_ranks({ranks}, [&](const Launch& launch) {
+        bug(launch);
+        fprintf(stderr, "nothing was reported\n");
+    });
+    if (endings.empty()) return;
+    std::string outputs;
+    bool said = false;
+    for (const Ending& e : endings) {
+        outputs += e.output + "\n";
+        said = said || (e.status != 0 && e.output.find(text) != std::string::npos);
+    }
+    CHECK_MESSAGE(said, "never said \"" << std::string(text) << "\", but:\n" << outputs);
+}
+
+// The collective that each rank calls with its own mistake.
+using Call = std::function<ncclResult_t(const Launch&, float* x, ncclComm_t comm)>;
+static std::function<void(const Launch&)> calls(const Call& call) {
+    return [=](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        const DeviceBuffer<float> x(64, "x");
+        until_done(comm, call(launch, x.data, comm));
+        while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);  // fails where a rank is gone
+        end(comm);
+    };
+}
+
+TEST_CASE("ranks: what they must agree on") {
+    expect_report(2, "rank 0 calls ncclAllReduce number 0", calls([](const Launch& l, float* x, ncclComm_t c) {
+                      return l.rank ? ncclBroadcast(x, x, 8, ncclFloat, 0, c, nullptr)
+                                    : ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
+                  }));
+    expect_report(2, "rank 1 ncclAllReduce number 0 of 9 elements", calls([](const Launch& l, float* x, ncclComm_t c) {
+                      return ncclAllReduce(x, x, 8 + size_t(l.rank), ncclFloat, ncclSum, c, nullptr);
+                  }));
+    expect_report(2, "of type 9", calls([](const Launch& l, float* x, ncclComm_t c) {
+                      return ncclAllReduce(x, x, 8, l.rank ? ncclBfloat16 : ncclFloat, ncclSum, c, nullptr);
+                  }));
+    expect_report(2, "root 1", calls([](const Launch& l, float* x, ncclComm_t c) {
+                      return ncclBroadcast(x, x, 8, ncclFloat, l.rank, c, nullptr);
+                  }));
+    expect_report(2, "ranks disagree on how many", [](const Launch& launch) {
+        Launch other = launch;
+        other.world_size += launch.rank;
+        until_done(begin(other, common_id(launch)), ncclInProgress);
+    });
+    expect_report(3, "two ranks have one number", [](const Launch& launch) {
+        Launch other = launch;
+        other.rank = std::min(launch.rank, 1);
+        until_done(begin(other, common_id(launch)), ncclInProgress);
+    });
+}
+
+TEST_CASE("ranks: memory that a collective may not use") {
+    const auto all_reduce = [](const char* text, auto from, auto to) {
+        expect_report(1, text, calls([=](const Launch&, float* x, ncclComm_t c) {
+                          static float host[64];
+                          return ncclAllReduce(from(x, host), to(x, host), 32, ncclFloat, ncclSum, c, nullptr);
+                      }));
+    };
+    const auto first = [](float* x, float*) { return x; };
+    const auto second = [](float* x, float*) { return x + 1; };
+    const auto on_host = [](float*, float* host) { return host; };
+    const auto beyond = [](float* x, float*) { return x + 33; };
+    all_reduce("ncclAllReduce: a pointer that is not the device's", on_host, first);
+    all_reduce("ncclAllReduce: a pointer that is not the device's", first, on_host);
+    all_reduce("leaves its device array", beyond, first);
+    all_reduce("leaves its device array", first, beyond);
+    all_reduce("ncclAllReduce: its output overlaps its input, but not in place", first, second);
+    expect_report(2, "ncclReduceScatter: its output overlaps", calls([](const Launch&, float* x, ncclComm_t c) {
+                      return ncclReduceScatter(x, x, 32, ncclFloat, ncclSum, c, nullptr);  // rank 1: x + 32
+                  }));
+    expect_report(2, "ncclAllGather: its output overlaps", calls([](const Launch&, float* x, ncclComm_t c) {
+                      return ncclAllGather(x, x, 32, ncclFloat, c, nullptr);
+                  }));
+}
+
+TEST_CASE("ranks: a communicator before, between and after its time") {
+    expect_report(1, "only with blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
+    expect_report(1, "ncclAllReduce of a communicator that is not ready", [](const Launch& launch) {
+        const ncclComm_t comm = begin(launch, common_id(launch));
+        const DeviceBuffer<float> x(64, "x");
+        ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, nullptr);
+    });
+    expect_report(1, "a call before ncclCommGetAsyncError has said", calls([](const Launch&, float* x, ncclComm_t c) {
+                      ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
+                      return ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
+                  }));
+    expect_report(1, "ncclCommFinalize before the collectives are done",
+                  calls([](const Launch&, float* x, ncclComm_t c) {
+                      ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
+                      return ncclCommFinalize(c);
+                  }));
+    expect_report(1, "of a communicator that is not ready", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        until_done(comm, ncclCommFinalize(comm));
+        const DeviceBuffer<float> x(64, "x");
+        ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, nullptr);
+    });
+    expect_report(1, "of a communicator that is not finalized",
+                  [](const Launch& launch) { ncclCommDestroy(joined(launch)); });
+    expect_report(1, "of no communicator", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        end(comm);
+        ncclCommFinalize(comm);
+    });
+    expect_report(1, "leak of 1 communicators", [](const Launch& launch) { joined(launch); });
+    expect_report(1, "or a collective on a stream that is captured", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        const OwnedStream stream;
+        const DeviceBuffer<float> x(64, "x");
+        begin_graph(stream.stream);
+        until_done(comm, ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, stream.stream));
+    });
+}
+
+TEST_CASE("ranks: and nothing is reported of what is right") {
+    expect_success(run_ranks({2}, calls([](const Launch& l, float* x, ncclComm_t c) {
+                                 return ncclReduceScatter(x, x + 32 * l.rank, 32, ncclFloat, ncclSum, c, nullptr);
+                             })));
+}
+#endif

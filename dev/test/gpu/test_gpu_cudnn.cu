@@ -1,0 +1,218 @@
+// test_gpu_cudnn.cu: attention by cuDNN against the definition, cpu::plain, deterministic and not, also where a
+// micro-batch is taken in parts, and with plans that were timed. Without cuDNN there is nothing to test, nor in the
+// emulator; with it a fallback to kernels of ours is a failure.
+#include <cstring>
+
+#include "cpu/forms.h"
+#include "cuda/attention.cuh"
+#include "gpu/on_gpu.h"
+#include "support/temporary.h"
+
+struct Shape {
+    int B, T, NH, HS;
+    int C() const { return NH * HS; }
+    int64_t tokens() const { return int64_t(B) * T; }
+};
+
+struct Outputs {
+    Tensor<bf16> out, dqkv;
+    Tensor<float> lse;
+    explicit Outputs(Shape s)
+        : out(poisoned<bf16>(s.tokens() * s.C())),
+          dqkv(poisoned<bf16>(s.tokens() * 3 * s.C())),
+          lse(poisoned<float>(s.tokens() * s.NH)) {}
+};
+
+#ifdef SIMT_EMULATOR
+constexpr bool emulated = true;  // dev/simt/cudnn.cpp: slow, and the graphs' arithmetic and no engine's
+#else
+constexpr bool emulated = false;
+#endif
+
+static bool is_built_in() {
+    setenv("SIMT_CUDNN", "1", 1);
+    const bool built_in = gpu::prepare_attention<bf16>(1, 64, 1, 64, true).find("built without") == std::string::npos;
+    if (!built_in) skip_case("built without cuDNN");
+    return built_in;
+}
+
+// Every shape here has engines on every GPU from compute capability 8.0.
+static void prepare(Shape s, bool deterministic, int64_t part_bytes = 256 << 20) {
+    gpu::set_attention({.cudnn = true, .deterministic = deterministic, .part_bytes = part_bytes});
+    const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
+    INFO(line);
+    REQUIRE(line.rfind("cuDNN", 0) == 0);
+    REQUIRE(line.find("kernels of ours") == std::string::npos);
+    REQUIRE((line.find("not deterministic") == std::string::npos) == deterministic);
+}
+
+// Working memory as the call before left it may hold NaN, or what this call should write.
+static void poison_scratch(Shape s) {
+    const int64_t bytes = gpu::attention_scratch_bytes<bf16>(s.B, s.T, s.NH, s.HS);
+    check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
+}
+
+// directly: by cuDNN or not at all; else by what attention.cuh chooses.
+static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout, bool directly) {
+    Outputs r(s);
+    const auto [B, T, NH, HS] = s;
+    OnGpu<bf16> x(qkv), dy(dout), out(r.out), dqkv(r.dqkv);
+    OnGpu<float> lse(r.lse);
+    poison_scratch(s);
+    if (directly) {
+        REQUIRE(gpu::cudnn_attention_forward(out, lse, x, B, T, NH, HS, nullptr));
+        REQUIRE(gpu::cudnn_attention_backward(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr));
+    } else {
+        gpu::attention_forward<bf16>(out, lse, x, B, T, NH, HS, nullptr);
+        gpu::attention_backward<bf16>(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr);
+    }
+    check_cuda(cudaDeviceSynchronize());
+    out.back(), lse.back(), dqkv.back();
+    return r;
+}
+
+// One sequence of a tensor with this many numbers per token.
+template <class T>
+static Tensor<T> sequence(const Tensor<T>& all, Shape s, int b, int width) {
+    const int64_t size = int64_t(s.T) * width;
+    Tensor<T> part(size);
+    memcpy(part.data(), all.data() + b * size, size_t(size) * sizeof(T));
+    return part;
+}
+
+// The tolerances are those of test_gpu_attention.cu on tensor cores, for the same reasons: the weights and their
+// gradients are operands in bf16. Backward reads forward's out here, as it is in training, and not the definition's:
+// half a step apart, which moves row_sums by about sqrt(HS) / 2 steps and the gradients, over sqrt(HS), by half a step
+// more.
+static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const Tensor<bf16>& dout, Shape s, int b) {
+    CAPTURE(b);
+    const Shape one{1, s.T, s.NH, s.HS};
+    const auto x = sequence(qkv, s, b, 3 * s.C()), dy = sequence(dout, s, b, s.C());
+    Outputs want(one);
+    cpu::plain::attention_forward(want.out.data(), want.lse.data(), x.data(), 1, s.T, s.NH, s.HS, nullptr);
+    cpu::plain::attention_backward(want.dqkv.data(), dy.data(), want.out.data(), want.lse.data(), x.data(), 1, s.T,
+                                   s.NH, s.HS, nullptr);
+    const float sum_error = 4.0f * (std::sqrt(float(s.HS)) + std::sqrt(float(s.T))) * epsilon<float>();
+    const float rounding = epsilon<bf16>(), operands = epsilon<bf16>();
+    expect_close("out", sequence(got.out, s, b, s.C()), want.out, s.C(), rounding, sum_error + 0.85f * operands);
+    expect_close("lse", sequence(got.lse, s, b, s.NH), want.lse, s.T, 8 * epsilon<float>(), sum_error);
+    expect_close("dqkv", sequence(got.dqkv, s, b, 3 * s.C()), want.dqkv, 3 * s.C(), rounding,
+                 4 * sum_error + 2.2f * operands);
+}
+
+static void compare(Shape s, bool deterministic, std::initializer_list<int> sequences, int64_t part_bytes = 256 << 20) {
+    CAPTURE(s.B);
+    CAPTURE(s.T);
+    CAPTURE(s.NH);
+    CAPTURE(s.HS);
+    CAPTURE(deterministic);
+    prepare(s, deterministic, part_bytes);
+    auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
+    const Outputs got = computed(s, qkv, dout, true);
+    for (const int b : sequences) compare_sequence(got, qkv, dout, s, b);
+}
+
+TEST_CASE("GPT-2's heads by cuDNN") {
+    if (!is_built_in()) return;
+    for (const bool deterministic : {true, false}) {
+        compare({2, 256, 3, 64}, deterministic, {0, 1});
+        if (emulated) continue;
+        compare({1, 1024, 12, 64}, deterministic, {0});
+        compare({2, 1024, 5, 64}, deterministic, {1});
+    }
+}
+
+TEST_CASE("awkward lengths, and heads of 128, by cuDNN") {
+    if (!is_built_in()) return;
+    for (const bool deterministic : {true, false}) {
+        for (const int T : {1, 7, 17, 63, 64, 65, 100, 127, 128, 129, 200})
+            compare({3, T, 2, 64}, deterministic, {0, 2});
+        compare({2, 130, 3, 128}, deterministic, {0, 1});
+    }
+}
+
+// dS of a sequence has 2 * 70 * 70 numbers, 19,600 bytes: three fit.
+TEST_CASE("a micro-batch in parts") {
+    if (!is_built_in()) return;
+    for (const int B : {9, 8}) {
+        const Shape s{B, 70, 2, 64};
+        compare(s, true, {0, 2, 3, 5, 6, B - 1}, 3 * 20000);
+        const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
+        CHECK(line.find(format("3 of %d sequences at a time", B)) != std::string::npos);
+    }
+    compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // of 4, so that each lse is aligned
+    compare({3, 64, 1, 64}, true, {0, 1, 2}, 1);
+    if (!emulated) compare({9, 1024, 16, 64}, true, {0, 4, 5, 8});  // parts of 5 and 4: dS has 32 MiB a sequence
+}
+
+TEST_CASE("deterministic means the same bits twice") {
+    if (!is_built_in()) return;
+    const Shape s = emulated ? Shape{2, 100, 3, 64} : Shape{4, 1000, 12, 64};
+    prepare(s, true);
+    auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
+    const Outputs first = computed(s, qkv, dout, true);
+    for (int again = 0; again < 3; again++) {
+        const Outputs second = computed(s, qkv, dout, again == 0);
+        CHECK(memcmp(first.out.data(), second.out.data(), size_t(first.out.buffer.bytes())) == 0);
+        CHECK(memcmp(first.lse.data(), second.lse.data(), size_t(first.lse.buffer.bytes())) == 0);
+        CHECK(memcmp(first.dqkv.data(), second.dqkv.data(), size_t(first.dqkv.buffer.bytes())) == 0);
+    }
+}
+
+// Equal keys: each query takes the mean of the values it sees, and lse is the natural logarithm of their number.
+TEST_CASE("equal keys average the past, and nothing of the future, by cuDNN") {
+    if (!is_built_in()) return;
+    const int T = 200, C = 64;
+    prepare({1, T, 1, C}, true);
+    auto qkv = filled<bf16>(T * 3 * C, 0.0f), out = poisoned<bf16>(T * C);
+    auto lse = poisoned<float>(T);
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < C; i++) qkv[t * 3 * C + 2 * C + i] = bf16(float(t));
+    OnGpu<bf16> x(qkv), y(out);
+    OnGpu<float> l(lse);
+    gpu::attention_forward<bf16>(y, l, x, 1, T, 1, C, nullptr);
+    y.back(), l.back();
+    for (int t = 0; t < T; t++) {
+        CHECK(std::fabs(lse[t] - std::log(float(t + 1))) <= 16 * epsilon<float>());
+        CHECK(std::fabs(float(out[t * C + t % C]) - float(t) / 2) <= 2 * epsilon<bf16>() * float(t) / 2 + 1e-5f);
+    }
+}
+
+static std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+        text.replace(at, from.size(), to);
+    return text;
+}
+
+TEST_CASE("timed plans are as exact, and the choices are kept in the file") {
+    if (!is_built_in()) return;
+    const TemporaryDirectory folder;
+    const std::string file = folder / "choices.txt";
+    device_autotune(file);
+    compare({3, 120, 4, 64}, true, {0, 2});
+    const std::string text = read_bytes(file);
+    CHECK(text.find("attention forward B 3 T 120 NH 4 HS 64: ") != std::string::npos);
+    CHECK(text.find("attention backward, deterministic B 3 T 120 NH 4 HS 64: ") != std::string::npos);
+    if (emulated) CHECK(text.find("HS 64: 1 13 3.0000 5.0000") != std::string::npos);  // the second that works
+
+    // What the file has is not timed again.
+    const std::string chosen = replaced(replaced(text, "B 3", "B 2"), "HS 64: 1", "HS 64: 0 10 7.0 7.0 #");
+    write_bytes(file, chosen);
+    device_autotune(file);
+    compare({2, 120, 4, 64}, true, {0, 1});
+    CHECK(read_bytes(file) == chosen);
+    device_autotune("");
+}
+
+TEST_CASE("what was not prepared, or not chosen, runs by kernels of ours") {
+    if (!is_built_in()) return;
+    compare({1, 64, 1, 64}, true, {0});
+    gpu::set_attention({.cudnn = false, .deterministic = true});
+    const std::string line = gpu::prepare_attention<bf16>(1, 64, 1, 64, true);
+    CHECK(line == "kernels of ours: as chosen");
+    const Shape s{2, 77, 2, 64};
+    auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
+    const Outputs unprepared = computed(s, qkv, dout, false);
+    for (const int b : {0, 1}) compare_sequence(unprepared, qkv, dout, s, b);
+    gpu::set_attention({});
+}

@@ -1,0 +1,342 @@
+// test_gpu_ops.cu: the operations of llmc/cuda against their definitions in cpu::plain, at GPT-2's sizes and at awkward
+// ones, in bf16 and fp32. The same source runs on a GPU and in the emulator.
+#include <cstring>
+
+#include "cpu/forms.h"
+#include "cuda/adamw.cuh"
+#include "cuda/gelu.cuh"
+#include "cuda/norm.cuh"
+#include "gpu/on_gpu.h"
+
+// ---- bf16
+
+// A thread takes floats whose upper halves are its number and those 4096 on, with six lower halves each.
+constexpr int ROUNDING_STRIDE = 4096;
+HOST_DEVICE static uint32_t rounded_case(int upper, int i) {
+    const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    return uint32_t(upper) << 16 | lower[i];
+}
+__global__ void rounding_kernel(uint16_t* out) {
+    for (int upper = int(blockIdx.x * blockDim.x + threadIdx.x); upper < 65536; upper += ROUNDING_STRIDE)
+        for (int i = 0; i < 6; i++) out[upper * 6 + i] = bf16(__builtin_bit_cast(float, rounded_case(upper, i))).bits;
+}
+
+TEST_CASE("every kind of float rounds to the same bf16 on the device and on the host, and NaN to NaN") {
+    auto got = random_tokens(65536 * 3, 1, 1);  // two 16-bit results each
+    OnGpu<int> out(got);
+    simt::launch(rounding_kernel, ROUNDING_STRIDE / 256, 256, 0, nullptr, reinterpret_cast<uint16_t*>(out.device));
+    out.back();
+    int wrong = 0;
+    for (int upper = 0; upper < 65536; upper++)
+        for (int i = 0; i < 6; i++) {
+            const bf16 want(__builtin_bit_cast(float, rounded_case(upper, i)));
+            bf16 result;
+            std::memcpy(&result, reinterpret_cast<const uint16_t*>(got.data()) + upper * 6 + i, sizeof(result));
+            const bool both_nan = std::isnan(float(want)) && std::isnan(float(result));
+            wrong += result.bits != want.bits && !both_nan;
+        }
+    CHECK(wrong == 0);
+}
+
+// ---- GELU
+
+template <class floatX>
+static void compare_gelu(int64_t count) {
+    CAPTURE(count);
+    auto inp = random_tensor<floatX>(count, 1, 3.0f), dout = random_tensor<floatX>(count, 2);
+    auto out = poisoned<floatX>(count), dinp = poisoned<floatX>(count), want = poisoned<floatX>(count);
+    OnGpu<floatX> x(inp), dy(dout), y(out), dx(dinp);
+    gpu::gelu_forward<floatX>(y, x, count, nullptr);
+    gpu::gelu_backward<floatX>(dx, x, dy, count, nullptr);
+    y.back(), dx.back();
+    // The definition loses digits of 1 + tanh where tanh is near -1 (test_gelu.cpp).
+    cpu::plain::gelu_forward<floatX>(want.data(), inp.data(), count, nullptr);
+    expect_close("out", out, want, 1, rounding<floatX>(), 12 * 2 * epsilon<float>());
+    cpu::plain::gelu_backward<floatX>(want.data(), inp.data(), dout.data(), count, nullptr);
+    expect_close("dinp", dinp, want, 1, rounding<floatX>(), 64 * epsilon<float>());
+}
+
+TEST_CASE_TEMPLATE("GELU of an MLP's activations, and of awkward counts", floatX, float, bf16) {
+    for (int count : {1, 3, 4, 7, 8, 17, 65, 2048, 2049, 4 * 3072}) compare_gelu<floatX>(count);
+}
+
+TEST_CASE("GELU is finite for any finite input, NaN stays NaN, and dinp may be dout") {
+    const float points[] = {0.0f, -0.0f, 1e4f, -1e4f, 1e30f, -1e30f, NAN, 1.0f};
+    const float outs[] = {0.0f, 0.0f, 1e4f, 0.0f, 1e30f, 0.0f, NAN, 0.84119199f};
+    const float slopes[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f, 0.0f, NAN, 1.08296403f};
+    auto inp = filled<float>(8, 0.0f), out = poisoned<float>(8), d = filled<float>(8, 1.0f);
+    for (int i = 0; i < 8; i++) inp[i] = points[i];
+    OnGpu<float> x(inp), y(out), dy(d);
+    gpu::gelu_forward<float>(y, x, 8, nullptr);
+    gpu::gelu_backward<float>(dy, x, dy, 8, nullptr);
+    y.back(), dy.back();
+    for (int i = 0; i < 8; i++) {
+        CAPTURE(points[i]);
+        if (std::isnan(points[i])) {
+            CHECK((std::isnan(out[i]) && std::isnan(d[i])));
+            continue;
+        }
+        CHECK(std::fabs(out[i] - outs[i]) <= 1e-6f * std::fabs(outs[i]));
+        CHECK(std::fabs(d[i] - slopes[i]) <= 1e-6f);
+    }
+}
+
+// ---- gradient norm
+
+static float squares_of(Tensor<float>& x) {
+    auto out = poisoned<float>(1);
+    OnGpu<float> result(out), values(x);
+    gpu::sum_of_squares(result, values, x.size(), nullptr);
+    result.back();
+    return out[0];
+}
+
+TEST_CASE("the sum of squares of any count, twice with the same bits") {
+    for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003}) {
+        CAPTURE(count);
+        auto x = random_tensor<float>(count, 1, 1.0f, 0.5f);
+        auto want = poisoned<float>(1);
+        cpu::plain::sum_of_squares(want.data(), x.data(), count, nullptr);
+        const float got = squares_of(x);
+        // A thread adds up to count / 2048 + 4 squares, all positive, and the tree of 15 levels adds the rest.
+        CHECK(std::fabs(got - want[0]) <= (20.0f + std::sqrt(float(count) / 2048)) * epsilon<float>() * want[0]);
+        CHECK(squares_of(x) == got);
+    }
+}
+
+TEST_CASE("a sum of squares that overflows, and one that is NaN") {
+    auto x = filled<float>(5000, 2.0f);
+    CHECK(squares_of(x) == 20000.0f);
+    x[4999] = 1e30f;
+    CHECK(std::isinf(squares_of(x)));
+    x[4999] = NAN;
+    CHECK(std::isnan(squares_of(x)));
+}
+
+TEST_CASE("gradients are added to, each to its own") {
+    for (const int64_t count : {64, 2048, 4096 + 64}) {
+        CAPTURE(count);
+        const auto before = random_tensor<float>(count, 2);
+        auto x = random_tensor<float>(count, 1), sum = random_tensor<float>(count, 2);
+        {
+            OnGpu<float> sums(sum), more(x);
+            gpu::accumulate_gradients(sums, more, count, nullptr);
+            sums.back();
+        }
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) wrong += !(sum[i] == before[i] + x[i]);
+        CHECK(wrong == 0);
+    }
+    CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
+}
+
+TEST_CASE("gradients are rounded and widened as the CPU does it, and nothing around them") {
+    for (const int64_t count : {64, 4096, 8192 + 64}) {
+        CAPTURE(count);
+        auto x = random_tensor<float>(count, 1);
+        x[0] = NAN, x[1] = INFINITY, x[2] = 1.0f + 0x1p-8f, x[3] = 1.0f + 0x3p-8f, x[4] = -0.0f, x[5] = 1e-42f;
+        auto rounded = poisoned<bf16>(count + 64), want = poisoned<bf16>(count);
+        auto widened = poisoned<float>(count + 64), want_widened = poisoned<float>(count);
+        cpu::round_gradients(want.data(), x.data(), count, nullptr);
+        cpu::widen_gradients(want_widened.data(), want.data(), count, nullptr);
+        {
+            OnGpu<float> from(x), back(widened);
+            OnGpu<bf16> between(rounded);
+            gpu::round_gradients(between, from, count, nullptr);
+            gpu::widen_gradients(back, between, count, nullptr);
+            between.back(), back.back();
+        }
+        int64_t wrong = 0;
+        for (int64_t i = 1; i < count; i++)
+            wrong += rounded[i].bits != want[i].bits || !(widened[i] == want_widened[i]);
+        for (int64_t i = count; i < count + 64; i++) wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);
+        CHECK(wrong == 0);
+        CHECK(std::isnan(widened[0]));
+    }
+    CHECK_THROWS_AS(gpu::round_gradients(nullptr, nullptr, 7, nullptr), Error);
+    CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
+}
+
+TEST_CASE("the factor that clips, and NaN that stays") {
+    const float cases[][4] = {// squares, largest norm, factor before, factor
+                              {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},
+                              {16.0f, 0.0f, 0.5f, 1.0f},  {0.0f, 1.0f, 0.5f, 1.0f},  {INFINITY, 1.0f, 0.5f, NAN},
+                              {NAN, 0.0f, 0.5f, NAN},     {16.0f, 1.0f, NAN, NAN}};
+    for (const auto& c : cases) {
+        CAPTURE(c[0]);
+        auto squares = filled<float>(1, c[0]), factor = filled<float>(1, c[2]), norm = poisoned<float>(1);
+        OnGpu<float> s(squares), f(factor), n(norm);
+        gpu::clip_factor(n, f, s, c[1], nullptr);
+        f.back(), n.back();
+        CHECK((factor[0] == c[3] || (std::isnan(factor[0]) && std::isnan(c[3]))));
+        CHECK((norm[0] == std::sqrt(c[0]) || std::isnan(c[0])));
+    }
+}
+
+// ---- AdamW
+
+constexpr int adamw_steps = 5;
+constexpr float adamw_lr = 1e-2f;
+
+// A buffer of one bucket.
+static DecayPattern first_ones(int64_t count, int64_t decayed) { return {count, decayed, FLAT_ALIGN, 0}; }
+
+template <class floatX>
+struct AdamWState {
+    Tensor<floatX> weight;
+    Tensor<float> master, m, v;
+    explicit AdamWState(int64_t count)
+        : weight(random_tensor<floatX>(count, 1)),
+          master(random_tensor<float>(count, 1)),
+          m(filled<float>(count, 0.0f)),
+          v(filled<float>(count, 0.0f)) {}
+};
+
+template <class floatX>
+static void compare_adamw(int64_t count, DecayPattern decay, int64_t begin = 0) {
+    CAPTURE(count);
+    CAPTURE(decay.first_decayed);
+    constexpr bool masters = sizeof(floatX) != sizeof(float);
+    AdamWState<floatX> got(count), want(count);
+    auto factor = filled<float>(1, 0.5f);
+    {
+        OnGpu<floatX> weight(got.weight);
+        OnGpu<float> master(got.master), m(got.m), v(got.v), f(factor);
+        for (int step = 1; step <= adamw_steps; step++) {
+            auto grads = random_tensor<float>(count, 100 + uint64_t(step));
+            for (int64_t i = 0; i < count; i++) grads[i] *= std::pow(10.0f, -float(i % 13));
+            OnGpu<float> grad(grads);
+            gpu::adamw<floatX>(weight, masters ? master.device : nullptr, m, v, grad, f, begin, count, decay,
+                               AdamWConfig{}, adamw_lr, step, nullptr);
+            cpu::plain::adamw<floatX>(want.weight.data(), masters ? want.master.data() : nullptr, want.m.data(),
+                                      want.v.data(), grads.data(), factor.data(), begin, count, decay, AdamWConfig{},
+                                      adamw_lr, step, nullptr);
+            check_cuda(cudaDeviceSynchronize());  // grads goes away
+        }
+        weight.back(), master.back(), m.back(), v.back();
+    }
+    // m sums terms of up to about 0.2, which may cancel. An update is at most about lr * (1 + decay), with some 8
+    // roundings; the weight, of about 1, is rounded in each step.
+    const float update_error = adamw_steps * (8 * adamw_lr + 1) * epsilon<float>();
+    expect_close("m", got.m, want.m, 1, 2 * adamw_steps * epsilon<float>(), adamw_steps * epsilon<float>() * 0.1f);
+    expect_close("v", got.v, want.v, 1, 4 * adamw_steps * epsilon<float>(), 1e-30f);
+    expect_close("master", got.master, want.master, 1, adamw_steps * epsilon<float>(), update_error);
+    expect_close("weight", got.weight, want.weight, 1, rounding<floatX>(), update_error);
+    if (masters)
+        for (int64_t i = 0; i < count; i++) REQUIRE(float(got.weight[i]) == float(floatX(got.master[i])));
+}
+
+TEST_CASE_TEMPLATE("AdamW of any count, decaying any part", floatX, float, bf16) {
+    for (int64_t count : {64, 128, 192, 1088})
+        for (int64_t decayed : {int64_t(0), count / 128 * 64, count})
+            compare_adamw<floatX>(count, first_ones(count, decayed));
+    compare_adamw<floatX>(5056, first_ones(5056, 2496));  // more blocks than one, and part of one
+}
+
+TEST_CASE_TEMPLATE("AdamW of several buckets, from any of them on", floatX, float, bf16) {
+    const DecayPattern decay = {256, 192, 320, 128};
+    compare_adamw<floatX>(2240, decay);           // ends within a bucket
+    compare_adamw<floatX>(1088, decay, 64);       // begins within the first
+    compare_adamw<floatX>(320, decay, 576);       // is one of the others
+    compare_adamw<floatX>(2112, decay, 704);      // begins within one of the others
+    compare_adamw<floatX>(704, {64, 0, 64, 64});  // all of each but the first
+    const int64_t far = int64_t(1) << 40;         // beyond what 32 bits count
+    compare_adamw<floatX>(1088, {far, far - 64, 320, 128}, far - 128);
+    compare_adamw<floatX>(1088, decay, far);
+}
+
+// The operands are exact in float whatever is fused: only decay moves the weights, by a factor of 2^-10.
+static Tensor<bf16> decayed_once(decltype(&gpu::adamw<bf16>) op, int64_t count, int64_t begin, int step, uint64_t seed,
+                                 int64_t cut) {
+    auto weight = random_tensor<bf16>(count, 1);
+    auto zeros = filled<float>(count, 0.0f), m = filled<float>(count, 0.0f), v = filled<float>(count, 0.0f);
+    auto factor = filled<float>(1, 1.0f);
+    const AdamWConfig config = {0.5f, 0.5f, 1.0f, 0x1p-10f, seed};
+    const DecayPattern all = {FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN};
+    const auto run = [&](bf16* w, float* m, float* v, const float* grad, const float* f) {
+        for (int64_t i = 0; i < count; i += cut)
+            op(w + i, nullptr, m + i, v + i, grad + i, f, begin + i, std::min(cut, count - i), all, config, 1.0f, step,
+               nullptr);
+    };
+    if (op != &gpu::adamw<bf16>) {
+        run(weight.data(), m.data(), v.data(), zeros.data(), factor.data());
+        return weight;
+    }
+    OnGpu<bf16> w(weight);
+    OnGpu<float> first(m), second(v), grad(zeros), f(factor);
+    run(w, first, second, grad, f);
+    w.back();
+    return weight;
+}
+
+static bool same_bits(const Tensor<bf16>& a, const Tensor<bf16>& b) {
+    for (int64_t i = 0; i < a.size(); i++)
+        if (a[i].bits != b[i].bits) return false;
+    return true;
+}
+
+TEST_CASE("AdamW without masters rounds with the bits of the definition, however the range is cut") {
+    const int64_t count = 6208;
+    for (const int64_t begin : {int64_t(0), int64_t(192), (int64_t(1) << 35) - 320}) {
+        const auto want = decayed_once(cpu::plain::adamw, count, begin, 3, 42, count);
+        CHECK(same_bits(decayed_once(gpu::adamw, count, begin, 3, 42, count), want));
+        CHECK(same_bits(decayed_once(gpu::adamw, count, begin, 3, 42, 1088), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin, 4, 42, count), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin, 3, 43, count), want));
+        CHECK_FALSE(same_bits(decayed_once(gpu::adamw, count, begin + 64, 3, 42, count), want));
+    }
+}
+
+// What differs is the last digits of the floats, by some 2^-22 of the weight, where neighbours in bf16 are 2^-8 apart:
+// one in 2^14 draws may go the other way.
+TEST_CASE("one step of AdamW without masters is that of the definition") {
+    const int64_t count = 5056;
+    const DecayPattern decay = {256, 192, 320, 128};
+    AdamWState<bf16> got(count), want(count);
+    auto grads = random_tensor<float>(count, 100), factor = filled<float>(1, 0.5f);
+    for (AdamWState<bf16>* s : {&got, &want})
+        for (int64_t i = 0; i < count; i++) s->m[i] = grads[i] * grads[i], s->v[i] = std::fabs(s->master[i]);
+    OnGpu<bf16> weight(got.weight);
+    OnGpu<float> m(got.m), v(got.v), grad(grads), f(factor);
+    gpu::adamw<bf16>(weight, nullptr, m, v, grad, f, 64, count, decay, AdamWConfig{}, adamw_lr, 3, nullptr);
+    cpu::plain::adamw<bf16>(want.weight.data(), nullptr, want.m.data(), want.v.data(), grads.data(), factor.data(), 64,
+                            count, decay, AdamWConfig{}, adamw_lr, 3, nullptr);
+    weight.back(), m.back(), v.back();
+    int different = 0;
+    for (int64_t i = 0; i < count; i++) different += got.weight[i].bits != want.weight[i].bits;
+    CHECK(different <= 4);
+    expect_close("weight", got.weight, want.weight, 1, epsilon<bf16>(), 1e-4f);
+    expect_close("m", got.m, want.m, 1, 8 * epsilon<float>(), 1e-7f);
+    expect_close("v", got.v, want.v, 1, 8 * epsilon<float>(), 1e-30f);
+}
+
+TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf16) {
+    for (const Master where : {Master::apart, Master::weight_itself}) {
+        AdamWState<floatX> s(128);
+        const AdamWState<floatX> untouched(128);
+        auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, NAN);
+        OnGpu<floatX> weight(s.weight);
+        OnGpu<float> master(s.master), m(s.m), v(s.v), g(grad), f(factor);
+        float* masters = where == Master::apart && sizeof(floatX) != 4 ? master.device : nullptr;
+        gpu::adamw<floatX>(weight, masters, m, v, g, f, 0, 128, first_ones(128, 64), AdamWConfig{}, adamw_lr, 1,
+                           nullptr);
+        weight.back(), master.back(), m.back(), v.back();
+        expect_close("weight", s.weight, untouched.weight, 1, 0.0f, 0.0f);
+        expect_close("master", s.master, untouched.master, 1, 0.0f, 0.0f);
+        expect_close("m", s.m, untouched.m, 1, 0.0f, 0.0f);
+        expect_close("v", s.v, untouched.v, 1, 0.0f, 0.0f);
+    }
+}
+
+TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") {
+    float* none = nullptr;
+    gpu::adamw(none, none, none, none, none, none, 64, 0, first_ones(64, 0), AdamWConfig{}, 1e-2f, 1, nullptr);
+    const auto refused = [&](int64_t begin, int64_t count, DecayPattern decay, int step, const char* text) {
+        CHECK_THROWS_WITH_AS(
+            gpu::adamw(none, none, none, none, none, none, begin, count, decay, AdamWConfig{}, 1e-2f, step, nullptr),
+            doctest::Contains(text), Error);
+    };
+    refused(0, 64, first_ones(64, 0), 0, "step 0; steps count from 1");
+    refused(0, 65, first_ones(64, 0), 1, "65 elements from 0 on: multiples of 64");
+    refused(0, 64, first_ones(64, 128), 1, "128 of a bucket of 64 elements decay");
+}

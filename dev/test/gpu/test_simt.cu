@@ -1,0 +1,237 @@
+// test_simt.cu: the emulator itself. Correct kernels give the right numbers in every order of threads and say nothing;
+// test_simt_bugs.cu has those that are not.
+#include "cuda/simt.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "gpu/simt_arrays.h"
+
+__global__ void indices_kernel(int* out) {
+    const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    const int threads = blockDim.x * blockDim.y * blockDim.z;
+    out[block * threads + thread] = block * threads + thread;
+}
+
+TEST_CASE("every thread of every block runs once") {
+    in_every_order([] {
+        Array<int> out(2 * 3 * 4 * 64);
+        simt::launch(indices_kernel, dim3(2, 3, 4), dim3(8, 4, 2), 0, nullptr, out.data);
+        const std::vector<int> got = out.host();
+        for (int i = 0; i < int(got.size()); i++) REQUIRE(got[i] == i);
+    });
+}
+
+__global__ void sums_kernel(float* out, const float* in) {
+    const float x = in[threadIdx.x];
+    float* o = out + threadIdx.x * 4;
+    o[0] = warp_sum(x), o[1] = warp_max(x), o[2] = block_sum(x), o[3] = block_max(x);
+    o[2] += block_sum(1.0f) - blockDim.x;  // its shared memory is used again
+}
+
+TEST_CASE("sums and maxima of warps and blocks") {
+    in_every_order([] {
+        for (const int threads : {32, 64, 256, 1024}) {
+            CAPTURE(threads);
+            const Array<float> in(floats(threads, [](int i) { return i % 7 - 100; }));
+            const Array<float> out(4 * threads);
+            simt::launch(sums_kernel, 1, threads, 0, nullptr, out.data, in.data);
+            const std::vector<float> got = out.host(), x = in.host();
+            float all = 0.0f;
+            for (const float v : x) all += v;  // whole numbers: exact in every order
+            for (int t = 0; t < threads; t++) {
+                float sum = 0.0f, most = -1e9f;
+                for (int k = t / 32 * 32; k < t / 32 * 32 + 32; k++) sum += x[k], most = std::fmax(most, x[k]);
+                REQUIRE(got[t * 4] == sum);
+                REQUIRE(got[t * 4 + 1] == most);
+                REQUIRE(got[t * 4 + 2] == all);
+                REQUIRE(got[t * 4 + 3] == -94.0f);
+            }
+        }
+    });
+}
+
+__global__ void exchange_kernel(int* out) {
+    const int t = threadIdx.x;
+    int* o = out + t * 12;
+    o[0] = __shfl_sync(FULL_MASK, t, 5);
+    o[1] = __shfl_sync(FULL_MASK, t, 3, 8);
+    o[2] = __shfl_xor_sync(FULL_MASK, t, 6);
+    o[3] = __shfl_up_sync(FULL_MASK, t, 3);
+    o[4] = __shfl_down_sync(FULL_MASK, t, 3, 16);
+    o[5] = __ballot_sync(FULL_MASK, t % 3 == 0);
+    o[6] = __any_sync(FULL_MASK, t == 9) + 2 * __any_sync(FULL_MASK, t == 99);
+    o[7] = __all_sync(FULL_MASK, t >= 0) + 2 * __all_sync(FULL_MASK, t != 9);
+    o[8] = __match_any_sync(FULL_MASK, t % 4);
+    const unsigned odd = __ballot_sync(FULL_MASK, t % 2);
+    o[9] = t % 2 ? __shfl_sync(odd, t, 7) : -1;  // part of a warp
+    o[10] = __syncthreads_count(t < 10);
+    o[11] = __syncthreads_or(t == 40) + 2 * __syncthreads_and(t != 40);
+}
+
+TEST_CASE("shuffles, votes and matches") {
+    in_every_order([] {
+        const Array<int> out(64 * 12);
+        simt::launch(exchange_kernel, 1, 64, 0, nullptr, out.data);
+        const std::vector<int> got = out.host();
+        for (int t = 0; t < 64; t++) {
+            CAPTURE(t);
+            const int lane = t % 32, base = t - lane;
+            unsigned thirds = 0;
+            for (int k = 0; k < 32; k++) thirds |= unsigned((base + k) % 3 == 0) << k;
+            const int want[12] = {base + 5,
+                                  base + lane / 8 * 8 + 3,
+                                  t ^ 6,
+                                  lane < 3 ? t : t - 3,
+                                  lane % 16 > 12 ? t : t + 3,
+                                  int(thirds),
+                                  base == 0 ? 1 : 0,
+                                  base == 0 ? 1 : 3,
+                                  int(0x11111111u << (t % 4)),
+                                  t % 2 ? base + 7 : -1,
+                                  10,
+                                  1};
+            for (int i = 0; i < 12; i++) {
+                CAPTURE(i);
+                REQUIRE(got[t * 12 + i] == want[i]);
+            }
+        }
+    });
+}
+
+// C (16, 16) = A (16, 16) * B (16, 16), row-major. DIRECT: fragments by the layout that simt.h states, else by
+// ldmatrix.
+template <bool DIRECT>
+__global__ void product_kernel(float* C, const bf16* A, const bf16* B) {
+    constexpr int stride = 24;       // 48 bytes: rows stay aligned and fall into other banks
+    SHARED(tile, Vec<bf16>[16][3]);  // an array of bf16 would be aligned to 2 bytes only
+    bf16* a = tile[0][0].values;
+    bf16* b = simt::dynamic_shared<bf16>();
+    const int lane = threadIdx.x;
+    for (int i = lane; i < 32; i += WARP_SIZE) {
+        store128(a + i / 2 * stride + i % 2 * 8, load128(A + i * 8));
+        store128(b + i / 2 * stride + i % 2 * 8, load128cs(B + i * 8));
+    }
+    __syncwarp();
+
+    uint32_t fa[4], fb[4];
+    const int g = lane / 4, t = lane % 4 * 2;
+    if (DIRECT) {
+        const auto pair = [](bf16 low, bf16 high) { return uint32_t(low.bits) | uint32_t(high.bits) << 16; };
+        const auto from_a = [&](int row, int k) { return pair(a[row * stride + k], a[row * stride + k + 1]); };
+        const auto from_b = [&](int k, int col) { return pair(b[k * stride + col], b[(k + 1) * stride + col]); };
+        fa[0] = from_a(g, t), fa[1] = from_a(g + 8, t), fa[2] = from_a(g, t + 8), fa[3] = from_a(g + 8, t + 8);
+        fb[0] = from_b(t, g), fb[1] = from_b(t + 8, g), fb[2] = from_b(t, g + 8), fb[3] = from_b(t + 8, g + 8);
+    } else {
+        ldmatrix_x4(fa, a + lane % 16 * stride + lane / 16 * 8);
+        ldmatrix_x4_trans(fb, b + lane % 16 * stride + lane / 16 * 8);
+    }
+
+    for (int half = 0; half < 2; half++) {
+        float acc[4] = {100.0f, 100.0f, 100.0f, 100.0f};
+        mma_m16n8k16(acc, fa, {fb[2 * half], fb[2 * half + 1]});
+        for (int i = 0; i < 4; i++) C[(g + i / 2 * 8) * 16 + half * 8 + t + i % 2] = acc[i] - 100.0f;
+    }
+}
+
+TEST_CASE("mma and ldmatrix against a plain product") {
+    std::vector<bf16> A, B;
+    for (int i = 0; i < 256; i++) A.push_back(bf16(float(i * 7 % 19 - 9))), B.push_back(bf16(float(i * 5 % 23 - 11)));
+    in_every_order([&] {
+        for (const bool direct : {false, true}) {
+            CAPTURE(direct);
+            const Array<bf16> a(A), b(B);
+            const Array<float> out(256);
+            simt::launch(direct ? product_kernel<true> : product_kernel<false>, 1, 32, 16 * 24 * 2, nullptr, out.data,
+                         a.data, b.data);
+            const std::vector<float> got = out.host();
+            for (int i = 0; i < 256; i++) {
+                float want = 0.0f;
+                for (int k = 0; k < 16; k++) want += float(A[i / 16 * 16 + k]) * float(B[k * 16 + i % 16]);
+                REQUIRE(got[i] == want);
+            }
+        }
+    });
+}
+
+// Copies tiles through two buffers, the next one on its way while this one is read, by another thread than fetched it.
+__global__ void double_buffer_kernel(float* out, const float* in, int tiles) {
+    SHARED(buffer, Vec<float>[2][64]);
+    const int t = threadIdx.x;
+    cp_async_16(&buffer[0][t], in + t * 4);
+    cp_async_commit();
+    for (int i = 0; i < tiles; i++) {
+        if (i + 1 < tiles) cp_async_16(&buffer[(i + 1) % 2][t], in + ((i + 1) * 64 + t) * 4);
+        cp_async_commit();
+        cp_async_wait<1>();
+        __syncthreads();
+        store128cs(out + (i * 64 + t) * 4, buffer[i % 2][63 - t]);
+        __syncthreads();
+    }
+}
+
+TEST_CASE("cp.async through two buffers") {
+    in_every_order([] {
+        const Array<float> in(floats(64 * 4 * 5, [](int i) { return i; })), out(in.size);
+        simt::launch(double_buffer_kernel, 1, 64, 0, nullptr, out.data, in.data, 5);
+        const std::vector<float> got = out.host();
+        for (int i = 0; i < int(got.size()); i++) REQUIRE(got[i] == i / 256 * 256 + (63 - i / 4 % 64) * 4 + i % 4);
+    });
+}
+
+__global__ void atomics_kernel(float* sum, int* most, unsigned* words, float* partial, float* total) {
+    SHARED(is_last, bool);
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    atomicAdd(sum, 1.0f);
+    atomicMax(most, i);
+    atomicMin(most + 1, -i);
+    atomicCAS(words, 0u, 7u);
+    if (threadIdx.x == 0) {  // the last block adds up what all blocks wrote
+        partial[blockIdx.x] = blockIdx.x;
+        __threadfence();
+        is_last = atomicInc(words + 1, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last && threadIdx.x == 0) {
+        __threadfence();
+        float x = 0.0f;
+        for (unsigned k = 0; k < gridDim.x; k++) x += partial[k];
+        *total = x;
+    }
+}
+
+TEST_CASE("atomics, and a last block that sees what the others wrote") {
+    in_every_order([] {
+        const Array<float> sum(floats(1, [](int) { return 0; })), partial(8), total(1);
+        const Array<int> most(std::vector<int>{0, 0});
+        const Array<unsigned> words(std::vector<unsigned>{0, 0});
+        simt::launch(atomics_kernel, 8, 64, 0, nullptr, sum.data, most.data, words.data, partial.data, total.data);
+        CHECK(sum.host()[0] == 512.0f);
+        CHECK(most.host() == std::vector<int>{511, -511});
+        CHECK(words.host() == std::vector<unsigned>{7, 0});
+        CHECK(total.host()[0] == 28.0f);
+    });
+}
+
+TEST_CASE("streams run in order, and events order them") {
+    in_every_order([] { two_streams(true); });
+    const simt::Config before = simt::config;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        simt::config = {.deferred_streams = true, .stream_seed = seed};
+        two_streams(true);
+    }
+    simt::config = before;
+}
+
+TEST_CASE("errors of the runtime have names, and the last one is kept") {
+    void* p;
+    CHECK(cudaMalloc(&p, size_t(1) << 60) == cudaErrorMemoryAllocation);
+    CHECK(std::string(cudaGetErrorString(cudaGetLastError())) == "out of memory");
+    CHECK(cudaGetLastError() == cudaSuccess);
+    CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
+    CHECK(std::string(cudaGetErrorName(cudaGetLastError())) == "cudaErrorInvalidDevice");
+}

@@ -1,0 +1,28 @@
+// meeting.cpp: what a rank without MPI does at the start, with a GPU or without: finds out who it is, meets the others,
+// and prints what it took home. test_slurm.sh and test_torchrun.sh start it.
+#include <cstdio>
+#include <cstdlib>
+
+#include <unistd.h>
+
+#include "base/common.h"
+#include "base/host.h"
+#include "parallel/rendezvous.h"
+
+int main() {
+    Launch launch;
+    try {
+        launch = find_launch({}, getenv);
+        const auto nccl_id = [] { return format("from process %d", int(getpid())); };
+        const Rendezvous meeting = rendezvous(launch, format("%d@%s", launch.rank, host_name().c_str()), nccl_id, 30);
+        std::string line = format("%s rank %d of %d, attempt %d, met", launch.launcher.c_str(), launch.rank,
+                                  launch.world_size, launch.attempt);
+        for (const std::string& rank_info : meeting.rank_infos) line += " " + rank_info;
+        line += ", nccl_id " + meeting.nccl_id + "\n";  // in one piece: other ranks write to the same file
+        return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
+    } catch (const Error& error) {
+        fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.what());
+        write_error_file(launch, error.what());
+        return error.exit_code;
+    }
+}

@@ -1,0 +1,47 @@
+// nccl_meeting.cpp: the id of NCCL, which needs no GPU, goes to all ranks over the meeting. test_nccl_meeting.sh runs
+// it.
+#include <doctest/doctest.h>
+#include <nccl.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "base/common.h"
+#include "parallel/rendezvous.h"
+
+static std::string new_id() {
+    ncclUniqueId id;
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (result != ncclSuccess) fail(EXIT_INTERNAL, "ncclGetUniqueId: %s", ncclGetErrorString(result));
+    return {id.internal, sizeof id.internal};
+}
+
+TEST_CASE("the library is the one of the header") {
+    int version = 0;
+    REQUIRE(ncclGetVersion(&version) == ncclSuccess);
+    CHECK(version == NCCL_VERSION_CODE);
+}
+
+TEST_CASE("every rank gets the id that rank 0 made, another one in another meeting") {
+    std::string of_meeting[2];
+    for (std::string& first : of_meeting) {
+        constexpr int world_size = 4;
+        static int port = 21000 + getpid() % 10000;
+        std::vector<std::string> ids(world_size);
+        std::vector<std::thread> ranks;
+        for (int rank = 0; rank < world_size; rank++)
+            ranks.emplace_back([&, rank] {
+                Launch launch;
+                launch.launcher = "options", launch.rank = rank, launch.world_size = world_size;
+                launch.master_addr = "127.0.0.1", launch.master_port = port;
+                ids[rank] = rendezvous(launch, "", new_id, 20).nccl_id;
+            });
+        for (std::thread& rank : ranks) rank.join();
+        port++;
+        first = ids[0];
+        CHECK(first.size() == sizeof(ncclUniqueId));
+        for (const std::string& id : ids) CHECK((id == first));  // not shown: whoever has it can join
+    }
+    CHECK((of_meeting[0] != of_meeting[1]));
+}

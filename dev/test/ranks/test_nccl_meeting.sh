@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# test_nccl_meeting.sh: builds nccl_meeting.cpp and runs it, without a GPU.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+if ! make found | grep -q '| NCCL [0-9]'; then
+    skip "the exchange of NCCL's id" "there is no NCCL (NCCL_HOME=... names it)"
+    exit 0
+fi
+make build/release/cuda/nccl_meeting || exit 1
+build/release/cuda/nccl_meeting

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# test_slurm.sh: Slurm itself, on two hosts (slurm.sh): who each process is under srun, sbatch and salloc, training by srun
+# with PMIx, the meeting by TCP without it, a job that is asked to stop, and one that is queued again.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+reason=$(no_ranks_because)
+if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
+if [ -z "$reason" ] && ! PATH=$PATH:/usr/sbin type srun slurmctld slurmd munged >/dev/null 2>&1; then
+    reason="there is no Slurm (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install slurm-wlm munge)"
+fi
+if [ -n "$reason" ]; then skip "Slurm" "$reason" && exit 0; fi
+several_ranks_here
+export CLUSTER=s$$n CLUSTER_SUBNET=10.77.0
+trap 'dev/test/ranks/slurm.sh down "$scratch" 2; dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
+
+make_shards "$scratch/data" 30000 || fail "no shards"
+check "2 hosts" dev/test/ranks/cluster.sh up 2
+check "Slurm on them" dev/test/ranks/slurm.sh up "$scratch" 2 || finish
+h0=${CLUSTER}0 h1=${CLUSTER}1
+slurm() { timeout 60 dev/test/ranks/slurm.sh on "$scratch" "$@"; }  # slurm srun ...
+subnet=(--mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24")
+
+# ---- who is who. --print-launch, in the order of the ranks, with HOST0, HOST1 and PLACE for names of this run.
+# launched NAME EXPECTED COMMAND...
+launched() {
+    local name=$1 expected=$2 found
+    shift 2
+    found=$("$@" 2>"$scratch/err" | sed "s/ at $h0:[0-9]*/ at PLACE/; s/$h0/HOST0/; s/$h1/HOST1/" | sort)
+    if [ "$found" = "$expected" ]; then pass "$name"; else fail "$name: $found $(tail -n 3 "$scratch/err")"; fi
+}
+# as LAUNCHER HOW OF: 4 ranks, 2 on each host.
+as() {
+    local rank
+    for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): meets the others $2"; done
+}
+who=("$program" --print-launch)
+two_by_two=(--nodes=2 --ntasks-per-node=2)
+launched "srun --mpi=none" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
+launched "srun --mpi=pmi2" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
+launched "srun --mpi=pmix" "$(as srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
+launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=none "${who[@]}"
+launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"
+launched "salloc and mpirun" "$(as mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
+launched "salloc of one task, and mpirun of two ranks" \
+    "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: meets the others by MPI\n' 0 0 1 1)" \
+    slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
+
+# batch NAME OPTION... -- COMMAND: a job with this script, which ends before the call does; its output is in NAME.out.
+batch() {
+    local name=$1 options=()
+    shift
+    while [ "$1" != -- ]; do options+=("$1") && shift; done
+    printf '#!/usr/bin/env bash\n%s\n' "$2" >"$scratch/$name.sh"
+    slurm sbatch --wait --output="$scratch/$name.out" "${options[@]}" "$scratch/$name.sh"
+}
+check "sbatch" batch alone "${two_by_two[@]}" -- "${who[*]}"
+launched "sbatch without srun" "single process on HOST0 (SLURM_NTASKS=4, but srun did not start this process)" cat "$scratch/alone.out"
+check "sbatch" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
+launched "sbatch and mpirun" "$(as mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
+
+# refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each says the text and who it is.
+refused_tasks() {
+    local name=$1 text=$2 status=0
+    shift 2
+    slurm "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    if [ $status = 2 ] && [ "$(grep -cF -- "$text" "$scratch/err")" = 4 ] &&
+        [ "$(grep -c 'task.*: Exited with exit code 2' "$scratch/err")" -ge 1 ]; then
+        pass "$name: $(grep -m1 '^error: ' "$scratch/err")"
+    else
+        fail "$name: exit code $status, said $(head -n 8 "$scratch/err")"
+    fi
+}
+refused_tasks "torchrun's variables of another run" "SLURM_STEP_NUM_TASKS=4, but WORLD_SIZE=2: 4 processes would be copies" \
+    srun "${two_by_two[@]}" --mpi=none env RANK=1 WORLD_SIZE=2 MASTER_ADDR="$h0" MASTER_PORT=29511 "${who[@]}"
+refused_tasks "another rank than PMIx says" "two launchers? start with one of them" \
+    srun "${two_by_two[@]}" --mpi=pmix env PMIX_RANK=9 "${who[@]}"
+
+# ---- training
+train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1
+       --seq-len 32 --micro-batch 1 --global-batch 512 --precision fp32 --deterministic-ranks 8 --steps 4 --val-every 2
+       --checkpoint-every 4)
+check "1 process" "${train[@]}" --output "$scratch/one"
+check "srun --mpi=pmix trains" slurm srun "${two_by_two[@]}" --mpi=pmix "${train[@]}" --output "$scratch/pmix"
+check "srun --mpi=pmix: the bits of 1 process" same_run "$scratch/one" "$scratch/pmix" 4
+check "salloc and mpirun trains" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${train[@]}" --output "$scratch/salloc"
+check "salloc and mpirun: the bits of 1 process" same_run "$scratch/one" "$scratch/salloc" 4
+for mpi in none pmi2; do
+    refused_tasks "srun --mpi=$mpi with CPU ranks" "4 CPU ranks need MPI: start with mpirun -np 4 (found: srun)" \
+        srun "${two_by_two[@]}" --mpi=$mpi "${train[@]}" --output "$scratch/never"
+    check "srun --mpi=$mpi: nothing is written" test ! -e "$scratch/never/log.jsonl"
+done
+
+# ---- the meeting of ranks without MPI, as with NCCL
+meeting=build/release/meeting
+make --no-print-directory -o Makefile $meeting >/dev/null || fail "$meeting is not built"
+# met TASKS CARDS COMMAND...: so many lines, each of another rank, with the same cards and the same nccl_id.
+met() {
+    local tasks=$1 cards=$2
+    shift 2
+    slurm "$@" >"$scratch/out" 2>"$scratch/err"
+    sed 's/.*, met //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/cards"
+    if [ "$(sort -u "$scratch/out" | wc -l) $(wc -l <"$scratch/out")" != "$tasks $tasks" ] ||
+        [ "$(cat "$scratch/cards")" != "$cards" ] ||
+        [ "$(sed 's/.*, nccl_id //' "$scratch/out" | sort | uniq -c | awk '{ print $1 }')" != "$tasks" ]; then
+        cat "$scratch/out" "$scratch/err"
+        return 1
+    fi
+}
+check "4 tasks on 2 hosts meet" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
+check "so they do on the second host alone" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
+check "3 and 1" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
+cat >"$scratch/late" <<EOF
+#!/usr/bin/env bash
+sleep 0.\$((5 * SLURM_PROCID))
+exec $PWD/$meeting
+EOF
+chmod +x "$scratch/late"
+# shellcheck disable=SC2016  # for the job's shell
+two_steps='for step in 1 2; do
+    srun --nodelist='$h0' --ntasks=2 --nodes=1 --overlap --mpi=none '$scratch/late' >'$scratch'/step$step &
+done
+wait'
+check "two steps of a job at once" batch steps "${two_by_two[@]}" -- "$two_steps"
+check "do not meet each other" \
+    test "$(sed 's/.*, nccl_id //' "$scratch/step1" "$scratch/step2" | sort | uniq -c | awk '{ print $1 }' | xargs)" = "2 2"
+
+# ---- asked to stop
+endless=("${train[@]}" --steps 100000 --checkpoint-every 100000 --val-every 0 --output "$scratch/asked")
+printf '#!/usr/bin/env bash\nsrun --mpi=pmix %s; echo $? >%s/code\n' "${endless[*]}" "$scratch" >"$scratch/asked.sh"
+job=$(slurm sbatch --parsable "${two_by_two[@]}" --output="$scratch/asked.out" "$scratch/asked.sh")
+check "a job trains" wait_for "$scratch/asked/log.jsonl" '"step":3,'
+check "scancel --signal=USR1" slurm scancel --signal=USR1 "$job"
+check "its step ends with exit code 75" wait_for "$scratch/code" '^75$'
+check "and has saved" test -e "$scratch/asked/latest"
+check "and another goes on" slurm srun "${two_by_two[@]}" --mpi=pmix "${endless[@]}" --resume --stop-after 2
+
+# ---- queued again, by the recipe itself. Its trainer is asked to stop at first, and then says who it is.
+tree=$scratch/tree
+mkdir -p "$tree/data/fineweb10B" && cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
+# shellcheck disable=SC2016  # for the stand-in
+printf '#!/usr/bin/env bash\nif [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then exit 75; fi\nexec %s\n' "${who[*]}" >"$tree/train_gpt2cu"
+chmod +x "$tree/train_gpt2cu" && ln -s "$program" "$tree/train_gpt2"
+slurm=$PWD/dev/test/slurm.sh
+# submit NAME OPTION...: the recipe, with these options; its output is in NAME.out.
+submit() {
+    (cd "$tree" && timeout 60 "$slurm" on "$scratch" sbatch --parsable "${two_by_two[@]}" --gpus-per-node=0 --cpus-per-task=1 \
+        --output="$scratch/$1.out" scripts/run_gpt2_124M.sbatch "${@:2}")
+}
+check "the recipe as a job" submit plan --plan
+check "it counts its nodes: 16 ranks" wait_for "$scratch/plan.out" 'x 16 ranks'
+job=$(submit recipe --seed 7)
+check "time is up for the recipe" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
+# Slurm would wait two minutes before it starts the job again. It can be told not to, once nothing of the first attempt is
+# left, which slurmd would take for the job itself: its script, and the sockets of its steps, HOST_JOB.STEP.
+first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
+starts_again() {
+    for _ in $(seq 60); do
+        if grep -q 'restart 1' "$scratch/recipe.out"; then return; fi
+        if slurm squeue --noheader --jobs="$job" --format=%r | grep -q BeginTime && ! first_attempt_is_there; then
+            slurm scontrol update "JobId=$job" StartTime=now
+        fi
+        sleep 0.5
+    done
+    tail -n 3 "$scratch/recipe.out"  # why not
+    slurm scontrol show job "$job" | grep -E 'JobState|Restarts|StartTime'
+    return 1
+}
+check "it is queued again, and starts" starts_again
+for rank in 0 1 2 3; do
+    check "its second attempt, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: meets the others"
+done
+
+# ---- what is left
+check "down" dev/test/ranks/slurm.sh down "$scratch" 2
+for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
+check "nobody is left on the hosts: $(inside 2)" nobody_inside 2
+finish

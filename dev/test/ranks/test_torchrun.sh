@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# test_torchrun.sh: PyTorch's torchrun itself, in its modes: who each process is, and the meeting of the ranks beside what
+# the agent has at MASTER_PORT; two agents, two runs at once, a restart, a rank that is missing.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+python=/usr/bin/python3  # which has Debian's PyTorch
+if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
+    skip "torchrun" "there is none (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)" && exit 0
+fi
+meeting=$PWD/build/release/meeting
+make --no-print-directory -o Makefile "${meeting#"$PWD"/}" >/dev/null || fail "$meeting is not built"
+who=("$program" --print-launch)
+host=$(hostname)
+port=$((23000 + $$ % 4000 * 2))  # of this test; the window of the ranks is above it
+
+# torchrun OPTION... COMMAND...: -r and -t, because Debian's 1.13 does not read its own defaults under Python 3.11.
+torchrun() {
+    timeout 60 $python -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python "$@" 2>>"$scratch/err"
+}
+modes() {
+    echo "--standalone --nnodes=1"
+    echo "--nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:$port --rdzv_id=mine"
+    echo "--nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 20))"
+}
+
+# met RANKS ATTEMPT FILE...: so many lines, each of another rank, in this attempt, with the same cards and the same nccl_id.
+met() {
+    local ranks=$1 rank cards="" wanted=""
+    for ((rank = 0; rank < ranks; rank++)); do cards+=" $rank@$host"; done
+    for ((rank = 0; rank < ranks; rank++)); do wanted+="torchrun rank $rank of $ranks, attempt $2, met$cards, nccl_id "$'\n'; done
+    cat "${@:3}" | grep '^torchrun rank' >"$scratch/met"
+    if [ "$(sed 's/nccl_id .*/nccl_id /' "$scratch/met" | sort)"$'\n' != "$wanted" ] ||
+        [ "$(sed 's/.*, nccl_id //' "$scratch/met" | sort -u | wc -l)" != 1 ]; then
+        cat "$scratch/met"
+        tail -n 20 "$scratch/err"
+        return 1
+    fi
+}
+
+# ---- one agent
+while read -r mode; do
+    # shellcheck disable=SC2086  # words
+    torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $meeting" >"$scratch/out"
+    expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: meets the others at PLACE"; done)
+    found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]*$/ at PLACE/p' "$scratch/out" | sort)
+    check "$mode: who is who" test "$found" = "$expected"
+    check "$mode: 3 ranks meet" met 3 0 "$scratch/out"
+done < <(modes)
+torchrun --standalone --nnodes=1 --nproc_per_node=1 "${who[@]}" >"$scratch/out"
+check "1 rank" grep -qx "torchrun, rank 0 of 1, local rank 0 of 1 on $host" "$scratch/out"
+
+# ---- two agents, as on two hosts
+two_agents() {
+    local agent pids=()
+    for agent in 0 1; do
+        # shellcheck disable=SC2086  # words
+        torchrun --nnodes=2 ${1//AGENT/$agent} --nproc_per_node=2 "$meeting" >"$scratch/agent$agent" &
+        pids+=($!)
+    done
+    wait "${pids[0]}" && wait "${pids[1]}"
+}
+check "2 agents, c10d" two_agents "--rdzv_backend=c10d --rdzv_endpoint=localhost:$((port + 40)) --rdzv_id=two"
+check "2 agents, c10d: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
+check "2 agents, static" two_agents "--node_rank=AGENT --master_addr=127.0.0.1 --master_port=$((port + 60))"
+check "2 agents, static: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
+
+# ---- two runs at once, whose windows overlap. The second one's agent has another port than the first one's rank 0, which
+# may come before it.
+for run in 0 1; do
+    torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + 3 * run)) --nproc_per_node=2 \
+        sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $meeting" >"$scratch/run$run" &
+    runs[run]=$!
+done
+wait "${runs[@]}"
+for run in 0 1; do check "two runs in one window: run $run meets" met 2 0 "$scratch/run$run"; done
+check "two runs: not each other" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
+
+# ---- a restart, and what cannot be
+torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
+    sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $meeting" >"$scratch/out"
+check "restarted: attempt 1" met 2 1 "$scratch/out"
+check "restarted: said" test "$(grep -c ', restart 1: meets the others at ' "$scratch/out")" = 2
+: >"$scratch/err"
+torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
+check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"
+check "and the reason" grep -q 'contradict each other; start with one of them' "$scratch/err" "$scratch/out"
+finish

@@ -1,0 +1,49 @@
+// small_state.h: a small model's weights and moments in flat buffers, all values different.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/random.h"
+#include "checkpoint/hf_weights.h"
+
+constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // nothing square but attprojw
+
+struct FlatState {
+    ParamLayout layout;
+    std::vector<float> weights, m, v;
+
+    // Random, with padding zero as in a model; seed 0: poisoned, to be written.
+    FlatState(const GPT2Config& config, uint64_t seed) : layout(config) {
+        uint64_t stream = 0;
+        for (std::vector<float>* buffer : {&weights, &m, &v}) {
+            buffer->assign(size_t(layout.total), seed ? 0.0f : NAN);
+            for (const ParamSpec& spec : param_table)
+                for (int l = 0; seed && l < layout.layers(spec.id); l++) {
+                    const Philox random{seed, stream++};
+                    const int64_t count = int64_t(dim_size(config, spec.rows)) * layout.cols(spec.id);
+                    float* to = buffer->data() + layout.offset(spec.id, l);
+                    for (int64_t i = 0; i < count; i++) to[i] = random.normal(uint64_t(i));
+                }
+        }
+    }
+    TensorReader reader() const { return read_from_flat(layout, {weights.data(), m.data(), v.data()}); }
+    TensorWriter writer() { return write_to_flat(layout, {weights.data(), m.data(), v.data()}); }
+    float at(Param p, int l, int row, int col) const {
+        return weights[size_t(layout.offset(p, l) + int64_t(row) * layout.cols(p) + col)];
+    }
+};
+
+// Bit for bit, padded rows included; the gaps between tensors are nobody's.
+inline bool same_tensors(const FlatState& a, const FlatState& b, bool moments = true) {
+    for (const ParamSpec& spec : param_table)
+        for (int l = 0; l < a.layout.layers(spec.id); l++) {
+            const auto same = [&](const std::vector<float>& x, const std::vector<float>& y) {
+                const auto begin = x.begin() + a.layout.offset(spec.id, l);
+                return std::equal(begin, begin + a.layout.size(spec.id), y.begin() + a.layout.offset(spec.id, l));
+            };
+            if (!same(a.weights, b.weights)) return false;
+            if (moments && !(same(a.m, b.m) && same(a.v, b.v))) return false;
+        }
+    return true;
+}

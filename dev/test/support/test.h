@@ -1,0 +1,100 @@
+// test.h: what the tests share, on doctest: random and poisoned tensors, comparison element by element.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/device.h"
+#include "base/random.h"
+#include "cpu/memory.h"
+#include "ops/ops.h"
+#include "support/skip.h"
+
+// An owned array of the host, which is where the CPU's operations work; with any backend.
+template <class T>
+struct HostBuffer {
+    T* data = nullptr;
+    int64_t size = 0;  // elements
+
+    explicit HostBuffer(int64_t size)
+        : data(static_cast<T*>(cpu::allocate(size * int64_t(sizeof(T)), "a test tensor", true))), size(size) {}
+    HostBuffer(HostBuffer&& other) noexcept : data(std::exchange(other.data, nullptr)), size(other.size) {}
+    HostBuffer& operator=(HostBuffer&& other) noexcept {
+        std::swap(data, other.data);
+        std::swap(size, other.size);
+        return *this;
+    }
+    ~HostBuffer() { cpu::release(data); }
+    int64_t bytes() const { return size * int64_t(sizeof(T)); }
+};
+
+// A 64-byte aligned array.
+template <class T>
+struct Tensor {
+    HostBuffer<T> buffer;
+    explicit Tensor(int64_t size) : buffer(size) {}
+    T* data() { return buffer.data; }
+    const T* data() const { return buffer.data; }
+    int64_t size() const { return buffer.size; }
+    T& operator[](int64_t i) { return buffer.data[i]; }
+    const T& operator[](int64_t i) const { return buffer.data[i]; }
+};
+
+// Standard normal numbers times scale, plus offset, rounded to T; the same for the same seed.
+template <class T>
+Tensor<T> random_tensor(int64_t size, uint64_t seed, float scale = 1.0f, float offset = 0.0f) {
+    Tensor<T> tensor(size);
+    const Philox random{seed, 0};
+    for (int64_t i = 0; i < size; i++) tensor[i] = T(scale * random.normal(uint64_t(i)) + offset);
+    return tensor;
+}
+
+template <class T>
+Tensor<T> filled(int64_t size, float value) {
+    Tensor<T> tensor(size);
+    for (int64_t i = 0; i < size; i++) tensor[i] = T(value);
+    return tensor;
+}
+
+// NaN until written.
+template <class T>
+Tensor<T> poisoned(int64_t size) {
+    return filled<T>(size, std::numeric_limits<float>::quiet_NaN());
+}
+
+// Integers in [0, below).
+inline Tensor<int> random_tokens(int64_t size, int below, uint64_t seed) {
+    Tensor<int> tensor(size);
+    const Philox random{seed, 1};
+    for (int64_t i = 0; i < size; i++) tensor[i] = int(random(uint64_t(i))[0] % uint32_t(below));
+    return tensor;
+}
+
+// |got - want| <= absolute + relative * |want| for every element; NaN fails unless both are. columns: how the worst
+// place is named.
+template <class A, class B>
+void expect_close(const std::string& name, const Tensor<A>& got, const Tensor<B>& want, int columns, float relative,
+                  float absolute) {
+    REQUIRE(got.size() == want.size());
+    int64_t off = 0, worst = 0;
+    float worst_ratio = -1.0f;
+    for (int64_t i = 0; i < got.size(); i++) {
+        const float g = float(got[i]), w = float(want[i]);
+        const float tolerance = absolute + relative * std::fabs(w);
+        if (std::fabs(g - w) <= tolerance) continue;  // NaN is not
+        off++;
+        const float ratio = std::isnan(g - w) ? std::numeric_limits<float>::infinity() : std::fabs(g - w) / tolerance;
+        if (ratio > worst_ratio) worst_ratio = ratio, worst = i;
+    }
+    const std::string where =
+        off ? format("%s: %lld of %lld off; worst at [%lld, %lld]: got %.9g, want %.9g (%.1f x the tolerance)",
+                     name.c_str(), static_cast<long long>(off), static_cast<long long>(got.size()),
+                     static_cast<long long>(worst / columns), static_cast<long long>(worst % columns),
+                     double(float(got[worst])), double(float(want[worst])), double(worst_ratio))
+            : name;
+    CHECK_MESSAGE(off == 0, where);
+}

@@ -1,0 +1,31 @@
+// units.cpp: see units.h.
+#if defined(__x86_64__)
+#define MATRIX_TILES
+#if defined(EMULATED_UNITS)
+#define MATRIX_FORM emulated_form
+#define UNITS emulated_units
+#else
+#define MATRIX_FORM real_form
+#define UNITS real_units
+#endif
+#include "cpu/panels.h"
+#include "support/units.h"
+
+const Units UNITS = {
+    [](uint16_t* out, const float* in) {
+        _mm512_storeu_si512(out, cpu::narrow(_mm512_loadu_ps(in), _mm512_loadu_ps(in + 16)));
+    },
+    [](float* sums, const uint16_t* a, const uint16_t* b) {
+        _mm512_storeu_ps(sums, cpu::add_pair_products(_mm512_loadu_ps(sums), _mm512_loadu_si512(a),
+                                                      _mm512_loadu_si512(b)));
+    },
+    [](float* sums, const uint16_t* a, const uint16_t* b) {
+        const cpu::MATRIX_FORM::TileRegisters registers;
+        TILE_LOAD(0, sums, 64);
+        TILE_LOAD(1, a, 64);
+        TILE_LOAD(2, b, 64);
+        TILE_MULTIPLY(0, 1, 2);
+        TILE_STORE(0, sums, 64);
+    },
+};
+#endif

@@ -1,0 +1,139 @@
+// test_bpe_train.cpp: vocabularies against those that counting again in each round gives.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/common.h"
+#include "support/small_tokenizer.h"
+#include "support/temporary.h"
+#include "text/tokenizer.h"
+
+static Strings merged_tokens(const Tokenizer& tokenizer) {
+    Strings out;
+    for (const Merge& merge : tokenizer.merges) out.push_back(tokenizer.tokens[size_t(merge.token)]);
+    return out;
+}
+
+// Counts: "hug" 10, "pug" 5, "pun" 12, "bun" 4, "hugs" 5. Pairs: ug 20, un 16, hu 15, pu 17. So u+g; then un 16 = u+n;
+// then h+ug 15; then p+un 12; then hug+s 5 and p+ug 5: the tie goes to the smaller left id, p.
+TEST_CASE("training: the most frequent pair, ties by the smaller ids") {
+    PieceCounts counts;
+    counts.add("hug", 10), counts.add("pug", 5), counts.add("pun", 12), counts.add("bun", 4), counts.add("hugs", 5);
+    CHECK(merged_tokens(train_bpe(counts, 257 + 6)) == Strings{"ug", "un", "hug", "pun", "pug", "hugs"});
+    CHECK_THROWS_WITH_AS(train_bpe(counts, 257 + 8),
+                         doctest::Contains("too short for a vocabulary of 265 tokens: after 264"), Error);
+}
+
+// aaaa + a: pairs overlap, but a merge takes each byte once. "aaaaa" is (aa)(aa)a, then aa+aa (1 place), tied with aa+a
+// (1 place); a < aa as ids, so the pair (aa, a) comes first.
+TEST_CASE("training: runs of one letter") {
+    PieceCounts counts;
+    counts.add("aaaaa", 7);
+    CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"aa", "aaa", "aaaaa"});
+}
+
+TEST_CASE("training: ids are the bytes in GPT-2's order, the merges, <|endoftext|>") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    CHECK(tokenizer.vocab_size() == 557);
+    CHECK(tokenizer.byte_tokens[uint8_t('!')] == 0);
+    CHECK(tokenizer.byte_tokens[0] == 188);
+    CHECK(tokenizer.byte_tokens[uint8_t('\n')] == 198);
+    CHECK(tokenizer.byte_tokens[uint8_t(' ')] == 220);
+    CHECK(tokenizer.byte_tokens[127] == 221);
+    CHECK(tokenizer.byte_tokens[173] == 255);
+    for (size_t i = 0; i < tokenizer.merges.size(); i++) CHECK(tokenizer.merges[i].token == int(256 + i));
+    CHECK(tokenizer.tokens.back() == "<|endoftext|>");
+}
+
+// The definition, by counting every pair again in each round.
+static Strings train_by_definition(const Strings& words, int merges) {
+    const Tokenizer bytes = tokenizer_from_merges({});
+    std::vector<std::vector<int>> all;
+    for (const std::string& word : words) all.push_back(merge_by_definition(bytes, word));
+    Strings tokens(bytes.tokens.begin(), bytes.tokens.end() - 1), out;
+    for (int round = 0; round < merges; round++) {
+        std::vector<std::pair<std::pair<int, int>, int>> counts;
+        for (const auto& ids : all)
+            for (size_t i = 0; i + 1 < ids.size(); i++) {
+                const std::pair pair{ids[i], ids[i + 1]};
+                const auto found = std::find_if(counts.begin(), counts.end(), [&](auto& c) { return c.first == pair; });
+                found == counts.end() ? counts.push_back({pair, 1}) : void(found->second++);
+            }
+        const auto best = std::min_element(counts.begin(), counts.end(), [](auto& a, auto& b) {
+            return a.second != b.second ? a.second > b.second : a.first < b.first;
+        });
+        const auto [left, right] = best->first;
+        out.push_back(tokens[size_t(left)] + tokens[size_t(right)]);
+        tokens.push_back(out.back());
+        for (auto& ids : all)
+            for (size_t i = 0; i + 1 < ids.size(); i++)
+                if (ids[i] == left && ids[i + 1] == right)
+                    ids[i] = int(tokens.size()) - 1, ids.erase(ids.begin() + int64_t(i) + 1);
+    }
+    return out;
+}
+
+TEST_CASE("training is what counting again in each round gives") {
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        const std::string text = awkward_text(seed, 600);
+        PieceCounts counts;
+        counts.add_text(text);
+        CHECK(merged_tokens(train_bpe(counts, 257 + 60)) == train_by_definition(pieces(text), 60));
+    }
+}
+
+TEST_CASE("training does not depend on the order of texts, nor on how they were shared out") {
+    Strings texts;
+    for (uint64_t i = 0; i < 60; i++)
+        texts.push_back(awkward_text(i, 200) + "a piece of more than sixteen: incomprehensibilities");
+    const Strings want = merged_tokens(train_bpe(count_pieces(texts), 700));
+    std::reverse(texts.begin(), texts.end());
+    CHECK(merged_tokens(train_bpe(count_pieces(texts), 700)) == want);
+    PieceCounts halves[2];
+    for (size_t i = 0; i < texts.size(); i++) halves[i % 2].add_text(texts[i]);
+    halves[0].add(halves[1]);
+    CHECK(merged_tokens(train_bpe(halves[0], 700)) == want);
+}
+
+// b + aa and ba + a both make "baa". One id, two merges, and the vocabulary still has the size that was asked for.
+TEST_CASE("training: two merges may make the same bytes") {
+    const Tokenizer tokenizer =
+        tokenizer_from_merges({{64, 64}, {65, 256}, {65, 64}, {258, 64}});  // a a, b aa, b a, ba a
+    CHECK(tokenizer.merges[1].token == tokenizer.merges[3].token);
+    CHECK(tokenizer.vocab_size() == 257 + 3);
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 64);
+    CHECK(encode(load_tokenizer(folder.path), "xbaaaxba") == encode(tokenizer, "xbaaaxba"));
+}
+
+TEST_CASE("training counts in 64 bits, and leaves out pieces above 1024 bytes") {
+    PieceCounts counts;
+    counts.add("xy", int64_t(3) << 32), counts.add("xz", int64_t(2) << 32), counts.add("zz", (int64_t(1) << 32) + 5);
+    CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"xy", "xz", "zz"});
+    PieceCounts zeros;  // as keys, they differ in their lengths only
+    zeros.add(std::string("x"), 1), zeros.add(std::string("x\0", 2), 5), zeros.add(std::string("x\0\0", 3), 4);
+    CHECK(merged_tokens(train_bpe(zeros, 257 + 2)) == Strings{std::string("x\0", 2), std::string("x\0\0", 3)});
+    CHECK(zeros.used == 3);
+    PieceCounts longest, too_long;
+    longest.add_text(std::string(1024, 'a')), too_long.add_text(std::string(1025, 'a'));
+    CHECK(merged_tokens(train_bpe(longest, 258)) == Strings{"aa"});
+    CHECK_THROWS_WITH_AS(train_bpe(too_long, 258), doctest::Contains("are in words longer than 1024"), Error);
+}
+
+TEST_CASE("training refuses vocabularies that cannot be") {
+    for (int size : {-1, 0, 256, MAX_VOCAB_SIZE + 1})
+        CHECK_THROWS_WITH_AS(train_bpe({}, size), doctest::Contains("cannot be trained"), Error);
+    CHECK(train_bpe({}, 257).vocab_size() == 257);
+}
+
+TEST_CASE("training tells how far it is") {
+    std::vector<int> seen;
+    PieceCounts counts;
+    counts.add_text(awkward_text(1, 4000));
+    train_bpe(counts, 257 + 100, [&](int done, int total) {
+        CHECK(total == 100);
+        seen.push_back(done);
+    });
+    CHECK(seen.front() == 1);
+    CHECK(seen.back() == 100);
+}

@@ -1,0 +1,75 @@
+// test_common.cpp: formatted text, errors and checked integers.
+#include "base/common.h"
+
+#include <doctest/doctest.h>
+
+static int exit_code_of(void (*call)()) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.exit_code;
+    }
+    return 0;
+}
+
+TEST_CASE("format makes text of any length") {
+    CHECK(format("%s", "") == "");
+    CHECK(format("%d of %s", 3, "four") == "3 of four");
+    const std::string longer(100000, 'x');
+    CHECK(format("<%s>", longer.c_str()) == "<" + longer + ">");
+}
+
+TEST_CASE("fail throws the sentence and the exit code") {
+    CHECK(exit_code_of([] { fail(EXIT_BAD_DATA, "no"); }) == 65);
+    CHECK_THROWS_WITH_AS(fail(EXIT_IO, "%s: %d bytes", "file", 7), "file: 7 bytes", Error);
+}
+
+TEST_CASE("ENSURE refuses with exit code 2, evaluates its text only then, and lets the rest through") {
+    CHECK(exit_code_of([] { ENSURE(1 + 1 == 3, "no"); }) == 2);
+    CHECK(exit_code_of([] { ENSURE(true, "no"); }) == 0);
+    int evaluated = 0;
+    ENSURE(true, "%d", ++evaluated);
+    CHECK(evaluated == 0);
+}
+
+TEST_CASE("ceil_div and round_up") {
+    CHECK(ceil_div(0, 8) == 0);
+    CHECK(ceil_div(1, 8) == 1);
+    CHECK(ceil_div(8, 8) == 1);
+    CHECK(ceil_div(9, 8) == 2);
+    CHECK(round_up(50257, 128) == 50304);
+    CHECK(round_up(50304, 128) == 50304);
+    CHECK(round_up<int64_t>(int64_t(1) << 40 | 1, 64) == (int64_t(1) << 40) + 64);
+}
+
+TEST_CASE("narrow refuses what does not fit") {
+    CHECK(narrow(2147483647) == 2147483647);
+    CHECK(narrow(-2147483648LL) == -2147483647 - 1);
+    CHECK_THROWS_WITH_AS(narrow(2147483648LL), "2147483648 does not fit in 32 bits", Error);
+    CHECK_THROWS_AS(narrow(-2147483649LL), Error);
+}
+
+TEST_CASE("with_commas") {
+    CHECK(with_commas(0) == "0");
+    CHECK(with_commas(999) == "999");
+    CHECK(with_commas(1000) == "1,000");
+    CHECK(with_commas(124439808) == "124,439,808");
+    CHECK(with_commas(-1) == "-1");
+    CHECK(with_commas(-999) == "-999");
+    CHECK(with_commas(-123456) == "-123,456");
+    CHECK(with_commas(std::numeric_limits<int64_t>::min()) == "-9,223,372,036,854,775,808");
+}
+
+TEST_CASE("human_bytes keeps three digits") {
+    CHECK(human_bytes(0) == "0 B");
+    CHECK(human_bytes(1023) == "1023 B");
+    CHECK(human_bytes(1024) == "1.00 KiB");
+    CHECK(human_bytes(15 << 20) == "15.0 MiB");
+    CHECK(human_bytes(int64_t(300) << 20) == "300 MiB");
+    CHECK(human_bytes(6593445888) == "6.14 GiB");
+}
+
+TEST_CASE("seconds_now does not go back") {
+    const double a = seconds_now(), b = seconds_now();
+    CHECK(b >= a);
+}

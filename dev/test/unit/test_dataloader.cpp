@@ -1,0 +1,421 @@
+// test_dataloader.cpp: the order of samples, that it depends on nothing but the seed, and what the reading thread
+// meets.
+//
+// The token at place i of a corpus is i modulo a prime, so that a window can be told by its tokens.
+#include "data/dataloader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "base/common.h"
+#include "support/temporary.h"
+#include "support/test.h"
+
+static constexpr int T = 8, VOCAB = 9973;
+
+// Shards of the given sizes, named so that their order is this one; tokens count on from shard to shard.
+static std::string write_corpus(const TemporaryDirectory& dir, const std::vector<int>& sizes) {
+    int token = 0;
+    for (size_t i = 0; i < sizes.size(); i++) {
+        std::vector<int> tokens(sizes[i]);
+        for (int& t : tokens) t = token++ % VOCAB;
+        ShardWriter writer(dir / format("train_%06zu.bin", i + 1), VOCAB);
+        writer.append(tokens.data(), int64_t(tokens.size()));
+        writer.finish();
+    }
+    return dir / "train_*.bin";
+}
+
+static DataLoaderConfig config_for(const std::string& pattern, int B, int64_t samples_per_step) {
+    return {.pattern = pattern,
+            .option = "--train-data",
+            .B = B,
+            .T = T,
+            .vocab_size = VOCAB,
+            .seed = 1,
+            .samples_per_step = samples_per_step};
+}
+
+static std::vector<std::vector<int>> rows(const Batch& batch) {
+    std::vector<std::vector<int>> out;
+    for (int b = 0; b < batch.B; b++) {
+        const std::vector<int> tokens = to_host(batch.tokens + b * batch.T, batch.T);
+        const std::vector<int> targets = to_host(batch.targets + b * batch.T, batch.T);
+        if (targets[0] != -1) CHECK(std::equal(tokens.begin() + 1, tokens.end(), targets.begin()));
+        out.push_back(tokens);
+        out.back().push_back(targets.back());
+    }
+    return out;
+}
+
+// The samples of each step, in the order of ranks and micro-batches.
+using Steps = std::vector<std::vector<std::vector<int>>>;
+static Steps run_steps(DataLoaderConfig config, int world_size, int steps) {
+    Steps out(steps);
+    const int64_t calls = config.samples_per_step / world_size / config.B;
+    for (int rank = 0; rank < world_size; rank++) {
+        config.rank = rank, config.world_size = world_size;
+        DataLoader loader(config);
+        for (int step = 0; step < steps; step++) {
+            CHECK(loader.position == step * config.samples_per_step);
+            for (int64_t call = 0; call < calls; call++)
+                for (const std::vector<int>& row : rows(loader.next())) out[step].push_back(row);
+        }
+    }
+    return out;
+}
+
+TEST_CASE("every sample once per epoch, whatever their number") {
+    for (int64_t n : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 257, 1000, 4097, 100003})
+        for (int64_t epoch : {0, 1, 12345}) {
+            CAPTURE(n);
+            std::vector<int> seen(n);
+            for (int64_t g = epoch * n; g < (epoch + 1) * n; g++) {
+                const int64_t sample = sample_at(g, n, 42);
+                REQUIRE(sample >= 0);
+                REQUIRE(sample < n);
+                seen[sample]++;
+            }
+            CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+        }
+}
+
+TEST_CASE("as many samples as anyone will have") {
+    const int64_t n = int64_t(1) << 45;  // 2^45 windows of 1024 tokens: 36 petatokens
+    std::set<int64_t> seen;
+    for (int64_t g = 0; g < 1000; g++) seen.insert(sample_at(g, n - 12345, 1));
+    CHECK(seen.size() == 1000);
+    CHECK(*seen.rbegin() > n - n / 16);  // the highest of 1000 random ones: all lower with probability e^-64
+    CHECK(*seen.begin() < n / 16);
+}
+
+TEST_CASE("epochs and seeds have different orders, the same ones the same") {
+    const int64_t n = 1000;
+    const auto order = [&](int64_t epoch, uint64_t seed) {
+        std::vector<int64_t> samples(n);
+        for (int64_t i = 0; i < n; i++) samples[i] = sample_at(epoch * n + i, n, seed);
+        return samples;
+    };
+    // Two random orders agree in one place on average, in ten with probability 1e-7.
+    const auto same_places = [&](const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+        return std::inner_product(a.begin(), a.end(), b.begin(), 0, std::plus<>(), std::equal_to<>());
+    };
+    CHECK(order(0, 1) == order(0, 1));
+    CHECK(same_places(order(0, 1), order(1, 1)) < 10);
+    CHECK(same_places(order(0, 1), order(0, 2)) < 10);
+    CHECK(same_places(order(1, 1), order(0, 2)) < 10);  // no simple sum of seed and epoch
+    std::vector<int64_t> in_order(n);
+    std::iota(in_order.begin(), in_order.end(), 0);
+    CHECK(same_places(order(0, 1), in_order) < 10);
+}
+
+// The order is part of what a checkpoint means: a change here breaks every resumed run. The values were computed
+// by an independent program (Philox and Feistel network in Python).
+TEST_CASE("the order of version 1 stays") {
+    std::vector<int64_t> got;
+    for (int64_t g = 0; g < 12; g++) got.push_back(sample_at(g, 10, 1234));
+    CHECK(got == std::vector<int64_t>{3, 4, 1, 2, 8, 5, 9, 6, 0, 7, 9, 2});
+    CHECK(sample_at(123456789, 1000003, 7) == 8267);
+}
+
+// Over many seeds a sample is equally likely at each place, also after its neighbour. Chi-square with 9 (99) degrees of
+// freedom exceeds 40 (180) with probability 1e-5 (1e-6); seeds are fixed, so it does or does not for ever.
+TEST_CASE("a few samples are shuffled evenly") {
+    constexpr int n = 10, seeds = 10000;
+    double single[n] = {}, pairs[n][n] = {};
+    for (int seed = 0; seed < seeds; seed++) {
+        const int64_t a = sample_at(3, n, uint64_t(seed)), b = sample_at(4, n, uint64_t(seed));
+        single[a]++, pairs[a][b]++;
+    }
+    double chi_single = 0, chi_pairs = 0;
+    for (int a = 0; a < n; a++) {
+        const double want = double(seeds) / n, want_pair = double(seeds) / (n * (n - 1));
+        chi_single += (single[a] - want) * (single[a] - want) / want;
+        for (int b = 0; b < n; b++)
+            if (b != a) chi_pairs += (pairs[a][b] - want_pair) * (pairs[a][b] - want_pair) / want_pair;
+        CHECK(pairs[a][a] == 0);
+    }
+    CHECK(chi_single < 40);
+    CHECK(chi_pairs < 180);
+}
+
+TEST_CASE("samples are the windows of each shard, overlapping by one token, none across shards") {
+    const TemporaryDirectory dir;
+    // 8 tokens are no window of 8+1, 9 are one, 16 one, 17 two, 0 none.
+    const Corpus corpus = open_corpus(write_corpus(dir, {9, 8, 0, 16, 17, 30}), "--train-data", T);
+    CHECK(corpus.shards.size() == 6);
+    CHECK(corpus.tokens == 80);
+    CHECK(corpus.num_samples == 1 + 0 + 0 + 1 + 2 + 3);
+    std::vector<int> starts, window(T + 1);
+    for (int64_t sample = 0; sample < corpus.num_samples; sample++) {
+        read_sample(corpus, sample, VOCAB, window.data());
+        for (int t = 0; t <= T; t++) CHECK(window[t] == window[0] + t);
+        starts.push_back(window[0]);
+    }
+    CHECK(starts == std::vector<int>{0, 17, 33, 41, 50, 58, 66});
+}
+
+TEST_CASE("the fingerprint is of names and sizes too, not of folders") {
+    const TemporaryDirectory a, b, c, d;
+    const uint64_t print = open_corpus(write_corpus(a, {100, 50}), "--train-data", T).fingerprint;
+    CHECK(open_corpus(write_corpus(b, {100, 50}), "--train-data", T).fingerprint == print);
+    CHECK(open_corpus(write_corpus(c, {50, 100}), "--train-data", T).fingerprint != print);
+    CHECK(open_corpus(write_corpus(d, {100}), "--train-data", T).fingerprint != print);
+    std::filesystem::rename(b / "train_000002.bin", b / "train_000003.bin");
+    CHECK(open_corpus(b / "train_*.bin", "--train-data", T).fingerprint != print);
+}
+
+// With one bit of one byte turned.
+static uint64_t fingerprint_with(const std::string& pattern, const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    REQUIRE(at < bytes.size());
+    bytes[at] ^= 1;
+    write_bytes(path, bytes);
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    bytes[at] ^= 1;
+    write_bytes(path, bytes);
+    return print;
+}
+
+TEST_CASE("the fingerprint is of the content: of all of small files, of four places in large ones") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {100, 300000});  // 600 KB
+    const std::string small = dir / "train_000001.bin", large = dir / "train_000002.bin";
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    for (size_t at : {1024, 1100, 1223}) CHECK(fingerprint_with(pattern, small, at) != print);
+    constexpr size_t size = 1024 + 2 * 300000, piece = 64 << 10, third = (size - piece) / 3;
+    for (size_t at : {size_t(1024), piece - 1, third, third + piece - 1, 2 * third, size - piece, size - 1})
+        CHECK(fingerprint_with(pattern, large, at) != print);
+    CHECK(fingerprint_with(pattern, large, piece) == print);  // between two of them
+    CHECK(open_corpus(pattern, "--train-data", T).fingerprint == print);
+}
+
+TEST_CASE("of many files the fingerprint has the first and the last bytes") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, std::vector<int>(180, 100000));  // 201 KB each
+    const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
+    for (size_t at : {1024, 65535, 201023 - 65535, 201023})
+        CHECK(fingerprint_with(pattern, dir / "train_000180.bin", at) != print);
+    CHECK(fingerprint_with(pattern, dir / "train_000001.bin", 100000) == print);
+}
+
+TEST_CASE("an epoch of the loader has every sample once, and the next follows without a gap") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {1000, 700, 333});
+    const int64_t n = open_corpus(pattern, "--train-data", T).num_samples;
+    REQUIRE(n == 124 + 87 + 41);
+    REQUIRE(n % 12 == 0);  // so that steps of 12 end with the epoch
+    const Steps steps = run_steps(config_for(pattern, 3, 12), 1, int(2 * n / 12));
+    for (int epoch : {0, 1}) {
+        std::map<std::vector<int>, int> times;
+        for (int step = 0; step < int(n / 12); step++)
+            for (const auto& row : steps[epoch * (n / 12) + step]) times[row]++;
+        CHECK(int64_t(times.size()) == n);
+    }
+    CHECK(steps[0] != steps[n / 12]);
+
+    // 20 does not divide the epoch: the step that crosses its end starts the next one.
+    const Steps across = run_steps(config_for(pattern, 4, 20), 1, int(2 * n / 20));
+    std::map<std::vector<int>, int> times;
+    int position = 0;
+    for (const auto& step : across)
+        for (const auto& row : step)
+            if (position++ < n) times[row]++;
+    CHECK(int64_t(times.size()) == n);
+}
+
+TEST_CASE("any micro-batch and number of ranks reads the same samples in the same step") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {1500, 600});
+    const Steps want = run_steps(config_for(pattern, 24, 24), 1, 25);  // 600 positions, 261 samples: three epochs
+    for (int world_size : {1, 2, 3, 4})
+        for (int B : {1, 2, 3, 6, 12, 24}) {
+            if (24 % (B * world_size) != 0) continue;
+            CAPTURE(world_size);
+            CAPTURE(B);
+            CHECK(run_steps(config_for(pattern, B, 24), world_size, 25) == want);
+        }
+}
+
+TEST_CASE("going on at a position equals never having stopped") {
+    const TemporaryDirectory dir;
+    const DataLoaderConfig config = config_for(write_corpus(dir, {1500}), 2, 8);
+    Steps want = run_steps(config, 1, 60);
+    DataLoader first(config);
+    for (int call = 0; call < 4 * 17 + 3; call++) first.next();  // 17 steps and three quarters of one that is lost
+    REQUIRE(first.position == 17 * 8);
+
+    DataLoader second(config);
+    for (int calls_before : {0, 1, 2, 7}) {  // also when batches are already in flight
+        for (int call = 0; call < calls_before; call++) second.next();
+        second.seek(first.position);
+        CHECK(second.position == first.position);
+        for (int step = 17; step < 30; step++) {
+            std::vector<std::vector<int>> got;
+            for (int call = 0; call < 4; call++)
+                for (const auto& row : rows(second.next())) got.push_back(row);
+            CHECK(got == want[step]);
+        }
+        CHECK(second.position == 30 * 8);
+    }
+    CHECK_THROWS_WITH_AS(second.seek(-8), doctest::Contains("data position -8 is negative"), Error);
+    second.next();  // and is not the worse for it
+}
+
+TEST_CASE("a run that goes on with another global batch neither repeats nor skips a sample") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {1500});
+    Steps in_ones = run_steps(config_for(pattern, 1, 1), 1, 100);
+    DataLoader loader(config_for(pattern, 3, 12));
+    loader.seek(17);  // not a multiple of 12
+    for (int position = 17; position < 17 + 36; position += 3) {
+        const auto got = rows(loader.next());
+        for (int b = 0; b < 3; b++) CHECK(got[b] == in_ones[position + b][0]);
+    }
+    CHECK(loader.position == 17 + 36);
+}
+
+TEST_CASE("a batch stays as it is until the next call") {
+    const TemporaryDirectory dir;
+    DataLoader loader(config_for(write_corpus(dir, {5000}), 4, 4));
+    for (int call = 0; call < 20; call++) {
+        const Batch batch = loader.next();
+        const auto before = rows(batch);
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // enough for the thread to read ahead
+        CHECK(rows(batch) == before);
+    }
+}
+
+TEST_CASE("validation has the same samples in the same order in each pass, the last batch filled up") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {100, 60});  // 12 + 7 windows
+    for (int world_size : {1, 2, 3})
+        for (int B : {1, 4, 5, 19, 32}) {
+            CAPTURE(world_size);
+            CAPTURE(B);
+            DataLoaderConfig config = config_for(pattern, B, 0);
+            config.fixed_set = true, config.world_size = world_size;
+            std::map<std::vector<int>, int> times;
+            int64_t valid = 0, padded = 0, batches = 0;
+            for (config.rank = 0; config.rank < world_size; config.rank++) {
+                DataLoader loader(config);
+                batches = loader.num_batches;
+                std::vector<std::vector<int>> first_pass, second_pass;
+                for (int pass : {0, 1})
+                    for (int64_t i = 0; i < loader.num_batches; i++) {
+                        const Batch batch = loader.next();
+                        if (pass == 0) valid += batch.valid_tokens;
+                        for (const auto& row : rows(batch)) {
+                            (pass ? second_pass : first_pass).push_back(row);
+                            if (pass == 0) row.back() == -1 ? padded++ : times[row]++;
+                        }
+                    }
+                CHECK(first_pass == second_pass);
+            }
+            CHECK(times.size() == 19);
+            CHECK(valid == 19 * T);
+            CHECK(batches == ceil_div(19, B * world_size));
+            CHECK(padded == batches * B * world_size - 19);
+        }
+}
+
+TEST_CASE("validation stops at max_batches, and takes what there is when it is less") {
+    const TemporaryDirectory dir;
+    DataLoaderConfig config = config_for(write_corpus(dir, {100}), 4, 0);  // 12 windows
+    config.fixed_set = true;
+    config.max_batches = 2;
+    DataLoader loader(config);
+    CHECK(loader.num_batches == 2);
+    for (int pass : {0, 1})
+        for (int first : {0, 4}) {
+            CAPTURE(pass);
+            const auto got = rows(loader.next());
+            for (int b = 0; b < 4; b++) CHECK(got[b][0] == (first + b) * T);
+        }
+    config.max_batches = 100;
+    CHECK(DataLoader(config).num_batches == 3);
+}
+
+TEST_CASE("too little text is refused with the arithmetic") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {100, 60});
+    const auto refusal = [&](const DataLoaderConfig& config) {
+        try {
+            DataLoader loader(config);
+        } catch (const Error& error) {
+            CHECK(error.exit_code == EXIT_BAD_DATA);
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    CHECK(
+        refusal(config_for(pattern, 1, 20)) ==
+        "--train-data '" + pattern +
+            "' has 19 samples of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step takes 20 = --global-batch "
+            "160 / 8; give more text, or lower --global-batch or --seq-len");
+    CHECK(refusal(config_for(pattern, 1, 19)) == "accepted");
+    DataLoaderConfig validation = config_for(pattern, 1, 0);
+    validation.T = 100, validation.fixed_set = true;
+    CHECK(refusal(validation).find("has 0 samples of --seq-len 100 + 1 tokens") != std::string::npos);
+}
+
+TEST_CASE("a step that ranks and micro-batches cannot share is refused") {
+    const TemporaryDirectory dir;
+    const std::string pattern = write_corpus(dir, {1000});
+    CHECK_THROWS_WITH_AS(DataLoader(config_for(pattern, 3, 8)),
+                         doctest::Contains("8 samples per step are not a multiple of 3"), Error);
+    DataLoaderConfig config = config_for(pattern, 2, 8);
+    config.world_size = 3;
+    CHECK_THROWS_AS(DataLoader{config}, Error);
+    config.world_size = 2, config.rank = 2;
+    CHECK_THROWS_AS(DataLoader{config}, Error);
+}
+
+TEST_CASE("what the thread meets is thrown by next(), each time") {
+    const TemporaryDirectory dir;
+    const DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 2, 2);
+    DataLoader loader(config);
+    loader.next();
+    const std::string file = dir / "train_000001.bin";
+    std::filesystem::resize_file(file, 1024);
+    const auto drain = [&] {
+        for (int call = 0; call < 5; call++) loader.next();  // at most two are in memory
+    };
+    CHECK_THROWS_WITH_AS(drain(), doctest::Contains((file + ": became shorter").c_str()), Error);
+    CHECK_THROWS_AS(loader.next(), Error);
+
+    // Once the file is back, the run can go on from the last step.
+    std::filesystem::remove(file);
+    write_corpus(dir, {1000});
+    loader.seek(loader.position);
+    for (int call = 0; call < 5; call++) loader.next();
+}
+
+TEST_CASE("a token above the vocabulary is found before it is used") {
+    const TemporaryDirectory dir;
+    DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 1, 1);
+    config.vocab_size = 900;
+    DataLoader loader(config);
+    const auto epoch = [&] {
+        for (int call = 0; call < 124; call++) {
+            const auto got = rows(loader.next());
+            for (int token : got[0]) REQUIRE(token < 900);
+        }
+    };
+    CHECK_THROWS_WITH_AS(epoch(), doctest::Contains("the vocabulary has 900"), Error);
+}
+
+TEST_CASE("a loader can be dropped at any moment") {
+    const TemporaryDirectory dir;
+    const DataLoaderConfig config = config_for(write_corpus(dir, {3000}), 8, 16);
+    for (int calls = 0; calls < 200; calls++) {
+        DataLoader loader(config);
+        for (int call = 0; call < calls % 5; call++) loader.next();
+        if (calls % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 * (calls % 7)));
+    }
+    DataLoader waiting(config);  // both slots full: the thread waits
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}

@@ -1,0 +1,206 @@
+// test_device.cpp: device.h on the CPU: what allocations promise, how they fail, copies, and working memory.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include <omp.h>
+
+#include "cpu/matmul.h"
+#include "cpu/memory.h"
+#include "support/temporary.h"
+#include "support/test.h"
+
+TEST_CASE("memory is zeroed, aligned and counted, small or mapped") {
+    const int64_t before = device_bytes_allocated();
+    for (const int64_t bytes : {1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7}) {
+        char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
+        CHECK(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
+        int64_t nonzero = 0;
+        for (int64_t i = 0; i < bytes; i++) nonzero += memory[i] != 0;
+        CHECK(nonzero == 0);
+        CHECK(device_bytes_allocated() == before + bytes);
+        memset(memory, 1, size_t(bytes));  // the next block must not show it
+        device_free(memory);
+        CHECK(device_bytes_allocated() == before);
+    }
+    CHECK(device_allocate(0, "nothing") == nullptr);
+    device_free(nullptr);
+}
+
+TEST_CASE("too large a request is refused with its purpose and its size, and leaves nothing behind") {
+    const int64_t before = device_bytes_allocated(), petabyte = int64_t(1) << 50;
+    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"),
+                         doctest::Contains("no memory for logits: 1,125,899,906,842,624 bytes asked"), Error);
+    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains("available"), Error);
+    CHECK(device_bytes_allocated() == before);
+}
+
+TEST_CASE("what helps against a lack of memory: a smaller batch, or for the model's own memory a smaller model") {
+    const int64_t petabyte = int64_t(1) << 50;
+    for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
+                                "AdamW's first moments (--zero)", "gradients"})
+        CHECK_THROWS_WITH_AS(
+            device_allocate(petabyte, purpose),
+            doctest::Contains("; the model is too large for this machine; lower --layers or --channels"), Error);
+    for (const char* purpose : {"activations and logits (--micro-batch, --recompute, --logit-chunks)",
+                                "working memory of the operations", "the batch"})
+        CHECK_THROWS_WITH_AS(device_allocate(petabyte, purpose), doctest::Contains("; lower --micro-batch, or try"),
+                             Error);
+}
+
+// A folder that looks like / to a process in control groups.
+struct Machine {
+    TemporaryDirectory root;
+
+    explicit Machine(const std::string& lines) { write("/proc/self/cgroup", lines); }
+    void write(const std::string& file, const std::string& text) const {
+        const std::filesystem::path path = root.path + file;
+        std::filesystem::create_directories(path.parent_path());
+        write_bytes(path, text + "\n");
+    }
+    void check(int64_t limit, int64_t available) const {
+        const cpu::ControlGroups groups = cpu::control_groups(root.path);
+        CHECK(groups.limit == limit);
+        CHECK(groups.available == available);
+    }
+};
+
+TEST_CASE("control groups of version 2: the least of max and high, here or above; file cache is free") {
+    const Machine machine("0::/a/b");
+    const std::string a = "/sys/fs/cgroup/a/";
+    machine.check(INT64_MAX, INT64_MAX);
+    machine.write(a + "memory.max", "5000");
+    machine.write(a + "memory.current", "1500");
+    machine.write(a + "memory.stat", "anon 800\ninactive_file 300\nactive_file 200");
+    machine.write(a + "b/memory.max", "max");
+    machine.write(a + "b/memory.high", "max");
+    machine.check(5000, 4000);
+    machine.write(a + "b/memory.high", "4500");
+    machine.write(a + "b/memory.current", "100");
+    machine.check(4500, 4000);
+    machine.write(a + "b/memory.current", "700");
+    machine.check(4500, 3800);
+}
+
+TEST_CASE("control groups of version 1, also where the mount shows only the container's own") {
+    const Machine machine("9:cpu,cpuacct:/x\n8:memory:/docker/1f\n1:name=systemd:/y\n0::/z");
+    const std::string mount = "/sys/fs/cgroup/memory/";
+    machine.write(mount + "memory.limit_in_bytes", "9223372036854771712");
+    machine.check(INT64_MAX, INT64_MAX);
+    machine.write(mount + "memory.limit_in_bytes", "6000");
+    machine.write(mount + "memory.usage_in_bytes", "2000");
+    machine.write(mount + "memory.stat", "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 50");
+    machine.check(6000, 4150);
+    machine.write(mount + "docker/1f/memory.limit_in_bytes", "3000");
+    machine.check(3000, 3000);
+}
+
+TEST_CASE("processes of a host share its memory") {
+    const int64_t one = device_bytes_free(1), two = device_bytes_free(2);
+    CHECK(two > 0);
+    CHECK(double(two) < 0.6 * double(one));
+}
+
+#if !defined(__SANITIZE_ADDRESS__)  // which needs the address space for itself
+TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") {
+    const pid_t child = fork();
+    if (child == 0) {
+        const rlimit limit{rlim_t(1) << 30, rlim_t(1) << 30};
+        setrlimit(RLIMIT_AS, &limit);
+        rlimit kept;
+        if (getrlimit(RLIMIT_AS, &kept) != 0 || kept.rlim_cur != limit.rlim_cur) _exit(3);
+        if (device_bytes_free() >= int64_t(1) << 30) _exit(4);
+        try {
+            device_allocate(int64_t(1) << 30, "weights");
+        } catch (const Error& error) {
+            _exit(strstr(error.what(), "under a limit of 1.00 GiB (ulimit -v)") ? 0 : 2);
+        }
+        _exit(1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    if (WEXITSTATUS(status) == 3) {
+        MESSAGE("skipped: no limit on the address space can be set here (qemu-user ignores it)");
+        return;
+    }
+    CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
+
+TEST_CASE("host memory is not device memory") {
+    const int64_t before = device_bytes_allocated();
+    void* memory = host_allocate(1000);
+    CHECK(device_bytes_allocated() == before);
+    host_free(memory);
+}
+
+TEST_CASE("copies and zeros, also where several threads share them") {
+    for (const int64_t size : {int64_t(1), int64_t(1000), (int64_t(5) << 20) + 3}) {
+        std::vector<char> from(size), back(size);
+        for (int64_t i = 0; i < size; i++) from[i] = char(i * 31 % 127);
+        DeviceBuffer<char> a(size, "a"), b(size, "b");
+        copy_to_device(a.data, from.data(), size, nullptr);
+        copy_on_device(b.data, a.data, size, nullptr);
+        copy_to_host(back.data(), b.data, size, nullptr);
+        CHECK(back == from);
+        fill_zero(b.data, size, nullptr);
+        CHECK(to_host(b.data, size) == std::vector<char>(size));
+    }
+}
+
+TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
+    const Event before = create_timer(), after = create_timer();
+    record_event(before, nullptr);
+    const double start = seconds_now();
+    while (seconds_now() - start < 0.01) continue;
+    record_event(after, nullptr);
+    CHECK(seconds_between(before, after) >= 0.01);
+    CHECK(seconds_between(before, after) < 1.0 + seconds_now() - start);
+    record_event(before, nullptr);
+    CHECK(seconds_between(before, after) <= 0.0);
+    destroy_event(before), destroy_event(after);
+}
+
+TEST_CASE("working memory grows until it is reserved, and then refuses to") {
+    device_scratch(1000);
+    device_scratch(2000);
+    device_reserve_scratch(5000);
+    const int64_t allocated = device_bytes_allocated();
+    CHECK(device_scratch(5000) == device_scratch(1));
+    CHECK(device_bytes_allocated() == allocated);
+    CHECK_THROWS_WITH_AS(device_scratch(5001), doctest::Contains("5,001 bytes of working memory, 5,000 are reserved"),
+                         Error);
+}
+
+TEST_CASE("the peak counts no more threads than there are cores") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
+    omp_set_num_threads(cores);
+    const double of_cores = cpu::measure_peak_flops<float>();
+    omp_set_num_threads(16 * cores);
+    const double of_threads = cpu::measure_peak_flops<float>();
+    omp_set_num_threads(before);
+    CHECK(of_threads < 4.0 * of_cores);  // other programs slow either of them down
+}
+
+TEST_CASE("the rate of a kernel is that of its fastest runs, also when the first one lost its core for long") {
+    int runs = 0;
+    const auto run = [&] { std::this_thread::sleep_for(std::chrono::milliseconds(runs++ == 0 ? 40 : 0)); };
+    CHECK(cpu::peak_of(run, 1.0) > 1000.0);  // 100, if that run were all
+}
+
+TEST_CASE("device_info names the processor, the threads and the instructions, and measures a peak") {
+    device_init(0, 1);
+    const DeviceInfo info = device_info();
+    CHECK(info.name.find("1 thread,") != std::string::npos);
+    CHECK(info.memory_bytes > 0);
+    const double least = getenv("RUN_BY") ? 0.0 : 1e8;  // RUN_BY: an emulated processor has no rate of its own
+    CHECK(info.peak_flops_fp32 > least);
+    CHECK(info.peak_flops_bf16 > least);
+    CHECK(info.peak_source == "measured at start");
+    CHECK_THROWS_WITH_AS(device_init(0, -1), doctest::Contains("--threads -1"), Error);
+}

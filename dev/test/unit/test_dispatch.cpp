@@ -1,0 +1,26 @@
+// test_dispatch.cpp: the working memory that vector_scratch_bytes promises is enough for the operations, in every form.
+#include "support/each_form.h"
+
+// Once memory is reserved, an operation that asks for more throws.
+TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {
+    const int B = 2, T = 70, NH = 2, HS = 33, C = NH * HS, N = B * T, V = 99, Vp = 128, threads = 3;
+    auto x = random_tensor<floatX>(int64_t(N) * 3 * C, 1), out = poisoned<floatX>(N * C);
+    auto dx = poisoned<floatX>(int64_t(N) * 3 * C), logits = random_tensor<floatX>(int64_t(N) * Vp, 2);
+    auto statistics = random_tensor<float>(N * NH, 3), gradients = filled<float>(C, 0.0f);
+    const auto targets = random_tokens(N, V, 4);
+    for (const Isa level : available_isas(Isa::avx512)) {
+        const RunsOn setting(level, threads);
+        // What another level or the other type left behind must not help: the largest is the same for all of them.
+        const int64_t bytes = cpu::vector_scratch_bytes(B, T, C, NH, Vp);
+        CHECK((bytes > 0) == (level != Isa::plain));
+        device_reserve_scratch(bytes);
+        CHECK_NOTHROW(cpu::attention_forward(out.data(), statistics.data(), x.data(), B, T, NH, HS, nullptr));
+        CHECK_NOTHROW(cpu::attention_backward(dx.data(), out.data(), out.data(), statistics.data(), x.data(), B, T, NH,
+                                              HS, nullptr));
+        CHECK_NOTHROW(cpu::layernorm_backward(out.data(), gradients.data(), gradients.data(), gradients.data(),
+                                              x.data(), x.data(), x.data(), statistics.data(), statistics.data(),
+                                              x.data(), N, C, nullptr));
+        CHECK_NOTHROW(cpu::cross_entropy(logits.data(), statistics.data(), targets.data(), N, V, Vp, 1.0f, nullptr));
+    }
+    if (best_isa() > Isa::plain) CHECK_THROWS_AS(device_scratch(int64_t(1) << 40), Error);
+}

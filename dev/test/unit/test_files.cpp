@@ -1,0 +1,204 @@
+// test_files.cpp: writing, replacing, checksums and refusals of llmc/base/files.h; each error with its exit code.
+#include "base/files.h"
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "support/faults.h"
+#include "support/skip.h"
+#include "support/temporary.h"
+
+// The exit code of the Error that f throws; 0: none.
+static int code_of(const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        return error.exit_code;
+    }
+    return 0;
+}
+
+TEST_CASE("what was written is read back, with the checksum of its bytes") {
+    const TemporaryDirectory dir;
+    std::string content(3'000'000, '\0');
+    for (size_t i = 0; i < content.size(); i++) content[i] = char(i * 2654435761u >> 24);
+    OutputFile file(dir / "a");
+    file.write(content.data(), 1);
+    file.write(content.data() + 1, 2'000'000);
+    file.write(content.data() + 2'000'001, 999'999);
+    const FileSum sum = file.finish();
+    CHECK(sum.size == 3'000'000);
+    CHECK(sum.xxh3 == XXH3_64bits(content.data(), content.size()));
+    CHECK(read_file(dir / "a", 1 << 30) == content);
+    CHECK(checksum_file(dir / "a") == sum);
+    CHECK(write_file(dir / "empty", "").size == 0);
+    CHECK(checksum_file(dir / "empty").xxh3 == XXH3_64bits("", 0));
+}
+
+TEST_CASE("a missing file, a directory, a pipe and a file above the limit are refused") {
+    const TemporaryDirectory dir;
+    CHECK(code_of([&] { InputFile(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(code_of([&] { InputFile(dir.path); }) == EXIT_BAD_DATA);
+    REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+    CHECK(code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // and does not wait for a writer
+    write_bytes(dir / "a", "12345");
+    CHECK(read_file(dir / "a", 5) == "12345");
+    CHECK(code_of([&] { read_file(dir / "a", 4); }) == EXIT_BAD_DATA);
+    CHECK(code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
+}
+
+TEST_CASE("reads beyond the end, and of a file that shrank, are refused") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "a", "0123456789");
+    const InputFile file(dir / "a");
+    char out[16];
+    file.read_at(out, 7, 3);
+    CHECK(std::string(out, 3) == "789");
+    CHECK(code_of([&] { file.read_at(out, 7, 4); }) == EXIT_BAD_DATA);
+    CHECK(code_of([&] { file.read_at(out, 11, 1); }) == EXIT_BAD_DATA);
+    CHECK(code_of([&] { file.read_at(out, -1, 1); }) == EXIT_BAD_DATA);
+    CHECK(code_of([&] { file.read_at(out, INT64_MAX, INT64_MAX); }) == EXIT_BAD_DATA);
+    REQUIRE(truncate((dir / "a").c_str(), 5) == 0);
+    CHECK(code_of([&] { file.read_at(out, 0, 10); }) == EXIT_BAD_DATA);
+}
+
+TEST_CASE("an output that cannot be created is refused, and nothing is overwritten") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "a", "old");
+    CHECK(code_of([&] { write_file(dir / "a", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(code_of([&] { write_file(dir / "a/b", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(code_of([&] { make_directories(dir / "a/b"); }) == EXIT_CANNOT_CREATE);
+    CHECK(code_of([&] { make_directories(dir / "a"); }) == EXIT_CANNOT_CREATE);
+    CHECK(code_of([&] { write_file("/proc/none", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(code_of([&] { rename_path(dir / "none", dir / "b"); }) == EXIT_CANNOT_CREATE);
+    CHECK(read_bytes(dir / "a") == "old");
+    CHECK_THROWS_WITH_AS(write_file(dir / "a", "new"), doctest::Contains("/a: cannot create: File exists"), Error);
+}
+
+TEST_CASE("a file is replaced whole, and a leftover of an earlier attempt is no obstacle") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "latest.tmp", "half");
+    replace_file(dir / "latest", "one\n");
+    replace_file(dir / "latest", "two\n");
+    CHECK(read_bytes(dir / "latest") == "two\n");
+    CHECK(list_directory(dir.path) == std::vector<std::string>{"latest"});
+}
+
+TEST_CASE("a write that fails is an I/O error that names path and reason, and a replaced file keeps its content") {
+    const TemporaryDirectory dir;
+    replace_file(dir / "a", "old");
+    const int code = in_child([&] {
+        limit_file_size(4096);
+        replace_file(dir / "a", std::string(10'000, 'x'));
+        return 0;
+    });
+    CHECK(code == EXIT_IO);
+    CHECK(read_bytes(dir / "a") == "old");
+}
+
+TEST_CASE("a full disk is an I/O error") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        if (!mount_small_disk(dir.path, "1m")) return CHILD_SKIPPED;
+        if (free_bytes(dir.path) > 1 << 20) return 1;
+        try {
+            write_file(dir / "a", std::string(2 << 20, 'x'));
+        } catch (const Error& error) {
+            const bool named = std::string(error.what()).find("/a: cannot write") != std::string::npos &&
+                               std::string(error.what()).ends_with("No space left on device");
+            return named ? error.exit_code : 2;
+        }
+        return 0;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("mounting a small disk is not permitted here");
+    else
+        CHECK(code == EXIT_IO);
+}
+
+// Every system call of a replacement in turn: the old content or the new, never another.
+TEST_CASE("a replacement that is killed or fails at any system call leaves the old content or the new") {
+    for (int error : {0, EIO, ENOSPC, EROFS}) {
+        int n = 0;
+        for (bool reached = true; reached; n++) {
+            const TemporaryDirectory dir;
+            write_bytes(dir / "a", "old");
+            const FaultResult result = with_fault([&] { return replace_file(dir / "a", "new"), 0; }, n, error);
+            if (result.code == CHILD_SKIPPED) {
+                skip_case("tracing is not permitted here");
+                return;
+            }
+            reached = result.reached;
+            CAPTURE(n);
+            CAPTURE(error);
+            CAPTURE(result.call);
+            const std::string content = read_bytes(dir / "a");
+            const bool whole = content == "old" || content == "new";
+            CHECK(whole);
+            if (result.code == 0) CHECK(content == "new");
+            if (reached && error == 0) CHECK(result.code == 128 + SIGKILL);
+            const bool known = result.code == 0 || result.code == EXIT_IO || result.code == EXIT_CANNOT_CREATE;
+            if (error != 0) CHECK(known);
+        }
+#ifdef __x86_64__
+        CHECK(n > 6);  // create, write, fsync, close, rename, open, fsync
+#endif
+    }
+}
+
+TEST_CASE("a tree is removed without following links") {
+    const TemporaryDirectory dir;
+    make_directories(dir / "keep/deep");
+    write_bytes(dir / "keep/file", "x");
+    make_directories(dir / "tree/deep");
+    write_bytes(dir / "tree/deep/file", "x");
+    REQUIRE(symlink((dir / "keep").c_str(), (dir / "tree/link").c_str()) == 0);
+    remove_tree(dir / "tree");
+    remove_tree(dir / "never");
+    CHECK_FALSE(path_exists(dir / "tree"));
+    CHECK(path_exists(dir / "keep/file"));
+}
+
+TEST_CASE("a directory that may not be read is told from one that is not there") {
+    const TemporaryDirectory dir;
+    make_directories(dir / "hidden");
+    write_bytes(dir / "hidden/file", "x");
+    check_directory(dir / "hidden");
+    CHECK_FALSE(is_denied(dir / "hidden"));
+    CHECK_FALSE(is_denied(dir / "none"));
+    CHECK_FALSE(is_denied(dir / "hidden/file"));  // no directory
+    CHECK(code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(code_of([&] { check_directory(dir / "hidden/file"); }) == EXIT_NO_INPUT);
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path)) return CHILD_SKIPPED;
+        chmod((dir / "hidden/file").c_str(), 0);
+        if (!is_denied(dir / "hidden")) return 1;
+        chmod((dir / "hidden").c_str(), 0);
+        if (!is_denied(dir / "hidden")) return 2;
+        const int got = code_of([&] { check_directory(dir / "hidden"); });
+        chmod((dir / "hidden").c_str(), 0700);
+        return got == EXIT_NO_INPUT ? 0 : 3;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
+}
+
+TEST_CASE("names and messages") {
+    for (const char* name : {"a", "model-00001-of-00002.safetensors", "..."}) CHECK(is_file_name(name));
+    for (const char* name : {"", ".", "..", "/", "a/b", "../a", "a/"}) CHECK_FALSE(is_file_name(name));
+    CHECK_FALSE(is_file_name(std::string("a\0b", 3)));
+    CHECK_FALSE(is_file_name(std::string(256, 'a')));
+    CHECK(parent_directory("a") == ".");
+    CHECK(parent_directory("out/step") == "out");
+    CHECK(parent_directory("/a") == "/");
+    CHECK(printable("a\x1b[31mb\n") == "a\\x1b[31mb\\x0a");
+    CHECK(printable(std::string(200, 'a')).size() == 103);
+    const TemporaryDirectory dir;
+    CHECK(free_bytes(dir.path) > 0);
+    CHECK(code_of([&] { free_bytes(dir / "none"); }) == EXIT_IO);
+}

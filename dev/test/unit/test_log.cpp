@@ -1,0 +1,492 @@
+// test_log.cpp: what a run tells: the step line, log.jsonl line by line, what resuming keeps, and output that cannot be
+// written. Terminals, pipes and limits are set up in child processes.
+#include "train/log.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <functional>
+#include <pty.h>
+#include <sstream>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/files.h"
+
+using Json = nlohmann::json;
+
+static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct TemporaryDirectory {
+    std::string path;
+    TemporaryDirectory() {
+        char name[] = "/tmp/test_log_XXXXXX";
+        REQUIRE(mkdtemp(name) != nullptr);
+        path = name;
+    }
+    ~TemporaryDirectory() { remove_tree(path); }
+};
+
+static std::string content(const std::string& path) { return read_file(path, 1 << 24); }
+
+static std::vector<std::string> lines_of(const std::string& path) {
+    std::istringstream text(content(path));
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    return lines;
+}
+
+static StepRecord record(int64_t step, float loss = 3.8121f, double step_ms = 140.0) {
+    return {step, (step + 1) * 524288, 524288, loss, 0.41f, 5.93e-4f, step_ms};
+}
+
+static LogOptions options(const std::string& output, int64_t total_steps = 100) {
+    LogOptions o;
+    o.output = output, o.total_steps = total_steps;
+    return o;
+}
+
+static LogOptions quiet(const std::string& output, int64_t total_steps = 100) {
+    LogOptions o = options(output, total_steps);
+    o.quiet = true;
+    return o;
+}
+
+// Runs code in a child; what it prints goes to files. fds: 1 and 2 as given, or new files when negative.
+struct Child {
+    int exit_code;
+    std::string out, err;
+};
+static Child run_child(const std::function<void()>& code, int out_fd = -1) {
+    TemporaryDirectory dir;
+    fflush(stdout), fflush(stderr);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const int out = out_fd >= 0 ? out_fd : open((dir.path + "/out").c_str(), O_CREAT | O_WRONLY, 0600);
+        const int err = open((dir.path + "/err").c_str(), O_CREAT | O_WRONLY, 0600);
+        dup2(out, 1), dup2(err, 2);
+        int exit_code = 0;
+        try {
+            code();
+        } catch (const Error& error) {
+            fprintf(stderr, "error: %s\n", error.what());
+            exit_code = error.exit_code;
+        }
+        fflush(stdout), fflush(stderr);
+        _exit(exit_code);
+    }
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    const std::string out = out_fd >= 0 ? "" : content(dir.path + "/out");
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out, content(dir.path + "/err")};
+}
+
+// The same with stdout and stderr on a pseudo terminal.
+static Child run_on_terminal(const std::function<void()>& code, int columns) {
+    winsize size = {24, static_cast<unsigned short>(columns), 0, 0};
+    int terminal;
+    fflush(stdout), fflush(stderr);
+    const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+        code();
+        fflush(stdout), fflush(stderr);
+        _exit(0);
+    }
+    Child child{0, "", ""};
+    char buffer[4096];
+    for (ssize_t n; (n = read(terminal, buffer, sizeof(buffer))) > 0;) child.out.append(buffer, size_t(n));
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    close(terminal);
+    child.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return child;
+}
+
+TEST_CASE("the step line") {
+    LogOptions o = options("", 19560);
+    o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
+    CHECK(
+        step_line(o, record(1200), 3745000, 2570) ==
+        "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 43m");
+    o.peak_flops = 0;
+    CHECK(step_line(o, record(1200), 1509, 2570) ==
+          "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
+}
+
+TEST_CASE("more than 100 % of the peak is not printed as a figure, and a warning says why, once") {
+    TemporaryDirectory dir;
+    LogOptions o = quiet(dir.path);
+    o.flops_per_token = 1.0, o.peak_flops = 1000.0;
+    CHECK(contains(step_line(o, record(7), 1000, 60), " | 100.0% MFU | "));
+    CHECK(contains(step_line(o, record(7), 1107, 60), " | >100% MFU | "));
+    {
+        Log log(o);
+        for (int i = 0; i < 3; i++) log.step(record(i));  // 524,288 tokens in 140 ms
+    }
+    int warnings = 0;
+    for (const std::string& line : lines_of(dir.path + "/log.jsonl"))
+        warnings += contains(line, R"("kind":"warning")") && contains(line, "faster than the peak of 1e-09 TFLOP/s");
+    CHECK(warnings == 1);
+}
+
+TEST_CASE("columns stay where they are") {
+    LogOptions o = options("", 19560);
+    o.flops_per_token = 1e7, o.peak_flops = 1e15;
+    const auto bar = [&](float loss, double ms, double rate) {
+        const std::string line = step_line(o, record(7, loss, ms), rate, 60);
+        return line.rfind('|');
+    };
+    const size_t at = bar(3.8f, 140, 3745000);
+    CHECK(bar(11.0090f, 7, 12) == at);
+    CHECK(bar(0.1f, 99999.0, 99999) == at);
+    CHECK(bar(3.8f, 350000.0, 9999400) == at);
+    CHECK(bar(NAN, 350000.0, 1e7) == at);
+}
+
+TEST_CASE("durations") {
+    CHECK(duration_text(0) == "0s");
+    CHECK(duration_text(59) == "59s");
+    CHECK(duration_text(60) == "1m");
+    CHECK(duration_text(3599) == "1h00m");
+    CHECK(duration_text(43 * 60) == "43m");
+    CHECK(duration_text(3600 + 5 * 60) == "1h05m");
+    CHECK(duration_text(2 * 86400 + 3 * 3600) == "2d03h");
+    CHECK(duration_text(100 * 86400 - 3600) == "99d23h");
+    CHECK(duration_text(100 * 86400) == "100 days");
+    CHECK(duration_text(412.4 * 86400) == "412 days");
+    CHECK(duration_text(286102.0 * 77 * 60) == "41 years");
+    CHECK(duration_text(1e300) == "1000+ years");
+    CHECK(duration_text(-1) == "0s");
+    CHECK(duration_text(NAN) == "?");
+    CHECK(duration_text(INFINITY) == "?");
+}
+
+TEST_CASE("generated text cannot control the terminal") {
+    CHECK(terminal_text("plain\ttext\n caf\xc3\xa9") == "plain\ttext\n caf\xc3\xa9");
+    CHECK(terminal_text("\x1b[2Jx\r\b\x7f") == "\\x1b[2Jx\\x0d\\x08\\x7f");
+    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // finished, not kept waiting
+}
+
+TEST_CASE("log.jsonl: one object per line, its keys in order, timing last") {
+    TemporaryDirectory dir;
+    {
+        LogOptions o = quiet(dir.path);
+        o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
+        Log log(o);
+        log.step(record(0));
+        log.val(1, 3.25);
+        log.sample(1, "say \"hi\"\n\x1b\xff");
+        log.checkpoint(1, "out/step_000001", 830.4);
+        log.warn("slow");
+    }
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    REQUIRE(lines.size() == 5);
+    CHECK(lines[0] ==
+          R"({"kind":"step","step":0,"tokens":524288,"loss":3.8121,"grad_norm":0.41,"lr":0.000593,"step_ms":140.0,)"
+          R"("tokens_per_s":3744914,"mfu":0.3802,"loader_wait_ms":0.0})");
+    CHECK(lines[1] == R"({"kind":"val","step":1,"val_loss":3.25})");
+    CHECK(Json::parse(lines[2])["text"] == "say \"hi\"\n\x1b\xef\xbf\xbd");
+    CHECK(lines[3] == R"({"kind":"checkpoint","step":1,"dir":"out/step_000001","ms":830})");
+    CHECK(Json::parse(lines[4])["text"] == "slow");
+}
+
+TEST_CASE("a line is in the file as soon as it is logged") {
+    TemporaryDirectory dir;
+    Log log(quiet(dir.path));
+    log.step(record(0));
+    CHECK(lines_of(dir.path + "/log.jsonl").size() == 1);
+}
+
+TEST_CASE("losses read back as the same floats") {
+    TemporaryDirectory dir;
+    const float values[] = {0.1f, 3.8121004f, 1e-30f, 11.009f, 0.333333343f, 16777217.0f};
+    {
+        Log log(quiet(dir.path));
+        for (int i = 0; i < 6; i++) log.step(record(i, values[i]));
+    }
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    for (int i = 0; i < 6; i++) CHECK(float(Json::parse(lines[i])["loss"].get<double>()) == values[i]);
+}
+
+TEST_CASE("NaN and infinity become null, and the field is named") {
+    TemporaryDirectory dir;
+    {
+        Log log(quiet(dir.path));
+        log.step(record(0, NAN));
+        StepRecord both = record(1, INFINITY);
+        both.grad_norm = -INFINITY;
+        log.step(both);
+        log.val(2, NAN);
+    }
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    CHECK(Json::parse(lines[0])["loss"].is_null());
+    CHECK(Json::parse(lines[0])["non_finite"] == "loss");
+    CHECK(Json::parse(lines[1])["non_finite"] == "loss grad_norm");
+    CHECK(Json::parse(lines[1])["grad_norm"].is_null());
+    CHECK(Json::parse(lines[2])["non_finite"] == "val_loss");
+}
+
+TEST_CASE("resuming removes what lies beyond the step, and half a line") {
+    TemporaryDirectory dir;
+    const std::string path = dir.path + "/log.jsonl";
+    {
+        Log log(quiet(dir.path));
+        log.run(RunInfo{});
+        for (int step = 0; step < 6; step++) {
+            if (step == 4) log.checkpoint(4, "out/step_000004", 1);
+            if (step % 2 == 0) log.val(step, 3.0 + step), log.sample(step, "text");
+            log.step(record(step));
+        }
+        log.checkpoint(6, "out/step_000006", 1);
+    }
+    const auto before = lines_of(path);
+    FILE* file = fopen(path.c_str(), "a");
+    fputs("{\"kind\":\"step\",\"st", file);
+    fclose(file);
+
+    std::vector<std::string> kept;  // what should remain, in its order
+    for (const std::string& line : before) {
+        const Json json = Json::parse(line);
+        const int64_t step = json.value("step", int64_t(-1));
+        if (json["kind"] == "step" ? step < 4 : step <= 4) kept.push_back(line);
+    }
+    CHECK(kept.size() == 1 + 4 + 6 + 1);  // run, steps 0-3, val and sample of 0, 2 and 4, the checkpoint of 4
+    LogOptions o = quiet(dir.path);
+    o.resume_step = 4;
+    { Log log(o); }  // a resume that does not validate
+    CHECK(lines_of(path) == kept);
+    {
+        Log log(o);
+        log.val(4, 7.0), log.sample(4, "text");  // again, as they are there
+        log.step(record(4));
+    }
+    const auto after = lines_of(path);
+    REQUIRE(after.size() == kept.size() + 1);
+    for (size_t i = 0; i < kept.size(); i++) CHECK(after[i] == kept[i]);
+    {
+        Log log(o);
+        log.val(4, 7.5);  // of other data, perhaps
+    }
+    const auto other = lines_of(path);
+    REQUIRE(other.size() == kept.size() + 1);
+    CHECK(Json::parse(other.back())["val_loss"] == 7.5);
+    CHECK_FALSE(path_exists(dir.path + "/log.1.jsonl"));
+}
+
+TEST_CASE("resuming without a log, and with lines that are no log, works") {
+    TemporaryDirectory dir;
+    LogOptions o = quiet(dir.path);
+    o.resume_step = 1;
+    { Log log(o); }
+    write_file(dir.path + "/more", "");
+    replace_file(dir.path + "/log.jsonl", "[1,2]\n\nnonsense\n{\"kind\":7}\n{\"kind\":\"step\",\"step\":0}\n{}\n");
+    { Log log(o); }
+    CHECK(content(dir.path + "/log.jsonl") == "{\"kind\":\"step\",\"step\":0}\n");
+}
+
+TEST_CASE("a new run moves an older log aside and loses nothing") {
+    TemporaryDirectory dir;
+    for (int run = 0; run < 3; run++) {
+        Log log(quiet(dir.path));
+        log.step(record(run));
+    }
+    for (int run = 0; run < 3; run++) {
+        const std::string name = run == 2 ? "/log.jsonl" : format("/log.%d.jsonl", run + 1);
+        CHECK(Json::parse(lines_of(dir.path + name)[0])["step"] == run);
+    }
+}
+
+TEST_CASE("run.json and the first line of the log hold the same") {
+    TemporaryDirectory dir;
+    RunInfo info;
+    info.options = R"({"lr":0.0006,"model":"d12"})";
+    info.device = "2 threads, amx", info.parameters = 124439808, info.data_fingerprint = "abc", info.seed = 42;
+    info.threads = 2, info.cpu_isa = "amx", info.peak_flops = 1.5e12;
+    {
+        Log log(quiet(dir.path));
+        log.run(info);
+    }
+    Json line = Json::parse(lines_of(dir.path + "/log.jsonl")[0]);
+    CHECK(line["kind"] == "run");
+    line.erase("kind");
+    const Json json = Json::parse(content(dir.path + "/run.json"));
+    CHECK(json == line);
+    CHECK(json["options"]["lr"] == 6e-4);
+    CHECK(json["model"]["parameters"] == 124439808);
+    CHECK(json["data"]["fingerprint"] == "abc");
+    CHECK(json["threads"] == 2);
+    CHECK(json["cpu_isa"] == "amx");
+    CHECK(json["peak_flops"] == 1.5e12);
+    CHECK_FALSE(json.contains("resumed_at"));
+}
+
+TEST_CASE("without a terminal there is one plain line per --log-every steps, and the last one") {
+    TemporaryDirectory dir;
+    const Child child = run_child([&] {
+        LogOptions o = options(dir.path, 10);
+        o.progress = "auto", o.log_every = 4;
+        Log log(o);
+        log.table({{"model", "d12"}, {"precision", "bf16"}});
+        for (int step = 0; step < 10; step++) log.step(record(step));
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(child.err == "");
+    CHECK(contains(child.out, "model      d12\nprecision  bf16\n"));
+    CHECK(std::count(child.out.begin(), child.out.end(), '\n') == 2 + 4);
+    for (const char* step : {"step  0/10", "step  4/10", "step  8/10", "step  9/10"}) CHECK(contains(child.out, step));
+    CHECK_FALSE(contains(child.out, "\r"));
+    CHECK_FALSE(contains(child.out, "\033"));
+    CHECK(lines_of(dir.path + "/log.jsonl").size() == 10);
+}
+
+TEST_CASE("quiet prints warnings only") {
+    const Child child = run_child([&] {
+        Log log(quiet(""));
+        log.table({{"model", "d12"}});
+        log.note("note");
+        log.step(record(0));
+        log.val(1, 3.0);
+        log.sample(1, "text");
+        log.checkpoint(1, "dir", 1);
+        log.warn("careful");
+    });
+    CHECK(child.out == "");
+    CHECK(child.err == "warning: careful\n");
+}
+
+static void many_steps_on_terminal() {
+    LogOptions o = options("", 3000);
+    o.progress = "auto";
+    Log log(o);
+    log.note("begin");
+    for (int step = 0; step < 3000; step++) {
+        log.step(record(step));
+        if (step == 1500) log.val(1500, 3.25);
+    }
+}
+
+TEST_CASE("on a terminal one line is rewritten, at most ten times a second and no wider than the screen") {
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    const double start = seconds_now();
+    const Child child = run_on_terminal(many_steps_on_terminal, 60);
+    const double seconds = seconds_now() - start;
+    CHECK(child.exit_code == 0);
+    CHECK(contains(child.out, "begin"));
+    CHECK(contains(child.out, "val loss 3.2500"));
+    CHECK(contains(child.out, "step 2999/3000"));
+    CHECK(contains(child.out, "\033[K"));
+    // Ten a second, the first and the last, and the redrawing after the validation and at the end.
+    const auto drawn = std::count(child.out.begin(), child.out.end(), '\033');
+    CHECK(double(drawn) <= 10 * seconds + 8);
+    CHECK_FALSE(contains(child.out, "eta"));  // the 60 columns end before it
+    size_t widest = 0, column = 0;
+    for (const char c : child.out) {
+        column = c == '\r' || c == '\n' ? 0 : column + 1;
+        widest = std::max(widest, column);
+    }
+    CHECK(widest <= 59 + 3);  // and the three characters of ESC [ K
+}
+
+TEST_CASE("a terminal too narrow for the loss of a whole line shows the step and its loss") {
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    const std::string narrow = run_on_terminal(many_steps_on_terminal, 20).out;
+    CHECK(contains(narrow, "\r2999 loss 3.8121\033[K"));
+    CHECK_FALSE(contains(narrow, "norm"));
+    CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121 |\033[K"));
+}
+
+TEST_CASE("a dumb terminal and mpirun get plain lines") {
+    setenv("TERM", "dumb", 1);
+    CHECK_FALSE(contains(run_on_terminal(many_steps_on_terminal, 200).out, "\033"));
+    setenv("TERM", "xterm", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    CHECK_FALSE(contains(run_on_terminal(many_steps_on_terminal, 200).out, "\033"));
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+}
+
+TEST_CASE("a closed stdout does not stop the run, and is reported once") {
+    TemporaryDirectory dir;
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    close(ends[0]);
+    const Child child = run_child(
+        [&] {
+            prepare_standard_streams();
+            Log log(options(dir.path, 10));
+            for (int step = 0; step < 10; step++) log.step(record(step));
+        },
+        ends[1]);
+    close(ends[1]);
+    CHECK(child.exit_code == 0);
+    CHECK(child.err == "warning: stdout: Broken pipe; the run goes on without it\n");
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    CHECK(lines.size() == 11);
+    CHECK(contains(lines[0], "\"warning\""));
+}
+
+TEST_CASE("files opened later never take the number of a closed standard stream") {
+    const Child child = run_child([] {
+        close(0), close(1);
+        prepare_standard_streams();
+        const int fd = open("/dev/zero", O_RDONLY);
+        if (fd < 3) _exit(1);
+    });
+    CHECK(child.exit_code == 0);
+}
+
+TEST_CASE("a full disk loses whole lines, says so, and recovers") {
+    TemporaryDirectory dir;
+    const Child child = run_child([&] {
+        signal(SIGXFSZ, SIG_IGN);  // writing beyond the limit is then an error: file too large
+        rlimit limit;
+        getrlimit(RLIMIT_FSIZE, &limit);
+        limit.rlim_cur = 500;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        Log log(quiet(dir.path, 10));
+        for (int step = 0; step < 10; step++) log.step(record(step));
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        log.step(record(10));
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(contains(child.err, "log.jsonl: File too large; the run goes on, lines that cannot be written are lost\n"));
+    CHECK(contains(child.err, "lines of " + dir.path + "/log.jsonl are lost\n"));
+    CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    REQUIRE(lines.size() >= 3);
+    CHECK(lines.size() < 10);
+    for (const std::string& line : lines) CHECK(Json::parse(line, nullptr, false).is_object());
+    CHECK(Json::parse(lines.back())["step"] == 10);
+}
+
+TEST_CASE("an output directory that cannot be written is refused with its name") {
+    const Child missing = run_child([] { Log log(quiet("/nonexistent/out")); });
+    CHECK(missing.exit_code == EXIT_CANNOT_CREATE);
+    CHECK(contains(missing.err, "/nonexistent/out/log.jsonl cannot be opened for writing: No such file or directory"));
+}
+
+TEST_CASE("tokens per second and the time left follow the last steps") {
+    const Child child = run_child([] {
+        LogOptions o = options("", 1000);
+        Log log(o);
+        log.step(record(0, 3.0f, 1000.0));
+        for (int step = 1; step < 500; step++) log.step(record(step, 3.0f, 100.0));
+    });
+    // The first step alone: 524288 tokens in 1 s, 999 left. After 500: 5242880 per second, 500 steps of 0.1 s left.
+    CHECK(contains(child.out,
+                   "step    0/1000 | loss  3.0000 | norm   0.41 | lr 5.93e-04 |  1000.0 ms |  524k tok/s | eta 17m"));
+    CHECK(contains(child.out,
+                   "step  499/1000 | loss  3.0000 | norm   0.41 | lr 5.93e-04 |   100.0 ms | 5243k tok/s | eta 50s"));
+}

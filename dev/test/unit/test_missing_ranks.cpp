@@ -1,0 +1,114 @@
+// test_roll_call.cpp: what is found out about the ranks of a host that have not come, from a folder that looks like
+// /proc. test_missing.sh does it with processes.
+#include "parallel/missing_ranks.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/common.h"
+#include "base/host.h"
+#include "support/temporary.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+struct Proc {
+    TemporaryDirectory temporary;
+    fs::path dir = temporary.path;
+
+    Proc() {
+        fs::create_directories(dir / "self/ns");
+        fs::create_symlink("net:[1]", dir / "self/ns/net");
+        fs::create_symlink("/opt/train_gpt2", dir / "self/exe");
+        std::ofstream(dir / "uptime") << "1 1\n";
+    }
+    // One that waits, unless it says otherwise.
+    fs::path add(int pid, const std::string& rank, const std::string& job = "42", bool waits = true,
+                 const std::string& program = "/opt/train_gpt2", const std::string& network = "net:[1]") const {
+        const fs::path process = dir / std::to_string(pid);
+        fs::create_directories(process / "ns");
+        fs::create_directories(process / "task" / std::to_string(pid + 1));
+        std::ofstream(process / "environ", std::ios::binary)
+            << "HOME=/root" << '\0' << "XPMIX_RANK=9" << '\0' << "PMIX_RANK=" << rank << '\0'
+            << "PMIX_NAMESPACE=" << job << '\0';
+        std::ofstream(process / "stat") << pid << " (a ) b) S 1 1\n";
+        std::ofstream(process / "task" / std::to_string(pid + 1) / "comm")
+            << (waits ? WAITING_THREAD : "other") << "\n";
+        fs::create_symlink(program, process / "exe");
+        fs::create_symlink(network, process / "ns/net");
+        return process;
+    }
+    std::string call(int world_size, int local_world_size, bool found = true) const {
+        Launch launch;
+        launch.world_size = world_size, launch.local_world_size = local_world_size;
+        const MissingRanks roll = find_missing_ranks(launch, "42", dir);
+        CHECK(roll.found == found);
+        return roll.text;
+    }
+    bool speaks(int rank) const {
+        Launch launch;
+        launch.rank = rank, launch.world_size = launch.local_world_size = 4;
+        return find_missing_ranks(launch, "42", dir).speaks;
+    }
+};
+const std::string here = " on " + host_name();
+}  // namespace
+
+TEST_CASE("who is missing, and what its process does") {
+    const Proc proc;
+    proc.add(100, "0");
+    proc.add(103, "3");
+    const fs::path other = proc.add(101, "1", "42", false, "/usr/bin/sleep"), mine = proc.add(102, "2", "42", false);
+    CHECK(proc.call(4, 4) ==
+          "rank 1 (process 101" + here + " runs /usr/bin/sleep), rank 2 (process 102" + here + " is on its way)");
+    std::ofstream(mine / "stat") << "102 (x ) y) D 1\n";
+    CHECK(proc.call(4, 4).ends_with("process 102" + here + " waits for a disk or a file system)"));
+    std::ofstream(mine / "stat") << "102 (x ) y) T 1\n";
+    CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
+    std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // and then it was stopped
+    CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
+    fs::remove(other / "exe");  // not ours to read
+    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " is on its way)"));
+}
+
+TEST_CASE("the first of those that wait speaks for its host") {
+    const Proc proc;
+    proc.add(100, "0", "42", false, "/usr/bin/sleep");
+    CHECK(proc.speaks(2));  // which cannot see itself
+    proc.add(101, "1");
+    proc.add(102, "2");
+    CHECK(proc.speaks(1));
+    CHECK(!proc.speaks(2));
+}
+
+TEST_CASE("no process") {
+    const Proc proc;
+    proc.add(100, "0");
+    proc.add(101, "1", "43");                                      // of another job
+    proc.add(102, "1", "42", true, "/opt/train_gpt2", "net:[2]");  // on another host of a test
+    proc.add(103, "7"), proc.add(104, "-1"), proc.add(105, "1x");  // no ranks of ours
+    fs::create_directories(proc.dir / "106");                      // has ended meanwhile
+    CHECK(proc.call(2, 2) == "rank 1 (no process" + here + ")");
+    CHECK(proc.call(4, 3) == "2 of the 3 ranks of " + host_name() + " (no process)");
+}
+
+TEST_CASE("nobody is missing here") {
+    const Proc proc;
+    proc.add(100, "0");
+    proc.add(101, "1", "42", false, "/bin/bash");  // which started the next
+    proc.add(102, "1");
+    CHECK(proc.call(4, 2, false) == "ranks on other hosts; the 2 of " + host_name() + " wait");
+    CHECK(proc.call(4, 0, false) == "ranks on other hosts; the 2 of " + host_name() + " wait");
+    CHECK(proc.call(2, 2, false) == "MPI, for which all 2 ranks wait" + here);
+}
+
+TEST_CASE("many are missing") {
+    const Proc proc;
+    CHECK(proc.call(20, 20).ends_with("rank 7 (no process" + here + ") and 12 more"));
+    const fs::path nothing = proc.dir / "nothing";
+    Launch launch;
+    launch.world_size = launch.local_world_size = 2;
+    CHECK(find_missing_ranks(launch, "42", nothing).text.starts_with("rank 0 (no process"));
+}

@@ -1,0 +1,521 @@
+// test_options.cpp: the command line: what is taken, what is refused and with which words, and that the help and the
+// settings come from the same declarations.
+#include "options/foreign_options.h"
+#include "options/options.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+static Options parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "/usr/local/bin/train_gpt2");
+    return parse_options(int(arguments.size()), arguments.data());
+}
+
+// With the option that training cannot do without.
+static Options train(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
+    return parse(arguments);
+}
+
+// The sentence with which the arguments are refused; the exit code must be that of usage.
+static std::string refusal(const std::vector<const char*>& arguments) {
+    try {
+        parse(arguments);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_USAGE);
+        CHECK(strchr(error.what(), '\n') == nullptr);
+        return error.what();
+    }
+    return "";
+}
+
+static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("the command is the first argument, train when there is none") {
+    CHECK(train({}).command == Command::train);
+    CHECK(parse({"train", "--train-data", "x"}).command == Command::train);
+    CHECK(parse({"generate", "--init", "d"}).command == Command::generate);
+    CHECK(parse({"eval", "--init", "d", "--val-data", "x"}).command == Command::eval);
+    CHECK(parse({"plan"}).command == Command::plan);
+    CHECK(parse({"tokenize", "a.txt", "--output", "d", "--train-bpe", "300"}).command == Command::tokenize);
+}
+
+TEST_CASE("defaults of training are GPT-2's recipe") {
+    const Options o = train({});
+    CHECK(o.model == "d12");
+    CHECK(o.default_model);
+    CHECK(o.global_batch_tokens == 524288);
+    CHECK(o.micro_batch == 4);
+    CHECK(o.lr == 6e-4);
+    CHECK(o.weight_decay == 0.1);
+    CHECK(o.beta1 == 0.9);
+    CHECK(o.beta2 == 0.95);
+    CHECK(o.eps == 1e-8);
+    CHECK(o.grad_clip == 1.0);
+    CHECK(o.schedule == "cosine");
+    CHECK(o.precision == "auto");
+    CHECK(o.master_weights == "on");
+    CHECK(o.output == "out");
+    CHECK(o.steps == 0);
+    CHECK_FALSE(o.resume);
+    CHECK_FALSE(o.quiet);
+}
+
+TEST_CASE("the global batch is 524,288 tokens for the named sizes, one micro-batch for others, unless given") {
+    CHECK(train({"--model", "gpt2-xl"}).global_batch_tokens == 524288);
+    CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch_tokens == 0);
+    CHECK(train({"--init", "d"}).global_batch_tokens == 0);
+    CHECK(train({"--model", "d12", "--global-batch", "0"}).global_batch_tokens == 0);
+    CHECK(train({"--init", "d", "--global-batch", "8192"}).global_batch_tokens == 8192);
+    CHECK(train({"--resume"}).global_batch_tokens == train({}).global_batch_tokens);  // relaunching changes nothing
+}
+
+TEST_CASE("values follow after a space or an equals sign, the last one counts") {
+    CHECK(train({"--micro-batch", "auto"}).micro_batch == 0);
+    CHECK(train({"--lr", "1e-3"}).lr == 1e-3);
+    CHECK(train({"--lr=1e-3"}).lr == 1e-3);
+    CHECK(train({"--lr=1e-3", "--lr", "2e-3"}).lr == 2e-3);
+    CHECK(train({"--output="}).output == "");
+    CHECK(train({"--output=", "--lr", "2"}).lr == 2.0);
+    CHECK(train({"--output", ""}).output == "");
+    CHECK(train({"--sample-prompt", "-5 degrees"}).sample_prompt == "-5 degrees");
+    CHECK(train({"--sample-prompt=a=b"}).sample_prompt == "a=b");
+    CHECK(train({"--sample-prompt", "[1,2]"}).sample_prompt == "[1,2]");
+    CHECK(train({"--seed", "18446744073709551615"}).seed == 18446744073709551615u);
+    CHECK(parse({"generate", "--init", "d", "--prompt", "--"}).prompt == "--");
+}
+
+TEST_CASE("flags are on when given, and take a value after an equals sign") {
+    CHECK(train({"--resume"}).resume);
+    CHECK(train({"--resume", "--resume"}).resume);
+    CHECK(train({"--resume=1"}).resume);
+    CHECK_FALSE(train({"--resume=0"}).resume);
+    CHECK_FALSE(train({"--resume=false"}).resume);
+    CHECK(train({"--quiet"}).quiet);
+    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
+}
+
+TEST_CASE("how long ranks wait for each other, and who they are without data") {
+    CHECK(train({}).rendezvous_timeout == 300.0);
+    CHECK(train({"--rendezvous-timeout", "0.5e3"}).rendezvous_timeout == 500.0);
+    CHECK(contains(refusal({"--train-data", "x", "--rendezvous-timeout", "0"}), "--rendezvous-timeout 0 must be"));
+    CHECK(parse({"--print-launch"}).print_launch);
+    CHECK_FALSE(train({}).print_launch);
+    CHECK(contains(refusal({"--rendezvous-timeout", "9"}), "--train-data is missing"));
+}
+
+TEST_CASE("llm.c's letters mean the same here") {
+    const Options o = parse({"-i", "a",     "-j", "b",    "-o", "c",  "-e", "d24", "-b", "8",   "-t", "512",
+                             "-d", "16384", "-l", "3e-4", "-u", "7",  "-q", "0.2", "-c", "0.3", "-v", "11",
+                             "-s", "12",    "-g", "13",   "-x", "14", "-n", "15",  "-y", "1",   "-k", "wsd"});
+    CHECK(o.train_data == "a");
+    CHECK(o.val_data == "b");
+    CHECK(o.output == "c");
+    CHECK(o.model == "d24");
+    CHECK(o.micro_batch == 8);
+    CHECK(o.seq_len == 512);
+    CHECK(o.global_batch_tokens == 16384);
+    CHECK(o.lr == 3e-4);
+    CHECK(o.warmup == 7);
+    CHECK(o.final_lr_fraction == 0.2);
+    CHECK(o.weight_decay == 0.3);
+    CHECK(o.val_every == 11);
+    CHECK(o.sample_every == 12);
+    CHECK(o.sample_tokens == 13);
+    CHECK(o.steps == 14);
+    CHECK(o.checkpoint_every == 15);
+    CHECK(o.resume);
+    CHECK(o.schedule == "wsd");
+    CHECK_FALSE(train({"-y", "0"}).resume);
+    CHECK(contains(refusal({"-i", "a", "-y", "2"}), "--resume: '2' is neither"));
+    CHECK(train({"-x", "-1"}).steps == 0);  // one epoch
+    CHECK(train({"-e", "gpt2:d36"}).model == "d36");
+}
+
+TEST_CASE("--model takes a directory too, as -e of llm.c does") {
+    const Options o = train({"-e", "out/d12/step_001000"});
+    CHECK(o.init == "out/d12/step_001000");
+    CHECK(o.model == "");
+    CHECK_FALSE(o.default_model);
+    CHECK(contains(refusal({"-i", "a", "-e", "gpt2_124M_bf16.bin"}), "llm.c are not read"));
+    CHECK(contains(refusal({"-i", "a", "-e", "a/b", "--init", "c"}), "two places to start from"));
+}
+
+TEST_CASE("numbers are consumed whole and checked against their range") {
+    const auto bad = [](const char* name, const char* value) { return refusal({"--train-data", "x", name, value}); };
+    CHECK(bad("--lr", "0.1x") == "--lr: '0.1x' is not a number");
+    CHECK(bad("--lr", "") == "--lr: '' is not a number");
+    CHECK(bad("--lr", " 1") == "--lr: ' 1' is not a number");
+    CHECK(bad("--lr", "nan") == "--lr nan must be at least 0 and at most 100");
+    CHECK(bad("--lr", "inf") == "--lr inf must be at least 0 and at most 100");
+    CHECK(bad("--lr", "-1e-3") == "--lr -0.001 must be at least 0 and at most 100");
+    CHECK(bad("--lr", "1e999") == "--lr: 1e999 is out of range");
+    CHECK(bad("--beta1", "1") == "--beta1 1 must be at least 0 and below 1");
+    CHECK(bad("--steps", "1e3") == "--steps: '1e3' is not a whole number");
+    CHECK(bad("--steps", "1.5") == "--steps: '1.5' is not a whole number");
+    CHECK(bad("--steps", "-2") == "--steps -2 must be at least -1 and at most 2147483647");
+    CHECK(bad("--steps", "3000000000") == "--steps 3000000000 must be at least -1 and at most 2147483647");
+    CHECK(bad("--steps", "99999999999999999999") == "--steps: 99999999999999999999 is out of range");
+    CHECK(bad("--micro-batch", "automatic") == "--micro-batch: 'automatic' is not a whole number");
+    CHECK(bad("--micro-batch", "0") == "--micro-batch 0 must be at least 1 and at most 1048576");
+    CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
+    CHECK(bad("--global-batch", "9223372036854775807") ==
+          "--global-batch 9223372036854775807 must be at least 0 and at most 1099511627776");
+    CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
+    const auto bad_tokenize = [](const char* name, const char* value) {
+        return refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", name, value});
+    };
+    CHECK(bad_tokenize("--val-fraction", "0.6") == "--val-fraction 0.6 must be at least 0 and at most 0.5");
+    CHECK(bad_tokenize("--val-fraction", "-1") == "--val-fraction -1 must be at least 0 and at most 0.5");
+    CHECK(bad_tokenize("--val-tokens", "-1") == "--val-tokens -1 must be at least 0");
+    CHECK(bad_tokenize("--split", "words") == "--split words is not known: none|blank-lines|end-of-text");
+    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known: fp32|bf16|auto");
+    CHECK(bad("--schedule", "cosine|linear") == "--schedule cosine|linear is not known: cosine|linear|constant|wsd");
+    CHECK(bad("--schedule", "") == "--schedule  is not known: cosine|linear|constant|wsd");
+}
+
+TEST_CASE("unknown options are refused with the nearest right one") {
+    CHECK(refusal({"--mirco-batch", "4"}) == "unknown option --mirco-batch; did you mean --micro-batch? (see --help)");
+    CHECK(contains(refusal({"--mirco-batch=4"}), "unknown option --mirco-batch; did you mean --micro-batch?"));
+    CHECK(contains(refusal({"--stesp", "4"}), "did you mean --steps?"));
+    CHECK(contains(refusal({"--rl", "4"}), "did you mean --lr?"));  // a swap is one mistake, not two
+    CHECK(contains(refusal({"--weight-decy", "4"}), "did you mean --weight-decay?"));
+    CHECK(contains(refusal({"-output=x"}), "-output=x: a long option takes two dashes: --output"));
+    CHECK(contains(refusal({"-lr", "1e-3"}), "-lr: a long option takes two dashes: --lr"));
+    CHECK(contains(refusal({"--warm", "4"}), "did you mean --warmup?"));
+    CHECK(contains(refusal({"--batch", "4"}), "did you mean --micro-batch?"));
+    CHECK(contains(refusal({"generate", "--temp", "0.5"}), "did you mean --temperature?"));  // --help is nearer
+    CHECK(contains(refusal({"--hlep"}), "did you mean --help?"));
+    CHECK(refusal({"--xyzzy"}) == "unknown option --xyzzy (see --help)");
+    CHECK(refusal({"-Q"}) == "unknown option -Q (see --help)");
+    CHECK(contains(refusal({"generate", "--micro-batch", "4"}),
+                   "generate has no option --micro-batch, which belongs to train"));
+    CHECK(contains(refusal({"tokenize", "--steps", "4"}),
+                   "tokenize has no option --steps, which belongs to train, plan"));
+}
+
+TEST_CASE("missing values and stray arguments are refused") {
+    CHECK(refusal({"--train-data", "x", "--lr"}) == "--lr needs a value (see --help)");
+    CHECK(refusal({"--train-data", "x", "-n"}) == "--checkpoint-every needs a value (see --help)");
+    CHECK(refusal({"--train-data", "x", "--output", "--lr", "3"}) ==
+          "--output needs a value (DIR), but the option --lr follows");
+    CHECK(contains(refusal({"--train-data", "x", "stray"}), "unexpected argument 'stray'"));
+    CHECK(
+        contains(refusal({"--train-data", "x", "generate"}), "unexpected argument 'generate'; a command comes first"));
+    CHECK(contains(refusal({""}), "unexpected argument ''"));
+    CHECK(contains(refusal({"-"}), "unexpected argument '-'"));
+}
+
+TEST_CASE("options that contradict each other, or lack another, are refused") {
+    const auto bad = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"--train-data", "x"});
+        return refusal(arguments);
+    };
+    CHECK(bad({"--layers", "2"}) == "give --layers, --heads and --channels together (missing: --heads, --channels)");
+    CHECK(bad({"--heads", "2", "--layers", "0"}) ==
+          "give --layers, --heads and --channels together (missing: --layers, --channels)");
+    CHECK(bad({"--model", "d12", "--layers", "3"}) ==
+          "--model d12 and --layers 3 are two ways to choose the shape; give one");
+    CHECK(contains(bad({"--model", "d12", "--layers", "2", "--heads", "2", "--channels", "64"}),
+                   "--model d12 and --layers 2 --heads 2 --channels 64 are two ways"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2"}), "brings its own shape"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2", "--heads", "2", "--channels", "64"}), "brings its own shape"));
+    CHECK(contains(bad({"--init", "d", "--model", "d12"}), "brings its own shape"));
+    CHECK(contains(bad({"--layers", "2", "--heads", "3", "--channels", "64"}),
+                   "not a multiple of 3 heads; try --channels 66"));
+    CHECK(contains(bad({"--model", "d13"}), "--model d13 is not known"));
+    CHECK(contains(bad({"--resume", "--output", ""}), "--resume needs the --output"));
+    CHECK(bad({"--precision", "fp32", "--master-weights", "off"}) ==
+          "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
+    CHECK(bad({"--precision", "bf16", "--master-weights", "off"}) == "");
+    CHECK(bad({"--precision", "fp32", "--master-weights", "on"}) == "");
+    CHECK(contains(bad({"--master-weights", "no"}), "--master-weights no is not known: on|off"));
+    CHECK(contains(refusal({}), "--train-data is missing"));
+    CHECK(contains(refusal({"generate"}), "--init is missing"));
+    CHECK(contains(refusal({"eval", "--init", "d"}), "--val-data is missing"));
+    CHECK(contains(refusal({"eval", "--val-data", "x"}), "--init is missing"));
+    CHECK(contains(refusal({"tokenize", "--output", "d", "--train-bpe", "300"}), "no INPUT"));
+    CHECK(contains(refusal({"tokenize", "a", "--train-bpe", "300"}), "--output is missing"));
+    CHECK(contains(refusal({"tokenize", "a", "--output", "d"}), "give one of --train-bpe"));
+    CHECK(
+        contains(refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--tokenizer", "t"}), "give one of"));
+    CHECK(refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--val-tokens", "9", "--val-fraction",
+                   "0.05"}) == "--val-tokens 9 and --val-fraction 0.05 are two ways to hold out text; give one");
+    CHECK(contains(
+        refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--val-tokens", "9", "--val-fraction", "0"}),
+        "two ways to hold out text"));
+}
+
+TEST_CASE("what is held out for validation: a twentieth, unless a fraction or a number of tokens is given") {
+    const auto tokenize = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"tokenize", "a", "--output", "d", "--train-bpe", "300"});
+        return parse(arguments);
+    };
+    CHECK(tokenize({}).val_fraction == 0.05);
+    CHECK(tokenize({}).val_tokens == 0);
+    CHECK(tokenize({"--val-fraction", "0.5"}).val_fraction == 0.5);
+    CHECK(tokenize({"--val-fraction", "0"}).val_fraction == 0.0);
+    CHECK(tokenize({"--val-tokens", "32768"}).val_tokens == 32768);
+    CHECK(tokenize({"--val-tokens", "32768"}).val_fraction == 0.0);
+    CHECK(tokenize({"--val-tokens", "0"}).val_fraction == 0.05);
+    CHECK(tokenize({"--val-tokens", "0", "--val-fraction", "0.1"}).val_fraction == 0.1);
+    CHECK(tokenize({"--split", "end-of-text"}).split == "end-of-text");
+}
+
+TEST_CASE("tokenize takes any number of inputs, after -- whatever they look like") {
+    const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "d e"});
+    CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "d e"});
+    CHECK(o.train_bpe == 300);
+    CHECK(o.val_fraction == 0.05);
+    CHECK(o.shard_tokens == 100000000);
+    CHECK(o.text_key == "text");
+    CHECK(o.split == "none");
+    const Options dashes = parse({"tokenize", "--output", "d", "--train-bpe", "300", "a", "--", "--b", "-"});
+    CHECK(dashes.inputs == std::vector<std::string>{"a", "--b", "-"});
+}
+
+TEST_CASE("every option is in the help of its command once, with its unit, its help and its default") {
+    for (const char* command : {"train", "generate", "eval", "plan", "tokenize"}) {
+        CAPTURE(command);
+        const Options help = parse({command, "--help"});
+        CHECK(help.command == Command::help);
+        CHECK(help.text.starts_with("usage: train_gpt2 "));
+        Options o = train({});
+        for (Command c : {Command::train, Command::generate, Command::eval, Command::plan, Command::tokenize})
+            if (std::string(command) == command_name(c)) o.command = c;
+        const auto all = settings(o);
+        CHECK(all.size() >= 6);
+        std::set<std::string> names;
+        for (const Setting& s : all) {
+            CAPTURE(s.name);
+            CHECK(names.insert(s.name).second);
+            if (o.command == Command::plan) continue;  // shows a part of them
+            CHECK(contains(help.text, "--" + s.name));
+            CHECK(contains(help.text, "\n" + s.section + ":\n"));
+        }
+    }
+    const std::string help = parse({"--help"}).text;
+    CHECK(contains(help, "  -b,--micro-batch SEQUENCES|auto   per rank and pass (B); auto = fast, and fits [4]\n"));
+    CHECK(contains(help, "  -l,--lr RATE                      peak learning rate [0.0006]\n"));
+    CHECK(contains(help, "  --eps VALUE                       AdamW, added to the root [1e-08]\n"));
+    CHECK(parse({"-h"}).text == help);
+}
+
+TEST_CASE("plan shows the options that it works with, and takes the others") {
+    const std::string help = parse({"plan", "--help"}).text;
+    int shown = 0;
+    for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
+    CHECK(shown == 25);
+    for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
+        CHECK(contains(help, name));
+    for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
+        CHECK_FALSE(contains(help, name));
+    CHECK(contains(help, "The other options of train_gpt2 train are taken, and change nothing."));
+    CHECK(parse({"plan", "--lr", "3e-3"}).lr == 3e-3);
+}
+
+TEST_CASE("an option of another trainer is refused with ours") {
+    const auto hint = [](const char* name) { return refusal({"--train-data", "x", name, "7"}); };
+    CHECK(hint("--max_iters") == "unknown option --max_iters, known from nanoGPT: here it is --steps (see --help)");
+    CHECK(contains(hint("--max-iters"), "here it is --steps"));
+    CHECK(
+        contains(hint("--batch-size"), "here it is --micro-batch in sequences per rank; --global-batch is in tokens"));
+    CHECK(contains(hint("--learning_rate"), "here it is --lr"));
+    CHECK(contains(hint("--out-dir"), "here it is --output"));
+    CHECK(contains(hint("--device"), "train_gpt2cu on GPUs"));
+    CHECK(contains(hint("--n-layer"), "here it is --layers"));
+    CHECK(contains(hint("--num_train_epochs"), "here it is --steps, and 0 of them is one epoch"));
+    CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));
+    CHECK(contains(hint("-nk"), "here it is --keep"));  // not -n, with the value k
+    CHECK(
+        contains(refusal({"-i", "x", "-h", "1"}), "unknown option -h 1, known from llm.c: here there is no HellaSwag"));
+    CHECK(parse({"-i", "x", "-h"}).command == Command::help);
+    CHECK(train({"--sample-prompt", "-nk"}).sample_prompt == "-nk");
+    CHECK(contains(refusal({"generate", "--init", "d", "--max_new_tokens", "9"}), "here it is --max-tokens"));
+    CHECK_FALSE(contains(refusal({"generate", "--init", "d", "--max_iters", "9"}), "--steps"));
+}
+
+TEST_CASE("what is said of other trainers' options names options of ours") {
+    std::set<std::string> own = {""};
+    for (const char* command : {"train", "generate"}) {
+        Options o = train({});
+        o.command = std::string(command) == "train" ? Command::train : Command::generate;
+        for (const Setting& s : settings(o)) own.insert("--" + s.name);
+    }
+    for (const char* name : {"--n_layer",
+                             "--n_head",
+                             "--n_embd",
+                             "--block_size",
+                             "--dropout",
+                             "--init_from",
+                             "--model_name",
+                             "--dataset",
+                             "--input_bin",
+                             "--input_val_bin",
+                             "--num_workers",
+                             "--batch_size",
+                             "--device_batch_size",
+                             "--total_batch_size",
+                             "--per_device_train_batch_size",
+                             "--gradient_accumulation_steps",
+                             "--gradient_checkpointing",
+                             "--dtype",
+                             "--compile",
+                             "--device",
+                             "--max_iters",
+                             "--max_steps",
+                             "--epochs",
+                             "--learning_rate",
+                             "--min_lr",
+                             "--warmup_iters",
+                             "--warmup_ratio",
+                             "--lr_decay_iters",
+                             "--lr_scheduler_type",
+                             "--max_grad_norm",
+                             "--adam_beta1",
+                             "--adam_beta2",
+                             "--adam_epsilon",
+                             "--eval_interval",
+                             "--eval_steps",
+                             "--eval_iters",
+                             "--eval_only",
+                             "--log_interval",
+                             "--logging_steps",
+                             "--out_dir",
+                             "--save_steps",
+                             "--save_total_limit",
+                             "--resume_from_checkpoint",
+                             "--wandb_log",
+                             "--start",
+                             "--max_new_tokens",
+                             "--do_sample",
+                             "-m",
+                             "-r",
+                             "-w",
+                             "-f",
+                             "-a",
+                             "-h 1",
+                             "-nk",
+                             "-nm",
+                             "-sl",
+                             "-ge",
+                             "-pn",
+                             "-pr",
+                             "-pg",
+                             "-ps",
+                             "-pi"}) {
+        CAPTURE(name);
+        REQUIRE(find_foreign_option(name));
+        CHECK(own.count(own_option(*find_foreign_option(name))) == 1);
+        CHECK(own.count(name) == 0);
+    }
+    CHECK(find_foreign_option("--xyzzy") == nullptr);
+}
+
+TEST_CASE("an unknown command is refused with all that there are, and the nearest") {
+    CHECK(
+        contains(refusal({"trian"}), "unknown command 'trian'; did you mean train? (there are train, which needs no"));
+    CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
+    CHECK(contains(refusal({"help"}), "unknown command 'help' (there are train"));
+}
+
+TEST_CASE("--resume takes the options of the run where none are given") {
+    const std::string saved =
+        options_json(train({"--layers", "2", "--heads", "2", "--channels", "64", "--seq-len", "32", "--lr", "1e-3",
+                            "--steps", "700", "--rank", "1", "--quiet", "--stop-after", "5", "--output", "a"}));
+    CHECK(parse({"--resume", "--output", "b"}).needs_saved);
+    CHECK(train({"--resume"}).needs_saved);
+    CHECK_FALSE(train({}).needs_saved);
+    CHECK(parse({"plan", "--resume", "--output", "b"}).needs_saved);
+    CHECK_FALSE(parse({"plan", "--output", "b"}).needs_saved);
+    const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b", "--steps", "900"};
+    const Options o = parse_options(int(given.size()), given.data(), saved);
+    CHECK_FALSE(o.needs_saved);
+    CHECK(o.train_data == "x.bin");
+    CHECK(o.layers == 2);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.steps == 900);
+    CHECK(o.output == "b");
+    CHECK(o.resume);
+    CHECK(o.rank == -1);  // of one start
+    CHECK_FALSE(o.quiet);
+    CHECK(o.stop_after == 0);
+    CHECK(o.default_model);  // the checkpoint has it
+    CHECK(o.global_batch_tokens == 0);
+    CHECK(o.taken == "--train-data x.bin --layers 2 --heads 2 --channels 64 --seq-len 32 --global-batch 0 --lr 0.001");
+    const std::vector<const char*> other = {"train_gpt2", "--resume", "--output", "b", "--model", "d24"};
+    const Options d24 = parse_options(int(other.size()), other.data(), saved);
+    CHECK(d24.model == "d24");
+    CHECK(d24.layers == 0);
+    CHECK_FALSE(d24.default_model);
+}
+
+TEST_CASE("help and version come before anything that is wrong or missing") {
+    CHECK(parse({"--model", "d13", "--help"}).command == Command::help);
+    CHECK(contains(parse({"--version"}).text, "train_gpt2 0.1.0"));
+    CHECK(parse({"--version"}).text.ends_with("\n"));
+}
+
+TEST_CASE("settings and JSON read the values back") {
+    Options o = train({"--lr", "1e-3", "--resume", "--sample-prompt", "say \"hi\"\n"});
+    const auto json = nlohmann::json::parse(options_json(o));
+    CHECK(json["lr"] == 1e-3);
+    CHECK(json["resume"] == true);
+    CHECK(json["micro-batch"] == 4);
+    CHECK(json["master-weights"] == "on");
+    CHECK(json["global-batch"] == 524288);
+    CHECK(json["sample-prompt"] == "say \"hi\"\n");
+    CHECK(json["train-data"] == "x.bin");
+    CHECK(json.size() == settings(o).size());
+    for (const Setting& s : settings(o)) {
+        CAPTURE(s.name);
+        if (s.name == "lr") CHECK((s.value == "0.001" && !s.is_default && s.section == "optimizer"));
+        if (s.name == "micro-batch") CHECK((s.value == "4" && s.is_default));
+    }
+    o.steps = 77;  // what was worked out later is read back too
+    CHECK(nlohmann::json::parse(options_json(o))["steps"] == 77);
+    CHECK(nlohmann::json::parse(options_json(train({"--sample-prompt", "\xff"})))["sample-prompt"] == "\xef\xbf\xbd");
+}
+
+TEST_CASE("the shape of the model") {
+    CHECK(model_config(train({})) == GPT2Config{1024, 50257, 12, 12, 768});
+    CHECK(model_config(train({"--seq-len", "256"})) == GPT2Config{1024, 50257, 12, 12, 768});
+    CHECK(model_config(train({"--seq-len", "2048", "--model", "d48"})) == GPT2Config{2048, 50257, 48, 25, 1600});
+    const Options small = train({"--layers", "6", "--heads", "6", "--channels", "384", "--seq-len", "256"});
+    CHECK(model_config(small, 4096) == GPT2Config{256, 4096, 6, 6, 384});
+    CHECK(model_config(train({"--vocab-size", "300"}), 4096).V == 300);
+}
+
+TEST_CASE("steps and warmup that were not given follow from the data") {
+    Options o = train({});
+    resolve_steps(o, 18865);
+    CHECK(o.steps == 18865);
+    CHECK(o.warmup == 700);
+    o = train({"--steps", "500"});
+    resolve_steps(o, 18865);
+    CHECK(o.steps == 500);
+    CHECK(o.warmup == 50);
+    o = train({"--steps", "500", "--warmup", "0"});
+    resolve_steps(o, 0);
+    CHECK(o.warmup == 0);
+    o = train({"--steps", "500", "--warmup", "501"});
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 1), doctest::Contains("--warmup 501 is longer than the run of 500 steps"),
+                         Error);
+    o = train({});
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("no full step"), Error);
+}
+
+TEST_CASE("a renamed option is taken by its old name, with a note, and found in an older run's options") {
+    CHECK(train({"--logit-chunks", "3"}).renamed.empty());
+    const Options o = train({"--head-chunks", "4"});
+    CHECK(o.logit_chunks == 4);
+    REQUIRE(o.renamed.size() == 1);
+    CHECK(o.renamed[0] == "--head-chunks is now --logit-chunks; the next release takes the new name only");
+    const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x"};
+    const std::string saved = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"head-chunks":5})";
+    CHECK(parse_options(int(resume.size()), resume.data(), saved).logit_chunks == 5);
+}

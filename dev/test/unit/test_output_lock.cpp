@@ -1,0 +1,203 @@
+// test_output_lock.cpp: one run at a time in an output directory, with locks of the file system and without; a dead
+// run's lock is no obstacle, and a run leaves no lock and no empty directory behind.
+#include "base/output_lock.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+
+#include "base/files.h"
+#include "support/faults.h"
+#include "support/skip.h"
+#include "support/temporary.h"
+
+static int no_locks(int, int) {
+    errno = ENOLCK;
+    return -1;
+}
+
+constexpr double BEAT = 0.02;  // without locks, dead after LOCK_BEATS * BEAT seconds
+
+static std::string refusal(const std::function<void()>& f) {  // "73 message"; empty: none
+    try {
+        f();
+    } catch (const Error& error) {
+        return format("%d %s", error.exit_code, error.what());
+    }
+    return "";
+}
+
+static void set_age(const std::string& path, time_t seconds) {
+    const timespec then = {time(nullptr) - seconds, 0}, times[2] = {then, then};
+    REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+}
+
+TEST_CASE("a second run is refused with pid, host and time of the first, and comes in when that has ended") {
+    for (const LockCall lock : {LockCall(flock), LockCall(no_locks)}) {
+        const TemporaryDirectory dir;
+        {
+            const OutputLock held(dir / "out", lock, 20.0);
+            char host[256];
+            REQUIRE(gethostname(host, sizeof(host)) == 0);
+            const std::string said = refusal([&] { OutputLock(dir / "out", lock, 20.0); });
+            CAPTURE(said);
+            CHECK(said.starts_with(format("73 %s is in use by another run: pid %d on %s since 20",
+                                          (dir / "out").c_str(), int(getpid()), host)));
+            CHECK(said.ends_with("or give another --output"));
+            CHECK(list_directory(dir / "out") == std::vector<std::string>{"run.lock"});  // also after the refusal
+        }
+        CHECK_FALSE(path_exists(dir / "out"));
+        make_directories(dir / "out");
+        { const OutputLock next(dir / "out", lock, 20.0); }
+        CHECK(list_directory(dir / "out").empty());  // a directory that was there stays
+    }
+}
+
+TEST_CASE("the lock of a process that was killed is no obstacle") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        const OutputLock held(dir / "out");
+        kill(getpid(), SIGKILL);
+        return 0;
+    });
+    CHECK(code == 128 + SIGKILL);
+    CHECK(path_exists(dir / "out/run.lock"));
+    CHECK(refusal([&] { OutputLock(dir / "out"); }) == "");
+}
+
+TEST_CASE("a program that the run starts does not keep the lock") {
+    const TemporaryDirectory dir;
+    pid_t child = -1;
+    {
+        const OutputLock held(dir / "out");
+        child = fork();
+        if (child == 0) execlp("sleep", "sleep", "60", nullptr), _exit(127);
+        const std::string comm = format("/proc/%d/comm", int(child));
+        for (int i = 0; i < 1000 && read_bytes(comm) != "sleep\n"; i++) usleep(10'000);
+    }
+    CHECK(refusal([&] { OutputLock(dir / "out"); }) == "");
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("without locks: a run that lives renews its file, one that is dead for long is no obstacle") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "out/run.lock";
+    make_directories(dir / "out");
+    {
+        const OutputLock held(dir / "out", no_locks, BEAT);
+        set_age(path, 3600);
+        struct stat status = {};
+        for (int i = 0; i < 1000; i++) {
+            REQUIRE(stat(path.c_str(), &status) == 0);
+            if (status.st_mtim.tv_sec > time(nullptr) - 1800) break;
+            usleep(10'000);
+        }
+        CHECK(status.st_mtim.tv_sec > time(nullptr) - 1800);
+    }
+    write_bytes(path, "pid 1 on a dead host\n");
+    set_age(path, 100);
+    CHECK(
+        refusal([&] { OutputLock(dir / "out", no_locks, 20.0); }) ==
+        "73 " + (dir / "out") +
+            " is in use by another run: pid 1 on a dead host; wait for it (if it is dead, for at most 120 s), or give "
+            "another --output");
+    set_age(path, 130);
+    CHECK(refusal([&] { OutputLock(dir / "out", no_locks, 20.0); }) == "");
+    CHECK(list_directory(dir / "out").empty());
+}
+
+TEST_CASE("a run that was taken for dead does not remove the lock of its successor") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "out/run.lock";
+    auto paused = std::make_unique<OutputLock>(dir / "out", no_locks, 20.0);
+    set_age(path, 3600);
+    const OutputLock successor(dir / "out", no_locks, 20.0);
+    paused.reset();
+    CHECK(path_exists(path));
+    CHECK(refusal([&] { OutputLock(dir / "out", no_locks, 20.0); }).starts_with("73 "));
+}
+
+TEST_CASE("a lock whose directory was moved or removed, or whose file was, is not held") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    const OutputLock lock(out);
+    CHECK(lock.still_held());
+    rename_path(out, dir / "gone");
+    CHECK_FALSE(lock.still_held());
+    {
+        const OutputLock next(out);  // of another run
+        CHECK_FALSE(lock.still_held());
+        CHECK(next.still_held());
+    }
+    rename_path(dir / "gone", out);
+    CHECK(lock.still_held());
+    remove_tree(lock.path);
+    CHECK_FALSE(lock.still_held());
+    remove_tree(out);
+    CHECK_FALSE(lock.still_held());
+}
+
+TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and nothing is left of the attempt") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "file", "x");
+    CHECK(refusal([&] { OutputLock(dir / "file/out"); }).starts_with("73 "));
+    CHECK(refusal([&] { OutputLock("/proc/none"); }).starts_with("73 "));
+    make_directories(dir / "out/run.lock");
+    CHECK(refusal([&] { OutputLock(dir / "out"); }).starts_with("73 " + (dir / "out/run.lock") + ": cannot open"));
+    remove_tree(dir / "out/run.lock");
+    REQUIRE(symlink("nowhere", (dir / "out/run.lock").c_str()) == 0);
+    CHECK(refusal([&] { OutputLock(dir / "out"); }).starts_with("73 "));
+    CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
+}
+
+TEST_CASE("a relative output below a directory that may not be searched is refused, and not looked for without end") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path) || chdir(dir.path.c_str()) != 0) return CHILD_SKIPPED;
+        chmod(dir.path.c_str(), 0);
+        alarm(20);
+        const std::string said = refusal([] { OutputLock("out"); });
+        chmod(dir.path.c_str(), 0700);
+        return said.starts_with("73 .: ") && said.ends_with("Permission denied") ? 0 : 1;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
+}
+
+TEST_CASE("of the directories that it made, those that are empty are removed") {
+    const TemporaryDirectory dir;
+    { const OutputLock held(dir / "a/b/c"); }
+    CHECK(list_directory(dir.path).empty());
+    {
+        const OutputLock held(dir / "a/b/c");
+        write_bytes(dir / "a/b/kept", "x");
+    }
+    CHECK(list_directory(dir / "a/b") == std::vector<std::string>{"kept"});
+}
+
+TEST_CASE("a full disk does not keep a run from its lock") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        if (!mount_small_disk(dir.path, "64k")) return CHILD_SKIPPED;
+        make_directories(dir / "out");
+        try {
+            OutputFile file(dir / "ballast");
+            for (;;) file.write(std::string(4096, 'x').data(), 4096);
+        } catch (const Error&) {
+        }
+        const OutputLock held(dir / "out");
+        const std::string said = refusal([&] { OutputLock(dir / "out"); });
+        return said.find("run.lock does not say which") == std::string::npos ? 1 : 0;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("mounting a small disk is not permitted here");
+    else
+        CHECK(code == 0);
+}

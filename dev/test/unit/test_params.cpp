@@ -1,0 +1,242 @@
+// test_params.cpp: the table of parameters and the flat buffer it lays out: sizes, offsets, buckets, initial values.
+#include "model/params.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include <omp.h>
+#include <xxhash.h>
+
+// Awkward ones too: one of everything, ragged widths, a vocabulary on and beside a multiple of 128.
+static const GPT2Config configs[] = {{1024, 50257, 12, 12, 768}, {1, 1, 1, 1, 1},      {7, 128, 2, 3, 21},
+                                     {24, 129, 3, 1, 65},        {17, 127, 1, 4, 100}, {1024, 50257, 48, 25, 1600}};
+
+TEST_CASE("the four sizes have GPT-2's numbers of parameters, by both names") {
+    const struct {
+        const char *depth, *hf_name;
+        int64_t parameters;
+    } sizes[] = {{"d12", "gpt2", 124439808},
+                 {"d24", "gpt2-medium", 354823168},
+                 {"d36", "gpt2-large", 774030080},
+                 {"d48", "gpt2-xl", 1557611200}};
+    for (const auto& size : sizes) {
+        CHECK(count_parameters(config_by_name(size.depth)) == size.parameters);
+        CHECK(config_by_name(size.depth) == config_by_name(size.hf_name));
+    }
+    CHECK(config_by_name("d12").Vp() == 50304);
+    CHECK(config_by_name("d48").HS() == 64);
+    CHECK_THROWS_WITH_AS(config_by_name("d13"), doctest::Contains("d12 (gpt2), d24 (gpt2-medium)"), Error);
+}
+
+TEST_CASE("there are 16 tensors, 4 of the model and 12 of a layer, with names of their own") {
+    CHECK(NUM_PARAMS == 16);
+    std::set<std::string> names, hf_names;
+    int layer = 0;
+    for (const ParamSpec& p : param_table) {
+        names.insert(p.name);
+        hf_names.insert(p.hf_name);
+        layer += p.scope == Scope::layer;
+        // Decay is for matrices and embeddings; Conv1D matrices are transposed, embeddings and vectors are not.
+        CHECK(p.decay == (p.rows != Dim::one));
+        CHECK((p.hf_layout == HFLayout::transposed) == (p.scope == Scope::layer && p.rows != Dim::one));
+    }
+    CHECK(names.size() == 16);
+    CHECK(hf_names.size() == 16);
+    CHECK(layer == 12);
+}
+
+TEST_CASE("a decay pattern: the first of the first bucket, then of every period, however far") {
+    const DecayPattern decay = {256, 192, 320, 128};
+    const auto check = [&](int64_t i, bool decays, int64_t end) {
+        CAPTURE(i);
+        CHECK(decay.run(i).decays == decays);
+        CHECK(decay.run(i).end == end);
+    };
+    check(0, true, 192);
+    check(191, true, 192);
+    check(192, false, 256);
+    check(255, false, 256);
+    for (const int64_t bucket : {int64_t(256), 256 + 320 * int64_t(5), 256 + 320 * int64_t(13421773)}) {
+        check(bucket, true, bucket + 128);
+        check(bucket + 127, true, bucket + 128);
+        check(bucket + 128, false, bucket + 320);
+        check(bucket + 319, false, bucket + 320);
+    }
+}
+
+// What decays is in param_table; between tensors lies padding, which is zero and may do either.
+TEST_CASE("the decay pattern says of each element what the table says of its tensor") {
+    for (const GPT2Config& config : configs) {
+        CAPTURE(config.C);
+        const ParamLayout layout(config);
+        const DecayPattern decay = layout.decay_pattern();
+        for (const ParamSpec& p : param_table)
+            for (int l = 0; l < layout.layers(p.id); l++) {
+                const int64_t begin = layout.offset(p.id, l), end = begin + layout.size(p.id);
+                for (const int64_t i : {begin, (begin + end) / 2, end - 1}) CHECK(decay.run(i).decays == p.decay);
+                CHECK(decay.run(begin).end >= end);
+            }
+        int64_t runs = 0;
+        for (int64_t i = 0; i < layout.total; i = decay.run(i).end, runs++) {
+            CHECK(decay.run(i).end > i);
+            CHECK(decay.run(decay.run(i).end).decays != decay.run(i).decays);
+        }
+        CHECK(runs == 2 * layout.num_buckets());
+        CHECK_NOTHROW(check_adamw(0, layout.total, decay, 1));
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK_NOTHROW(check_adamw(bucket.begin, bucket.end - bucket.begin, decay, 1));
+            CHECK(decay.run(bucket.begin).end == bucket.decayed_end);
+            CHECK(decay.run(bucket.decayed_end).end == bucket.end);
+        }
+    }
+}
+
+TEST_CASE("tensors tile the buffer: aligned to 64, in no other's place, gaps shorter than 64") {
+    for (const GPT2Config& config : configs) {
+        CAPTURE(config.C);
+        const ParamLayout layout(config);
+        std::vector<std::pair<int64_t, int64_t>> ranges;
+        for (const ParamSpec& p : param_table)
+            for (int l = 0; l < layout.layers(p.id); l++)
+                ranges.push_back({layout.offset(p.id, l), layout.offset(p.id, l) + layout.size(p.id)});
+        CHECK(int(ranges.size()) == 4 + 12 * config.L);
+        std::sort(ranges.begin(), ranges.end());
+        int64_t end = 0, elements = 0;
+        for (const auto& [begin, after] : ranges) {
+            CHECK(begin % 64 == 0);
+            CHECK(begin >= end);
+            CHECK(begin - end < 64);
+            end = after, elements += after - begin;
+        }
+        CHECK(layout.total >= end);
+        CHECK(layout.total - end < 64);
+        CHECK(elements == count_parameters(config) + int64_t(config.Vp() - config.V) * config.C);
+    }
+}
+
+TEST_CASE("buckets cover the buffer without a gap; decayed tensors come first in each") {
+    for (const GPT2Config& config : configs) {
+        const ParamLayout layout(config);
+        CHECK(layout.num_buckets() == 1 + config.L);
+        int64_t end = 0;
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK(bucket.begin == end);
+            CHECK(bucket.begin <= bucket.decayed_end);
+            CHECK(bucket.decayed_end <= bucket.end);
+            end = bucket.end;
+            for (const ParamSpec& p : param_table) {
+                if ((p.scope == Scope::layer) != (b > 0)) continue;
+                const int64_t begin = layout.offset(p.id, std::max(b - 1, 0)), after = begin + layout.size(p.id);
+                CAPTURE(p.name);
+                CHECK(begin >= (p.decay ? bucket.begin : bucket.decayed_end));
+                CHECK(after <= (p.decay ? bucket.decayed_end : bucket.end));
+            }
+        }
+        CHECK(end == layout.total);
+    }
+}
+
+static std::vector<float> initial(const ParamLayout& layout, Param p, int l, uint64_t seed) {
+    std::vector<float> values(layout.size(p), NAN);
+    init_param(values.data(), layout, p, l, seed, 0, layout.size(p));
+    return values;
+}
+
+static double rms(const std::vector<float>& values, int64_t count) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += double(values[i]) * double(values[i]);
+    return std::sqrt(sum / double(count));
+}
+
+TEST_CASE("a part of a tensor's initial values is what the whole has there") {
+    const ParamLayout layout({64, 300, 2, 4, 36});
+    for (const Param p : {wte, ln1w, fcprojw}) {
+        const auto whole = initial(layout, p, 1, 42);
+        const int64_t size = layout.size(p);
+        for (const int64_t begin : {int64_t(0), int64_t(1), int64_t(2), size / 2 + 1, size - 1})
+            for (const int64_t count : {int64_t(0), int64_t(1), int64_t(1025), size}) {
+                const int64_t end = std::min(size, begin + count);
+                std::vector<float> part(end - begin + 1, NAN);
+                init_param(part.data(), layout, p, 1, 42, begin, end);
+                CHECK(std::equal(part.begin(), part.end() - 1, whole.begin() + begin));
+                CHECK(std::isnan(part.back()));
+            }
+    }
+}
+
+TEST_CASE("initial values are GPT-2's") {
+    const GPT2Config config = {64, 300, 8, 4, 128};
+    const ParamLayout layout(config);
+    for (const ParamSpec& p : param_table) {
+        CAPTURE(p.name);
+        const auto values = initial(layout, p.id, 0, 42);
+        const bool residual = p.id == attprojw || p.id == fcprojw;
+        if (p.rows == Dim::one) {
+            const bool ones = p.id == ln1w || p.id == ln2w || p.id == lnfw;
+            for (float x : values) CHECK(x == (ones ? 1.0f : 0.0f));
+        } else {
+            // The root mean square of n normal numbers is off by 1 / sqrt(2 n) in a standard deviation; five of them.
+            const int64_t count = int64_t(dim_size(config, p.rows)) * layout.cols(p.id);
+            const double scale = residual ? 0.02 / std::sqrt(2.0 * config.L) : 0.02;
+            CHECK(std::fabs(rms(values, count) / scale - 1.0) < 5.0 / std::sqrt(2.0 * double(count)));
+            for (size_t i = count; i < values.size(); i++) CHECK(values[i] == 0.0f);  // padded rows of wte
+        }
+    }
+    CHECK(layout.size(wte) == 384 * 128);
+}
+
+TEST_CASE("initial values depend on seed, tensor and layer, and not on the number of threads") {
+    const ParamLayout layout({64, 300, 3, 4, 128});
+    const auto base = initial(layout, qkvw, 0, 42);
+    CHECK(base != initial(layout, qkvw, 1, 42));
+    CHECK(base != initial(layout, qkvw, 0, 43));
+    const auto fc = initial(layout, fcw, 0, 42);
+    CHECK_FALSE(std::equal(base.begin(), base.begin() + 1000, fc.begin()));
+    const int threads = omp_get_max_threads();
+    for (int n : {1, 3, 7}) {
+        omp_set_num_threads(n);
+        CHECK(base == initial(layout, qkvw, 0, 42));
+    }
+    omp_set_num_threads(threads);
+}
+
+// The hashes are those of the build for x86-64 by g++ 12. A build for arm64 differs if it fuses multiplications and
+// additions (-ffp-contract, Makefile), and so does one for x86-64 with -mfma.
+TEST_CASE("initial values have the same bits on every architecture and by every compiler") {
+    const ParamLayout layout({64, 300, 3, 4, 128});
+    const auto hash = [&](Param p, int l) {
+        const auto values = initial(layout, p, l, 42);
+        return XXH3_64bits(values.data(), values.size() * sizeof(float));
+    };
+    CHECK(hash(wte, 0) == 0xc0b14f19b3edff95);
+    CHECK(hash(qkvw, 1) == 0xd46099ffc9630fa1);
+    CHECK(hash(fcprojw, 2) == 0x3b11343487b84444);
+}
+
+TEST_CASE("shapes that cannot be are refused") {
+    const auto refused = [](const GPT2Config& config, const char* why) {
+        CHECK_THROWS_WITH_AS(check_config(config), doctest::Contains(why), Error);
+        CHECK_THROWS_AS(ParamLayout{config}, Error);
+    };
+    refused({1024, 50257, 0, 12, 768}, "0 layers");
+    refused({1024, 50257, 12, 0, 768}, "0 heads");
+    refused({1024, 50257, 12, 12, 0}, "0 channels");
+    refused({0, 50257, 12, 12, 768}, "0 positions");
+    refused({1024, -5, 12, 12, 768}, "-5 tokens");
+    refused({1024, 50257, 1025, 12, 768}, "1025 layers");
+    refused({1024, 50257, 12, 12, 65537}, "65537 channels");
+    refused({1024, 50257, 12, 5, 768}, "768 channels are not a multiple of 5 heads; try --channels 770");
+}
+
+TEST_CASE("the largest shape allowed does not overflow") {
+    const ParamLayout layout({1 << 20, 1 << 20, 1024, 1024, 65536});
+    CHECK(layout.total > int64_t(1) << 45);
+    CHECK(layout.total >= count_parameters(layout.config));
+}

@@ -1,0 +1,119 @@
+// test_random.cpp: Philox against the known answers of its authors' library (Random123, kat_vectors, philox4x32 10),
+// and the distributions made from it against their moments.
+#include "base/random.h"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <set>
+
+using Words = std::array<uint32_t, 4>;
+
+TEST_CASE("known answers of philox4x32-10") {
+    // The counter is (index low, index high, stream low, stream high), the key (seed low, seed high).
+    CHECK(Philox{0, 0}(0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    const uint64_t ones = ~uint64_t(0);
+    CHECK(Philox{ones, ones}(ones) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    // counter 243f6a88 85a308d3 13198a2e 03707344, key a4093822 299f31d0
+    CHECK(Philox{0x299f31d0a4093822, 0x0370734413198a2e}(0x85a308d3243f6a88) ==
+          Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("seeds, streams and indices have their own numbers") {
+    std::set<Words> seen;
+    for (uint64_t seed : {0, 1, 42})
+        for (uint64_t stream : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
+            for (uint64_t index : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
+                seen.insert(Philox{seed, stream}(index));
+    CHECK(seen.size() == 27);
+}
+
+TEST_CASE("bits16 hands out the words of an index, low halves first") {
+    const Philox random{7, 9};
+    for (uint64_t index : {uint64_t(0), uint64_t(5), uint64_t(1) << 33})
+        for (int e = 0; e < 8; e++)
+            CHECK(random.bits16(8 * index + uint64_t(e)) == (random(index)[e / 2] >> (e % 2 ? 16 : 0) & 0xffff));
+}
+
+TEST_CASE("round_randomly goes up for as many of the 65536 draws as x has 65536ths on its way up") {
+    for (const uint32_t high :
+         {0x0000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3fffu, 0x7f7eu, 0x8000u, 0xbf80u, 0xff7eu})
+        for (const uint32_t low : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0xffffu}) {
+            const float x = std::bit_cast<float>(high << 16 | low);
+            uint32_t up = 0;
+            for (uint32_t random = 0; random < 0x10000; random++) {
+                const uint32_t bits = round_randomly(x, random).bits;
+                if (bits != high && bits != high + 1) FAIL("not a neighbour: ", bits);
+                up += bits == high + 1;
+            }
+            CHECK(up == low);
+        }
+}
+
+TEST_CASE("round_randomly makes an infinity only where rounding to nearest does, and keeps NaN and infinities") {
+    for (const uint32_t sign : {0u, 0x80000000u})
+        for (const uint32_t magnitude : {0x7f7f0000u, 0x7f7f0001u, 0x7f7f7fffu, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u,
+                                         0x7f800001u, 0x7fc00000u, 0x7fffffffu})
+            for (const uint32_t random : {0u, 1u, 0x8000u, 0xffffu}) {
+                const float x = std::bit_cast<float>(sign | magnitude);
+                CHECK(round_randomly(x, random).bits == bf16(x).bits);
+            }
+    CHECK(std::isnan(float(round_randomly(NAN, 0xffff))));
+    CHECK(std::isinf(float(round_randomly(INFINITY, 0xffff))));
+}
+
+TEST_CASE("uniform lies in [0, 1) and fills it evenly") {
+    const int n = 100000;
+    double sum = 0.0;
+    int counts[10] = {};
+    for (int i = 0; i < n; i++) {
+        const float u = Philox{42, 3}.uniform(uint64_t(i));
+        REQUIRE(u >= 0.0f);
+        REQUIRE(u < 1.0f);
+        sum += double(u);
+        counts[int(u * 10.0f)]++;
+    }
+    // Five standard deviations: of a mean sqrt(1 / 12 n), of a tenth's count sqrt(0.09 n).
+    CHECK(std::fabs(sum / n - 0.5) < 5 * std::sqrt(1.0 / 12 / n));
+    for (int count : counts) CHECK(std::fabs(count - 0.1 * n) < 5 * std::sqrt(0.09 * n));
+}
+
+TEST_CASE("log_fraction, sine_and_cosine: every 997th argument, and those where the series changes") {
+    double log_error = 0.0, sine_error = 0.0, cosine_error = 0.0;
+    const auto look = [&](uint32_t x) {
+        float sine, cosine;
+        sine_and_cosine(x, sine, cosine);
+        const double angle = 6.283185307179586477 * double(x) * 0x1p-32;
+        log_error = std::max(log_error, std::fabs(double(log_fraction(x)) - std::log((double(x) + 0.5) * 0x1p-32)));
+        sine_error = std::max(sine_error, std::fabs(double(sine) - std::sin(angle)));
+        cosine_error = std::max(cosine_error, std::fabs(double(cosine) - std::cos(angle)));
+    };
+    for (uint64_t x = 0; x >> 32 == 0; x += 997) look(uint32_t(x));
+    for (uint32_t eighth = 0; eighth < 8; eighth++)
+        for (uint32_t near = 0; near < 3; near++) look((eighth << 29) + near - 1);
+    for (int e = 0; e < 32; e++)
+        for (uint32_t near = 0; near < 3; near++) look((1u << e) + near - 1), look((0xb504f333u >> e) + near - 1);
+    CHECK(log_error < 2e-6);  // two roundings near 22, the largest
+    CHECK(sine_error < 1.2e-7);
+    CHECK(cosine_error < 1.2e-7);
+}
+
+TEST_CASE("normal has the moments of a standard normal, and neighbours are independent") {
+    const int n = 400000;
+    double m1 = 0, m2 = 0, m3 = 0, m4 = 0, neighbours = 0, previous = 0;
+    int beyond_3 = 0;
+    for (int i = 0; i < n; i++) {
+        const double x = double(Philox{42, 5}.normal(uint64_t(i)));
+        REQUIRE(std::isfinite(x));
+        m1 += x, m2 += x * x, m3 += x * x * x, m4 += x * x * x * x, neighbours += x * previous;
+        beyond_3 += std::fabs(x) > 3.0;
+        previous = x;
+    }
+    // Variances of x, x^2, x^3, x^4 and of a product of two: 1, 2, 15, 96, 1. P(|x| > 3) = 0.0026998.
+    CHECK(std::fabs(m1 / n) < 5 * std::sqrt(1.0 / n));
+    CHECK(std::fabs(m2 / n - 1) < 5 * std::sqrt(2.0 / n));
+    CHECK(std::fabs(m3 / n) < 5 * std::sqrt(15.0 / n));
+    CHECK(std::fabs(m4 / n - 3) < 5 * std::sqrt(96.0 / n));
+    CHECK(std::fabs(neighbours / n) < 5 * std::sqrt(1.0 / n));
+    CHECK(std::fabs(beyond_3 - 0.0026998 * n) < 5 * std::sqrt(0.0026998 * n));
+}

@@ -1,0 +1,189 @@
+// test_ranks.cpp: what ranks compute together, as far as one process can tell: sums of virtual ranks, rank_infos that
+// must agree, a slow rank. Real ranks: test_ranks.sh.
+#include "support/test.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "parallel/comm.h"
+#include "parallel/gradients.h"
+#include "parallel/straggler.h"
+#include "train/report.h"
+
+static const GPT2Config small = {16, 100, 3, 2, 32};
+
+// What a virtual rank's backward left.
+static std::vector<float> leaf(const ParamLayout& layout, int v) {
+    const auto random = random_tensor<float>(layout.total, 100 + v);
+    return {random.data(), random.data() + random.size()};
+}
+
+struct Summed {
+    std::vector<float> grads;
+    float loss, squares;
+};
+
+// All virtual ranks on this rank.
+static Summed sum_virtual_ranks(int virtual_ranks) {
+    Comm alone;
+    const ParamLayout layout(small, virtual_ranks);
+    std::vector<float> grads(layout.total);
+    float loss = 0.0f;
+    Stream stream = nullptr;
+    GradientSum sum(alone, layout, {virtual_ranks, 1, ReduceDtype::fp32}, grads.data(), &loss, &stream);
+    CHECK(sum.own_virtual_ranks() == virtual_ranks);
+    CHECK(sum.needs_reduction() == (virtual_ranks > 1));
+    CHECK(sum.finished.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
+    for (int v = 0; v < virtual_ranks; v++) {
+        const std::vector<float> own = leaf(layout, v);
+        std::copy(own.begin(), own.end(), grads.begin());  // where the sum looks for them
+        loss = 0.5f + float(v);
+        for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
+        sum.virtual_rank_done(v);
+    }
+    sum.finish({});
+    return {grads, *sum.step_loss(), *sum.squares()};
+}
+
+// The same by definition: neighbours first.
+static std::vector<float> tree(const ParamLayout& layout, int first, int count) {
+    if (count == 1) return leaf(layout, first);
+    std::vector<float> left = tree(layout, first, count / 2);
+    const std::vector<float> right = tree(layout, first + count / 2, count / 2);
+    for (size_t i = 0; i < left.size(); i++) left[i] += right[i];
+    return left;
+}
+
+TEST_CASE("virtual ranks are added as a balanced tree, bit for bit") {
+    for (int virtual_ranks : {1, 2, 4, 8, 16}) {
+        CAPTURE(virtual_ranks);
+        const ParamLayout layout(small, virtual_ranks);
+        const Summed sum = sum_virtual_ranks(virtual_ranks);
+        CHECK(sum.grads == tree(layout, 0, virtual_ranks));
+        CHECK(sum.loss == float(virtual_ranks * virtual_ranks) / 2);
+        double squares = 0.0;
+        for (float x : sum.grads) squares += double(x) * double(x);
+        CHECK(!(std::abs(double(sum.squares) - squares) > 1e-6 * squares));
+    }
+}
+
+TEST_CASE("sums in one order only would give other bits, so the test above can fail") {
+    const ParamLayout layout(small, 8);
+    std::vector<float> chain = leaf(layout, 0);
+    for (int v = 1; v < 8; v++) {
+        const std::vector<float> next = leaf(layout, v);
+        for (size_t i = 0; i < chain.size(); i++) chain[i] += next[i];
+    }
+    CHECK(chain != tree(layout, 0, 8));
+}
+
+TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
+    Comm alone;
+    const ParamLayout layout(small, 2);
+    std::vector<float> grads(layout.total, 1.0f);
+    float loss = 1.0f;
+    Stream stream = nullptr;
+    GradientSum sum(alone, layout, {2, 1, ReduceDtype::fp32}, grads.data(), &loss, &stream);
+    for (int v = 0; v < 2; v++) {
+        if (v == 0) grads[layout.bucket(2).begin + 5] = NAN;
+        for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
+        sum.virtual_rank_done(v);
+        if (v == 0) std::fill(grads.begin(), grads.end(), 1.0f);
+    }
+    sum.finish({});
+    CHECK(std::isnan(*sum.squares()));
+}
+
+TEST_CASE("buckets can be cut into the parts of any number of ranks") {
+    for (int parts : {1, 2, 3, 7, 8, 24}) {
+        const ParamLayout layout(small, parts), plain(small);
+        CHECK(layout.total >= plain.total);
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK((bucket.end - bucket.begin) % (parts * FLAT_ALIGN) == 0);
+            CHECK(bucket.begin == (b == 0 ? 0 : layout.bucket(b - 1).end));
+            CHECK(bucket.end - bucket.begin < plain.bucket(b).end - plain.bucket(b).begin + parts * FLAT_ALIGN);
+        }
+        CHECK(layout.bucket(layout.num_buckets() - 1).end == layout.total);
+    }
+}
+
+TEST_CASE("ranks whose rank_infos differ are refused, by name") {
+    const std::string first = R"({"host":"h0","--lr":"0.0006","training data":"ab"})";
+    check_same({first}, {});
+    check_same({first, first}, {});
+    check_same({first, R"({"host":"h1","--lr":"0.0006","training data":"ab"})"}, {"host"});
+    CHECK_THROWS_WITH_AS(check_same({first, first, R"({"host":"h0","--lr":"0.0003","training data":"ab"})"}, {"host"}),
+                         R"(rank 2 differs from rank 0: --lr "0.0003" there, "0.0006" on rank 0)", Error);
+    CHECK_THROWS_WITH_AS(check_same({first, R"({"host":"h0","--lr":"0.0006"})"}, {}),
+                         R"(rank 1 differs from rank 0: training data nothing there, "ab" on rank 0)", Error);
+}
+
+TEST_CASE("the start table says which ranks are on which machine and device") {
+    struct Several : Comm {
+        std::string describe() const override { return "ranks"; }
+    } comm;
+    const auto rank_info = [](const char* machine, const char* host, const char* device, const char* gpu) {
+        return format(R"({"host":"%s","machine":"%s","device":"%s","gpu":"%s"})", host, machine, device, gpu);
+    };
+    comm.world_size = 3;
+    const std::string a = rank_info("1", "h0", "a CPU", "");
+    CHECK(describe_ranks(comm, {a, a, rank_info("2", "h0", "a CPU", "")}) ==
+          "ranks: 0-1 on h0 (a CPU), 2 on h0 (a CPU)");
+    comm.world_size = 4;
+    const std::string b0 = rank_info("1", "h0", "H100", "0"), b1 = rank_info("1", "h0", "H100", "1");
+    CHECK(describe_ranks(comm, {b0, b1, rank_info("1", "h0", "A100", "2"), rank_info("2", "h1", "A100", "0")}) ==
+          "ranks: 0-1 on h0 (H100; GPU 0 1), 2 on h0 (A100; GPU 2), 3 on h1 (A100; GPU 0)");
+    comm.world_size = 1;
+    CHECK(describe_ranks(comm, {a}) == "ranks");
+}
+
+// What a run says in steps in which each rank has its own work, and all end together with the slowest, or later.
+struct StragglerRun {
+    Straggler straggler;
+
+    std::string steps(const std::vector<float>& ms, int count, float wire_ms = 0.0f) {
+        std::vector<RankStatus> statuses;
+        for (float x : ms) statuses.push_back({0.0f, x});
+        const float step_ms = *std::max_element(ms.begin(), ms.end()) + wire_ms;
+        std::string line;
+        for (int i = 0; i < count; i++) line += straggler.add(statuses.data(), int(statuses.size()), double(step_ms));
+        return line;
+    }
+};
+
+TEST_CASE("a rank that is slow over many steps is named, and no other") {
+    StragglerRun run;
+    CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
+    CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
+    CHECK(run.steps({100, 100, 160, 100}, 1) ==
+          "rank 2 is slow: the others waited 1.20 s for it in 20 steps, which took 3.20 s; a step is 160 ms of its own "
+          "work, and 100 ms of the median rank's");
+    CHECK(StragglerRun().steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
+    CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
+}
+
+TEST_CASE("a rank that stood still in one step is named") {
+    StragglerRun run;
+    CHECK(run.steps({10, 10}, 3) == "");
+    CHECK(run.steps({60'010, 10}, 1) == "");
+    CHECK(run.steps({10, 10}, 16).starts_with("rank 0 is slow: the others waited 60.00 s for it in 20 steps, which"));
+}
+
+TEST_CASE("a rank that costs less than 50 ms in 20 steps, or a tenth of them, is not named") {
+    CHECK(StragglerRun().steps({5, 7}, Straggler::STEPS) == "");
+    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS) != "");
+    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS, 30) == "");
+    CHECK(StragglerRun().steps({1000, 1105}, Straggler::STEPS) == "");
+    CHECK(StragglerRun().steps({1000, 1115}, Straggler::STEPS) != "");
+}
+
+TEST_CASE("there is a line in 100 steps at most, and the one after that is of the last 20") {
+    StragglerRun run;
+    CHECK(run.steps({100, 200}, Straggler::STEPS) != "");
+    CHECK(run.steps({100, 200}, 99) == "");
+    CHECK(run.steps({100, 200}, 1) != "");
+    CHECK(run.steps({100, 200}, 80) == "");
+    CHECK(run.steps({300, 100}, Straggler::STEPS).starts_with("rank 0 is slow: the others waited 4.00 s"));
+}

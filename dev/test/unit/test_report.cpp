@@ -1,0 +1,83 @@
+// test_report.cpp: what a run says of itself: threads, instruction set, and the peak that its MFU is a share of.
+#include "train/report.h"
+
+#include <doctest/doctest.h>
+
+#include <omp.h>
+
+#include "cpu/isa.h"
+#include "model/mfu.h"
+
+static const DeviceInfo fake_device = {.name = "a device",
+                                       .memory_bytes = int64_t(1) << 30,
+                                       .peak_flops_bf16 = 4e12,
+                                       .peak_flops_fp32 = 1e12,
+                                       .peak_source = "a test"};
+
+static const char* const arguments[] = {"train_gpt2", "--train-data", "x",  "--layers",     "1",  "--heads",
+                                        "1",          "--channels",   "16", "--vocab-size", "50", "--seq-len",
+                                        "8"};
+
+static RunInfo info_of(const DeviceInfo& device, const std::string& precision) {
+    const Options options = parse_options(int(std::size(arguments)), arguments);
+    RunSource source = {};
+    source.config = model_config(options);
+    return run_info(options, source, plan_batch(2, 8, 0, 1), Corpus{}, device, precision, "train_gpt2");
+}
+
+// The row of the table that is called so.
+template <class floatX>
+static std::string row(const DeviceInfo& device, const std::string& label, int64_t available = 0) {
+    const Options options = parse_options(int(std::size(arguments)), arguments);
+    RunSource source = {};
+    source.config = model_config(options);
+    for (const Row& r : plan_table(dtype_of<floatX>, options, source, plan_batch(2, 8, 0, 1), device, available))
+        if (r.first == label) return r.second;
+    return "";
+}
+
+TEST_CASE("the peak is that of the precision") {
+    CHECK(info_of(fake_device, "bf16").peak_flops == 4e12);
+    CHECK(info_of(fake_device, "fp32").peak_flops == 1e12);
+    CHECK(info_of(fake_device, "bf16").peak_source == "a test");
+    CHECK(row<bf16>(fake_device, "device") == "a device; peak 4 TFLOP/s in bf16, a test");
+    CHECK(row<float>(fake_device, "device") == "a device; peak 1 TFLOP/s in fp32, a test");
+}
+
+TEST_CASE("threads are those that OpenMP runs") {
+    const int before = omp_get_max_threads();
+    for (const int threads : {1, 2, 3}) {
+        omp_set_num_threads(threads);
+        CHECK(info_of(fake_device, "fp32").threads == threads);
+    }
+    omp_set_num_threads(before);
+}
+
+TEST_CASE("more threads than cores are slower than one per core, and the table says so") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
+    DeviceInfo cpu = fake_device;
+    cpu.cpu_isa = "plain";
+    omp_set_num_threads(cores);
+    CHECK(row<float>(cpu, "threads") == "");
+    omp_set_num_threads(3 * cores);
+    CHECK(row<float>(cpu, "threads") ==
+          format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", 3 * cores, cores,
+                 cores == 1 ? "" : "s", cores));
+    CHECK(row<float>(fake_device, "threads") == "");  // a GPU
+    omp_set_num_threads(before);
+}
+
+TEST_CASE("a plan says how much memory there is, and what would fit") {
+    const int64_t plenty = int64_t(1) << 29;
+    const std::string needed = row<float>(fake_device, "memory").substr(0, row<float>(fake_device, "memory").find(':'));
+    CHECK(row<float>(fake_device, "memory", plenty).starts_with(needed + " of 512 MiB available: weights "));
+    CHECK(row<float>(fake_device, "memory", plenty).find("does not fit") == std::string::npos);
+    CHECK(row<float>(fake_device, "memory", int64_t(1) << 60).starts_with(needed + " of 1.00 GiB available: "));
+    CHECK(row<float>(fake_device, "memory", 1000)
+              .starts_with(needed + " of 1000 B available, does not fit: try a smaller model"));
+}
+
+TEST_CASE("the instruction set is the one in use, and a GPU has none") {
+    CHECK(info_of(device_info(), "fp32").cpu_isa == isa_name(isa()));
+    CHECK(info_of(fake_device, "fp32").cpu_isa == "");
+}

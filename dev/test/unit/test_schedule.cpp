@@ -1,0 +1,87 @@
+// test_schedule.cpp: the learning rate of every step, against what the four schedules promise.
+#include "train/schedule.h"
+
+#include <doctest/doctest.h>
+
+#include <vector>
+
+static std::vector<double> rates(const char* name, double final_fraction, int64_t warmup, int64_t steps) {
+    const Schedule schedule = make_schedule(name, 6e-4, final_fraction, warmup, steps);
+    std::vector<double> out;
+    for (int64_t step = 0; step < steps; step++) out.push_back(learning_rate(schedule, step));
+    return out;
+}
+
+TEST_CASE("the last step has the final rate exactly, the first one is not zero, and no rate exceeds the peak") {
+    for (const char* name : {"linear", "cosine", "wsd"})
+        for (double final_fraction : {0.0, 0.1, 1.0})
+            for (int64_t steps : {2, 3, 10, 1001})
+                for (int64_t warmup : {int64_t(0), int64_t(1), steps / 10, steps / 2, steps - 1}) {
+                    CAPTURE(name);
+                    CAPTURE(final_fraction);
+                    CAPTURE(steps);
+                    CAPTURE(warmup);
+                    const auto r = rates(name, final_fraction, warmup, steps);
+                    CHECK(r.back() == 6e-4 * final_fraction);
+                    CHECK(r.front() > 0.0);
+                    double highest = 0.0;
+                    for (double rate : r) highest = std::max(highest, rate);
+                    CHECK(highest == 6e-4);
+                }
+}
+
+TEST_CASE("warmup rises in equal parts and ends at the peak") {
+    for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
+        const auto r = rates(name, 0.1, 4, 100);
+        for (int step = 0; step < 4; step++) CHECK(r[step] == doctest::Approx(6e-4 * (step + 1) / 4).epsilon(1e-12));
+        CHECK(r[4] <= r[3]);
+    }
+}
+
+TEST_CASE("without warmup the first step is at the peak") {
+    for (const char* name : {"constant", "linear", "cosine", "wsd"}) CHECK(rates(name, 0.1, 0, 100)[0] == 6e-4);
+}
+
+TEST_CASE("after warmup the rate never rises") {
+    for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
+        const auto r = rates(name, 0.1, 10, 300);
+        for (size_t step = 10; step < r.size(); step++) CHECK(r[step] <= r[step - 1]);
+    }
+}
+
+TEST_CASE("constant stays at the peak") { CHECK(rates("constant", 0.1, 0, 50).back() == 6e-4); }
+
+TEST_CASE("linear and cosine pass the middle half way") {
+    for (const char* name : {"linear", "cosine"})
+        CHECK(rates(name, 0.1, 0, 101)[50] == doctest::Approx(6e-4 * 0.55).epsilon(1e-12));
+    // A quarter of the way: linear has a quarter of the range behind it, cosine (1 - cos(pi / 4)) / 2.
+    CHECK(rates("linear", 0.0, 0, 101)[25] == doctest::Approx(6e-4 * 0.75).epsilon(1e-12));
+    CHECK(rates("cosine", 0.0, 0, 101)[25] == doctest::Approx(6e-4 * 0.8535533905932737).epsilon(1e-12));
+}
+
+TEST_CASE("wsd is stable, then goes down by 1 - sqrt over the last fifth") {
+    const auto r = rates("wsd", 0.0, 10, 101);
+    CHECK(r[80] == 6e-4);
+    CHECK(r[81] < 6e-4);
+    CHECK(r[85] == doctest::Approx(6e-4 * 0.5).epsilon(1e-12));  // a quarter of the fifth: 1 - sqrt(1/4)
+}
+
+TEST_CASE("a run that is all warmup ends at the peak, and steps beyond the end keep the last rate") {
+    CHECK(rates("cosine", 0.0, 10, 10).back() == 6e-4);
+    CHECK(rates("cosine", 0.0, 0, 1).back() == 6e-4);
+    const Schedule s = make_schedule("cosine", 6e-4, 0.1, 0, 10);
+    CHECK(learning_rate(s, 10) == learning_rate(s, 9));
+    CHECK(learning_rate(s, int64_t(1) << 60) == learning_rate(s, 9));
+}
+
+TEST_CASE("what cannot be is refused at the start") {
+    CHECK_THROWS_WITH_AS(make_schedule("cosin", 1e-3, 0.1, 0, 10), doctest::Contains("--schedule cosin is not known"),
+                         Error);
+    CHECK_THROWS_WITH_AS(make_schedule("cosine", 1e-3, 0.1, 11, 10), doctest::Contains("--warmup 11 does not fit"),
+                         Error);
+    CHECK_THROWS_AS(make_schedule("cosine", 1e-3, 0.1, -1, 10), Error);
+    CHECK_THROWS_AS(make_schedule("cosine", 1e-3, 0.1, 0, 0), Error);
+    CHECK_THROWS_AS(make_schedule("cosine", NAN, 0.1, 0, 10), Error);
+    CHECK_THROWS_AS(make_schedule("cosine", -1e-3, 0.1, 0, 10), Error);
+    CHECK_THROWS_AS(make_schedule("cosine", 1e-3, 1.1, 0, 10), Error);
+}

@@ -1,0 +1,308 @@
+// test_shard.cpp: shards as they are written and read back, llm.c's bytes, and every way a file can be wrong.
+#include "data/shard.h"
+
+#include <sys/stat.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "support/faults.h"
+#include "support/skip.h"
+#include "support/temporary.h"
+#include "support/test.h"
+
+static std::vector<int> counting(int count) {
+    std::vector<int> tokens(count);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    return tokens;
+}
+
+static void write_shard(const std::string& path, const std::vector<int>& tokens, int vocab_size) {
+    ShardWriter writer(path, vocab_size);
+    writer.append(tokens.data(), int64_t(tokens.size()));
+    writer.finish();
+}
+
+// Header fields and uint16 tokens 0, 1, 2, ..., byte for byte as llm.c's scripts write them.
+static std::string llmc_bytes(std::vector<int32_t> fields, int tokens) {
+    fields.resize(256);
+    std::string bytes(1024 + 2 * tokens, '\0');
+    memcpy(bytes.data(), fields.data(), 1024);
+    for (int i = 0; i < tokens; i++) bytes[1024 + 2 * i] = char(i), bytes[1025 + 2 * i] = char(i >> 8);
+    return bytes;
+}
+
+// The exit code and the text of the error that opening the file gives.
+static std::string refusal(const std::string& path, int exit_code) {
+    try {
+        open_shard(path);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == exit_code);
+        return error.what();
+    }
+    FAIL("the file was accepted");
+    return "";
+}
+
+TEST_CASE("a file of llm.c is read, whole and in parts") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "a.bin", llmc_bytes({20240520, 1, 1000}, 1000));
+    const Shard shard = open_shard(dir / "a.bin");
+    CHECK(shard.tokens == 1000);
+    CHECK(shard.bytes_per_token == 2);
+    std::vector<int> all(1000), part(7, -1);
+    read_tokens(shard, 0, 1000, 1000, all.data());
+    CHECK(all == counting(1000));
+    read_tokens(shard, 993, 7, 1000, part.data());
+    CHECK(part == std::vector<int>{993, 994, 995, 996, 997, 998, 999});
+    read_tokens(shard, 1000, 0, 1000, part.data());  // nothing, at the end
+    CHECK_THROWS_AS(read_tokens(shard, 994, 7, 1000, part.data()), Error);
+    CHECK_THROWS_AS(read_tokens(shard, -1, 2, 1000, part.data()), Error);
+}
+
+TEST_CASE("the writer makes llm.c's bytes, and only when it is finished") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "a.bin";
+    {
+        ShardWriter unfinished(path, 50257);
+        unfinished.append(counting(10).data(), 10);
+    }
+    CHECK(std::filesystem::is_empty(dir.path));  // no part of it is left, under any name
+
+    ShardWriter writer(path, 50257);
+    writer.append(counting(600).data(), 256);
+    writer.append(counting(600).data() + 256, 344);
+    CHECK(!std::filesystem::exists(path));
+    writer.finish();
+    CHECK(read_bytes(path) == llmc_bytes({20240520, 1, 600}, 600));
+}
+
+TEST_CASE("a complete shard has its last name only when it is finished") {
+    const TemporaryDirectory dir;
+    {
+        ShardWriter complete(dir / "a.bin", 50257);
+        complete.append(counting(10).data(), 10);
+        complete.complete();
+        CHECK(!std::filesystem::exists(dir / "a.bin"));
+        CHECK(complete.fd == -1);  // thousands of them can wait
+    }
+    CHECK(std::filesystem::is_empty(dir.path));
+
+    ShardWriter writer(dir / "a.bin", 50257);
+    writer.append(counting(600).data(), 600);
+    writer.complete();
+    writer.finish();
+    CHECK(read_bytes(dir / "a.bin") == llmc_bytes({20240520, 1, 600}, 600));
+}
+
+TEST_CASE("a shard larger than the writer's buffer") {
+    const TemporaryDirectory dir;
+    std::vector<int> tokens(1500000), back(tokens.size());
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(i * 7919 % 65536);
+    write_shard(dir / "a.bin", tokens, 65536);
+    const Shard shard = open_shard(dir / "a.bin");
+    CHECK(shard.bytes_per_token == 2);
+    read_tokens(shard, 0, int64_t(back.size()), 65536, back.data());
+    CHECK(back == tokens);
+}
+
+TEST_CASE("a vocabulary above 65536 takes four bytes a token and notes its size") {
+    const TemporaryDirectory dir;
+    const std::vector<int> tokens = {0, 65535, 65536, 99999};
+    write_shard(dir / "a.bin", tokens, 100000);
+    const Shard shard = open_shard(dir / "a.bin");
+    CHECK(shard.bytes_per_token == 4);
+    std::vector<int> back(4);
+    read_tokens(shard, 0, 4, 100000, back.data());
+    CHECK(back == tokens);
+    int32_t header[4];
+    memcpy(header, read_bytes(dir / "a.bin").data(), sizeof(header));
+    CHECK(header[1] == 2);
+    CHECK(header[3] == 100000);
+    CHECK_THROWS_WITH_AS(read_tokens(shard, 0, 4, 99999, back.data()),
+                         doctest::Contains("is 99999, the vocabulary has 99999"), Error);
+}
+
+TEST_CASE("the writer refuses a token outside of the vocabulary and a place where it cannot write") {
+    const TemporaryDirectory dir;
+    const int tokens[] = {5, -1, 10};
+    ShardWriter writer(dir / "a.bin", 10);
+    writer.append(tokens, 1);
+    CHECK_THROWS_WITH_AS(writer.append(tokens + 1, 1), doctest::Contains("token -1"), Error);
+    CHECK_THROWS_WITH_AS(writer.append(tokens + 2, 1), doctest::Contains("token 10 is outside of the vocabulary of 10"),
+                         Error);
+    try {
+        ShardWriter nowhere(dir / "no/folder/a.bin", 10);
+        FAIL("created a file in a folder that does not exist");
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_CANNOT_CREATE);
+    }
+}
+
+TEST_CASE("a full disk is an error of finish() or append(), and leaves no file") {
+    if (access("/dev/full", W_OK) != 0) {
+        skip_case("no /dev/full");
+        return;
+    }
+    const TemporaryDirectory dir;
+    std::filesystem::create_symlink("/dev/full", dir / "a.bin.tmp");
+    ShardWriter writer(dir / "a.bin", 10);
+    const std::vector<int> tokens(1000, 3);
+    writer.append(tokens.data(), 1000);
+    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("No space left"), Error);
+    CHECK(!std::filesystem::exists(dir / "a.bin"));
+}
+
+TEST_CASE("files that are something else are named") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "a.bin";
+    const auto refusal_of = [&](const std::string& bytes) {
+        write_bytes(path, bytes);
+        return refusal(path, EXIT_BAD_DATA);
+    };
+    CHECK(refusal_of("\x93NUMPY\x01" + std::string(2000, ' ')).find("NumPy array") != std::string::npos);
+    CHECK(refusal_of("BIN.TOK\n" + std::string(2000, ' ')).find("LLM.Q") != std::string::npos);
+    CHECK(refusal_of(llmc_bytes({20240801, 7, 10}, 20)).find("Llama 3") != std::string::npos);
+    CHECK(refusal_of(llmc_bytes({20240522, 1, 10}, 20)).find("evaluation file") != std::string::npos);
+    const std::string bare = refusal_of(llmc_bytes({1234567, 1, 10}, 10));
+    CHECK(bare.find("starts with 1234567, a token shard with 20240520") != std::string::npos);
+    CHECK(bare.find("data/to_shard.py") != std::string::npos);
+    CHECK(refusal(dir / "missing.bin", EXIT_NO_INPUT).find("missing.bin") != std::string::npos);
+    CHECK(refusal(dir.path, EXIT_BAD_DATA).find("directory") != std::string::npos);
+    REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+    refusal(dir / "pipe", EXIT_BAD_DATA);  // and does not wait for a writer
+}
+
+TEST_CASE("a header that lies is refused with the numbers") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "a.bin";
+    const auto refusal_of = [&](std::vector<int32_t> header, int tokens) {
+        write_bytes(path, llmc_bytes(header, tokens));
+        return refusal(path, EXIT_BAD_DATA);
+    };
+    CHECK(
+        refusal_of({20240520, 1, 20000}, 19999).find("promises 20,000 tokens, so 41,024 bytes; the file has 41,022") !=
+        std::string::npos);
+    CHECK(refusal_of({20240520, 1, 10}, 11).find("promises 10 tokens") != std::string::npos);
+    CHECK(refusal_of({20240520, 2, 10, 99999}, 10).find("so 1,064 bytes; the file has 1,044") != std::string::npos);
+    CHECK(refusal_of({20240520, 1, -5}, 10).find("promises -5 tokens") != std::string::npos);
+    CHECK(refusal_of({20240520, 1, 0x7fffffff}, 10).find("promises 2,147,483,647 tokens") != std::string::npos);
+    CHECK(refusal_of({20240520, 3, 10}, 10).find("shard version 3") != std::string::npos);
+    CHECK(refusal_of({20240520, 0, 10}, 10).find("shard version 0") != std::string::npos);
+}
+
+TEST_CASE("a file cut at any length is refused") {
+    const TemporaryDirectory dir;
+    const std::string whole = llmc_bytes({20240520, 1, 20}, 20);
+    for (size_t length = 0; length < whole.size(); length++) {
+        CAPTURE(length);
+        write_bytes(dir / "a.bin", whole.substr(0, length));
+        const std::string text = refusal(dir / "a.bin", EXIT_BAD_DATA);
+        const char* want = length < 8 ? "are no token shard" : length < 1024 ? "cut off after" : "promises 20 tokens";
+        CHECK(text.find(want) != std::string::npos);
+    }
+    write_bytes(dir / "a.bin", whole);
+    CHECK(open_shard(dir / "a.bin").tokens == 20);
+}
+
+TEST_CASE("a token above the vocabulary is named with file and place") {
+    const TemporaryDirectory dir;
+    std::vector<int> tokens(100, 1), out(100);
+    tokens[42] = 50257;
+    write_shard(dir / "a.bin", tokens, 65536);
+    const Shard shard = open_shard(dir / "a.bin");
+    const std::string want = (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, the vocabulary has 50257";
+    CHECK_THROWS_WITH_AS(read_tokens(shard, 40, 10, 50257, out.data()), doctest::Contains(want.c_str()), Error);
+    read_tokens(shard, 43, 57, 50257, out.data());  // the others are fine
+    read_tokens(shard, 0, 42, 50257, out.data());
+    read_tokens(shard, 0, 100, 50258, out.data());
+}
+
+TEST_CASE("four-byte tokens with the highest bit are refused, not taken for negative numbers") {
+    const TemporaryDirectory dir;
+    std::string bytes = llmc_bytes({20240520, 2, 2, 100000}, 4);
+    memset(bytes.data() + 1024, 0xff, 8);
+    write_bytes(dir / "a.bin", bytes);
+    int out[2];
+    CHECK_THROWS_AS(read_tokens(open_shard(dir / "a.bin"), 0, 2, std::numeric_limits<int>::max(), out), Error);
+}
+
+TEST_CASE("a file that becomes shorter after it was opened") {
+    const TemporaryDirectory dir;
+    write_shard(dir / "a.bin", counting(1000), 1000);
+    const Shard shard = open_shard(dir / "a.bin");
+    std::filesystem::resize_file(dir / "a.bin", 1024 + 2 * 500);
+    std::vector<int> out(1000);
+    read_tokens(shard, 0, 500, 1000, out.data());
+    try {
+        read_tokens(shard, 499, 2, 1000, out.data());
+        FAIL("read behind the end");
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_BAD_DATA);
+        CHECK(std::string(error.what()).find("became shorter") != std::string::npos);
+    }
+}
+
+TEST_CASE("a pattern in a directory that may not be read is refused with the reason, not as matching nothing") {
+    const TemporaryDirectory dir;
+    for (const char* name : {"hidden", "seen"}) {
+        make_directories(dir / name);
+        write_bytes(dir / name + "/train_1.bin", "");
+    }
+    const int code = in_child([&] {
+        if (!become_ordinary(dir.path)) return CHILD_SKIPPED;
+        const auto denied = [&](const char* pattern) {
+            try {
+                glob_files(dir / pattern, "--train-data");
+            } catch (const Error& error) {
+                return error.exit_code == EXIT_NO_INPUT && strstr(error.what(), "--train-data '") == error.what() &&
+                       strstr(error.what(), "Permission denied");
+            }
+            return false;
+        };
+        for (mode_t mode : {0000, 0100}) {
+            chmod((dir / "hidden").c_str(), mode);
+            if (!denied("hidden/*.bin") || !denied("*/*.bin") || !denied("{seen,hidden}/*.bin")) return 1;
+            if (mode == 0000 && !denied("hidden/train_1.bin")) return 2;
+            if (glob_files(dir / "seen/*.bin", "--train-data").size() != 1) return 3;
+        }
+        chmod((dir / "hidden").c_str(), 0700);
+        return 0;
+    });
+    if (code == CHILD_SKIPPED)
+        skip_case("becoming an ordinary user is not permitted here");
+    else
+        CHECK(code == 0);
+}
+
+TEST_CASE("patterns: refused where a shard beside those that match was never finished") {
+    const TemporaryDirectory dir;
+    for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
+    CHECK(glob_files(dir / "val_*.bin", "--val-data").size() == 1);
+    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // asked for by name
+    const std::string want = (dir / "train_000001.bin.tmp") + " is not finished";
+    for (const char* pattern : {"train_*.bin", "{train,val}_*.bin", "t*_0000*.bin", "t*1.bin"})
+        CHECK_THROWS_WITH_AS(glob_files(dir / pattern, "--train-data"), doctest::Contains(want.c_str()), Error);
+}
+
+TEST_CASE("patterns: sorted names, a plain file, and what matches nothing") {
+    const TemporaryDirectory dir;
+    for (const char* name :
+         {"train_000010.bin", "train_000002.bin", "Train_000001.bin", "val_000000.bin", "odd[1].bin"})
+        write_bytes(dir / name, "");
+    using Names = std::vector<std::string>;
+    CHECK(glob_files(dir / "train_*.bin", "--train-data") == Names{dir / "train_000002.bin", dir / "train_000010.bin"});
+    CHECK(glob_files(dir / "[tT]rain_*.bin", "--train-data").front() == dir / "Train_000001.bin");  // bytes, no locale
+    CHECK(glob_files(dir / "{train,val}_*.bin", "--train-data").size() == 3);
+    CHECK(glob_files(dir / "odd[1].bin", "--train-data") == Names{dir / "odd[1].bin"});
+    try {
+        glob_files(dir / "nothing_*.bin", "--val-data");
+        FAIL("matched nothing and said nothing");
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_NO_INPUT);
+        CHECK(std::string(error.what()).find("--val-data '") == 0);
+    }
+    CHECK_THROWS_WITH_AS(glob_files(dir.path, "--train-data"), doctest::Contains("is a folder"), Error);
+}

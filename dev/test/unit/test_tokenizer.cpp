@@ -1,0 +1,345 @@
+// test_tokenizer.cpp: pieces against lists made by hand, merging against BPE as it is defined. tokenizer_identity.py
+// compares the same code with Hugging Face's on real and random text.
+//
+// What needs GPT-2's vocabulary takes it from ../shared/data/gpt2-bpe and is skipped, with a line, where that is
+// absent.
+#include "text/tokenizer.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/files.h"
+#include "support/skip.h"
+#include "support/small_tokenizer.h"
+#include "support/temporary.h"
+
+static std::string random_bytes(uint64_t seed, int length) {
+    const Philox random{seed, 1};
+    std::string bytes;
+    for (int i = 0; i < length; i++) bytes += char(random(uint64_t(i))[0] & 0xff);
+    return bytes;
+}
+
+static const char* const no_vocabulary = "GPT-2's vocabulary is not in ../shared/data/gpt2-bpe";
+
+// Nullptr where the files are not there.
+static const Tokenizer* gpt2_tokenizer() {
+    static const std::string folder = "../shared/data/gpt2-bpe";
+    if (!path_exists(folder)) return nullptr;
+    static const Tokenizer tokenizer = load_tokenizer(folder);
+    return &tokenizer;
+}
+
+// ---- characters and pieces
+
+TEST_CASE("classes are those of Unicode 16.0") {
+    int count[4] = {};
+    for (uint32_t code = 0; code < 0x110000; code++) {
+        if (code >= 0xd800 && code < 0xe000) continue;
+        std::string c;
+        if (code < 0x80)
+            c = {char(code)};
+        else if (code < 0x800)
+            c = {char(0xc0 | code >> 6), char(0x80 | (code & 63))};
+        else if (code < 0x10000)
+            c = {char(0xe0 | code >> 12), char(0x80 | (code >> 6 & 63)), char(0x80 | (code & 63))};
+        else
+            c = {char(0xf0 | code >> 18), char(0x80 | (code >> 12 & 63)), char(0x80 | (code >> 6 & 63)),
+                 char(0x80 | (code & 63))};
+        const Char found = char_at(c.data(), c.data() + c.size());
+        REQUIRE(found.valid);
+        REQUIRE(found.bytes == int(c.size()));
+        count[found.type]++;
+        const Char before = char_before(c.data(), c.data() + c.size());
+        REQUIRE(before.bytes == found.bytes);
+        REQUIRE(before.type == found.type);
+    }
+    CHECK(count[LETTER] == 141028);
+    CHECK(count[NUMBER] == 1911);
+    CHECK(count[WHITE] == 25);
+}
+
+TEST_CASE("every byte of invalid UTF-8 is a character of its own") {
+    for (const char* text : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xc3", "\xe0\x80\x80", "\xe0\x9f\xbf", "\xe2\x82",
+                             "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x80\x80\x80", "\xf0\x9f\x98", "\xf4\x90\x80\x80",
+                             "\xf5\x80\x80\x80", "\xfe", "\xff", "\xc3(", "\xe2\x28\xa1"}) {
+        const Char c = char_at(text, text + strlen(text));
+        CHECK_FALSE(c.valid);
+        CHECK(c.bytes == 1);
+        CHECK(c.type == OTHER);
+    }
+    CHECK(pieces("a\xe3\x80"
+                 "b") == Strings{"a", "\xe3\x80", "b"});
+}
+
+TEST_CASE("pieces follow GPT-2's pattern") {
+    CHECK(pieces("Hello world") == Strings{"Hello", " world"});
+    CHECK(pieces("  x") == Strings{" ", " x"});
+    CHECK(pieces("x  ") == Strings{"x", "  "});
+    CHECK(pieces("x \n y") == Strings{"x", " \n", " y"});
+    CHECK(pieces("x\n\ny") == Strings{"x", "\n", "\n", "y"});
+    CHECK(pieces("x \ty") == Strings{"x", " ", "\t", "y"});
+    CHECK(pieces(" ") == Strings{" "});
+    CHECK(pieces("").empty());
+    CHECK(pieces("abc123def") == Strings{"abc", "123", "def"});
+    CHECK(pieces(" 12 -- x") == Strings{" 12", " --", " x"});
+    CHECK(pieces("veryverylongword'sx") == Strings{"veryverylongword", "'s", "x"});
+}
+
+TEST_CASE("contractions: lower case, ASCII apostrophe, at the start of a piece only") {
+    CHECK(pieces("I'll we've they're he's don't I'd I'm") ==
+          Strings{"I", "'ll", " we", "'ve", " they", "'re", " he", "'s", " don", "'t", " I", "'d", " I", "'m"});
+    CHECK(pieces("I'LL") == Strings{"I", "'", "LL"});
+    CHECK(pieces("don’t") == Strings{"don", "’", "t"});
+    CHECK(pieces("''s") == Strings{"''", "s"});
+    CHECK(pieces(" 's") == Strings{" '", "s"});
+    CHECK(pieces("a'") == Strings{"a", "'"});
+    CHECK(pieces("a'r") == Strings{"a", "'", "r"});
+    CHECK(pieces("a'sa'rea") == Strings{"a", "'s", "a", "'re", "a"});
+}
+
+TEST_CASE("white space is Unicode's, without U+180E, U+FEFF, U+200B and U+001C") {
+    for (const char* white : {"\t", "\v", "\f", "\r", "\u0085", "\u00a0", "\u1680", "\u2000", "\u200a", "\u2028",
+                              "\u2029", "\u202f", "\u205f", "\u3000"}) {
+        CAPTURE(std::string(white));
+        CHECK(pieces(std::string("a") + white + "b") == Strings{"a", white, "b"});
+        CHECK(pieces(std::string("a ") + white + "b") == Strings{"a", " ", white, "b"});
+        CHECK(pieces(std::string("a") + white + " b") == Strings{"a", white, " b"});
+    }
+    for (const char* other : {"\u180e", "\ufeff", "\u200b", "\u2060", "\x1c", "\x1f", "\u0301"}) {
+        CAPTURE(std::string(other));
+        CHECK(pieces(std::string("a ") + other + "b") == Strings{"a", std::string(" ") + other, "b"});
+    }
+}
+
+TEST_CASE("combining marks end words, numbers are a class of their own") {
+    CHECK(pieces("e\u0301e") == Strings{"e", "\u0301", "e"});
+    CHECK(pieces("km² ½Ⅷ") == Strings{"km", "²", " ½Ⅷ"});
+    CHECK(pieces("naïve Жук 漢字かな") == Strings{"naïve", " Жук", " 漢字かな"});
+}
+
+TEST_CASE("runs of letters end at the right byte, wherever they start") {
+    for (const std::string end : {" ", "@", "[", "`", "{", "0", "_", "\x7f", "\u0301", "\xff"})
+        for (size_t length = 1; length < 40; length++)
+            for (size_t before = 0; before < 3; before++) {
+                const std::string word(length, "azAZmM"[length % 6]);
+                const std::string text = std::string(before, '-') + word + end + "zz";
+                const size_t first = before;
+                const char* const p = text.data() + first;
+                REQUIRE(piece_end(p, text.data() + text.size()) == p + length);
+                REQUIRE(piece_end(p, p + length) == p + length);
+            }
+}
+
+TEST_CASE("both sides of a safe cut have the pieces of the whole") {
+    int cuts = 0;
+    for (uint64_t seed = 0; seed < 3000; seed++) {
+        const std::string text = awkward_text(seed, 12);
+        const size_t cut = last_safe_cut(text);
+        if (cut == 0) continue;
+        cuts++;
+        Strings parts = pieces(text.substr(0, cut));
+        for (const std::string& piece : pieces(text.substr(cut))) parts.push_back(piece);
+        REQUIRE(parts == pieces(text));
+    }
+    CHECK(cuts > 1500);
+    CHECK(last_safe_cut("one two\n") == 7);
+    CHECK(last_safe_cut("one two ") == 7);
+    CHECK(last_safe_cut("one  \n") == 3);
+    CHECK(last_safe_cut("word") == 0);
+    CHECK(last_safe_cut(" word") == 0);
+    CHECK(last_safe_cut("\u3000 x") == 0);
+    CHECK(last_safe_cut("") == 0);
+}
+
+TEST_CASE("text for a terminal: whole characters, no control characters") {
+    TerminalText text;
+    CHECK(text.add("a\xe6\xbc") == "a");
+    CHECK(text.add("\xa2 b\xf0") == "漢 b");
+    CHECK(text.add("\x9f\x98") == "");
+    CHECK(text.add("\x80") == "😀");
+    CHECK(text.add("\x1b[31m\r\n\t\x7f") == "\\x1b[31m\\x0d\n\t\\x7f");
+    CHECK(text.add("\xc2\x9b"
+                   "31m") == "\\x9b31m");
+    CHECK(text.add("\xff\xe6x") == "\ufffd\ufffdx");
+    CHECK(text.add("\xed") == "");
+    CHECK(text.add("\xa0") == "\ufffd\ufffd");
+    CHECK(text.add("\xe2\x82") == "");
+    CHECK(text.finish() == "\ufffd\ufffd");
+    CHECK(text.finish() == "");
+}
+
+// ---- merging
+
+TEST_CASE("merging is BPE as defined, for pieces of all lengths") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    for (const char* letters : {"a", "ab", "the", "aabbtheandofing"})
+        for (int length : {1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 26, 63, 64, 65, 66, 100, 257}) {
+            const Philox random{uint64_t(length), 2};
+            std::string piece;
+            for (int i = 0; i < length; i++) piece += letters[random(uint64_t(i))[0] % strlen(letters)];
+            REQUIRE(encode(tokenizer, piece) == merge_by_definition(tokenizer, piece));
+        }
+}
+
+TEST_CASE("a cached piece gives the same tokens, also when its slot is taken by others") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    std::string text;
+    for (uint64_t seed = 0; seed < 200; seed++) text += awkward_text(seed, 30);
+    std::vector<int> want;
+    for (const std::string& piece : pieces(text))
+        for (const int token : merge_by_definition(tokenizer, piece)) want.push_back(token);
+    for (int cache_bits : {1, 4, 17}) {
+        Encoder encoder(tokenizer, cache_bits);
+        for (int pass = 0; pass < 2; pass++) {
+            std::vector<int> got;
+            encode(encoder, text, got);
+            REQUIRE(got == want);
+        }
+    }
+}
+
+TEST_CASE("pieces of every length and number of tokens, from the cache and not") {
+    const Tokenizer tokenizer = tokenizer_from_merges({});
+    Encoder encoder(tokenizer, 2);
+    for (int pass = 0; pass < 2; pass++)
+        for (int length = 1; length < 40; length++)
+            for (int repeat = 0; repeat < 3; repeat++) {
+                std::string piece;
+                for (int i = 0; i < length; i++) piece += char('a' + i % 26);
+                std::vector<int> got;
+                encode(encoder, piece, got);
+                REQUIRE(decode(tokenizer, got.data(), int64_t(got.size())) == piece);
+            }
+}
+
+TEST_CASE("pieces that differ in trailing zero bytes are told apart") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    Encoder encoder(tokenizer);
+    for (const std::string& piece :
+         {std::string("-"), std::string("-\0", 2), std::string("-\0\0", 3), std::string("-")}) {
+        std::vector<int> got;
+        encode(encoder, piece, got);
+        CHECK(decode(tokenizer, got.data(), int64_t(got.size())) == piece);
+    }
+}
+
+TEST_CASE("decoding gives back every byte") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    Encoder encoder(tokenizer, 10);
+    const auto check = [&](const std::string& text) {
+        std::vector<int> tokens;
+        encode(encoder, text, tokens);
+        REQUIRE(decode(tokenizer, tokens.data(), int64_t(tokens.size())) == text);
+        for (const int token : tokens) REQUIRE(token != tokenizer.end_of_text);
+    };
+    std::string all;
+    for (int byte = 0; byte < 256; byte++) {
+        check(std::string(1, char(byte)));
+        all += char(byte);
+    }
+    check(all);
+    for (uint64_t seed = 0; seed < 500; seed++) {
+        check(random_bytes(seed, int(seed)));
+        check(awkward_text(seed, int(seed)));
+    }
+}
+
+TEST_CASE("the text <|endoftext|> is text, the token decodes to it") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    const std::vector<int> tokens = encode(tokenizer, "a<|endoftext|>b");
+    CHECK(std::count(tokens.begin(), tokens.end(), tokenizer.end_of_text) == 0);
+    CHECK(decode(tokenizer, &tokenizer.end_of_text, 1) == "<|endoftext|>");
+    CHECK(tokenizer.end_of_text == tokenizer.vocab_size() - 1);
+}
+
+TEST_CASE("decoding refuses what is no token") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    for (const int token : {-1, tokenizer.vocab_size()})
+        CHECK_THROWS_WITH_AS(decode(tokenizer, &token, 1), doctest::Contains("outside of the vocabulary of"), Error);
+}
+
+// A quadratic step would take minutes here.
+TEST_CASE("pieces of a megabyte") {
+    const Tokenizer* gpt2 = gpt2_tokenizer();
+    if (!gpt2) skip_part("GPT-2", no_vocabulary);
+    for (const Tokenizer* tokenizer : {&small_tokenizer(), gpt2 ? gpt2 : &small_tokenizer()})
+        for (const std::string unit : {"a", " ", "\n", "漢", "ab", "-", "7", "\xff", "the", " \u00a0"}) {
+            std::string text;
+            while (text.size() < 1000000) text += unit;
+            const std::vector<int> tokens = encode(*tokenizer, text);
+            REQUIRE(decode(*tokenizer, tokens.data(), int64_t(tokens.size())) == text);
+            PieceCounts counts;
+            counts.add_text(text);
+        }
+}
+
+// ---- GPT-2's vocabulary
+
+TEST_CASE("GPT-2: test vectors") {
+    const Tokenizer* tokenizer = gpt2_tokenizer();
+    if (!tokenizer) return skip_case(no_vocabulary);
+    CHECK(tokenizer->vocab_size() == 50257);
+    CHECK(tokenizer->end_of_text == 50256);
+    const auto check = [&](const char* text, const std::vector<int>& want) {
+        CAPTURE(std::string(text));
+        CHECK(encode(*tokenizer, text) == want);
+    };
+    check("Hello world", {15496, 995});
+    check(" Hello world", {18435, 995});
+    check("Hello, I'm a language model,", {15496, 11, 314, 1101, 257, 3303, 2746, 11});
+    check("I'Ll don't WE'RE we're", {40, 6, 43, 75, 836, 470, 12887, 6, 2200, 356, 821});
+    check("  x", {220, 2124});
+    check("x  ", {87, 220, 220});
+    check("\r\n\r\nfoo", {201, 198, 201, 198, 21943});
+    check(
+        "a\u180e"
+        "b",
+        {64, 157, 254, 236, 65});
+    check(" \u180ey", {28053, 254, 236, 88});
+    check(
+        "a\u00a0"
+        "b",
+        {64, 1849, 65});
+    check("don’t", {9099, 447, 247, 83});
+    check("<|endoftext|>", {27, 91, 437, 1659, 5239, 91, 29});
+    check(
+        " \ufeff"
+        "ab",
+        {27332, 119, 123, 397});
+    check(
+        "a \u0085"
+        "b",
+        {64, 220, 126, 227, 65});
+}
+
+static std::string sha256_of(const std::string& path) {
+    std::string out;
+    FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");
+    REQUIRE(pipe);
+    for (int c; (c = fgetc(pipe)) != EOF;) out += char(c);
+    pclose(pipe);
+    return out.substr(0, 64);
+}
+
+TEST_CASE("GPT-2: tinyshakespeare has its known tokens") {
+    const Tokenizer* tokenizer = gpt2_tokenizer();
+    const std::string path = "../shared/data/tinyshakespeare/input.txt";
+    if (!tokenizer || !path_exists(path)) return skip_case(tokenizer ? "no " + path : std::string(no_vocabulary));
+    const std::vector<int> tokens = encode(*tokenizer, read_file(path, 1 << 24));
+    CHECK(tokens.size() == 338025);
+    const std::vector<uint16_t> stream(tokens.begin(), tokens.end());
+    TemporaryDirectory folder;
+    write_bytes(folder / "tokens", {reinterpret_cast<const char*>(stream.data()), 2 * stream.size()});
+    CHECK(sha256_of(folder / "tokens") == "25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31");
+}
+
+TEST_CASE("GPT-2: merges.txt is written as it was read") {
+    const Tokenizer* tokenizer = gpt2_tokenizer();
+    if (!tokenizer) return skip_case(no_vocabulary);
+    TemporaryDirectory folder;
+    save_tokenizer(*tokenizer, folder.path, 1024);
+    CHECK(sha256_of(folder / "merges.txt") == "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5");
+}

@@ -1,0 +1,249 @@
+// test_tokenizer_files.cpp: tokenizer files that come back as they were saved, and what of them is refused.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/files.h"
+#include "support/small_tokenizer.h"
+#include "support/temporary.h"
+#include "text/tokenizer.h"
+
+static void check_equal(const Tokenizer& got, const Tokenizer& want) {
+    CHECK(got.tokens == want.tokens);
+    CHECK(got.specials == want.specials);
+    CHECK(got.end_of_text == want.end_of_text);
+    CHECK(std::equal(got.byte_tokens, got.byte_tokens + 256, want.byte_tokens));
+    REQUIRE(got.merges.size() == want.merges.size());
+    for (size_t i = 0; i < want.merges.size(); i++) {
+        CHECK(got.merges[i].left == want.merges[i].left);
+        CHECK(got.merges[i].right == want.merges[i].right);
+        CHECK(got.merges[i].token == want.merges[i].token);
+    }
+}
+
+TEST_CASE("what is saved is loaded: directory, tokenizer.json, vocab.json, merges.txt, OpenAI's names") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 128);
+    for (const std::string name : {"", "/tokenizer.json", "/vocab.json", "/merges.txt"})
+        check_equal(load_tokenizer(folder.path + name), tokenizer);
+    std::filesystem::create_directory(folder / "openai");
+    std::filesystem::rename(folder / "vocab.json", folder / "openai/encoder.json");
+    std::filesystem::rename(folder / "merges.txt", folder / "openai/vocab.bpe");
+    for (const std::string name : {"", "/encoder.json", "/vocab.bpe"})
+        check_equal(load_tokenizer((folder / "openai") + name), tokenizer);
+    CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
+}
+
+// 4,352 tokens of 16 KiB of ", which is \" in the file; each token is there twice, in the vocabulary and in the merges.
+TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved") {
+    std::vector<std::pair<int, int>> merges;
+    for (int i = 0; i < 14; i++) merges.push_back({i ? 255 + i : 1, i ? 255 + i : 1});
+    const int longest = 255 + 14;
+    for (int byte = 0; byte < 256; byte++) merges.push_back({longest, byte});
+    for (int i = 0; i < 4096; i++) merges.push_back({longest + 1 + i / 256, i % 256});
+    const Tokenizer tokenizer = tokenizer_from_merges(merges);
+    TemporaryDirectory folder;
+    CHECK_THROWS_WITH_AS(save_tokenizer(tokenizer, folder.path, 128),
+                         doctest::Contains("bytes, and at most 268,435,456 are read; train a smaller one"), Error);
+    CHECK(list_directory(folder.path).empty());
+}
+
+TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names is loaded") {
+    TemporaryDirectory output;
+    std::filesystem::create_directory(output / "step_000010");
+    save_tokenizer(small_tokenizer(), output / "step_000010", 128);
+    write_bytes(output / "latest", "step_000010\n");
+    check_equal(load_tokenizer(output.path), small_tokenizer());
+    std::filesystem::create_directory(output / "step_000020");
+    write_bytes(output / "latest", "step_000020\n");
+    CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("step_000020: has no tokenizer"), Error);
+    for (const char* name : {"", ".", "../x", "step_000030"}) {
+        write_bytes(output / "latest", name);
+        CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("is no checkpoint beside it"), Error);
+    }
+}
+
+TEST_CASE("merges.txt: without a last newline, with Windows line ends, without its first line") {
+    const Tokenizer& tokenizer = small_tokenizer();
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 128);
+    const std::string vocab = read_bytes(folder / "vocab.json"), merges = read_bytes(folder / "merges.txt");
+    check_equal(parse_vocab_and_merges(vocab, merges.substr(0, merges.size() - 1), "test"), tokenizer);
+    check_equal(parse_vocab_and_merges(vocab, merges.substr(merges.find('\n') + 1), "test"), tokenizer);
+    std::string windows;
+    for (const char c : merges) windows += c == '\n' ? "\r\n" : std::string(1, c);
+    check_equal(parse_vocab_and_merges(vocab, windows, "test"), tokenizer);
+}
+
+static std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    const size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    return text.replace(at, from.size(), to);
+}
+
+static std::string small_json() {
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path, 128);  // a b, ab c
+    return read_bytes(folder / "tokenizer.json");
+}
+
+TEST_CASE("tokenizer.json: merges as pairs, and fields that are absent") {
+    const std::string text = small_json();
+    const Tokenizer want = parse_tokenizer_json(text, "test");
+    CHECK(encode(want, "abcab") == std::vector<int>{257, 256});
+    std::string pairs = replaced(text, "\"a b\"", "[\"a\", \"b\"]");
+    check_equal(parse_tokenizer_json(replaced(pairs, "\"ab c\"", "[\"ab\", \"c\"]"), "test"), want);
+    for (const char* field :
+         {"    \"continuing_subword_prefix\": \"\",\n", "    \"ignore_merges\": false,\n",
+          "    \"byte_fallback\": false,\n", "    \"type\": \"BPE\",\n", "  \"normalizer\": null,\n"})
+        check_equal(parse_tokenizer_json(replaced(text, field, ""), "test"), want);
+}
+
+TEST_CASE("tokenizer.json: other added tokens are kept and never encoded") {
+    std::string text = replaced(small_json(), "\"<|endoftext|>\": 258", "\"<|endoftext|>\": 258,\n\"Ġ <pad>\": 259");
+    const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true},)";
+    text = replaced(text, "\"added_tokens\": [", "\"added_tokens\": [" + pad + R"({"id": 260, "content": "new"},)");
+    const Tokenizer tokenizer = parse_tokenizer_json(text, "test");
+    CHECK(tokenizer.specials == std::vector<int>{258, 259, 260});
+    CHECK(tokenizer.tokens[259] == "Ġ <pad>");
+    CHECK(tokenizer.tokens[260] == "new");
+    CHECK(encode(tokenizer, "new").size() == 3);
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 128);
+    check_equal(load_tokenizer(folder.path), tokenizer);
+}
+
+TEST_CASE("tokenizer.json: what is refused, and how") {
+    const std::string text = small_json();
+    struct Broken {
+        const char *from, *to, *message;
+    };
+    const Broken cases[] = {
+        {"\"version\"", "version", "test: is not valid JSON"},
+        {"\"model\"", "\"madel\"", "is no tokenizer.json"},
+        {"\"merges\": [", "\"merges\": 7, \"x\": [", "is no tokenizer.json"},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is {\"type\":\"NFC\"}; only null"},
+        {"\"type\": \"ByteLevel\"", "\"type\": \"Metaspace\"", "only GPT-2's is supported"},
+        {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "only GPT-2's is supported"},
+        {"\"use_regex\": true", "\"use_regex\": false", "only GPT-2's is supported"},
+        {"\"type\": \"BPE\"", "\"type\": \"Unigram\"", "type is \"Unigram\"; only \"BPE\""},
+        {"\"dropout\": null", "\"dropout\": 0.1", "dropout is 0.1"},
+        {"\"end_of_word_suffix\": \"\"", "\"end_of_word_suffix\": \"</w>\"", "end_of_word_suffix is \"</w>\""},
+        {"\"ignore_merges\": false", "\"ignore_merges\": true", "ignore_merges is true"},
+        {"\"byte_fallback\": false", "\"byte_fallback\": true", "byte_fallback is true"},
+        {"\"!\": 0", "\"!\": -1", "token \"!\" has the id -1"},
+        {"\"!\": 0", "\"!\": 0.5", "token \"!\" has the id 0.5"},
+        {"\"!\": 0", "\"!\": 1e300", "has the id 1e+300"},
+        {"\"!\": 0", "\"!\": 1048576", "has the id 1048576"},
+        {"\"!\": 0", "\"!\": \"0\"", "has the id \"0\""},
+        {"\"!\": 0", "\"!\": 1", "two tokens have the id 1"},
+        {"\"!\": 0", "\"!\": 300", "\"!\" has the id 300: ids must be 0 to 258 without a gap"},
+        {"\"!\": 0", "\"!!\": 0", "there is no token for the byte 33"},
+        {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
+        {"\"!\": 0", "\"漢\": 0", "has a character that stands for no byte"},
+        {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
+        {"\"<|endoftext|>\": 258", "\"<|eot|>\": 258", "two tokens have the id 258"},
+        {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
+        {"\"id\": 258", "\"id\": 257", "has the id 257, in the vocabulary it has 258"},
+        {"\"id\": 258", "\"id\": -258", "an added token has no content or no id"},
+        {"\"added_tokens\": [", "\"added_tokens\": [7,", "an added token has no content"},
+        {"\"added_tokens\": [", "\"added_tokens\": 7, \"x\": [", "added_tokens is no list"},
+        {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},",
+         "there is no token for the byte 33"},
+        {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens and a space"},
+        {"\"a b\"", "\"ab\"", "merge 1 is \"ab\", not two tokens and a space"},
+        {"\"a b\"", "\" b\"", "not two tokens and a space"},
+        {"\"a b\"", "\"a q\"", "merge 1 needs the token \"aq\", which is not in the vocabulary"},
+        {"\"a b\"", "\"xx b\"", "merge 1 needs the token \"xx\""},
+        {"\"a b\"", "[\"a\"]", "merge 1 is [\"a\"], not a pair of tokens"},
+        {"\"a b\"", "[\"a\", 7]", "not a pair of tokens"},
+        {"\"a b\"", "7", "merge 1 is 7, not a pair of tokens"},
+        {"\"a b\"", "\"a b\", \"a b\"", "merge 2 is there twice"},
+        {"\"ab c\"", "\"<|endoftex t|>\"", "merge 2 needs the token \"<|endoftex\""},
+        {"\"ab c\"", "[\"<|endoftext|>\", \"\"]", "merge 2 needs the token \"\""},
+    };
+    for (const Broken& broken : cases) {
+        CAPTURE(std::string(broken.to));
+        const std::string wrong = replaced(text, broken.from, broken.to);
+        CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"), doctest::Contains(broken.message), Error);
+        try {
+            parse_tokenizer_json(wrong, "test");
+        } catch (const Error& error) {
+            CHECK(error.exit_code == EXIT_BAD_DATA);
+            CHECK(std::string(error.what()).starts_with("test: "));
+        }
+    }
+}
+
+TEST_CASE("tokenizer.json: a token of 64 KiB is taken, a longer one refused") {
+    const std::string text = small_json();
+    for (const size_t length : {65536, 65537}) {
+        const std::string token = "\"abc\": 257, \"" + std::string(length, 'x') + "\": 259";
+        const std::string wrong = replaced(text, "\"abc\": 257", token);
+        if (length == 65536)
+            CHECK(parse_tokenizer_json(wrong, "test").tokens[259].size() == length);
+        else
+            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
+                                 "test: token 259 has 65537 bytes; at most 65536 are "
+                                 "supported",
+                                 Error);
+    }
+}
+
+TEST_CASE("tokenizer.json: an added token of 64 KiB is taken and read back, a longer one refused") {
+    const std::string text = small_json();
+    for (const size_t length : {65536, 65537}) {
+        const std::string token = R"("added_tokens": [{"id": 259, "content": ")" + std::string(length, 'x') + "\"},";
+        const std::string wrong = replaced(text, "\"added_tokens\": [", token);
+        if (length == 65536) {
+            const Tokenizer tokenizer = parse_tokenizer_json(wrong, "test");
+            TemporaryDirectory folder;
+            save_tokenizer(tokenizer, folder.path, 128);
+            check_equal(load_tokenizer(folder.path), tokenizer);
+        } else {
+            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
+                                 "test: token 259 has 65537 bytes; at most 65536 are supported", Error);
+        }
+    }
+}
+
+// merges.txt could not say it: its line would be a space and one token.
+TEST_CASE("tokenizer.json: an empty token is taken, a merge of it refused") {
+    const std::string text = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
+    const Tokenizer tokenizer = parse_tokenizer_json(text, "test");
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path, 128);
+    check_equal(load_tokenizer(folder.path), tokenizer);
+    check_equal(load_tokenizer(folder / "vocab.json"), tokenizer);
+    for (const char* merge : {"[\"\", \"ab\"]", "[\"ab\", \"\"]", "[\"\", \"\"]"})
+        CHECK_THROWS_WITH_AS(parse_tokenizer_json(replaced(text, "\"ab c\"", merge), "test"),
+                             "test: merge 2 joins token 259, which is empty, to another", Error);
+}
+
+TEST_CASE("tokenizer.json: cut off anywhere, it is refused") {
+    const std::string text = small_json();
+    for (size_t length = 0; length + 2 < text.size(); length += 7)
+        CHECK_THROWS_AS(parse_tokenizer_json(text.substr(0, length), "test"), Error);
+}
+
+TEST_CASE("a tokenizer that is not there") {
+    TemporaryDirectory folder;
+    const auto code_of = [](const std::string& path) {
+        try {
+            load_tokenizer(path);
+        } catch (const Error& error) {
+            return error.exit_code;
+        }
+        return 0;
+    };
+    CHECK(code_of(folder / "missing") == EXIT_NO_INPUT);
+    CHECK(code_of(folder / "tokenizer.json") == EXIT_NO_INPUT);
+    CHECK_THROWS_WITH_AS(load_tokenizer(folder.path), doctest::Contains("neither tokenizer.json, nor vocab.json"),
+                         Error);
+    write_bytes(folder / "vocab.json", "{}");
+    CHECK_THROWS_WITH_AS(load_tokenizer(folder.path), doctest::Contains("merges.txt: is missing"), Error);
+    write_bytes(folder / "merges.txt", "");
+    CHECK_THROWS_WITH_AS(load_tokenizer(folder.path), doctest::Contains("there is no token <|endoftext|>"), Error);
+    CHECK(code_of(folder.path) == EXIT_BAD_DATA);
+}

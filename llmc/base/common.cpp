@@ -1,0 +1,53 @@
+#include "base/common.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <ctime>
+
+static std::string vformat(const char* text, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    const int length = vsnprintf(nullptr, 0, text, args);
+    std::string out(length > 0 ? length : 0, '\0');
+    vsnprintf(out.data(), out.size() + 1, text, again);
+    va_end(again);
+    return out;
+}
+
+std::string format(const char* text, ...) {
+    va_list args;
+    va_start(args, text);
+    std::string out = vformat(text, args);
+    va_end(args);
+    return out;
+}
+
+void fail(int exit_code, const char* text, ...) {
+    va_list args;
+    va_start(args, text);
+    const std::string out = vformat(text, args);
+    va_end(args);
+    throw Error(exit_code, out);
+}
+
+std::string with_commas(int64_t n) {
+    std::string digits = std::to_string(n);
+    const int first = n < 0;
+    for (int i = int(digits.size()) - 3; i > first; i -= 3) digits.insert(i, 1, ',');
+    return digits;
+}
+
+std::string human_bytes(int64_t bytes) {
+    if (bytes < 1024) return format("%d B", int(bytes));
+    double value = double(bytes);
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    int unit = 0;
+    while (value >= 1024.0 && unit < 5) value /= 1024.0, unit++;
+    return format(value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+double seconds_now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}

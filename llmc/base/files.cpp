@@ -1,0 +1,257 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+namespace fs = std::filesystem;
+
+void fail_errno(int exit_code, const std::string& path, const std::string& what) {
+    const std::string reason = std::generic_category().message(errno);
+    fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
+}
+
+// The user gave a wrong name, or may not read what has it; other reasons are the machine's.
+static bool is_missing(int error) {
+    return error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == ELOOP ||
+           error == ENAMETOOLONG;
+}
+
+static ssize_t retry_interrupted(auto&& call) {
+    ssize_t result;
+    do result = call();
+    while (result < 0 && errno == EINTR);
+    return result;
+}
+
+// One system call moves no more than 2 GiB.
+static size_t at_once(int64_t bytes) { return size_t(std::min<int64_t>(bytes, 1 << 30)); }
+
+InputFile::InputFile(const std::string& path) : path(path) {
+    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block for ever
+    if (fd < 0) fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, path, "open");
+    struct stat status = {};
+    const bool known = fstat(fd, &status) == 0;
+    if (known && S_ISREG(status.st_mode)) {
+        size = status.st_size;
+        return;
+    }
+    close(fd);
+    if (!known) fail(EXIT_IO, "%s: cannot ask its size", path.c_str());
+    fail(EXIT_BAD_DATA, "%s: is %s, not a file", path.c_str(),
+         S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path(std::move(other.path)), fd(std::exchange(other.fd, -1)), size(other.size) {}
+
+InputFile::~InputFile() {
+    if (fd >= 0) close(fd);
+}
+
+void InputFile::read_at(void* out, int64_t offset, int64_t bytes) const {
+    if (offset < 0 || bytes < 0 || bytes > size - std::min(offset, size))
+        fail(EXIT_BAD_DATA, "%s: %lld bytes at %lld are wanted, the file has %lld", path.c_str(),
+             static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<long long>(size));
+    char* to = static_cast<char*>(out);
+    while (bytes > 0) {
+        const ssize_t got = retry_interrupted([&] { return pread(fd, to, at_once(bytes), offset); });
+        if (got < 0) fail_errno(EXIT_IO, path, format("read at byte %lld", static_cast<long long>(offset)));
+        if (got == 0)
+            fail(EXIT_BAD_DATA, "%s: became shorter while it was read: ends at byte %lld of %lld", path.c_str(),
+                 static_cast<long long>(offset), static_cast<long long>(size));
+        to += got, offset += got, bytes -= got;
+    }
+}
+
+OutputFile::OutputFile(const std::string& path)
+    : path(path), hash(XXH3_createState(), [](XXH3_state_s* state) { XXH3_freeState(state); }) {
+    XXH3_64bits_reset(hash.get());
+    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) fail_errno(EXIT_CANNOT_CREATE, path, "create");
+}
+
+OutputFile::~OutputFile() {
+    if (fd >= 0) close(fd);
+}
+
+void OutputFile::write(const void* data, int64_t bytes) {
+    XXH3_64bits_update(hash.get(), data, size_t(bytes));
+    const char* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, at_once(bytes)); });
+        if (put < 0)
+            fail_errno(EXIT_IO, path,
+                       format("write %lld bytes at %lld", static_cast<long long>(bytes), static_cast<long long>(size)));
+        from += put, size += put, bytes -= put;
+    }
+}
+
+FileSum OutputFile::finish() {
+    // Never again after a failure: the system reports lost pages once and then calls the file clean.
+    if (fsync(fd) != 0) fail_errno(EXIT_IO, path, "bring to disk");
+    if (close(std::exchange(fd, -1)) != 0) fail_errno(EXIT_IO, path, "close");
+    return {size, XXH3_64bits_digest(hash.get())};
+}
+
+std::string read_file(const std::string& path, int64_t max_bytes) {
+    const InputFile file(path);
+    if (file.size > max_bytes)
+        fail(EXIT_BAD_DATA, "%s: has %s bytes, at most %s are read", path.c_str(), with_commas(file.size).c_str(),
+             with_commas(max_bytes).c_str());
+    std::string content(size_t(file.size), '\0');
+    file.read_at(content.data(), 0, file.size);
+    return content;
+}
+
+FileSum write_file(const std::string& path, const std::string& content) {
+    OutputFile file(path);
+    file.write(content.data(), int64_t(content.size()));
+    return file.finish();
+}
+
+void replace_file(const std::string& path, const std::string& content) {
+    const std::string temporary = path + ".tmp";
+    remove_tree(temporary);
+    write_file(temporary, content);
+    rename_path(temporary, path);
+    sync_directory(parent_directory(path));
+}
+
+FileSum checksum_file(const std::string& path) {
+    const InputFile file(path);
+    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
+    XXH3_64bits_reset(hash.get());
+    std::string chunk(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
+    for (int64_t at = 0; at < file.size; at += int64_t(chunk.size())) {
+        const int64_t bytes = std::min(int64_t(chunk.size()), file.size - at);
+        file.read_at(chunk.data(), at, bytes);
+        XXH3_64bits_update(hash.get(), chunk.data(), size_t(bytes));
+    }
+    return {file.size, XXH3_64bits_digest(hash.get())};
+}
+
+void sync_file(const std::string& path) {
+    const InputFile file(path);
+    if (fsync(file.fd) != 0) fail_errno(EXIT_IO, path, "bring to disk");
+}
+
+bool path_exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::exists(fs::symlink_status(path, ignored));
+}
+
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+void check_directory(const std::string& dir) {
+    struct stat status;
+    if (lstat((dir + "/.").c_str(), &status) != 0)
+        fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, dir, "open the directory");
+}
+
+bool is_denied(const std::string& dir) {
+    if (access((dir + "/.").c_str(), R_OK | X_OK) != 0) return errno == EACCES;
+    for (const std::string& name : list_directory(dir))
+        if (access((dir + "/" + name).c_str(), R_OK) != 0 && errno == EACCES) return true;
+    return false;
+}
+
+// For the calls of std::filesystem that report by error_code.
+[[noreturn]] static void fail_code(int exit_code, const std::string& path, const char* what, std::error_code error) {
+    errno = error.value();
+    fail_errno(exit_code, path, what);
+}
+
+std::vector<std::string> list_directory(const std::string& dir) {
+    std::error_code error;
+    std::vector<std::string> names;
+    for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
+        names.push_back(entry->path().filename().string());
+    if (error) fail_code(is_missing(error.value()) ? EXIT_NO_INPUT : EXIT_IO, dir, "list the directory", error);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void make_directories(const std::string& dir) {
+    if (is_directory(dir)) return;
+    const std::string parent = parent_directory(dir);
+    if (parent != dir) make_directories(parent);
+    std::error_code error;
+    fs::create_directory(dir, error);
+    if (error) fail_code(EXIT_CANNOT_CREATE, dir, "create the directory", error);
+    sync_directory(parent);
+}
+
+void sync_directory(const std::string& dir) {
+    const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) fail_errno(EXIT_IO, dir, "open the directory");
+    const bool failed = fsync(fd) != 0 && errno != EINVAL;  // EINVAL: a file system without it
+    const int reason = errno;
+    close(fd);
+    errno = reason;
+    if (failed) fail_errno(EXIT_IO, dir, "bring the directory to disk");
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+    if (rename(from.c_str(), to.c_str()) != 0) fail_errno(EXIT_CANNOT_CREATE, from, "rename to " + to);
+}
+
+void remove_tree(const std::string& path) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) fail_code(EXIT_IO, path, "remove", error);
+}
+
+int64_t free_bytes(const std::string& dir) {
+    struct statvfs status;
+    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "ask for free space");
+    int64_t bytes;  // some file systems report nonsense: it must not become negative
+    if (__builtin_mul_overflow(status.f_bavail, status.f_frsize, &bytes)) return std::numeric_limits<int64_t>::max();
+    return bytes;
+}
+
+int64_t bytes_on_disk(const std::string& dir) {
+    int64_t bytes = 0;
+    for (const std::string& name : list_directory(dir)) {
+        struct stat status;
+        if (lstat((dir + "/" + name).c_str(), &status) == 0) bytes += int64_t(status.st_blocks) * 512;
+    }
+    return bytes;
+}
+
+bool is_file_name(const std::string& name) {
+    return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
+           name.find_first_of(std::string("/\0", 2)) == std::string::npos;
+}
+
+std::string parent_directory(const std::string& path) {
+    const std::string parent = fs::path(path).parent_path().string();
+    return parent.empty() ? "." : parent;
+}
+
+std::string current_directory() {
+    std::error_code ignored;
+    return fs::current_path(ignored).string();
+}
+
+std::string printable(const std::string& text) {
+    std::string out;
+    for (size_t i = 0; i < text.size() && i < 100; i++) {
+        const unsigned char c = static_cast<unsigned char>(text[i]);
+        out += c < 0x20 || c == 0x7f ? format("\\x%02x", c) : std::string(1, text[i]);
+    }
+    return text.size() > 100 ? out + "..." : out;
+}

@@ -1,0 +1,79 @@
+#include "base/json.h"
+
+#include <nlohmann/json.hpp>
+
+#include <utility>
+#include <vector>
+
+#include "base/common.h"
+#include "base/files.h"
+
+using nlohmann::json;
+
+// Builds the value and checks what json::parse does not. json::parse with a callback could check it too, but searches
+// all of a list at the end of each object in it: a long list of objects would take quadratic time.
+struct CheckedValue : nlohmann::json_sax<json> {
+    static constexpr size_t MAX_DEPTH = 32;
+    const std::string& where;
+    json root;
+    std::vector<json*> open;  // objects and lists, outermost first; one does not move while another in it is open
+    json* member = nullptr;   // of the innermost object; waits for its value
+
+    explicit CheckedValue(const std::string& where) : where(where) {}
+
+    json* place(json value) {
+        if (open.empty()) return &(root = std::move(value));
+        if (open.back()->is_array()) return &open.back()->emplace_back(std::move(value));
+        return &(*member = std::move(value));
+    }
+    bool add(json value) { return place(std::move(value)) != nullptr; }
+    bool begin(json empty) {
+        open.push_back(place(std::move(empty)));
+        if (open.size() > MAX_DEPTH) fail(EXIT_BAD_DATA, "%s: nested deeper than %zu", where.c_str(), MAX_DEPTH);
+        return true;
+    }
+    bool end() {
+        open.pop_back();
+        return true;
+    }
+    bool key(std::string& name) override {
+        const auto [found, is_new] = open.back()->emplace(name, nullptr);
+        if (!is_new) fail(EXIT_BAD_DATA, "%s: the key \"%s\" occurs twice", where.c_str(), printable(name).c_str());
+        member = &*found;
+        return true;
+    }
+    bool start_object(size_t) override { return begin(json::object()); }
+    bool end_object() override { return end(); }
+    bool start_array(size_t) override { return begin(json::array()); }
+    bool end_array() override { return end(); }
+    bool null() override { return add(nullptr); }
+    bool boolean(bool value) override { return add(value); }
+    bool number_integer(int64_t value) override { return add(value); }
+    bool number_unsigned(uint64_t value) override { return add(value); }
+    bool number_float(double value, const std::string&) override { return add(value); }
+    bool string(std::string& value) override { return add(std::move(value)); }
+    bool binary(json::binary_t&) override { return false; }  // JSON as text has none
+    bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
+};
+
+json parse_json(const std::string& text, const std::string& where, const char* if_cut_short) {
+    CheckedValue value(where);
+    if (json::sax_parse(text, &value)) return std::move(value.root);
+    try {
+        return json::parse(text);  // throws: there is an error
+    } catch (const json::parse_error& error) {
+        if (text.empty()) fail(EXIT_BAD_DATA, "%s: is not valid JSON: it is empty", where.c_str());
+        if (error.byte > text.size())
+            fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",
+                 where.c_str(), text.size(), if_cut_short);
+        fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), error.byte, text.size());
+    } catch (const json::out_of_range& error) {
+        fail(EXIT_BAD_DATA, "%s: is not valid JSON: a number is out of range", where.c_str());
+    }
+}
+
+json read_json_object(const std::string& path, int64_t max_bytes) {
+    json value = parse_json(read_file(path, max_bytes), path);
+    if (!value.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}", path.c_str());
+    return value;
+}

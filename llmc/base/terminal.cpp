@@ -1,0 +1,59 @@
+#include "base/terminal.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "base/common.h"
+#include "base/unicode.h"
+
+void prepare_standard_streams() {
+    for (int fd = 0; fd <= 2; fd++)  // what is written to a closed stdout fails, and so it is noticed
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd < 2 ? O_RDONLY : O_WRONLY) != fd)
+            fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
+                 strerror(errno));
+    signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
+}
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+
+void print_stdout(const std::string& text) {
+    if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
+    fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
+}
+
+std::string duration_text(double seconds) {
+    constexpr double DAY = 86400.0, YEAR = 365.25 * DAY;
+    if (!std::isfinite(seconds)) return "?";
+    if (seconds >= 1000.0 * YEAR) return "1000+ years";
+    if (seconds >= 10.0 * YEAR) return format("%.0f years", std::floor(seconds / YEAR));
+    if (seconds >= 100.0 * DAY) return format("%.0f days", std::floor(seconds / DAY));
+    const long long s = std::llround(std::max(seconds, 0.0));
+    if (s < 60) return format("%llds", s);
+    const long long minutes = (s + 30) / 60;
+    if (minutes < 60) return format("%lldm", minutes);
+    if (minutes < 24 * 60) return format("%lldh%02lldm", minutes / 60, minutes % 60);
+    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+std::string terminal_text(const std::string& text) {
+    TerminalText terminal;
+    std::string out = terminal.add(text);
+    return out + terminal.finish();
+}
+
+std::vector<std::string> table_lines(const std::vector<Row>& rows) {
+    size_t width = 0;
+    for (const Row& row : rows) width = std::max(width, row.first.size());
+    std::vector<std::string> lines;
+    for (const auto& [label, value] : rows)
+        lines.push_back(format("%-*s  %s", int(width), label.c_str(), terminal_text(value).c_str()));
+    return lines;
+}

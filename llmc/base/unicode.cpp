@@ -1,0 +1,208 @@
+// unicode.cpp: the classes are one byte per code point in a table of 1.1 MB, filled from ranges at first use; a text
+// touches only the few cache lines of its own scripts. ASCII, most of most texts, never gets there.
+#include "base/unicode.h"
+
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "base/common.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "skip_letters() counts bytes from the low end");
+
+struct CodeRange {
+    uint32_t first, last;
+};
+#include "base/unicode_table.inc"
+
+static constexpr CodeRange white_ranges[] = {{0x09, 0x0d},     {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},
+                                             {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
+                                             {0x205f, 0x205f}, {0x3000, 0x3000}};
+
+static std::vector<CharClass> build_classes() {
+    std::vector<CharClass> classes(0x110000, OTHER);
+    const auto fill = [&](const auto& ranges, CharClass type) {
+        for (const CodeRange& r : ranges)
+            for (uint32_t code = r.first; code <= r.last; code++) classes[code] = type;
+    };
+    fill(letter_ranges, LETTER);
+    fill(number_ranges, NUMBER);
+    fill(white_ranges, WHITE);
+    return classes;
+}
+
+static CharClass class_of(uint32_t code) {
+    static const std::vector<CharClass> classes = build_classes();
+    return classes[code];
+}
+
+// Classes of single bytes; MULTI: the start of a longer character, or an invalid byte.
+static constexpr CharClass MULTI = CharClass(4);
+
+struct ByteClasses {
+    CharClass of[256];
+};
+
+static constexpr ByteClasses byte_classes = [] {
+    ByteClasses table{};
+    for (int c = 0; c < 256; c++) {
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        const bool white = c == ' ' || (c >= '\t' && c <= '\r');
+        table.of[c] = c >= 128 ? MULTI : letter ? LETTER : c >= '0' && c <= '9' ? NUMBER : white ? WHITE : OTHER;
+    }
+    return table;
+}();
+
+static CharClass byte_class(char c) { return byte_classes.of[uint8_t(c)]; }
+
+// A character outside of ASCII. The bounds of the second byte exclude overlong forms, surrogates and what is above
+// U+10FFFF.
+static Char multi_char_at(const char* p, const char* end) {
+    const Char invalid{OTHER, 1, false};
+    const auto byte = [&](int i) { return uint32_t(uint8_t(p[i])); };
+    const auto continues = [&](int i) { return (byte(i) & 0xc0) == 0x80; };
+    const uint32_t first = byte(0);
+    const int64_t left = end - p;
+    if (first >= 0xc2 && first <= 0xdf) {
+        if (left < 2 || !continues(1)) return invalid;
+        return {class_of((first & 0x1f) << 6 | (byte(1) & 0x3f)), 2, true};
+    }
+    if (first >= 0xe0 && first <= 0xef) {
+        if (left < 3 || !continues(1) || !continues(2)) return invalid;
+        const uint32_t code = (first & 0x0f) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
+        if (code < 0x800 || (code >= 0xd800 && code <= 0xdfff)) return invalid;
+        return {class_of(code), 3, true};
+    }
+    if (first >= 0xf0 && first <= 0xf4) {
+        if (left < 4 || !continues(1) || !continues(2) || !continues(3)) return invalid;
+        const uint32_t code = (first & 0x07) << 18 | (byte(1) & 0x3f) << 12 | (byte(2) & 0x3f) << 6 | (byte(3) & 0x3f);
+        if (code < 0x10000 || code > 0x10ffff) return invalid;
+        return {class_of(code), 4, true};
+    }
+    return invalid;
+}
+
+Char char_at(const char* p, const char* end) {
+    const CharClass type = byte_class(*p);
+    return type != MULTI ? Char{type, 1, true} : multi_char_at(p, end);
+}
+
+// A valid character starts one to four bytes back and ends at p; if there is none, the last byte is an invalid one.
+Char char_before(const char* begin, const char* p) {
+    for (int bytes = 1; bytes <= 4 && bytes <= p - begin; bytes++) {
+        const Char c = char_at(p - bytes, p);
+        if (c.valid && c.bytes == bytes) return c;
+    }
+    return {OTHER, 1, false};
+}
+
+// Past the ASCII letters at p: eight bytes at a time, since a loop over bytes mispredicts the end of every word. In t,
+// letters are lower case; the sums carry into a byte's high bit where it is at least 'a', above 'z'.
+static const char* skip_letters(const char* p, const char* end) {
+    constexpr uint64_t ones = 0x0101010101010101, high = 0x80 * ones;
+    while (end - p >= 8) {
+        uint64_t x;
+        memcpy(&x, p, 8);
+        const uint64_t t = (x | 0x20 * ones) & ~high;
+        const uint64_t from_a = t + (0x80 - 'a') * ones, above_z = t + (0x7f - 'z') * ones;
+        const uint64_t others = ~(from_a & ~above_z & ~x) & high;
+        if (others) return p + std::countr_zero(others) / 8;
+        p += 8;
+    }
+    while (p < end && byte_class(*p) == LETTER) p++;
+    return p;
+}
+
+static const char* end_of_run(const char* p, const char* end, CharClass type) {
+    for (;;) {
+        if (type == LETTER) p = skip_letters(p, end);
+        while (p < end && byte_class(*p) == type) p++;
+        if (p == end || byte_class(*p) != MULTI) return p;
+        const Char c = multi_char_at(p, end);
+        if (c.type != type) return p;
+        p += c.bytes;
+    }
+}
+
+// 's, 't, 'm, 'd, 're, 've, 'll: the length with the apostrophe, or 0.
+static int contraction(const char* p, const char* end) {
+    if (end - p < 2) return 0;
+    const char a = p[1], b = end - p > 2 ? p[2] : '\0';
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+}
+
+// All of a white run at the end of the text, else all but its last character, which may belong to the next piece; of a
+// run of one character, that one.
+static const char* end_of_white_piece(const char* p, const char* end) {
+    const char* last = p;  // the run's last character
+    for (const char* next = p; next < end;) {
+        const Char c = char_at(next, end);
+        if (c.type != WHITE) return last == p ? next : last;
+        last = next;
+        next += c.bytes;
+    }
+    return end;
+}
+
+const char* piece_end(const char* p, const char* end) {
+    const char* start = p;
+    if (*p == '\'') {
+        if (const int length = contraction(p, end)) return p + length;
+    } else if (*p == ' ' && end - p > 1) {
+        start = p + 1;  // one space is taken along, unless white space follows
+    }
+    const Char c = char_at(start, end);
+    return c.type == WHITE ? end_of_white_piece(p, end) : end_of_run(start + c.bytes, end, c.type);
+}
+
+size_t last_safe_cut(std::string_view text) {
+    for (size_t i = text.size(); i-- > 1;)
+        if (byte_class(text[i]) == WHITE && char_before(text.data(), text.data() + i).type != WHITE) return i;
+    return 0;
+}
+
+// Whether [p, end) is the start of a valid character that lacks its last bytes.
+static bool may_become_valid(const char* p, const char* end) {
+    const uint8_t first = uint8_t(p[0]);
+    const int length = first >= 0xc2 && first <= 0xdf ? 2 : first <= 0xef ? 3 : 4;
+    if (first < 0xc2 || first > 0xf4 || end - p >= length) return false;
+    std::string lowest(p, end), highest(p, end);  // the characters it can become; all between are of one validity
+    lowest.append(size_t(length) - lowest.size(), '\x80');
+    highest.append(size_t(length) - highest.size(), '\xbf');
+    const auto valid = [&](const std::string& text) { return char_at(text.data(), text.data() + length).valid; };
+    return valid(lowest) || valid(highest);
+}
+
+static void append_shown(std::string& out, const char* p, Char c) {
+    const uint8_t first = uint8_t(p[0]), second = c.bytes > 1 ? uint8_t(p[1]) : 0;
+    if (!c.valid)
+        out += "\xef\xbf\xbd";  // U+FFFD
+    else if (c.bytes == 1 && (first < 0x20 || first == 0x7f) && first != '\n' && first != '\t')
+        out += format("\\x%02x", first);
+    else if (c.bytes == 2 && first == 0xc2 && second < 0xa0)
+        out += format("\\x%02x", second);  // U+0080-009F; U+009B starts escape codes like ESC [
+    else
+        out.append(p, size_t(c.bytes));
+}
+
+std::string TerminalText::add(std::string_view bytes) {
+    pending += bytes;
+    std::string out;
+    const char *p = pending.data(), *end = p + pending.size();
+    while (p < end) {
+        const Char c = char_at(p, end);
+        if (!c.valid && may_become_valid(p, end)) break;
+        append_shown(out, p, c);
+        p += c.bytes;
+    }
+    pending.erase(0, size_t(p - pending.data()));
+    return out;
+}
+
+std::string TerminalText::finish() {
+    std::string out;
+    for (const char& byte : pending) append_shown(out, &byte, {OTHER, 1, false});
+    pending.clear();
+    return out;
+}

@@ -1,0 +1,487 @@
+#include "checkpoint/checkpoint.h"
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "checkpoint/safetensors.h"
+
+using nlohmann::json;
+
+constexpr int format_version = 1;
+constexpr int64_t max_state_bytes = 16 << 20;    // of trainer.json
+constexpr int64_t max_count = int64_t(1) << 60;  // no run comes near, and what a run adds cannot overflow
+
+// --- saving ---
+
+static const std::vector<TensorGroup> model_groups = {{WEIGHTS, "transformer."}};
+
+static std::vector<TensorGroup> optimizer_groups(const CheckpointFormat& format) {
+    std::vector<TensorGroup> out;
+    if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer."});
+    for (size_t i = 0; i < format.state.size(); i++) out.push_back({Slot(1 + i), format.state[i] + ".transformer."});
+    return out;
+}
+
+static Metadata state_metadata(const TrainerState& state) {
+    return {{"step", std::to_string(state.step)}, {"tokens", std::to_string(state.tokens)}};
+}
+
+int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& format) {
+    const Metadata metadata = state_metadata({});
+    const int64_t others = 256 << 10;  // configurations, state, directory, and metadata of any length
+    const int64_t tokenizer = 128 * int64_t(layout.config.V);
+    return safetensors_bytes(list_tensors(layout, model_groups, format.bf16_weights ? "BF16" : "F32"), metadata) +
+           safetensors_bytes(list_tensors(layout, optimizer_groups(format), "F32"), metadata) + others + tokenizer;
+}
+
+// trainer.json guards itself: the checksum of its text without the checksum.
+static uint64_t checksum_of_state(json state) {
+    state.erase("xxh3_64");
+    const std::string text = state.dump();
+    return XXH3_64bits(text.data(), text.size());
+}
+
+static std::string sealed(json state) {
+    state["xxh3_64"] = format("%016" PRIx64, checksum_of_state(state));
+    return state.dump(2) + "\n";
+}
+
+static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
+    json out = {{"format", format_version},
+                {"step", state.step},
+                {"position", state.position},
+                {"tokens", state.tokens},
+                {"seed", state.seed},
+                {"val_loss", state.val_loss},
+                {"options", parse_json(state.options, "the run's options")},
+                {"data", parse_json(state.data, "the data's description")},
+                {"extra", parse_json(state.extra, "the trainer's own state")}};
+    for (const auto& [name, sum] : files)
+        out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
+    return sealed(out);
+}
+
+// --- directories ---
+
+using Note = std::function<void(const std::string& line)>;
+
+static std::string step_name(int64_t step) { return format("step_%06" PRId64, step); }
+
+std::string checkpoint_directory(const std::string& output, int64_t step) { return output + "/" + step_name(step); }
+
+// step_005000, or step_005000.replaced while a save of the same step moves it aside.
+struct StepDirectory {
+    int64_t step;
+    bool replaced;
+    std::string name;
+};
+
+static std::vector<StepDirectory> list_steps(const std::string& output) {  // newest first
+    std::vector<StepDirectory> out;
+    if (!is_directory(output)) return out;
+    for (const std::string& name : list_directory(output)) {
+        int64_t step;
+        if (!name.starts_with("step_")) continue;
+        const char *digits = name.data() + 5, *end = name.data() + name.size();
+        const auto [rest, error] = std::from_chars(digits, end, step);
+        if (error != std::errc() || step < 0 || (rest != end && strcmp(rest, ".replaced") != 0)) continue;
+        out.push_back({step, rest != end, name});
+    }
+    std::sort(out.begin(), out.end(), [](const StepDirectory& a, const StepDirectory& b) {
+        return std::pair(-a.step, a.replaced) < std::pair(-b.step, b.replaced);
+    });
+    return out;
+}
+
+// Does what can also be done later: a failure is noted.
+static void try_to(const char* what_fails, const Note& note, const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        note(format("%s: %s", what_fails, error.what()));
+    }
+}
+
+std::vector<std::string> remove_leftovers(const std::string& output) {
+    std::vector<std::string> notes;
+    const Note note = [&](const std::string& line) { notes.push_back(line); };
+    if (!is_directory(output)) return notes;
+    for (const std::string& name : list_directory(output)) {
+        if (!name.ends_with(".tmp") || !(name.starts_with("step_") || name.starts_with("latest"))) continue;
+        try_to("a leftover of an interrupted save stays", note, [&] {
+            remove_tree(output + "/" + name);
+            note(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
+        });
+    }
+    for (const StepDirectory& found : list_steps(output)) {
+        if (!found.replaced) continue;
+        const std::string aside = output + "/" + found.name, dir = checkpoint_directory(output, found.step);
+        const bool superseded = path_exists(dir);
+        try_to("a leftover of an interrupted save stays", note, [&] {
+            superseded ? remove_tree(aside) : rename_path(aside, dir);
+            note(format("%s: %s, left behind by an interrupted save", aside.c_str(),
+                        superseded ? "removed" : "renamed back"));
+        });
+    }
+    return notes;
+}
+
+// A name for a directory on its way to or from the name `dir`: what an interrupted save left there is removed, or,
+// where that fails, another name taken.
+static std::string temporary_name(const std::string& dir) {
+    std::string tmp = dir + ".tmp";
+    for (int i = 2; path_exists(tmp); i++) {
+        try {
+            remove_tree(tmp);
+        } catch (const Error&) {
+            tmp = format("%s.%d.tmp", dir.c_str(), i);
+        }
+    }
+    return tmp;
+}
+
+// Writes all files of the checkpoint into dir, each on disk when this returns.
+static int64_t write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
+                           const TensorReader& read, const TrainerState& state) {
+    const bool bf16_weights = options.format.bf16_weights;
+    const HFConfig config = {layout.config, options.end_of_text};
+    const Metadata metadata = state_metadata(state);
+    std::map<std::string, FileSum> files;
+    const auto text = [&](const char* name, const std::string& content) {
+        files[name] = write_file(dir + "/" + name, content);
+    };
+    const auto tensors = [&](const char* name, const std::vector<TensorGroup>& groups, const char* dtype) {
+        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, read, metadata);
+    };
+    text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
+    text("generation_config.json", hf_generation_config_json(config));
+    tensors("model.safetensors", model_groups, bf16_weights ? "BF16" : "F32");
+    tensors("optimizer.safetensors", optimizer_groups(options.format), "F32");
+    if (options.write_tokenizer) options.write_tokenizer(dir);
+    for (const std::string& name : list_directory(dir)) {
+        if (files.count(name)) continue;
+        sync_file(dir + "/" + name);
+        files[name] = checksum_file(dir + "/" + name);
+    }
+    text("trainer.json", state_json(state, files));
+    sync_directory(dir);
+    int64_t bytes = 0;
+    for (const auto& [name, sum] : files) bytes += sum.size;
+    return bytes;
+}
+
+// Directories of steps after this one belong to a run that went on from here before and was given up: a resume must
+// not take them for the newest. They are not deleted, only renamed.
+static void set_aside_later(const std::string& output, int64_t step, const Note& note) {
+    for (const StepDirectory& found : list_steps(output)) {
+        if (found.step <= step) continue;
+        const std::string dir = output + "/" + found.name;
+        std::string aside = dir + ".stale";
+        for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
+        rename_path(dir, aside);
+        note(format("%s: of a later step than this run's, renamed to %s", dir.c_str(), aside.c_str()));
+    }
+}
+
+// A directory loses its name first: half a checkpoint must not look like one.
+static void delete_checkpoint(const std::string& dir) {
+    const std::string tmp = temporary_name(dir);
+    rename_path(dir, tmp);
+    remove_tree(tmp);
+}
+
+// tmp becomes dir. There is no moment at which neither the old nor the new directory has a name that find_latest knows.
+static void put_in_place(const std::string& tmp, const std::string& dir, const Note& note) {
+    const std::string aside = dir + ".replaced";
+    if (path_exists(dir)) {
+        if (path_exists(aside)) try_to("a leftover of an earlier save stays", note, [&] { delete_checkpoint(aside); });
+        rename_path(dir, aside);
+    }
+    rename_path(tmp, dir);
+    sync_directory(parent_directory(dir));
+    try_to("what this save replaced stays", note, [&] { remove_tree(aside); });
+}
+
+// Directories, newest first, that a save of this step makes superfluous: those beyond `keep`, the new one counted, and
+// an older one of the same step.
+static std::vector<std::string> superfluous(const std::string& output, int64_t step, int keep) {
+    std::vector<std::string> out;
+    int kept = 1;
+    for (const StepDirectory& found : list_steps(output)) {
+        if (keep == 0 || found.step > step || (found.step < step && kept++ < keep)) continue;
+        out.push_back(output + "/" + found.name);
+    }
+    return out;
+}
+
+// Those of them that can go before the save, which may fail: all but the newest that verifies.
+static std::vector<std::string> deletable(const std::string& output, int64_t step, int keep, const std::string& whole) {
+    std::vector<std::string> out = superfluous(output, step, keep);
+    std::erase(out, whole);
+    return out;
+}
+
+static bool succeeds(const std::function<void()>& check) {
+    try {
+        check();
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// A directory that may not be read gives no room.
+static int64_t room_after(int64_t free, const std::vector<std::string>& deleted) {
+    for (const std::string& dir : deleted) succeeds([&] { free += bytes_on_disk(dir); });
+    return free;
+}
+
+[[noreturn]] static void refuse_full_disk(const std::string& output, int given_keep, int64_t step, int64_t needed,
+                                          const std::string& whole) {
+    const int64_t free = free_bytes(output);
+    int keep = given_keep ? given_keep - 1 : int(list_steps(output).size());
+    while (keep > 0 && room_after(free, deletable(output, step, keep, whole)) < needed) keep--;
+    const std::string other_keep = keep > 0 ? format("--keep %d would make room, or ", keep) : "";
+    fail(EXIT_IO,
+         "%s: a checkpoint needs %s, but only %s are free; %sfree %s more, or move the directory to a larger disk",
+         output.c_str(), human_bytes(needed).c_str(), human_bytes(free).c_str(), other_keep.c_str(),
+         human_bytes(needed - free).c_str());
+}
+
+void make_room(const std::string& output, int keep, int64_t step, int64_t needed, const Note& note) {
+    if (needed <= free_bytes(output)) return;
+    const std::string whole = find_latest(output).dir;
+    std::vector<std::string> dirs = deletable(output, step, keep, whole);
+    const auto deleting_helps = [&] {
+        const int64_t free = free_bytes(output);
+        return free < needed && room_after(free, dirs) >= needed;
+    };
+    while (deleting_helps()) {
+        const std::string dir = dirs.back();
+        dirs.pop_back();
+        try_to("an old checkpoint stays, though the disk is full", note, [&] {
+            delete_checkpoint(dir);
+            note(format("%s: deleted before the next save, for the disk is full (--keep %d)", dir.c_str(), keep));
+        });
+    }
+    if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
+}
+
+static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {
+    for (const std::string& dir : superfluous(output, step, keep)) {
+        if (dir == checkpoint_directory(output, step)) continue;
+        try_to("an old checkpoint stays", note, [&] { delete_checkpoint(dir); });
+    }
+}
+
+void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
+                   const std::function<void(Slot slot, Param p, int l)>& f) {
+    for (const std::vector<TensorGroup>& file : {model_groups, optimizer_groups(format)})
+        for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
+}
+
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+                                const TrainerState& state) {
+    const std::string name = step_name(state.step);
+    SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
+    const Note note = options.note ? options.note : [](const std::string&) {};
+    make_directories(options.output);
+    const std::string tmp = temporary_name(saved.dir);
+    make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
+    try {
+        make_directories(tmp);
+        saved.bytes = write_files(tmp, options, layout, read, state);
+        set_aside_later(options.output, state.step, note);
+        put_in_place(tmp, saved.dir, note);
+    } catch (...) {
+        try {
+            remove_tree(tmp);  // gives the space back
+        } catch (const Error&) {
+            // The first error is the one to report; remove_leftovers will try again.
+        }
+        throw;
+    }
+    try_to("the checkpoint is saved, but latest still names an earlier one, and none is deleted", note, [&] {
+        replace_file(options.output + "/latest", name + "\n");
+        delete_older(options.output, state.step, options.keep, note);
+    });
+    return saved;
+}
+
+// --- verifying ---
+
+[[noreturn]] static void bad_state(const std::string& path, const std::string& what) {
+    fail(EXIT_BAD_DATA, "%s: %s; the checkpoint is damaged", path.c_str(), what.c_str());
+}
+
+// trainer.json, its own checksum compared.
+static json read_state_json(const std::string& dir) {
+    const std::string path = dir + "/trainer.json";
+    check_directory(dir);
+    if (!path_exists(path))
+        fail(EXIT_NO_INPUT, "%s: is no checkpoint of a run: it has no trainer.json%s", dir.c_str(),
+             path_exists(dir + "/config.json") ? "; give it by --init to start from its weights" : "");
+    const json state = read_json_object(path, max_state_bytes);
+    const json sum = state.value("xxh3_64", json());
+    if (!sum.is_string() || sum.get<std::string>() != format("%016" PRIx64, checksum_of_state(state)))
+        bad_state(path, "its checksum does not match");
+    const json version = state.value("format", json());
+    if (version != format_version)
+        fail(EXIT_BAD_DATA, "%s: is of format %s, this program reads %d", path.c_str(),
+             printable(version.dump()).c_str(), format_version);
+    return state;
+}
+
+// files: the list in trainer.json.
+static void verify_file(const std::string& dir, const std::string& name, const json& files) {
+    const std::string file = dir + "/" + name;
+    const json sum = files.value(name, json());
+    if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
+    if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
+    const FileSum found = checksum_file(file);
+    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+    if (size != found.size)
+        bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
+    if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
+}
+
+// The list of files in trainer.json.
+static json read_file_list(const std::string& dir) {
+    const std::string path = dir + "/trainer.json";
+    const json files = read_state_json(dir).value("files", json());
+    if (!files.is_object()) bad_state(path, "it has no list of files");
+    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"})
+        if (!files.contains(name)) bad_state(path, format("its list of files lacks %s", name));
+    return files;
+}
+
+void verify_checkpoint(const std::string& dir) {
+    const json files = read_file_list(dir);
+    for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
+}
+
+FoundCheckpoint find_latest(const std::string& output) {
+    FoundCheckpoint out;
+    for (const StepDirectory& found : list_steps(output)) {
+        const std::string dir = output + "/" + found.name;
+        try {
+            verify_checkpoint(dir);
+            out.dir = dir;
+            return out;
+        } catch (const Error& error) {
+            out.damaged.push_back({dir, error.what()});
+        }
+    }
+    return out;
+}
+
+std::string newest_directory(const std::string& output) {
+    const std::vector<StepDirectory> steps = list_steps(output);
+    return steps.empty() ? "" : output + "/" + steps[0].name;
+}
+
+// Weights that are not those that were written. Where the list of checksums is damaged itself, nothing is compared.
+static void verify_weights(const std::string& dir) {
+    if (!path_exists(dir + "/trainer.json") || !succeeds([&] { read_file_list(dir); })) return;
+    const json files = read_file_list(dir);
+    for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
+}
+
+// What --init can still have of a damaged checkpoint; empty: nothing.
+static std::string what_is_left(const std::string& dir) {
+    const bool readable = succeeds(
+        [&] { load_weights(dir, ParamLayout(read_hf_config(dir).model), [](const float*, Slot, Param, int) {}); });
+    if (!readable) return "";
+    if (!succeeds([&] { read_file_list(dir); }))
+        return "its weights can be read, but nothing can be compared with them";
+    return succeeds([&] { verify_weights(dir); }) ? "its weights are whole" : "";
+}
+
+FoundCheckpoint find_resumable(const std::string& output) {
+    const FoundCheckpoint found = find_latest(output);
+    if (!found.dir.empty() || found.damaged.empty()) return found;
+    std::string lines, start;
+    for (const DamagedCheckpoint& damaged : found.damaged) {
+        const std::string left = what_is_left(damaged.dir);
+        if (start.empty() && !left.empty()) start = damaged.dir;
+        lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
+    }
+    const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
+                                    [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
+    const std::string advice =
+        denied          ? "this user may not read all of it: allow that, and try again"
+        : start.empty() ? "restore one from a copy, or start anew in another --output"
+                        : format("--init %s starts from its weights, with a new optimizer state; give another --output",
+                                 start.c_str());
+    fail(EXIT_BAD_DATA, "%s: no checkpoint in it is whole:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
+}
+
+FoundCheckpoint find_model(const std::string& path) {
+    check_directory(path);
+    if (path_exists(path + "/config.json")) {
+        verify_weights(path);
+        return {path, {}};
+    }
+    const FoundCheckpoint found = find_resumable(path);
+    if (found.dir.empty() && path_exists(path + "/run.json"))
+        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
+    if (found.dir.empty())
+        fail(EXIT_NO_INPUT,
+             "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
+             path.c_str());
+    return found;
+}
+
+TrainerState read_trainer_state(const std::string& dir) {
+    const json state = read_state_json(dir);
+    const auto count = [&](const char* name, int64_t max) {
+        const json& value = state.at(name);
+        if (!value.is_number_integer() || value < 0 || value > max)
+            bad_state(dir + "/trainer.json",
+                      format("a count is impossible: %s is %s", name, printable(value.dump()).c_str()));
+        return value.get<int64_t>();
+    };
+    try {
+        TrainerState out;
+        out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts in int, from 1
+        out.position = count("position", max_count);
+        out.tokens = count("tokens", max_count);
+        out.seed = state.at("seed").get<uint64_t>();
+        out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
+        out.options = state.at("options").dump();
+        out.data = state.at("data").dump();
+        out.extra = state.at("extra").dump();
+        return out;
+    } catch (const json::exception&) {
+        bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");
+    }
+}
+
+void set_val_loss(const std::string& dir, double val_loss) {
+    json state = read_state_json(dir);
+    if (state["val_loss"] == val_loss) return;
+    state["val_loss"] = val_loss;
+    replace_file(dir + "/trainer.json", sealed(state));
+}
+
+TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,
+                             const std::vector<std::string>& state_names, const TensorWriter& write) {
+    TrainerState state = read_trainer_state(dir);
+    const Safetensors model = open_safetensors(dir + "/model.safetensors");
+    const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
+    const bool has_master = optimizer.find("master.transformer.wte.weight");
+    if (!has_master) read_tensors(model, model_groups[0], layout, write);
+    for (const TensorGroup& group : optimizer_groups({has_master, state_names}))
+        read_tensors(optimizer, group, layout, write);
+    return state;
+}

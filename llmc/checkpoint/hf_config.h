@@ -1,0 +1,21 @@
+// hf_config.h: config.json and generation_config.json of a Hugging Face GPT-2 directory.
+#pragma once
+#include <string>
+
+#include "model/params.h"
+
+struct HFConfig {
+    GPT2Config model;
+    int end_of_text = 50256;  // bos_token_id and eos_token_id
+    bool tied = true;         // tie_word_embeddings: the output head is wte
+};
+
+// Reads config.json with the defaults and aliases of transformers' GPT2Config; unknown keys are ignored. Refuses
+// (EXIT_BAD_DATA) what this program does not compute, with the key, its value and the reason: another activation than
+// the tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
+HFConfig parse_hf_config(const std::string& text, const std::string& path);
+HFConfig read_hf_config(const std::string& dir);  // DIR/config.json; missing: EXIT_NO_INPUT
+
+// The texts of the files; torch_dtype: "float32" or "bfloat16", what model.safetensors holds.
+std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
+std::string hf_generation_config_json(const HFConfig& config);

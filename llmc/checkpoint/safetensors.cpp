@@ -1,0 +1,320 @@
+#include "checkpoint/safetensors.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <limits>
+#include <optional>
+
+#include "base/dtype.h"
+#include "base/json.h"
+
+using nlohmann::json;
+
+static_assert(std::endian::native == std::endian::little, "the format is little-endian and read in place");
+
+constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
+constexpr size_t max_dimensions = 8, max_name_bytes = 4096;
+constexpr int64_t chunk_elements = 1 << 20;  // of a conversion, in a buffer that stays in the cache
+
+int64_t TensorInfo::elements() const {
+    int64_t count = 1;
+    for (int64_t n : shape) count *= n;
+    return count;
+}
+
+std::string shape_string(const std::vector<int64_t>& shape) {
+    std::string out = "[";
+    for (size_t i = 0; i < shape.size(); i++) out += (i ? ", " : "") + std::to_string(shape[i]);
+    return out + "]";
+}
+
+std::string to_string(const TensorInfo& tensor) { return tensor.dtype + " " + shape_string(tensor.shape); }
+
+static int dtype_bits(const std::string& dtype) {
+    static const std::map<std::string, int> bits = {
+        {"BOOL", 8},    {"U8", 8},      {"I8", 8},   {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F4", 4},
+        {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"I16", 16}, {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},
+        {"U32", 32},    {"F32", 32},    {"I64", 64}, {"U64", 64},    {"F64", 64},    {"C64", 64}};
+    const auto found = bits.find(dtype);
+    return found == bits.end() ? 0 : found->second;
+}
+
+// Bytes of the tensor, or nothing when they are not whole or not countable. Multiplies from the left, as the reference
+// does, so that [2^40, 2^40, 0] is refused.
+static std::optional<int64_t> shape_bytes(const TensorInfo& tensor) {
+    int64_t bits = 1;
+    for (int64_t n : tensor.shape)
+        if (__builtin_mul_overflow(bits, n, &bits)) return {};
+    if (__builtin_mul_overflow(bits, int64_t(dtype_bits(tensor.dtype)), &bits) || bits % 8 != 0) return {};
+    return bits / 8;
+}
+
+// The header, event by event: a hostile one of 100 MB would fill gigabytes as a tree of JSON values.
+struct HeaderParser : json::json_sax_t {
+    const std::string& path;
+    std::vector<TensorInfo> tensors;
+    Metadata metadata;
+
+    enum Field { no_field, dtype, shape, offsets, unknown_field, metadata_field };
+    int depth = 0;  // 1 in the header, 2 in a tensor, 3 in its shape or offsets
+    Field field = no_field;
+    unsigned seen = 0;  // the fields of this tensor
+    bool has_metadata = false;
+    std::string metadata_key;
+    std::vector<int64_t> range;
+
+    explicit HeaderParser(const std::string& path) : path(path) {}
+
+    std::string place() const {
+        if (field == metadata_field || tensors.empty()) return path + ": its header";
+        return path + ": its header, tensor \"" + printable(tensors.back().name) + "\"";
+    }
+    [[noreturn]] void refuse(const char* why) const { fail(EXIT_BAD_DATA, "%s: %s", place().c_str(), why); }
+    bool skipped() const { return field == unknown_field && depth >= 2; }
+    bool unexpected() {
+        if (!skipped()) refuse("a value of the wrong type");
+        return true;
+    }
+
+    bool start_object(size_t) override {
+        depth++;
+        if (depth > 32) refuse("nested deeper than 32");
+        return depth <= 2 ? true : unexpected();
+    }
+    bool start_array(size_t) override {
+        depth++;
+        if (depth > 32) refuse("nested deeper than 32");
+        return depth == 3 && (field == shape || field == offsets) ? true : unexpected();
+    }
+    bool key(std::string& name) override {
+        if (name.size() > max_name_bytes) refuse("a name of more than 4096 bytes");
+        if (depth == 1) {
+            field = name == "__metadata__" ? metadata_field : no_field;
+            if (field == metadata_field && has_metadata) refuse("__metadata__ occurs twice");
+            has_metadata |= field == metadata_field;
+            if (field == no_field) tensors.emplace_back().name = name, seen = 0, range.clear();
+        } else if (depth == 2 && field == metadata_field) {
+            metadata_key = name;
+            if (metadata.count(name)) refuse("a key of __metadata__ occurs twice");
+        } else if (depth == 2) {
+            field = name == "dtype"          ? dtype
+                    : name == "shape"        ? shape
+                    : name == "data_offsets" ? offsets
+                                             : unknown_field;
+            if (field != unknown_field && (seen & 1u << field)) refuse("a field occurs twice");
+            seen |= 1u << field;
+        }
+        return true;
+    }
+    bool string(std::string& value) override {
+        if (field == metadata_field && depth == 2)
+            metadata[metadata_key] = value;
+        else if (field == dtype && depth == 2)
+            tensors.back().dtype = value;
+        else
+            return unexpected();
+        return true;
+    }
+    bool number_unsigned(uint64_t value) override {
+        if (depth != 3 || (field != shape && field != offsets)) return unexpected();
+        if (value > uint64_t(std::numeric_limits<int64_t>::max())) refuse("a number beyond 2^63");
+        std::vector<int64_t>& list = field == shape ? tensors.back().shape : range;
+        list.push_back(int64_t(value));
+        if (list.size() > max_dimensions) refuse("more than 8 dimensions");
+        return true;
+    }
+    bool end_array() override { return depth--, true; }
+    bool end_object() override {
+        if (depth == 2 && field != metadata_field) {
+            const unsigned all = 1u << dtype | 1u << shape | 1u << offsets;
+            if ((seen & all) != all) refuse("dtype, shape or data_offsets is missing");
+            if (range.size() != 2) refuse("data_offsets must be [begin, end]");
+            tensors.back().begin = range[0], tensors.back().end = range[1];
+        }
+        if (depth == 2) field = no_field;
+        return depth--, true;
+    }
+    bool null() override { return unexpected(); }
+    bool boolean(bool) override { return unexpected(); }
+    bool number_integer(int64_t) override { return unexpected(); }  // only negative ones come here
+    bool number_float(double, const std::string&) override { return unexpected(); }
+    bool binary(json::binary_t&) override { return unexpected(); }
+    bool parse_error(size_t position, const std::string&, const json::exception&) override {
+        fail(EXIT_BAD_DATA, "%s: its header is not valid JSON at byte %zu; the file is damaged", path.c_str(),
+             position);
+    }
+};
+
+// Every tensor has a known dtype and the bytes of its shape, and together they tile the data.
+static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& path, int64_t data_bytes) {
+    std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    int64_t at = 0;
+    for (const TensorInfo& t : tensors) {
+        const std::string place = path + ": tensor \"" + printable(t.name) + "\"";
+        if (dtype_bits(t.dtype) == 0)
+            fail(EXIT_BAD_DATA, "%s has the unknown dtype \"%s\"", place.c_str(), printable(t.dtype).c_str());
+        if (t.begin != at || t.end < t.begin)
+            fail(EXIT_BAD_DATA, "%s is said to be bytes %lld to %lld of the data, but the one before it ends at %lld",
+                 place.c_str(), static_cast<long long>(t.begin), static_cast<long long>(t.end),
+                 static_cast<long long>(at));
+        if (shape_bytes(t) != t.end - t.begin)
+            fail(EXIT_BAD_DATA, "%s is %s, but %lld bytes long", place.c_str(), to_string(t).c_str(),
+                 static_cast<long long>(t.end - t.begin));
+        at = t.end;
+    }
+    if (at != data_bytes)
+        fail(EXIT_BAD_DATA, "%s: its header describes %s bytes of data, the file has %s; it is damaged or incomplete",
+             path.c_str(), with_commas(at).c_str(), with_commas(data_bytes).c_str());
+}
+
+Safetensors open_safetensors(const std::string& path) {
+    Safetensors out;
+    out.path = path;
+    const InputFile& file = out.files.emplace_back(path);
+    uint64_t header_bytes = 0;
+    if (file.size < 8) fail(EXIT_BAD_DATA, "%s: has %d bytes, too few for a header", path.c_str(), int(file.size));
+    file.read_at(&header_bytes, 0, 8);
+    if (header_bytes > uint64_t(std::min(max_header_bytes, file.size - 8)))
+        fail(EXIT_BAD_DATA,
+             "%s: a header of %llu bytes cannot be in a file of %lld; not a safetensors file, or damaged", path.c_str(),
+             static_cast<unsigned long long>(header_bytes), static_cast<long long>(file.size));
+    std::string header(header_bytes, '\0');
+    file.read_at(header.data(), 8, int64_t(header_bytes));
+    if (header.empty() || header[0] != '{')
+        fail(EXIT_BAD_DATA, "%s: its header does not start with {; not a safetensors file, or damaged", path.c_str());
+
+    HeaderParser parser(path);
+    json::sax_parse(header, &parser);
+    out.data_begin.push_back(8 + int64_t(header_bytes));
+    check_tensors(parser.tensors, path, file.size - out.data_begin[0]);
+    out.metadata = std::move(parser.metadata);
+    for (TensorInfo& tensor : parser.tensors) {
+        const std::string name = tensor.name;
+        if (!out.tensors.emplace(name, std::move(tensor)).second)
+            fail(EXIT_BAD_DATA, "%s: tensor \"%s\" occurs twice", path.c_str(), printable(name).c_str());
+    }
+    return out;
+}
+
+Safetensors open_safetensors_index(const std::string& path) {
+    constexpr size_t max_files = 512;  // all are open at the same time
+    const json index = read_json_object(path, max_header_bytes);
+    const auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object())
+        fail(EXIT_BAD_DATA, "%s: has no weight_map, an object of tensor and file names", path.c_str());
+    Safetensors out;
+    out.path = path;
+    std::map<std::string, std::map<std::string, TensorInfo>> parts;  // file name -> its tensors
+    for (const auto& [name, file] : map->items()) {
+        if (!file.is_string()) fail(EXIT_BAD_DATA, "%s: weight_map is to hold strings", path.c_str());
+        const std::string file_name = file.get<std::string>();
+        if (!is_file_name(file_name))
+            fail(EXIT_BAD_DATA, "%s: \"%s\" is not the name of a file in the same directory", path.c_str(),
+                 printable(file_name).c_str());
+        auto part = parts.find(file_name);
+        if (part == parts.end()) {
+            if (parts.size() == max_files)
+                fail(EXIT_BAD_DATA, "%s: names more than %zu files", path.c_str(), max_files);
+            Safetensors opened = open_safetensors(parent_directory(path) + "/" + file_name);
+            for (auto& [ignored, tensor] : opened.tensors) tensor.file = int(out.files.size());
+            out.files.push_back(std::move(opened.files[0]));
+            out.data_begin.push_back(opened.data_begin[0]);
+            if (out.files.size() == 1) out.metadata = std::move(opened.metadata);
+            part = parts.emplace(file_name, std::move(opened.tensors)).first;
+        }
+        const auto found = part->second.find(name);
+        if (found == part->second.end())
+            fail(EXIT_BAD_DATA, "%s: tensor \"%s\" is said to be in %s, but is not", path.c_str(),
+                 printable(name).c_str(), printable(file_name).c_str());
+        out.tensors.emplace(name, found->second);
+    }
+    return out;
+}
+
+const TensorInfo* Safetensors::find(const std::string& name) const {
+    const auto found = tensors.find(name);
+    return found == tensors.end() ? nullptr : &found->second;
+}
+
+static float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
+    if (exponent == 0) return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(mantissa) * 0x1p-24f));
+    const uint32_t wide = exponent == 31 ? 255 : exponent + 112;  // 31: infinity or NaN
+    return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
+}
+
+void Safetensors::read(float* out, const TensorInfo& tensor, int64_t first, int64_t count) const {
+    assert(first >= 0 && count >= 0 && first + count <= tensor.elements());
+    const InputFile& file = files[size_t(tensor.file)];
+    const int64_t begin = data_begin[size_t(tensor.file)] + tensor.begin;
+    if (tensor.dtype == "F32") return file.read_at(out, begin + first * 4, count * 4);
+    const bool half = tensor.dtype == "F16";
+    if (!half && tensor.dtype != "BF16")
+        fail(EXIT_BAD_DATA, "%s: %s is %s; only F32, BF16 and F16 can be read", file.path.c_str(),
+             printable(tensor.name).c_str(), tensor.dtype.c_str());
+    std::vector<uint16_t> chunk(size_t(std::min(count, chunk_elements)));
+    for (int64_t at = 0; at < count; at += chunk_elements) {
+        const int64_t n = std::min(chunk_elements, count - at);
+        file.read_at(chunk.data(), begin + (first + at) * 2, n * 2);
+        for (int64_t i = 0; i < n; i++)
+            out[at + i] = half ? half_to_float(chunk[i]) : std::bit_cast<float>(uint32_t(chunk[i]) << 16);
+    }
+}
+
+// Sets the ranges of the tensors and returns the header with its length in front. Padded by spaces, so that the data
+// start at a multiple of 8.
+static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
+    nlohmann::ordered_json header;
+    header["__metadata__"] = {{"format", "pt"}};
+    for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
+    int64_t at = 0;
+    for (TensorInfo& t : tensors) {
+        assert(t.dtype == "F32" || t.dtype == "BF16");
+        t.begin = at, t.end = at += *shape_bytes(t);
+        header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {t.begin, t.end}}};
+    }
+    assert(header.size() == tensors.size() + 1);  // no name twice
+    std::string text = header.dump();
+    text.resize(round_up<size_t>(text.size(), 8), ' ');
+    const uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + text;
+}
+
+int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
+    std::vector<TensorInfo> copy = tensors;
+    const std::string header = make_header(copy, metadata);
+    return int64_t(header.size()) + (copy.empty() ? 0 : copy.back().end);
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorInfo> list, const Metadata& metadata)
+    : file(path), tensors(std::move(list)) {
+    const std::string header = make_header(tensors, metadata);
+    file.write(header.data(), int64_t(header.size()));
+}
+
+void SafetensorsWriter::write(const float* data, int64_t count) {
+    assert(next < tensors.size() && written + count <= tensors[next].elements());
+    if (tensors[next].dtype == "F32") {
+        file.write(data, count * 4);
+    } else {
+        std::vector<bf16> chunk(size_t(std::min(count, chunk_elements)));
+        for (int64_t at = 0; at < count; at += chunk_elements) {
+            const int64_t n = std::min(chunk_elements, count - at);
+            for (int64_t i = 0; i < n; i++) chunk[i] = bf16(data[at + i]);
+            file.write(chunk.data(), n * 2);
+        }
+    }
+    written += count;
+    if (written == tensors[next].elements()) next++, written = 0;
+}
+
+FileSum SafetensorsWriter::finish() {
+    if (next != tensors.size())
+        fail(EXIT_INTERNAL, "%s: tensor %s was not written", file.path.c_str(), tensors[next].name.c_str());
+    return file.finish();
+}

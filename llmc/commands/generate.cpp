@@ -1,0 +1,42 @@
+// generate: text from a trained model.
+#include "infer/generate.h"
+
+#include <cstdio>
+
+#include "base/terminal.h"
+#include "base/unicode.h"
+#include "commands/commands.h"
+#include "commands/load_model.h"
+
+template <class floatX>
+static int generate_text(const Options& o) {
+    const RunSource source = find_trained_model(o, true);
+    for (const std::string& line : source.notes) fprintf(stderr, "%s\n", line.c_str());
+    const Tokenizer& tokenizer = *source.tokenizer;
+    std::vector<int> prompt = {tokenizer.end_of_text};
+    if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
+    check_prompt(prompt, source.config.max_T);  // before it is printed
+    GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T);
+    load_model(model, source);
+    Sampler sampler;
+    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p),
+    sampler.seed = o.seed;
+    for (int i = 0; i < o.num_samples; i++) {
+        TerminalText terminal;  // only a terminal has to be protected from control characters
+        const bool raw = !stdout_is_terminal();
+        const auto print = [&](const std::string& bytes) { print_stdout(raw ? bytes : terminal.add(bytes)); };
+        print(o.prompt);
+        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+            print(tokenizer.tokens[token]);
+            return true;
+        });
+        const std::string rest = raw ? "" : terminal.finish();
+        print_stdout(rest + (i + 1 < o.num_samples ? "\n---\n" : "\n"));
+    }
+    return 0;
+}
+
+int run_generate(const Options& o, Dtype dtype) {
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o); });
+}

@@ -1,0 +1,60 @@
+// plan: batch, memory, time and disk of a training run, without starting it.
+#include <algorithm>
+
+#include "base/common.h"
+#include "base/terminal.h"
+#include "checkpoint/checkpoint.h"
+#include "commands/commands.h"
+#include "model/mfu.h"
+#include "train/measure.h"
+#include "train/plan.h"
+#include "train/report.h"
+#include "train/run_checks.h"
+
+// How long a step and the run will take, from a step that is measured here, or at a share of the peak (of one rank, in
+// FLOP/s) that is not.
+static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
+                             double peak) {
+    const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
+    double seconds = flops / (0.3 * peak);
+    if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
+    std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
+    if (o.steps > 0)
+        text +=
+            format(", %s for %s steps", duration_text(double(o.steps) * seconds).c_str(), with_commas(o.steps).c_str());
+    if (!measured) return text + ", if it runs at 30 % of the peak: not measured, a step is too large to be tried here";
+    text +=
+        format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
+               with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
+    return batch.world_size == 1 ? text : text + ", on one rank, the network not counted";
+}
+
+int run_plan(const Options& options, Dtype dtype) {
+    Options o = options;
+    const RunSource source = find_training_start(o);
+    const int T = o.seq_len ? o.seq_len : source.config.max_T, world_size = std::max(1, o.world_size);
+    Comm alone;
+    resolve_micro_batch(dtype, o, source, T, alone, world_size, 1);
+    check_tokens_at_once(o.micro_batch, T);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
+    check_virtual_ranks(o, batch);
+    const DeviceInfo device = device_info();
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free());
+    if (!o.train_data.empty()) {
+        const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
+        rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});
+        resolve_steps(o, corpus.num_samples * T / batch.tokens_per_step);
+    }
+    const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
+    const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);
+    rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
+    if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size)});
+    if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch)});
+    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
+    rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),
+                                   o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
+    for (const std::string& line : source.notes) print_stdout(line + "\n");
+    return 0;
+}

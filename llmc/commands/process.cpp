@@ -1,0 +1,108 @@
+// process.cpp: options, device and threads of a command, before it runs.
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "base/device.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/terminal.h"
+#include "base/threads.h"
+#include "commands/commands.h"
+#include "model/gpt2.h"
+#include "parallel/comm.h"
+#include "train/run.h"
+
+// The start of a path or pattern decides; "{/a,/b}/train_*.bin" is absolute.
+static bool is_relative(const std::string& path) {
+    const size_t start = path.find_first_not_of('{');
+    return start != std::string::npos && path[start] != '/' && path[start] != '~';
+}
+
+// A path as a shell pattern that matches nothing else.
+static std::string as_pattern(const std::string& path) {
+    std::string out;
+    for (const char c : path) out += std::string(strchr("*?[]{}\\", c) ? "\\" : "") + c;
+    return out;
+}
+
+// A directory that is not here any more is that of another machine, or of a tree that was moved with its data.
+static void resolve_paths(nlohmann::json& options, const std::string& directory) {
+    if (!is_directory(directory) || directory == current_directory()) return;
+    for (const auto& [name, is_pattern] :
+         {std::pair("train-data", true), {"val-data", true}, {"tokenizer", false}, {"init", false}}) {
+        const auto path = options.find(name);
+        if (path == options.end() || !path->is_string() || !is_relative(path->get<std::string>())) continue;
+        *path = (is_pattern ? as_pattern(directory) : directory) + "/" + path->get<std::string>();
+    }
+}
+
+// The options in OUTPUT/run.json, as options_json wrote them at the last start of the run there. Relative paths become
+// absolute if that start was in another directory. Empty: there is no such file, and the options that were given are
+// enough.
+static std::string saved_options(const Options& o) {
+    const std::string path = o.output + "/run.json";
+    if (!path_exists(path) && (o.command == Command::plan || o.print_launch || !o.train_data.empty())) return "";
+    ENSURE(path_exists(path),
+           "--train-data is missing, and %s, from which --resume would take the options, is not there: give the "
+           "--output of a run, or all options",
+           path.c_str());
+    nlohmann::json run = read_json_object(path, 16 << 20);
+    const auto options = run.find("options");
+    if (options == run.end() || !options->is_object())
+        fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the others", path.c_str());
+    if (const auto directory = run.find("directory"); directory != run.end() && directory->is_string())
+        resolve_paths(*options, directory->get<std::string>());
+    return options->dump();
+}
+
+Options read_options(int argc, char** argv) {
+    const Options options = parse_options(argc, argv);
+    const std::string saved = options.needs_saved ? saved_options(options) : "";
+    return saved.empty() ? options : parse_options(argc, argv, saved);
+}
+
+// Where --autotune keeps its choices: they hold for a machine, not for a run.
+static std::string autotune_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    ENSURE((cache && *cache) || (home && *home), "--autotune keeps its choices in $HOME/.cache, and HOME is not set");
+    const std::string dir = (cache && *cache ? std::string(cache) : std::string(home) + "/.cache") + "/train_gpt2";
+    make_directories(dir);
+    return dir + "/products.txt";
+}
+
+// CPU ranks of a host share its cores, unless mpirun has given each its own, or the user chose a number.
+static int threads_of_rank(const Options& o, const Launch& launch) {
+    if (o.threads > 0 || launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return o.threads;
+    const int all = int(sysconf(_SC_NPROCESSORS_ONLN)), given = omp_get_num_procs();
+    return given < all ? given : std::max(1, all / launch.local_world_size);
+}
+
+void start_device(const Options& o, const Launch& launch) {
+    device_debug_sync = o.debug_sync;
+    choose_attention(o.cudnn != "off", o.deterministic != "off");
+    ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
+           "%s does not say which GPU is this rank's: give --local-rank", launch.launcher.c_str());
+    device_init(device_of(o, launch), threads_of_rank(o, launch));
+    if (o.autotune) device_autotune(autotune_file());
+}
+
+Dtype training_dtype(const Options& o) {
+    std::string precision = o.precision;
+    if (precision == "auto") precision = device_bf16_is_faster() ? "bf16" : "fp32";
+    ENSURE(precision == "bf16" || o.master_weights == "on",
+           "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
+    return precision == "bf16" ? Dtype::bf16 : Dtype::fp32;
+}
+
+// One line, so that the lines of several ranks do not mix.
+int print_launch(const Launch& launch) {
+    const std::string joining = describe_joining(launch);
+    print_stdout(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n");
+    return 0;
+}

@@ -1,0 +1,207 @@
+#include "data/dataloader.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/common.h"
+#include "base/random.h"
+
+// A Feistel network over 2 * half bits, the smallest such power of two that holds num_samples, is a bijection whatever
+// its round function; walking on until the result is a sample (at most four tries on average) makes it one of
+// 0 .. num_samples-1. Eight rounds, so that also a handful of samples is shuffled well.
+int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
+    assert(g >= 0 && num_samples > 0);
+    const uint64_t n = uint64_t(num_samples), epoch = uint64_t(g) / n;
+    int half = 1;
+    while (uint64_t(1) << (2 * half) < n) half++;
+    const uint64_t mask = (uint64_t(1) << half) - 1;
+    const Philox random{seed, 0xda7a000000000000 + epoch};  // far from the streams of tensors
+
+    uint64_t x = uint64_t(g) % n;
+    do {
+        uint64_t left = x >> half, right = x & mask;
+        for (uint64_t round = 0; round < 8; round++) {
+            const uint64_t mixed = left ^ (random(round << 32 | right)[0] & mask);
+            left = right, right = mixed;
+        }
+        x = left << half | right;
+    } while (x >= n);
+    return int64_t(x);
+}
+
+Corpus open_corpus(const std::string& pattern, const char* option, int T) {
+    ENSURE(T > 0, "--seq-len %d must be at least 1", T);
+    Corpus corpus = {.shards = {}, .first_sample = {}, .T = T, .tokens = 0, .num_samples = 0, .fingerprint = 0};
+    const std::vector<std::string> paths = glob_files(pattern, option);
+    const int places = std::clamp(512 / int(paths.size()), 2, 4);  // of many files fewer: they may be far away
+    std::string names;
+    for (const std::string& path : paths) {
+        const Shard shard = open_shard(path);
+        corpus.shards.push_back(shard);
+        corpus.first_sample.push_back(corpus.num_samples);
+        corpus.num_samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
+        corpus.tokens += shard.tokens;
+        names += format("%s %lld x %d, %016llx\n", path.substr(path.rfind('/') + 1).c_str(),
+                        static_cast<long long>(shard.tokens), shard.bytes_per_token,
+                        static_cast<unsigned long long>(sampled_hash(shard, places)));
+    }
+    corpus.first_sample.push_back(corpus.num_samples);
+    corpus.fingerprint = XXH3_64bits(names.data(), names.size());
+    return corpus;
+}
+
+void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* tokens) {
+    assert(sample >= 0 && sample < corpus.num_samples);
+    const auto after = std::upper_bound(corpus.first_sample.begin(), corpus.first_sample.end(), sample);
+    const int64_t shard =
+        after - corpus.first_sample.begin() - 1;  // the last that starts there or before: never an empty one
+    const int64_t begin = (sample - corpus.first_sample[shard]) * corpus.T;
+    read_tokens(corpus.shards[shard], begin, corpus.T + 1, vocab_size, tokens);
+}
+
+static std::string in_words(const Corpus& corpus, const DataLoaderConfig& config) {
+    return format("%s '%s' has %s samples of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
+                  config.pattern.c_str(), with_commas(corpus.num_samples).c_str(), corpus.T,
+                  with_commas(corpus.tokens).c_str(),
+                  corpus.shards.size() == 1 ? "one file" : format("%zu files", corpus.shards.size()).c_str());
+}
+
+DataLoader::DataLoader(const DataLoaderConfig& config_)
+    : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
+    const int64_t per_call = int64_t(config.B) * config.world_size;  // samples that all ranks take at a time
+    ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
+           "loader: --micro-batch %d, rank %d of %d", config.B, config.rank, config.world_size);
+    num_samples = corpus.num_samples;
+    int64_t& step = config.samples_per_step;
+    if (step == 0 || config.fixed_set) step = per_call;
+    ENSURE(step > 0 && step % per_call == 0,
+           "%s samples per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
+           with_commas(per_call).c_str(), config.B, config.world_size);
+    if (config.fixed_set) {
+        if (corpus.num_samples == 0)
+            fail(EXIT_BAD_DATA, "%s, not even one; give more text or lower --seq-len",
+                 in_words(corpus, config).c_str());
+        if (config.max_batches > 0) num_samples = std::min(num_samples, config.max_batches * config.B);
+        num_batches = ceil_div(num_samples, per_call);
+    } else if (corpus.num_samples < step) {
+        fail(EXIT_BAD_DATA,
+             "%s, but one step takes %s = --global-batch %s / %d; give more text, or lower --global-batch or --seq-len",
+             in_words(corpus, config).c_str(), with_commas(step).c_str(), with_commas(step * config.T).c_str(),
+             config.T);
+    }
+
+    device = DeviceBuffer<int>(2 * int64_t(config.B) * config.T, "the batch");
+    for (Slot& slot : slots) slot = {static_cast<int*>(host_allocate(device.bytes())), create_event(), 0};
+    start();
+}
+
+DataLoader::~DataLoader() {
+    stop();
+    for (Slot& slot : slots) {
+        wait_for_event(slot.copied);
+        destroy_event(slot.copied);
+        host_free(slot.host);
+    }
+}
+
+void DataLoader::start() {
+    filled = used = taken = 0;
+    origin = position;
+    stopping = false;
+    error = nullptr;
+    thread = std::thread([this] { read_ahead(); });
+}
+
+void DataLoader::stop() {
+    {
+        const std::lock_guard lock(mutex);
+        stopping = true;
+    }
+    changed.notify_all();
+    thread.join();
+}
+
+void DataLoader::seek(int64_t to) {
+    ENSURE(to >= 0, "data position %lld is negative", static_cast<long long>(to));
+    stop();
+    for (Slot& slot : slots) wait_for_event(slot.copied);
+    position = to;
+    start();
+}
+
+// The batch'th micro-batch after origin; returns how many of its targets count.
+int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
+    const int B = config.B, T = config.T;
+    const int64_t share = config.samples_per_step / config.world_size, micro_batches = share / B;
+    const int64_t step = batch / micro_batches, micro_step = batch % micro_batches;
+    const int64_t first = origin + step * config.samples_per_step + config.rank * share + micro_step * B;
+    const int64_t fixed_positions = num_batches * config.samples_per_step;
+    std::vector<int> window(T + 1);
+    int64_t valid = 0;
+    for (int b = 0; b < B; b++, tokens += T, targets += T) {
+        const int64_t sample =
+            config.fixed_set ? (first + b) % fixed_positions : sample_at(first + b, corpus.num_samples, config.seed);
+        if (sample >= num_samples) {  // fills up the last batch of the fixed set
+            std::fill_n(tokens, T, 0);
+            std::fill_n(targets, T, -1);
+            continue;
+        }
+        read_sample(corpus, sample, config.vocab_size, window.data());
+        std::copy_n(window.data(), T, tokens);
+        std::copy_n(window.data() + 1, T, targets);
+        valid += T;
+    }
+    return valid;
+}
+
+// The thread: fills slots until it is told to stop or meets an error, which next() then throws.
+void DataLoader::read_ahead() {
+    for (int64_t batch = 0;; batch++) {
+        {
+            std::unique_lock lock(mutex);
+            changed.wait(lock, [&] { return stopping || batch < used + 2; });
+            if (stopping) return;
+        }
+        Slot& slot = slots[batch % 2];
+        std::exception_ptr met;
+        try {
+            const Span span(config.trace, Track::loader, {"read batch", batch});
+            slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
+        } catch (...) {
+            met = std::current_exception();
+        }
+        const std::lock_guard lock(mutex);
+        error = met;
+        filled += !met;
+        changed.notify_all();
+        if (met) return;
+    }
+}
+
+// One buffer on the device is enough: the stream runs this copy after whatever still reads the batch before. Waiting
+// for that batch's own copy keeps the host at most one micro-batch ahead of the device, which then never runs dry.
+Batch DataLoader::next() {
+    if (taken > 0) wait_for_event(slots[(taken - 1) % 2].copied);
+    {
+        std::unique_lock lock(mutex);
+        used = taken;
+        changed.notify_all();
+        const auto there = [&] { return filled > taken || error; };
+        if (!there()) {
+            const Span span(config.trace, Track::host, {.name = "wait for data"});
+            const double start = seconds_now();
+            changed.wait(lock, there);
+            wait_seconds += seconds_now() - start;
+        }
+        if (filled <= taken) std::rethrow_exception(error);
+    }
+    Slot& slot = slots[taken % 2];
+    copy_to_device(device.data, slot.host, device.bytes(), config.stream);
+    record_event(slot.copied, config.stream);
+    const int64_t batches_per_step = config.samples_per_step / config.world_size / config.B;
+    taken++;
+    position = origin + taken / batches_per_step * config.samples_per_step;
+    return {device.data, device.data + device.size / 2, config.B, config.T, slot.valid_tokens};
+}

@@ -1,0 +1,56 @@
+#include "infer/eval.h"
+
+#include <cstring>
+#include <exception>
+
+// A sample's losses are added on its rank, samples in their order by every rank, all in double: the mean over a large
+// set keeps its digits.
+template <class floatX>
+std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
+                               const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {
+    const int64_t batches = loader.num_batches, B = loader.config.B;
+    std::vector<double> numbers;  // the sum of each sample, and at last how many tokens that were
+    int64_t tokens = 0;
+    std::exception_ptr error;
+    for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {
+        Batch batch = {};
+        try {
+            if (!error) batch = loader.next();
+        } catch (const Error&) {
+            error = std::current_exception();
+        }
+        if (error) continue;
+        model.forward(batch.tokens, batch.B, batch.T);
+        model.token_losses(batch.targets, batch.B, batch.T);
+        const std::vector<float> losses = to_host(model.acts.losses, int64_t(batch.B) * batch.T);
+        for (int b = 0; b < batch.B; b++) {
+            double sum = 0.0;
+            for (int t = 0; t < batch.T; t++) sum += double(losses[int64_t(b) * batch.T + t]);
+            numbers.push_back(sum);
+        }
+        tokens += batch.valid_tokens;
+    }
+    numbers.push_back(double(tokens));
+
+    const size_t whole = size_t(batches * B + 1) * sizeof(double);
+    const auto all = comm.exchange({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
+    if (error) std::rethrow_exception(error);
+    for (const std::string& of_rank : all)
+        if (of_rank.size() != whole) return {};
+    const auto number = [&](size_t rank, int64_t i) {
+        double value;
+        std::memcpy(&value, all[rank].data() + i * int64_t(sizeof value), sizeof value);
+        return value;
+    };
+    double sum = 0.0, count = 0.0;
+    for (int64_t i = 0; i < batches; i++)
+        for (size_t rank = 0; rank < all.size(); rank++)
+            for (int64_t b = 0; b < B; b++) sum += number(rank, i * B + b);
+    for (size_t rank = 0; rank < all.size(); rank++) count += number(rank, batches * B);
+    return sum / count;
+}
+
+template std::optional<double> evaluate<float>(GPT2<float>&, DataLoader&, Comm&,
+                                               const std::function<bool(int64_t, int64_t, bool)>&);
+template std::optional<double> evaluate<bf16>(GPT2<bf16>&, DataLoader&, Comm&,
+                                              const std::function<bool(int64_t, int64_t, bool)>&);

@@ -1,0 +1,46 @@
+#include "infer/generate.h"
+
+void check_prompt(const std::vector<int>& prompt, int T) {
+    ENSURE(!prompt.empty() && int64_t(prompt.size()) <= T,
+           "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), T);
+}
+
+template <class floatX>
+static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
+    const std::vector<floatX> logits = to_host(model.row_logits(row), model.config.V);
+    std::vector<float> out(logits.size());
+    for (size_t i = 0; i < logits.size(); i++) out[i] = float(logits[i]);
+    return out;
+}
+
+template <class floatX>
+void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
+              const std::function<bool(int token)>& emit) {
+    check_prompt(prompt, model.T);
+    std::vector<int> context = prompt;
+    DeviceBuffer<int> tokens(model.T, "the prompt");
+    const auto read_context = [&] {
+        copy_to_device(tokens.data, context.data(), int64_t(context.size() * sizeof(int)), model.stream);
+        model.forward(tokens.data, 1, int(context.size()));
+        return logits_of_row(model, int(context.size()) - 1);
+    };
+    std::vector<float> logits = read_context();
+    for (int i = 0; i < max_tokens; i++) {
+        const int token = sample_token(sampler, logits.data(), model.config.V, text, uint64_t(i));
+        if (!emit(token) || i + 1 == max_tokens) return;
+        context.push_back(token);
+        if (int(context.size()) > model.T) {
+            context.erase(context.begin(), context.end() - (model.T + 1) / 2);
+            logits = read_context();
+            continue;
+        }
+        copy_to_device(tokens.data, &token, sizeof(int), model.stream);
+        model.decode(tokens.data, int(context.size()) - 1);
+        logits = logits_of_row(model, 0);
+    }
+}
+
+template void generate<float>(GPT2<float>&, const std::vector<int>&, int, Sampler&, uint64_t,
+                              const std::function<bool(int)>&);
+template void generate<bf16>(GPT2<bf16>&, const std::vector<int>&, int, Sampler&, uint64_t,
+                             const std::function<bool(int)>&);

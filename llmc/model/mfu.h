@@ -1,0 +1,79 @@
+// mfu.h: model FLOPs utilization: the work that the model's formula asks for, over what the device could do at most.
+//
+// One definition, llm.c's, so that figures compare: 6 N + 6 L C T per token. 6 N: each parameter is multiplied and
+// added once forward and twice backward (N counts the tied embedding once, as the head, and no padding). 6 L C T:
+// queries times keys and weights times values, 12 L C T forward and backward, halved because attention is causal.
+// Recomputed work does not count.
+#pragma once
+#include <cctype>
+#include <string>
+
+#include "model/params.h"
+
+inline double flops_per_token(const GPT2Config& config, int T) {
+    return 6.0 * double(count_parameters(config)) + 6.0 * config.L * config.C * double(T);
+}
+
+// Fraction 0..1; 0 where the peak (FLOP/s) is not known.
+inline double mfu(double tokens_per_s, double flops_per_token, double peak_flops) {
+    return peak_flops > 0 ? tokens_per_s * flops_per_token / peak_flops : 0.0;
+}
+
+// Data-sheet peaks in TFLOP/s, dense: half of what sheets print "with sparsity". bf16 is with fp32 accumulation, which
+// GeForce cards do at half the rate of fp16.
+struct GpuPeak {
+    const char* name;  // as the driver has it, without "NVIDIA", "GeForce" and what follows
+    double bf16, tf32, fp32;
+};
+
+// Special cases stand before the name they contain.
+constexpr GpuPeak gpu_peaks[] = {
+    {"B200", 2250, 1125, 75},
+    {"GB200", 2500, 1250, 80},
+    {"GH200", 989, 494, 67},
+    {"H200 NVL", 835, 417, 60},
+    {"H200", 989, 494, 67},
+    {"H100 PCIe", 756, 378, 51},
+    {"H100 NVL", 835, 417, 60},
+    {"H100", 989, 494, 67},
+    {"H800 PCIe", 756, 378, 51},
+    {"H800", 989, 494, 67},
+    {"H20", 148, 74, 44},
+    {"A100", 312, 156, 19.5},
+    {"A800", 312, 156, 19.5},
+    {"A30", 165, 82, 10.3},
+    {"A40", 149.7, 74.8, 37.4},
+    {"A10", 125, 62.5, 31.2},
+    {"L40S", 362, 183, 91.6},
+    {"L40", 181, 90.5, 90.5},
+    {"L4", 121, 60, 30.3},
+    {"RTX A6000", 154.8, 77.4, 38.7},
+    {"RTX 6000 Ada", 364.2, 182.1, 91.1},
+    {"RTX 5090 D", 0, 0, 0},
+    {"RTX 5090", 209.5, 104.8, 104.8},
+    {"RTX 5080", 112.6, 56.3, 56.3},
+    {"RTX 4090 D", 147, 73.5, 73.5},
+    {"RTX 4090", 165.2, 82.6, 82.6},
+    {"RTX 4080 SUPER", 104.4, 52.2, 52.2},
+    {"RTX 4080", 97.5, 48.7, 48.7},
+    {"RTX 3090 Ti", 80, 40, 40},
+    {"RTX 3090", 71, 35.6, 35.6},
+};
+
+// The row whose name stands in the device's as whole words: "NVIDIA A100-SXM4-80GB" is an A100, "NVIDIA L40S" no L40.
+// Zeros for a GPU that is not listed, for laptop parts (they share names with faster cards) and for slices of a GPU.
+inline GpuPeak gpu_peak(const std::string& device) {
+    const auto has_words = [&](const std::string& words) {
+        for (size_t at = device.find(words); at != std::string::npos; at = device.find(words, at + 1)) {
+            const size_t end = at + words.size();
+            const bool begins = at == 0 || !std::isalnum(static_cast<unsigned char>(device[at - 1]));
+            if (begins && (end == device.size() || !std::isalnum(static_cast<unsigned char>(device[end])))) return true;
+        }
+        return false;
+    };
+    const GpuPeak unknown = {"", 0, 0, 0};
+    if (has_words("Laptop") || has_words("Max-Q") || has_words("MIG")) return unknown;
+    for (const GpuPeak& peak : gpu_peaks)
+        if (has_words(peak.name)) return peak;
+    return unknown;
+}

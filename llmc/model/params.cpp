@@ -1,0 +1,98 @@
+#include "model/params.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/random.h"
+
+static_assert(count_parameters({1024, 50257, 12, 12, 768}) == 124439808);
+static_assert(count_parameters({1024, 50257, 24, 16, 1024}) == 354823168);
+static_assert(count_parameters({1024, 50257, 36, 20, 1280}) == 774030080);
+static_assert(count_parameters({1024, 50257, 48, 25, 1600}) == 1557611200);
+
+GPT2Config config_by_name(const std::string& name) {
+    struct Named {
+        const char *depth, *hf_name;
+        int L, NH, C;
+    };
+    static constexpr Named sizes[] = {{"d12", "gpt2", 12, 12, 768},
+                                      {"d24", "gpt2-medium", 24, 16, 1024},
+                                      {"d36", "gpt2-large", 36, 20, 1280},
+                                      {"d48", "gpt2-xl", 48, 25, 1600}};
+    std::string known;
+    for (const Named& s : sizes) {
+        if (name == s.depth || name == s.hf_name) return {1024, 50257, s.L, s.NH, s.C};
+        known += format("%s%s (%s)", known.empty() ? "" : ", ", s.depth, s.hf_name);
+    }
+    fail(EXIT_USAGE, "--model %s is not known: give one of %s, or --layers, --heads and --channels", name.c_str(),
+         known.c_str());
+}
+
+void check_config(const GPT2Config& config) {
+    const auto bounded = [](int value, const char* what, int most) {
+        ENSURE(value >= 1 && value <= most, "a model of %d %s cannot be built: 1 to %d", value, what, most);
+    };
+    bounded(config.L, "layers", 1024);
+    bounded(config.C, "channels", 65536);
+    bounded(config.NH, "heads", 1024);
+    bounded(config.max_T, "positions", 1 << 20);
+    bounded(config.V, "tokens in the vocabulary", 1 << 20);
+    ENSURE(config.C % config.NH == 0, "%d channels are not a multiple of %d heads; try --channels %d", config.C,
+           config.NH, round_up(config.C, config.NH));
+}
+
+ParamLayout::ParamLayout(const GPT2Config& config, int parts) : config(config) {
+    check_config(config);
+    int64_t at[2] = {0, 0};  // the end of the model's scope, of a layer
+    for (Scope scope : {Scope::model, Scope::layer})
+        for (bool decay : {true, false})
+            for (const ParamSpec& p : param_table) {
+                if (p.scope != scope || p.decay != decay) continue;
+                int64_t& end = at[scope == Scope::layer];
+                offsets[p.id] = end;
+                end += round_up<int64_t>(size(p.id), FLAT_ALIGN);
+            }
+    for (int64_t& end : at) end = round_up(end, parts * FLAT_ALIGN);
+    for (const ParamSpec& p : param_table)
+        if (p.scope == Scope::layer) offsets[p.id] += at[0];
+    layer_stride = at[1];
+    total = at[0] + config.L * layer_stride;
+}
+
+Bucket ParamLayout::bucket(int b) const {
+    if (b == 0) return {0, offsets[lnfw], offsets[qkvw]};
+    const int64_t begin = offset(qkvw, b - 1);
+    return {begin, offset(ln1w, b - 1), begin + layer_stride};
+}
+
+DecayPattern ParamLayout::decay_pattern() const {
+    const Bucket model = bucket(0), layer = bucket(1);
+    return {model.end, model.decayed_end, layer_stride, layer.decayed_end - layer.begin};
+}
+
+void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end) {
+    const ParamSpec& spec = param_table[p];
+    // Elements of padded rows begin at `drawn`.
+    const int64_t drawn = std::clamp(int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p), begin, end);
+    std::fill(out + drawn - begin, out + end - begin, 0.0f);
+    if (spec.init == Init::zeros || spec.init == Init::ones) {
+        std::fill(out, out + drawn - begin, spec.init == Init::ones ? 1.0f : 0.0f);
+        return;
+    }
+    const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
+    const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
+    const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
+    constexpr int64_t BLOCK = 512;  // pairs, drawn many at a time
+#pragma omp parallel for schedule(static)
+    for (int64_t block = begin / 2; block < ceil_div<int64_t>(drawn, 2); block += BLOCK) {
+        uint32_t words[BLOCK][4];
+        for (int64_t i = 0; i < BLOCK; i++) random.words(words[i], uint64_t(block + i));
+        float values[2 * BLOCK];
+        for (int64_t i = 0; i < BLOCK; i++) {
+            const auto pair = box_muller(words[i][0], words[i][1]);
+            values[2 * i] = scale * pair[0], values[2 * i + 1] = scale * pair[1];
+        }
+        const int64_t from = std::max(begin, 2 * block), to = std::min(drawn, 2 * (block + BLOCK));
+        std::copy(values + from - 2 * block, values + to - 2 * block, out + from - begin);
+    }
+}

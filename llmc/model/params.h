@@ -1,0 +1,127 @@
+// params.h: the model's shape, the table of its 16 parameter tensors, and where each lies in a flat buffer.
+//
+// Everything that walks over parameters reads param_table: allocation, initialization, decay, buckets, checkpoints.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "base/common.h"
+#include "ops/ops.h"
+
+struct GPT2Config {
+    int max_T = 1024;   // positions: the longest sequence
+    int V = 50257;      // vocabulary
+    int L = 12;         // layers
+    int NH = 12;        // heads
+    int C = 768;        // channels
+
+    int Vp() const { return round_up(V, 128); }  // rows of wte in memory: the products like full tiles
+    int HS() const { return C / NH; }
+    bool operator==(const GPT2Config&) const = default;
+};
+
+// d12, d24, d36, d48 or gpt2, gpt2-medium, gpt2-large, gpt2-xl; refuses other names and lists these.
+GPT2Config config_by_name(const std::string& name);
+// Refuses what cannot be computed: sizes below 1 or beyond bounds, C not a multiple of NH.
+void check_config(const GPT2Config& config);
+
+// In the order of a flat buffer: decayed tensors (2-D) first in each scope.
+enum Param {
+    wte, wpe, lnfw, lnfb,                  // once in the model
+    qkvw, attprojw, fcw, fcprojw,          // in each layer
+    ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb,
+    NUM_PARAMS
+};
+enum class Scope { model, layer };
+enum class Dim { one, V, T, C, C3, C4 };       // "one": the tensor has one dimension
+enum class Init { normal, residual, ones, zeros };  // normal: N(0, 0.02); residual: N(0, 0.02 / sqrt(2 L))
+enum class HFLayout { same, transposed };
+
+struct ParamSpec {
+    Param id;
+    const char* name;     // in gradient reports and tests, as llm.c has it
+    const char* hf_name;  // after "transformer." and, for a layer, "h.N."
+    Scope scope;
+    Dim rows, cols;
+    Init init;
+    bool decay;
+    HFLayout hf_layout;   // Hugging Face's Conv1D stores (in, out), we (out, in)
+};
+
+constexpr ParamSpec param_table[NUM_PARAMS] = {
+    // clang-format off
+    {wte,      "wte",      "wte.weight",         Scope::model, Dim::V,   Dim::C,  Init::normal,   true,  HFLayout::same},  // also the LM head
+    {wpe,      "wpe",      "wpe.weight",         Scope::model, Dim::T,   Dim::C,  Init::normal,   true,  HFLayout::same},
+    {lnfw,     "lnfw",     "ln_f.weight",        Scope::model, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
+    {lnfb,     "lnfb",     "ln_f.bias",          Scope::model, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    {qkvw,     "qkvw",     "attn.c_attn.weight", Scope::layer, Dim::C3,  Dim::C,  Init::normal,   true,  HFLayout::transposed},
+    {attprojw, "attprojw", "attn.c_proj.weight", Scope::layer, Dim::C,   Dim::C,  Init::residual, true,  HFLayout::transposed},
+    {fcw,      "fcw",      "mlp.c_fc.weight",    Scope::layer, Dim::C4,  Dim::C,  Init::normal,   true,  HFLayout::transposed},
+    {fcprojw,  "fcprojw",  "mlp.c_proj.weight",  Scope::layer, Dim::C,   Dim::C4, Init::residual, true,  HFLayout::transposed},
+    {ln1w,     "ln1w",     "ln_1.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
+    {ln1b,     "ln1b",     "ln_1.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    {qkvb,     "qkvb",     "attn.c_attn.bias",   Scope::layer, Dim::one, Dim::C3, Init::zeros,    false, HFLayout::same},
+    {attprojb, "attprojb", "attn.c_proj.bias",   Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    {ln2w,     "ln2w",     "ln_2.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
+    {ln2b,     "ln2b",     "ln_2.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    {fcb,      "fcb",      "mlp.c_fc.bias",      Scope::layer, Dim::one, Dim::C4, Init::zeros,    false, HFLayout::same},
+    {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    // clang-format on
+};
+constexpr bool param_table_is_ordered() {
+    for (int p = 0; p < NUM_PARAMS; p++)
+        if (param_table[p].id != p) return false;
+    return true;
+}
+static_assert(param_table_is_ordered(), "param_table must list the parameters in the order of enum Param");
+
+constexpr int dim_size(const GPT2Config& config, Dim dim) {
+    switch (dim) {
+        case Dim::V: return config.V;
+        case Dim::T: return config.max_T;
+        case Dim::C: return config.C;
+        case Dim::C3: return 3 * config.C;
+        case Dim::C4: return 4 * config.C;
+        default: return 1;
+    }
+}
+
+// Parameters of the model, the padded rows of wte left out: 124,439,808 for d12.
+constexpr int64_t count_parameters(const GPT2Config& config) {
+    int64_t count = 0;
+    for (const ParamSpec& p : param_table)
+        count += int64_t(dim_size(config, p.rows)) * dim_size(config, p.cols) * (p.scope == Scope::layer ? config.L : 1);
+    return count;
+}
+
+// What one collective moves: bucket 0 holds the tensors of the model's scope, bucket 1 + l those of layer l. Decayed
+// elements come first.
+struct Bucket {
+    int64_t begin, decayed_end, end;
+};
+
+// Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of FLAT_ALIGN; the gaps and
+// wte's padded rows hold zeros in every buffer, and zeros stay zeros under AdamW.
+struct ParamLayout {
+    GPT2Config config;
+    int64_t offsets[NUM_PARAMS];  // of layer 0, for tensors of a layer
+    int64_t layer_stride;
+    int64_t total;
+
+    // Buckets are filled up so that they can be cut into so many equal parts, each a multiple of FLAT_ALIGN.
+    explicit ParamLayout(const GPT2Config& config, int parts = 1);
+    int rows(Param p) const { return p == wte ? config.Vp() : dim_size(config, param_table[p].rows); }  // in memory
+    int cols(Param p) const { return dim_size(config, param_table[p].cols); }
+    int64_t size(Param p) const { return int64_t(rows(p)) * cols(p); }
+    int layers(Param p) const { return param_table[p].scope == Scope::layer ? config.L : 1; }
+    int64_t offset(Param p, int l = 0) const {
+        return offsets[p] + (param_table[p].scope == Scope::layer ? l * layer_stride : 0);
+    }
+    int num_buckets() const { return 1 + config.L; }
+    Bucket bucket(int b) const;
+    DecayPattern decay_pattern() const;
+};
+
+// GPT-2's initialization: elements begin .. end of one tensor in memory layout, padded rows zero. Element i depends on
+// seed, the tensor and i alone: not on threads, ranks or order.
+void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end);

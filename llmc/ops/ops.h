@@ -1,0 +1,85 @@
+// ops.h: the operations of the model, from ops.inc, in namespaces gpu and cpu; ops is the one that this build trains
+// with.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/common.h"
+#include "base/dtype.h"
+
+// A weight matrix (OC, IC) as the products read it: its rows, and the copy that pack_weight made of them for this
+// backend's matrix units. packed may be null: the product then packs for itself, each time.
+template <class floatX>
+struct Weight {
+    const floatX* rows;
+    const void* packed;
+};
+
+// What a flat buffer of parameters (params.h) is divided by: tensors, buckets and shards start at multiples of it.
+constexpr int64_t FLAT_ALIGN = 64;
+
+// Which elements of a flat buffer decay, by their index in it: of the elements below `first` the first `first_decayed`,
+// then of every `period` elements the first `decayed`. All are multiples of FLAT_ALIGN.
+struct DecayPattern {
+    int64_t first, first_decayed;
+    int64_t period, decayed;
+
+    // The elements from i up to `end` that all decay, or all do not.
+    struct Run {
+        int64_t end;
+        bool decays;
+    };
+    HOST_DEVICE __attribute__((always_inline)) Run run(int64_t i) const {
+        if (i < first) return i < first_decayed ? Run{first_decayed, true} : Run{first, false};
+        const int64_t at = int64_t(uint64_t(i - first) % uint64_t(period));
+        return at < decayed ? Run{i - at + decayed, true} : Run{i - at + period, false};
+    }
+};
+
+// AdamW's constants. Weight decay is decoupled: a part of the weight, not of its gradient.
+struct AdamWConfig {
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+    uint64_t seed = 0;  // of the rounding at random
+};
+
+// By what a GPU runs bf16 attention, where there is a choice: cuDNN or kernels of ours, which are deterministic always.
+// Without deterministic, cuDNN sums dQ in the order in which blocks come, another in every run, and moves less memory.
+struct AttentionChoice {
+    bool cudnn = true;
+    bool deterministic = true;
+    int64_t part_bytes = 256 << 20;  // of the gradients of scores at a time, which its deterministic backward stores
+};
+
+// Philox's stream of the numbers that a step rounds with: this plus the step; apart from those of data and samples.
+constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
+
+// Refuses what adamw cannot do.
+inline void check_adamw(int64_t begin, int64_t count, const DecayPattern& decay, int step) {
+    ENSURE(step >= 1, "adamw: step %d; steps count from 1", step);
+    ENSURE(begin >= 0 && count >= 0 && begin % FLAT_ALIGN == 0 && count % FLAT_ALIGN == 0,
+           "adamw: %lld elements from %lld on: multiples of %lld, from 0 up", static_cast<long long>(count),
+           static_cast<long long>(begin), static_cast<long long>(FLAT_ALIGN));
+    const auto bucket = [](int64_t decayed, int64_t size) {
+        ENSURE(decayed >= 0 && decayed <= size && decayed % FLAT_ALIGN == 0 && size % FLAT_ALIGN == 0,
+               "adamw: %lld of a bucket of %lld elements decay: multiples of %lld, at most all",
+               static_cast<long long>(decayed), static_cast<long long>(size), static_cast<long long>(FLAT_ALIGN));
+    };
+    bucket(decay.first_decayed, decay.first);
+    bucket(decay.decayed, decay.period);
+    ENSURE(decay.period > 0, "adamw: buckets of no elements; give a period of %lld or more",
+           static_cast<long long>(FLAT_ALIGN));
+}
+
+namespace cpu {
+#include "ops/ops.inc"
+}
+namespace gpu {
+#include "ops/ops.inc"
+}
+
+#ifdef USE_CUDA
+namespace ops = gpu;
+#else
+namespace ops = cpu;
+#endif

@@ -1,0 +1,215 @@
+#include "options/arguments.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include <CLI/CLI.hpp>
+
+// ---- values
+
+// std::from_chars of all of the text.
+template <class T>
+static std::from_chars_result read_number(const std::string& text, T& value) {
+#if !defined(__cpp_lib_to_chars)  // LLVM's C++ library knows whole numbers only
+    if constexpr (std::is_floating_point_v<T>) {
+        if (text.empty() || !strchr("-.0123456789", text[0]) || text.find_first_not_of("+-.0123456789eE") < text.size())
+            return {text.data(), std::errc::invalid_argument};
+        char* stop;
+        errno = 0;
+        value = T(std::is_same_v<T, float> ? strtof(text.c_str(), &stop) : strtod(text.c_str(), &stop));
+        return {stop, errno == ERANGE ? std::errc::result_out_of_range : std::errc()};
+    } else
+#endif
+        return std::from_chars(text.data(), text.data() + text.size(), value);
+}
+
+template <class T>
+T parse_value(const std::string& name, const std::string& text) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        return text;
+    } else if constexpr (std::is_same_v<T, bool>) {
+        ENSURE(text == "0" || text == "1" || text == "true" || text == "false", "%s: '%s' is neither 0 nor 1",
+               name.c_str(), text.c_str());
+        return text == "1" || text == "true";
+    } else {
+        T value{};
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = read_number(text, value);
+        ENSURE(error != std::errc::result_out_of_range, "%s: %s is out of range", name.c_str(), text.c_str());
+        ENSURE(error == std::errc() && stop == end, "%s: '%s' is not a %s", name.c_str(), text.c_str(),
+               std::is_floating_point_v<T> ? "number"
+               : std::is_signed_v<T>       ? "whole number"
+                                           : "whole number from 0 up");
+        return value;
+    }
+}
+
+template <class T>
+std::string value_text(const T& value) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        return value;
+    } else if constexpr (std::is_same_v<T, bool>) {
+        return value ? "1" : "0";
+    } else if constexpr (std::is_floating_point_v<T>) {
+        std::string text;
+        for (int digits = 6; digits <= 17; digits++)
+            if (text = format("%.*g", digits, value); std::stod(text) == value) break;
+        return text;
+    } else {
+        return std::to_string(value);
+    }
+}
+
+#define INSTANTIATE_VALUE(T)                                           \
+    template T parse_value<T>(const std::string&, const std::string&); \
+    template std::string value_text<T>(const T&)
+INSTANTIATE_VALUE(std::string);
+INSTANTIATE_VALUE(bool);
+INSTANTIATE_VALUE(int);
+INSTANTIATE_VALUE(int64_t);
+INSTANTIATE_VALUE(uint64_t);
+INSTANTIATE_VALUE(double);
+
+// ---- the command line
+
+// "--output --steps 5": CLI11 takes whatever follows an option for its value.
+static void check_values_follow(const OptionSpecs& all, const ParsedArgs& given) {
+    for (const auto& [i, text] : given.values)
+        for (const OptionSpec& other : all)
+            ENSURE(text != other.long_name(), "%s needs a value (%s), but the option %s follows",
+                   all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
+}
+
+// "-output=x" would be -o with the value "utput=x".
+static void refuse_single_dash(const OptionSpecs& all, const std::string& argument) {
+    if (argument.size() < 3 || argument[0] != '-' || argument[1] == '-') return;
+    const std::string name = "-" + argument.substr(0, argument.find('='));
+    for (const OptionSpec& d : all)
+        ENSURE(d.long_name() != name, "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
+}
+
+ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv) {
+    ParsedArgs given;
+    CLI::App app;
+    app.set_help_flag();
+    app.allow_extras();
+    struct Target {
+        size_t spec;
+        bool by_old_name;
+        CLI::Option* option = nullptr;
+        std::string text = {};
+    };
+    std::deque<Target> targets;  // CLI11 keeps references to the texts
+    const auto add = [&](size_t i, const std::string& names, bool flag) {
+        Target& target = targets.emplace_back(Target{i, names == all[i].old_name});
+        target.option = flag ? app.add_flag(names, target.text) : app.add_option(names, target.text);
+        target.option->take_last()->type_name(all[i].unit);
+    };
+    for (size_t i = 0; i < all.size(); i++) {
+        add(i, all[i].names, all[i].kind == ValueKind::flag);
+        if (!all[i].llmc_alias.empty()) add(i, all[i].llmc_alias, false);
+        if (!all[i].old_name.empty()) add(i, all[i].old_name, all[i].kind == ValueKind::flag);
+    }
+    app.add_flag("-h,--help", given.help);
+    app.add_flag("--version", given.version);
+
+    // After "--" there are only inputs, whatever they look like.
+    const char* const* end = takes_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
+    std::vector<std::string> arguments;
+    for (const char* const* argument = argv; argument < end; argument++) {
+        arguments.push_back(*argument);
+        refuse_single_dash(all, *argument);
+        std::string& name = arguments.back();
+        if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
+        name.pop_back();  // "--name=": CLI11 would take the next argument for the value
+        arguments.push_back("");
+    }
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    try {
+        app.parse(arguments);
+    } catch (const CLI::ArgumentMismatch& error) {
+        const std::string text = error.what();
+        fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
+    } catch (const CLI::ParseError& error) {
+        fail(EXIT_USAGE, "%s (see --help)", error.what());
+    }
+    for (const Target& target : targets)
+        if (target.option->count() > 0) {
+            const OptionSpec& spec = all[target.spec];
+            given.values[target.spec] = target.text;
+            if (target.by_old_name)
+                given.renamed.push_back(spec.old_name + " is now " + spec.long_name() +
+                                        "; the next release takes the new name only");
+        }
+    for (const std::string& extra : app.remaining())
+        (takes_inputs && !extra.starts_with("-") ? given.inputs : given.unknown).push_back(extra);
+    if (end < argv + argc) given.inputs.insert(given.inputs.end(), end + 1, argv + argc);
+    check_values_follow(all, given);
+    return given;
+}
+
+void read_values(const OptionSpecs& all, const ParsedArgs& given) {
+    for (const auto& [i, text] : given.values) {
+        all[i].read(text);
+        for (const auto& check : all[i].checks) check();
+    }
+}
+
+// ---- help
+
+// Insertions, deletions, substitutions and swaps of neighbours that turn a into b.
+static int edit_distance(const std::string& a, const std::string& b) {
+    std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) above[j] = int(j);
+    for (size_t i = 1; i <= a.size(); i++) {
+        row[0] = int(i);
+        for (size_t j = 1; j <= b.size(); j++) {
+            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = std::min(row[j], before[j - 2] + 1);
+        }
+        before.swap(above);
+        above.swap(row);
+    }
+    return above[b.size()];
+}
+
+std::string nearest_name(const std::vector<std::string>& known, const std::string& name) {
+    std::string nearest;
+    int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // farther ones are no mistyped name
+    if (name.size() < 6) distance = 2;
+    for (const std::string& candidate : known)
+        if (const int e = edit_distance(name, candidate); e < distance) distance = e, nearest = candidate;
+    return nearest;
+}
+
+std::string nearest_option(const OptionSpecs& all, const std::string& name) {
+    std::vector<std::string> known = {"--help", "--version"};
+    for (const OptionSpec& d : all) known.push_back(d.long_name());
+    if (name.size() > 4)
+        for (const std::string& candidate : known)  // --warm, --temp
+            if (candidate.starts_with(name)) return candidate;
+    const std::string nearest = nearest_name(known, name);
+    if (!nearest.empty() || name.size() <= 4) return nearest;
+    for (const std::string& candidate : known)  // --batch
+        if (candidate.find(name.substr(2)) != std::string::npos) return candidate;
+    return nearest;
+}
+
+std::string list_options(const OptionSpecs& all) {
+    std::string out;
+    constexpr int column = 36;
+    std::string section;
+    for (const OptionSpec& d : all) {
+        if (d.section != section) out += "\n" + d.section + ":\n";
+        section = d.section;
+        const std::string left = "  " + d.names + (d.unit.empty() ? "" : " " + d.unit);
+        out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
+                                                     : std::string(column - left.size(), ' '));
+        out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";
+    }
+    return out;
+}

@@ -1,0 +1,101 @@
+#include "options/foreign_options.h"
+
+#include <algorithm>
+
+static constexpr const char *nanogpt = "nanoGPT", *trainer = "Hugging Face's Trainer", *pytorch = "PyTorch's scripts",
+                            *llmc = "llm.c";
+
+static constexpr ForeignOption table[] = {
+    // model
+    {"--n_layer --num_layers --n_layers --depth", nanogpt, "it is --layers"},
+    {"--n_head --num_heads --n_heads", nanogpt, "it is --heads"},
+    {"--n_embd --hidden_size --d_model --embed_dim", nanogpt, "it is --channels"},
+    {"--block_size --context_length --max_seq_len --max_length --sequence_length", nanogpt,
+     "it is --seq-len, which is also the number of positions of a new model"},
+    {"--dropout --bias", nanogpt, "there is none: no dropout, and biases as GPT-2 has them"},
+    {"--init_from", nanogpt, "it is --init DIR for weights of Hugging Face's, and --resume to continue"},
+    {"--model_name_or_path --model_name", trainer, "it is --init DIR for weights, --model NAME for a size"},
+    // data
+    {"--dataset --data_dir --dataset_name", nanogpt, "it is --train-data, a quoted pattern of token shards"},
+    {"--input_bin", llmc, "it is --train-data"},
+    {"--input_val_bin", llmc, "it is --val-data"},
+    {"--num_workers --workers", pytorch, "there is none: a thread reads ahead by itself"},
+    // batch
+    {"--batch_size", "nanoGPT and PyTorch's scripts",
+     "it is --micro-batch in sequences per rank; --global-batch is in tokens per step"},
+    {"--device_batch_size", "nanochat", "it is --micro-batch, in sequences"},
+    {"--total_batch_size", "nanochat and llm.c", "it is --global-batch, in tokens"},
+    {"--per_device_train_batch_size --per_gpu_train_batch_size", trainer, "it is --micro-batch, in sequences"},
+    {"--gradient_accumulation_steps --grad_accum_steps", "nanoGPT and Hugging Face's Trainer",
+     "it follows from --global-batch: its tokens over those of --micro-batch sequences on all ranks"},
+    {"--gradient_checkpointing", trainer, "it is --recompute layer"},
+    // precision and device
+    {"--dtype --mixed_precision --amp --bf16 --fp16 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
+     "it is --precision bf16 or fp32"},
+    {"--compile --torch_compile --flash --tensorcores", nanogpt, "there is none: nothing is compiled at run time"},
+    {"--device --gpu --gpus --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
+     "there is none: train_gpt2 runs on the CPU, train_gpt2cu on GPUs, one for each rank"},
+    // optimizer and schedule
+    {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},
+    {"--max_steps", trainer, "it is --steps"},
+    {"--epochs --num_epochs --num_train_epochs --max_epochs", "PyTorch's scripts and Hugging Face's Trainer",
+     "it is --steps, and 0 of them is one epoch"},
+    {"--learning_rate", "nanoGPT and PyTorch's scripts", "it is --lr"},
+    {"--min_lr --learning_rate_decay_frac", nanogpt, "it is --final-lr-fraction, as a fraction of --lr"},
+    {"--warmup_iters --warmup_steps", nanogpt, "it is --warmup"},
+    {"--warmup_ratio", trainer, "it is --warmup, in steps"},
+    {"--lr_decay_iters --decay_lr", nanogpt, "it is --schedule, which ends with --steps"},
+    {"--lr_scheduler_type --lr_scheduler", trainer, "it is --schedule"},
+    {"--max_grad_norm", trainer, "it is --grad-clip"},
+    {"--adam_beta1", trainer, "it is --beta1"},
+    {"--adam_beta2", trainer, "it is --beta2"},
+    {"--adam_epsilon", trainer, "it is --eps"},
+    // evaluation, output
+    {"--eval_interval --val_loss_every", nanogpt, "it is --val-every"},
+    {"--eval_steps", trainer, "it is --val-every"},
+    {"--eval_iters --val_max_steps", nanogpt, "it is --val-batches"},
+    {"--eval_only --inference_only", nanogpt, "there is none: that is the command eval"},
+    {"--log_interval", nanogpt, "it is --log-every"},
+    {"--logging_steps", trainer, "it is --log-every"},
+    {"--out_dir --output_dir --save_dir --log_dir", "nanoGPT and Hugging Face's Trainer", "it is --output"},
+    {"--save_steps --save_every --save_interval --always_save_checkpoint", trainer, "it is --checkpoint-every"},
+    {"--save_total_limit", trainer, "it is --keep"},
+    {"--resume_from_checkpoint", trainer, "it is --resume, from the newest checkpoint in --output"},
+    {"--wandb_log --wandb_project --wandb_run_name --report_to", nanogpt,
+     "there is none: log.jsonl in --output has every step"},
+    // generate
+    {"--start", nanogpt, "it is --prompt"},
+    {"--max_new_tokens", nanogpt, "it is --max-tokens"},
+    {"--do_sample", trainer, "it is --temperature, and 0 takes the likeliest token"},
+    // llm.c's letters; the others are ours too
+    {"-m", llmc, "it is --val-batches"},
+    {"-r", llmc, "it is --recompute none, gelu or layer for 0, 1 and 2"},
+    {"-w", llmc, "it is --master-weights on or off"},
+    {"-f", llmc, "it is --precision"},
+    {"-a", llmc, "there is none: train on a file of a few tokens"},
+    {"-h 0 -h 1", llmc, "there is no HellaSwag; leave it out"},
+    {"-nk", llmc, "it is --keep"},
+    {"-nm", llmc, "there is none: --keep 0 keeps all checkpoints"},
+    {"-sl -sg", llmc, "there is none: a run stops before the first gradient that is not finite"},
+    {"-ge", llmc, "there is none: leave it out"},
+    {"-lg", llmc, "there is none: leave it out"},
+    {"-pn", llmc, "it is --world-size, which launchers give by themselves"},
+    {"-pr", llmc, "it is --rank, which launchers give by themselves"},
+    {"-pg", llmc, "it is --local-rank, which launchers give by themselves"},
+    {"-ps", llmc, "it is --rendezvous HOST:PORT"},
+    {"-pi -pm -pf -pp", llmc, "there is none: --rendezvous HOST:PORT is for ranks without a launcher"},
+};
+
+const ForeignOption* find_foreign_option(const std::string& name) {
+    std::string wanted = name;
+    if (name.starts_with("--")) std::replace(wanted.begin() + 2, wanted.end(), '-', '_');
+    for (const ForeignOption& foreign : table)
+        if ((" " + std::string(foreign.names) + " ").find(" " + wanted + " ") != std::string::npos) return &foreign;
+    return nullptr;
+}
+
+std::string own_option(const ForeignOption& foreign) {
+    const std::string text = foreign.here;
+    const size_t begin = text.find("--");
+    return begin == text.npos ? "" : text.substr(begin, text.find_first_of(" ,;:", begin) - begin);
+}

@@ -1,0 +1,536 @@
+#include "options/options.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "base/threads.h"
+#include "options/arguments.h"
+#include "options/foreign_options.h"
+
+using Json = nlohmann::ordered_json;
+
+static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
+
+const char* command_name(Command command) { return command_names[int(command)]; }
+
+std::string version() {
+#ifdef GIT_COMMIT
+    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
+#else
+    return "train_gpt2 0.1.0";
+#endif
+}
+
+// ---- the options, section by section
+
+static void model_options(OptionSpecs& all, Options& o) {
+    Section s{all, "model"};
+    s.add("-e,--model", o.model, "", "NAME", "d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
+        .shown("d12, unless --init or --layers");
+    s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint");
+    s.add("--layers", o.layers, 0, "N", "with --heads and --channels: a model of this shape").at_least(0).shown("");
+    s.add("--heads", o.heads, 0, "N", "heads of attention in a layer").at_least(0).shown("");
+    s.add("--channels", o.channels, 0, "N", "width; a multiple of the heads").at_least(0).shown("");
+    s.add("--vocab-size", o.vocab_size, 0, "TOKENS", "0 = the tokenizer's, or 50257").between(0, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+        .between(0, 1 << 20);
+}
+
+static void precision_options(OptionSpecs& all, Options& o, const char* title) {
+    Section s{all, title};
+    s.add("--precision", o.precision, "auto", "fp32|bf16|auto", "weights and activations; auto = bf16 on matrix units")
+        .one_of_unit();
+}
+
+static void data_options(OptionSpecs& all, Options& o) {
+    Section s{all, "data"};
+    s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'");
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on");
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "for samples and checkpoints").shown("beside the training data");
+}
+
+static void batch_options(OptionSpecs& all, Options& o) {
+    Section s{all, "batch"};
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto", "per rank and pass (B); auto = fast, and fits")
+        .between(1, 1 << 20)
+        .or_word("auto", 0);
+    s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
+          "per optimizer step over all ranks; 0 = one micro-batch per rank")
+        .between(0, int64_t(1) << 40)
+        .shown("524288 for d12 to d48, else 0");
+    s.add("--recompute", o.recompute, "none", "none|gelu|layer", "in backward what forward need not keep, for memory")
+        .one_of_unit();
+    s.add("--logit-chunks", o.logit_chunks, 0, "N", "pieces in which logits are made, for memory; 0 = chosen")
+        .renamed_from("--head-chunks")
+        .between(0, 1 << 20);
+    s.add("--master-weights", o.master_weights, "on", "on|off",
+          "fp32 beside bf16; off = stochastic rounding, for memory")
+        .one_of_unit();
+}
+
+static void rank_options(OptionSpecs& all, Options& o) {
+    Section s{all, "ranks"};
+    s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)")
+        .between(0, 1);
+    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "of gradients on their way between ranks").one_of_unit();
+    s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
+          "the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs: sums as if there were N; 0 = off")
+        .between(0, 1024);
+    s.add_flag("--share-gpu", o.share_gpu, "ranks may share GPUs, through host memory: for tests");
+    s.add("--rank", o.rank, -1, "N", "of this process, where no launcher says it").between(-1, 1 << 20).shown("");
+    s.add("--world-size", o.world_size, -1, "N", "processes of the run; plan: how many to plan for")
+        .between(-1, 1 << 20)
+        .shown("");
+    s.add("--local-rank", o.local_rank, -1, "N", "number of the GPU").between(-1, 1 << 20).shown("");
+    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "of rank 0, where ranks without MPI meet");
+    s.add("--run-id", o.run_id, "", "TEXT", "tells runs apart that meet at one place");
+    s.add("--rendezvous-timeout", o.rendezvous_timeout, 300.0, "SECONDS", "that ranks wait for each other at the start")
+        .between(1.0, 1e6);
+    s.add_flag("--print-launch", o.print_launch, "say which rank this is and where it meets the others, and end");
+}
+
+static void optimizer_options(OptionSpecs& all, Options& o) {
+    Section s{all, "optimizer"};
+    s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch")
+        .between(-1, std::numeric_limits<int>::max());
+    s.add("--stop-after", o.stop_after, 0, "STEPS", "end this run after that many more, schedule unchanged; 0 = off")
+        .at_least(0);
+    s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
+    s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
+          "after warmup; wsd = constant, then 1 - sqrt over the last fifth")
+        .one_of_unit();
+    s.add("-u,--warmup", o.warmup, -1, "STEPS", "linear from the first step on")
+        .at_least(0)
+        .shown("700, or a tenth of a shorter run");
+    s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION", "of the peak rate, reached at the last step")
+        .between(0.0, 1.0);
+    s.add("--optimizer", o.optimizer, "adamw", "adamw", "how gradients change the weights").one_of_unit();
+    s.add("-c,--weight-decay", o.weight_decay, 0.1, "FACTOR", "AdamW, of matrices and embeddings only; 0 = off")
+        .between(0.0, 100.0);
+    s.add("--beta1", o.beta1, 0.9, "FACTOR", "AdamW, of the mean").from_to_below(0.0, 1.0);
+    s.add("--beta2", o.beta2, 0.95, "FACTOR", "AdamW, of the mean square").from_to_below(0.0, 1.0);
+    s.add("--eps", o.eps, 1e-8, "VALUE", "AdamW, added to the root").between(1e-30, 1.0);
+    s.add("--grad-clip", o.grad_clip, 1.0, "NORM", "largest global norm of the gradients; 0 = off").between(0.0, 1e9);
+}
+
+static void report_options(OptionSpecs& all, Options& o) {
+    Section s{all, "evaluation and samples"};
+    s.add("-v,--val-every", o.val_every, 250, "STEPS", "validation loss, and after the last step; 0 = never")
+        .at_least(0);
+    s.add("--val-batches", o.val_batches, 20, "BATCHES", "micro-batches of validation, always the same; 0 = all")
+        .at_least(0);
+    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text; 0 = never").at_least(0);
+    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "of a sample").between(1, 1 << 20);
+    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "of a sample").shown("<|endoftext|>");
+}
+
+static void checkpoint_options(OptionSpecs& all, Options& o) {
+    Section s{all, "output"};
+    s.add("-o,--output", o.output, "out", "DIR", "logs and checkpoints; '' = write nothing");
+    s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS", "and after the last step; 0 = never").at_least(0);
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "delete older ones; 0 = keep all").at_least(0);
+    s.add_flag("--resume", o.resume,
+               "from the newest checkpoint in --output (-y 1), with its run's options where none are given", "-y");
+    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "of model.safetensors").one_of_unit();
+}
+
+static void seed_option(OptionSpecs& all, Options& o, const char* help) {
+    Section{all, "run"}.add("--seed", o.seed, 42, "N", help);
+}
+
+static void threads_option(OptionSpecs& all, Options& o) {
+    Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, MAX_THREADS);
+}
+
+static void gpu_options(OptionSpecs& all, Options& o) {
+    Section s{all, "GPU"};
+    s.add("--cudnn", o.cudnn, "on", "on|off", "bf16 attention by cuDNN where it is built in; off = by our own kernels")
+        .one_of_unit();
+    s.add("--deterministic", o.deterministic, "on", "on|off",
+          "the same bits in every run; off = a faster cuDNN backward")
+        .one_of_unit();
+    s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
+    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "a micro-step's calls recorded and queued as one")
+        .one_of_unit();
+    s.add_flag("--autotune", o.autotune, "time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
+}
+
+static void quiet_option(OptionSpecs& all, Options& o) {
+    Section{all, "run"}.add_flag("--quiet", o.quiet, "print errors only");
+}
+
+static void log_options(OptionSpecs& all, Options& o) {
+    Section s{all, "run"};
+    s.add("--log-every", o.log_every, 1, "STEPS", "lines where there is no terminal; log.jsonl has every step")
+        .at_least(1);
+    s.add("--progress", o.progress, "auto", "auto|tty|plain", "a live line, or one line per step").one_of_unit();
+    s.add("--trace", o.trace, "", "FILE", "a time line of all ranks for ui.perfetto.dev: steps, communication, waits");
+    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "in the trace, from the start of this run on").at_least(1);
+    quiet_option(all, o);
+}
+
+static void generate_options(OptionSpecs& all, Options& o) {
+    Section s{all, "generate"};
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
+    s.add("--prompt", o.prompt, "", "TEXT", "to continue").shown("<|endoftext|>");
+    s.add("--max-tokens", o.max_tokens, 256, "TOKENS", "to generate at most").between(1, 1 << 20);
+    s.add("--temperature", o.temperature, 0.8, "VALUE", "divides the logits; 0 = always the likeliest token")
+        .between(0.0, 1000.0);
+    s.add("--top-k", o.top_k, 200, "TOKENS", "sample from the likeliest k only; 0 = off").at_least(0);
+    s.add("--top-p", o.top_p, 1.0, "FRACTION", "sample from the likeliest that sum to p only; 1 = off")
+        .between(1e-9, 1.0);
+    s.add("--num-samples", o.num_samples, 1, "N", "texts, one after the other").at_least(1);
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "").shown("the one in --init");
+    precision_options(all, o, "generate");
+}
+
+static void eval_options(OptionSpecs& all, Options& o) {
+    Section s{all, "eval"};
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards");
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "per forward pass (B)").between(1, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+        .between(0, 1 << 20);
+    s.add("--batches", o.val_batches, 0, "BATCHES", "0 = all").at_least(0);
+    precision_options(all, o, "eval");
+}
+
+static void tokenize_options(OptionSpecs& all, Options& o) {
+    Section s{all, "tokenize"};
+    s.add("-o,--output", o.output, "", "DIR", "for train_*.bin, val_*.bin and the tokenizer");
+    s.add("--train-bpe", o.train_bpe, 0, "TOKENS", "train a vocabulary of this size on the text; 0 = off")
+        .between(0, 1 << 20);
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "use this one: tokenizer.json, or vocab.json and merges.txt");
+    s.add("--val-fraction", o.val_fraction, -1, "FRACTION", "of the text held out for validation; 0 = none")
+        .between(0.0, 0.5)
+        .shown("0.05, unless --val-tokens");
+    s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "held out instead: the first so many of all, as llm.c; 0 = off")
+        .at_least(0);
+    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "in one file").between(1, int64_t(1) << 31);
+    s.add_flag("--replace", o.replace, "delete the shards in --output once no other run writes there");
+    s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "cut text files into documents").one_of_unit();
+    s.add("--text-key", o.text_key, "text", "KEY", "of the text in the objects of .jsonl files");
+    threads_option(all, o);
+    quiet_option(all, o);
+}
+
+// What `plan` works with. It takes all options of `train`, so that the command line of a run can be planned as it is.
+static const std::string planned =
+    " --train-data --tokenizer --model --init --layers --heads --channels --vocab-size --seq-len --precision "
+    "--micro-batch --global-batch --recompute --logit-chunks --master-weights --world-size --zero --grad-dtype "
+    "--deterministic-ranks --steps --output --resume --keep --export-dtype --threads ";
+
+// Which sections a command has. Order is that of --help.
+static OptionSpecs declare(Command command, Options& o) {
+    OptionSpecs all;
+    switch (command) {
+        case Command::train:
+        case Command::plan:
+            data_options(all, o);
+            model_options(all, o);
+            precision_options(all, o, "model");
+            batch_options(all, o);
+            rank_options(all, o);
+            optimizer_options(all, o);
+            report_options(all, o);
+            checkpoint_options(all, o);
+            seed_option(all, o, "of initial weights, data order and samples");
+            threads_option(all, o);
+            gpu_options(all, o);
+            log_options(all, o);
+            break;
+        case Command::generate:
+            generate_options(all, o);
+            seed_option(all, o, "of the samples: the same seed gives the same text");
+            threads_option(all, o);
+            break;
+        case Command::eval:
+            eval_options(all, o);
+            threads_option(all, o);
+            break;
+        case Command::tokenize:
+            tokenize_options(all, o);
+            break;
+        case Command::help:
+            break;
+    }
+    return all;
+}
+
+// ---- parsing
+
+static const OptionSpec* find_spec(const OptionSpecs& all, const std::string& name) {
+    for (const OptionSpec& d : all)
+        if (d.is_called(name)) return &d;
+    return nullptr;
+}
+
+// An option of another trainer, if this command has what it means or nothing here has.
+static void refuse_foreign(const OptionSpecs& all, const std::string& name) {
+    const ForeignOption* foreign = find_foreign_option(name);
+    if (!foreign) return;
+    const std::string own = own_option(*foreign);
+    if (own.empty() || find_spec(all, own))
+        fail(EXIT_USAGE, "unknown option %s, known from %s: here %s (see --help)", name.c_str(), foreign->whose,
+             foreign->here);
+}
+
+// llm.c's pairs of letters, which would be read as a letter and its value: -nk 5 as -n k. And its -h 1, as --help.
+static void refuse_llmc_pairs(const OptionSpecs& all, const std::vector<std::string>& arguments) {
+    for (size_t i = 0; i < arguments.size(); i++) {
+        const std::string& name = arguments[i];
+        const OptionSpec* before = i > 0 ? find_spec(all, arguments[i - 1]) : nullptr;
+        const bool is_value = before && before->kind != ValueKind::flag;
+        if (is_value || !name.starts_with("-") || name.starts_with("--")) continue;
+        if (name.size() == 3) refuse_foreign(all, name);
+        if (name == "-h" && i + 1 < arguments.size()) refuse_foreign(all, name + " " + arguments[i + 1]);
+    }
+}
+
+static const std::vector<Command> commands = {Command::train, Command::generate, Command::eval, Command::plan,
+                                              Command::tokenize};
+
+static Command find_command(const std::string& first_argument) {
+    if (first_argument.empty() || first_argument[0] == '-') return Command::train;
+    std::vector<std::string> names;
+    for (Command command : commands) {
+        if (first_argument == command_name(command)) return command;
+        names.push_back(command_name(command));
+    }
+    const std::string nearest = nearest_name(names, first_argument);
+    fail(EXIT_USAGE,
+         "unknown command '%s'%s (there are train, which needs no name, generate, eval, plan and tokenize, each with "
+         "its own --help)",
+         first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
+}
+
+// Says what may have been meant: the nearest option of this command, or the other commands that have it.
+[[noreturn]] static void refuse_unknown(Command command, const OptionSpecs& all, const std::string& argument) {
+    if (argument.size() < 2 || argument[0] != '-')
+        fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
+             argument.c_str());
+    const std::string name = argument.substr(0, argument.find('='));
+    std::string others;
+    for (Command other : commands) {
+        Options o;
+        for (const OptionSpec& d : declare(other, o))
+            if (other != command && d.is_called(name))
+                others += (others.empty() ? "" : ", ") + std::string(command_name(other));
+    }
+    if (!others.empty())
+        fail(EXIT_USAGE, "%s has no option %s, which belongs to %s (see %s --help)", command_name(command),
+             name.c_str(), others.c_str(), command_name(command));
+    refuse_foreign(all, name);
+    const std::string nearest = nearest_option(all, name);
+    if (name.starts_with("--") && !nearest.empty())
+        fail(EXIT_USAGE, "unknown option %s; did you mean %s? (see --help)", name.c_str(), nearest.c_str());
+    fail(EXIT_USAGE, "unknown option %s (see --help)", name.c_str());
+}
+
+static std::string help_text(Command command, const std::string& program, const OptionSpecs& all) {
+    const char* p = program.c_str();
+    std::string out;
+    if (command == Command::train) {
+        out = format("usage: %s [train] [options]\n", p);
+        out += format("       %s generate | eval | plan | tokenize [options]    each with its own --help\n", p);
+    } else {
+        const char* arguments =
+            command == Command::tokenize ? "INPUT... [options]    files, or folders of them" : "[options]";
+        out = format("usage: %s %s %s\n", p, command_name(command), arguments);
+    }
+    OptionSpecs shown = all;
+    if (command == Command::plan)
+        std::erase_if(shown,
+                      [](const OptionSpec& d) { return planned.find(" " + d.long_name() + " ") == std::string::npos; });
+    out += list_options(shown);
+    if (command == Command::plan) out += format("\nThe other options of %s train are taken, and change nothing.\n", p);
+    return out +
+           "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
+}
+
+// -e of llm.c: "d12", "gpt2:d12", or what to start from.
+static void sort_out_model(Options& o) {
+    if (o.model.starts_with("gpt2:")) o.model.erase(0, 5);
+    ENSURE(!o.model.ends_with(".bin"),
+           "--model %s: model files of llm.c are not read; give --init a Hugging Face directory", o.model.c_str());
+    const bool directory = o.model.find('/') != std::string::npos || o.model == "." || o.model == "..";
+    if (directory) {
+        ENSURE(o.init.empty() || o.init == o.model, "--model %s and --init %s are two places to start from; give one",
+               o.model.c_str(), o.init.c_str());
+        o.init = o.model;
+        o.model.clear();
+    }
+    const bool custom = o.layers || o.heads || o.channels;
+    std::string given, missing;
+    for (const auto& [name, value] :
+         {std::pair("--layers", o.layers), {"--heads", o.heads}, {"--channels", o.channels}})
+        if (value)
+            given += format("%s%s %d", given.empty() ? "" : " ", name, value);
+        else
+            missing += format("%s%s", missing.empty() ? "" : ", ", name);
+    ENSURE(!custom || o.model.empty(), "--model %s and %s are two ways to choose the shape; give one", o.model.c_str(),
+           given.c_str());
+    ENSURE(o.init.empty() || (o.model.empty() && !custom),
+           "--init %s brings its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
+    ENSURE(!custom || missing.empty(), "give --layers, --heads and --channels together (missing: %s)", missing.c_str());
+    o.default_model = o.model.empty() && o.init.empty() && !custom;
+    if (o.default_model) o.model = "d12";
+    if (!o.model.empty() || custom) check_config(model_config(o));
+}
+
+static void check_training(Options& o, bool plan) {
+    sort_out_model(o);
+    if (o.steps == -1) o.steps = 0;
+    if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
+    ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
+           "--train-data is missing: quote a pattern of token shards, such as "
+           "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
+    ENSURE(plan || !o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
+           "--val-every %lld needs --val-data, the shards to validate on", static_cast<long long>(o.val_every));
+    ENSURE(o.master_weights == "on" || o.precision != "fp32",
+           "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
+    ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
+}
+
+static void check_together(Options& o) {
+    switch (o.command) {
+        case Command::train:
+            check_training(o, false);
+            break;
+        case Command::plan:
+            check_training(o, true);
+            break;
+        case Command::eval:
+            ENSURE(!o.val_data.empty(), "--val-data is missing: quote a pattern of token shards to evaluate on");
+            [[fallthrough]];
+        case Command::generate:
+            ENSURE(!o.init.empty(),
+                   "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
+            break;
+        case Command::tokenize:
+            ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, or .jsonl files");
+            ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
+            ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
+                   "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
+            ENSURE(o.val_tokens == 0 || o.val_fraction == -1,
+                   "--val-tokens %lld and --val-fraction %g are two ways to hold out text; give one",
+                   static_cast<long long>(o.val_tokens), o.val_fraction);
+            if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
+            break;
+        case Command::help:
+            break;
+    }
+}
+
+// What a start does not take from the one before: its place among the ranks, and what was asked for once.
+static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after", "--trace",
+                                               "--rank",   "--world-size",   "--local-rank", "--rendezvous",
+                                               "--run-id", "--print-launch", "--quiet",      "--rendezvous-timeout"};
+static constexpr const char* of_shape[] = {"--model", "--init", "--layers", "--heads", "--channels"};
+
+static bool is_among(const auto& names, const std::string& name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// Adds the saved options to what was given; the fields still have their defaults. Whether the shape is a saved one.
+static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedArgs& given, Options& o) {
+    bool shape_given = false;
+    for (const auto& [i, text] : given.values) shape_given |= is_among(of_shape, all[i].long_name());
+    const Json json = Json::parse(saved);
+    for (size_t i = 0; i < all.size(); i++) {
+        const std::string name = all[i].long_name();
+        auto found = json.find(name.substr(2));
+        if (found == json.end() && !all[i].old_name.empty()) found = json.find(all[i].old_name.substr(2));
+        if (found == json.end() || given.values.count(i) || is_among(of_one_start, name)) continue;
+        if (shape_given && is_among(of_shape, name)) continue;
+        std::string text = found->is_string() ? found->get<std::string>() : found->dump();
+        if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
+        if (text == all[i].text()) continue;  // the default
+        o.taken += (o.taken.empty() ? "" : " ") + name + " " + text;
+        given.values[i] = text;
+    }
+    return !shape_given;
+}
+
+Options parse_options(int argc, const char* const* argv, const std::string& saved) {
+    Options o{};
+    const std::string program =
+        argc > 0 ? std::string(argv[0]).substr(std::string(argv[0]).rfind('/') + 1) : "train_gpt2";
+    o.command = find_command(argc > 1 ? argv[1] : "");
+    const int first = argc > 1 && argv[1] == std::string(command_name(o.command)) ? 2 : 1;
+    for (Command command : {Command::tokenize, Command::eval, Command::generate, Command::train, o.command})
+        for (const OptionSpec& d : declare(command, o)) d.reset();  // the command's own defaults last
+
+    const OptionSpecs all = declare(o.command, o);
+    if (o.command == Command::train || o.command == Command::plan)
+        refuse_llmc_pairs(all, std::vector<std::string>(argv + std::min(first, argc), argv + argc));
+    ParsedArgs given = split_arguments(all, o.command == Command::tokenize, std::max(0, argc - first), argv + first);
+    if (given.help || given.version) {
+        o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
+        o.command = Command::help;
+        return o;
+    }
+    if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
+    o.val_every_given = std::any_of(given.values.begin(), given.values.end(),
+                                    [&](const auto& value) { return all[value.first].long_name() == "--val-every"; });
+    const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
+    read_values(all, given);
+    o.inputs = std::move(given.inputs);
+    o.renamed = std::move(given.renamed);
+    const bool trains = o.command == Command::train || o.command == Command::plan;
+    o.needs_saved = trains && o.resume && saved.empty();
+    check_together(o);
+    o.default_model |= saved_shape;  // nobody has asked for it: the checkpoint's is taken
+    return o;
+}
+
+// ---- what was declared, read back
+
+std::vector<Setting> settings(const Options& options) {
+    Options now = options, initial = options;
+    const OptionSpecs all = declare(now.command, now), defaults = declare(now.command, initial);
+    std::vector<Setting> out;
+    for (size_t i = 0; i < all.size(); i++) {
+        defaults[i].reset();
+        const std::string value = all[i].text();
+        out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text()});
+    }
+    return out;
+}
+
+std::string options_json(const Options& options) {
+    Options o = options;
+    Json json = Json::object();
+    for (const OptionSpec& d : declare(o.command, o)) {
+        Json& value = json[d.long_name().substr(2)];
+        if (d.kind == ValueKind::text) value = d.text();
+        if (d.kind == ValueKind::flag) value = d.text() == "1";
+        if (d.kind == ValueKind::number) value = Json::parse(d.text());
+    }
+    if (!o.inputs.empty()) json["inputs"] = o.inputs;
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // arguments need not be UTF-8
+}
+
+// ---- what follows from the options
+
+GPT2Config model_config(const Options& o, int default_vocab) {
+    GPT2Config config;
+    if (o.layers > 0)
+        config = {o.seq_len > 0 ? o.seq_len : 1024, 0, o.layers, o.heads, o.channels};
+    else
+        config = config_by_name(o.model.empty() ? "d12" : o.model);
+    config.max_T = std::max(config.max_T, o.seq_len);
+    config.V = o.vocab_size > 0 ? o.vocab_size : default_vocab;
+    return config;
+}
+
+void resolve_steps(Options& o, int64_t steps_per_epoch) {
+    if (o.steps == 0) {
+        ENSURE(steps_per_epoch > 0, "the training data make no full step: lower --global-batch, or give --steps");
+        o.steps = steps_per_epoch;
+    }
+    if (o.warmup == -1) o.warmup = std::min<int64_t>(700, o.steps / 10);
+    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld steps", static_cast<long long>(o.warmup),
+           static_cast<long long>(o.steps));
+}

@@ -1,0 +1,86 @@
+#include "parallel/comm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/host.h"
+#include "parallel/rendezvous.h"
+
+void Comm::abort(int exit_code) {
+    fflush(nullptr);
+    _exit(exit_code);
+}
+
+void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
+    if (trace) label.step = trace->step;
+    const Span span(world_size > 1 ? trace.get() : nullptr, Track::training, stream, label);
+    wait(ticket, stream);
+}
+
+void Comm::call_next(const char* name, int64_t number) {
+    if (trace) next = {name, number, trace->step, -1, bytes_sent};
+}
+
+SpanLabel Comm::take_name() {
+    SpanLabel label = std::exchange(next, {});
+    label.bytes = bytes_sent - label.bytes;
+    return label;
+}
+
+std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
+    if (launch.world_size == 1) return std::make_unique<Comm>();
+    if (!staged)
+        if (std::unique_ptr<Comm> comm = make_device_comm(launch)) return comm;
+    const char* kind = device_memory_is_host() ? "CPU" : "GPU";
+#ifdef USE_MPI
+    if (launch.mpi) return make_mpi_comm(launch);
+    fail(EXIT_USAGE, "%d %s ranks need MPI%s: start with mpirun -np %d (found: %s)", launch.world_size, kind,
+         device_memory_is_host() ? "" : ", in this build without NCCL", launch.world_size, launch.launcher.c_str());
+#else
+    fail(EXIT_USAGE,
+         "one of %d %s ranks (%s), but this build has no library that joins them: install libopenmpi-dev%s and run "
+         "make, or start one process",
+         launch.world_size, kind, launch.launcher.c_str(), device_memory_is_host() ? "" : " or NCCL");
+#endif
+}
+
+std::string describe_joining(const Launch& launch) {
+    if (launch.world_size == 1) return "";
+    if (launch.mpi) return "meets the others by MPI";
+    return launch.master_addr.empty() ? "knows no place to meet the others"
+                                      : "meets the others at " + rendezvous_address(launch);
+}
+
+std::string device_identity() { return device_id() + " " + host_name(); }
+
+void check_own_devices(const std::vector<std::string>& rank_infos) {
+    for (size_t rank = 0; rank < rank_infos.size(); rank++) {
+        const size_t first = std::find(rank_infos.begin(), rank_infos.end(), rank_infos[rank]) - rank_infos.begin();
+        if (first == rank) continue;
+        const size_t space = rank_infos[rank].find(' ');
+        fail(
+            EXIT_USAGE,
+            "ranks %zu and %zu are both on %s of %s, and each needs a GPU of its own: start one process per GPU and "
+            "check --local-rank, or CUDA_VISIBLE_DEVICES if something sets it; mpirun with --share-gpu lets them share",
+            first, rank, rank_infos[rank].substr(0, space).c_str(), rank_infos[rank].substr(space + 1).c_str());
+    }
+}
+
+void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ) {
+    const nlohmann::ordered_json first = nlohmann::ordered_json::parse(rank_infos[0]);
+    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
+        const nlohmann::ordered_json other = nlohmann::ordered_json::parse(rank_infos[rank]);
+        for (const auto& [name, value] : first.items()) {
+            if (std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
+            const std::string there = other.contains(name) ? other[name].dump() : "nothing";
+            ENSURE(there == value.dump(), "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(),
+                   there.c_str(), value.dump().c_str());
+        }
+    }
+}

@@ -1,0 +1,506 @@
+// comm_mpi.cpp: MPI between CPU ranks, and between GPU ranks through host memory.
+//
+// Sums are made by recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
+// what arrives to the half it keeps; all-gather is the same exchanges in reverse (Thakur, Rabenseifner and Gropp 2005).
+// Every rank sends 2 (n-1)/n of a buffer, the least there is; with the ranks of a host next to each other the first
+// exchanges stay inside hosts, and 2 (H-1) buffers in all leave the H hosts. The sum is the tree ((0+1)+(2+3))+... for
+// any n, and a + b = b + a: so its bits do not depend on how many of the tree's leaves are on one rank.
+// A number of ranks that is no power of two takes MPI's own collectives, whose order of summation is theirs.
+//
+// One thread makes all calls of MPI, so that the training thread can go on. It sleeps while it waits: Open MPI would
+// spin, on the core that the training needs.
+#define OMPI_SKIP_MPICXX 1  // C++ bindings, which MPI has dropped
+#include <mpi.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <bit>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "base/common.h"
+#include "base/host.h"
+#include "parallel/comm.h"
+#include "parallel/missing_ranks.h"
+
+namespace {
+
+constexpr double QUIET_SECONDS = 10;  // in which ranks join without a word
+constexpr int64_t PIECE = 1 << 20;    // elements in one message: the next travels while this one is added
+
+#define MPI_CHECK(call)                                                                                    \
+    do {                                                                                                   \
+        if (const int error = (call); error != MPI_SUCCESS) fail_of_mpi(#call, __FILE__, __LINE__, error); \
+    } while (0)
+
+[[noreturn]] void fail_of_mpi(const char* call, const char* file, int line, int error) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    MPI_Error_string(error, text, &length);
+    fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, text);
+}
+
+// As /proc shows it (missing_ranks.h).
+void name_this_thread([[maybe_unused]] const char* name) {
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), name);
+#endif
+}
+
+// Until the requests are done, without taking the core from the training.
+void finish(MPI_Request* requests, int count) {
+    int done = 0;
+    for (int tries = 0;; tries++) {
+        MPI_CHECK(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE));
+        if (done) return;
+        if (tries > 20) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 100)));
+    }
+}
+
+// TCP gives up on a host after 15 minutes without an answer. This run gives up after 30 s: Open MPI then aborts it and
+// names the host. It must be sooner than mpirun, whose connections are not of this process: that of Open MPI 5 notices
+// after 8 minutes, and ends with exit code 0 when it does so first.
+constexpr int SILENT_SECONDS = 30;
+
+void limit_silence() {
+#if defined(__linux__)
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+        const int fd = atoi(entry.path().filename().c_str()), on = 1, probe_seconds = SILENT_SECONDS / 3;
+        const unsigned silent_ms = SILENT_SECONDS * 1000;
+        sockaddr_storage peer;
+        socklen_t size = sizeof peer;
+        if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+        if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) continue;
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds,
+                   sizeof probe_seconds);  // where only the other side sends
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    }
+#endif
+}
+
+struct MpiComm : Comm {
+    std::thread thread;
+    std::mutex mutex;  // guards what follows
+    std::condition_variable changed;
+    std::deque<std::function<void()>> jobs;
+    Ticket posted = 0, done = 0;
+    std::exception_ptr error;
+    double stopped_seconds = 0.0;  // of the training thread, while it waited
+
+    struct Staged {
+        void* memory;
+        int64_t bytes;
+        Event ready;
+        std::function<void(char* host)> job;
+    };
+    std::deque<Staged> staged;  // collectives on device memory that nobody has waited for
+    Ticket queued = 0, moved = 0;
+    std::unique_ptr<OwnedStream> copies;
+
+    Ticket voted = 0;    // the last any_rank; 0: none yet
+    bool votes[2] = {};  // of even and odd ones
+    int64_t votes_begun = 0;
+
+    std::vector<char> outgoing, incoming[2], staging;
+    std::vector<float> own_sums;
+
+    MpiComm() {
+        thread = std::thread([this] { work(); });
+    }
+
+    ~MpiComm() override {
+        block([] { MPI_Finalize(); });
+        post(nullptr);
+        thread.join();
+    }
+
+    // MPI_Init comes back when all ranks have called it, so that one that does not would hold the others for ever. All
+    // look around at the same time, and then speak one after the other: the first ends the job, for which mpirun takes
+    // a second. A host where nobody is missing lets the others speak first.
+    void join(const Launch& launch) {
+        const Ticket started = post([this, launch] { start(launch); });
+        const double quiet = std::min(QUIET_SECONDS, launch.join_seconds), rest = launch.join_seconds - quiet;
+        bool joined = wait_for(started, quiet);
+        if (!joined && rest > 0) {
+            say_who_is_missing(launch, quiet, rest);
+            joined = wait_for(started, rest);
+        }
+        if (!joined) {
+            const MissingRanks missing = find_missing_ranks(launch, job_name());
+            if (!wait_for(started, missing.found ? 2.0 * std::clamp(launch.local_rank, 0, 3) : 8.0))
+                fail(EXIT_INTERNAL, "no word after %g s from %s", launch.join_seconds, missing.text.c_str());
+        }
+        wait_for(started);
+        if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
+    }
+
+    // Of each host its first rank that waits, so that a line comes once.
+    static void say_who_is_missing(const Launch& launch, double waited, double rest) {
+        const MissingRanks missing = find_missing_ranks(launch, job_name());
+        if (!missing.speaks) return;
+        fprintf(stderr,
+                "warning: rank %d on %s: no word after %g s from %s; waiting %g s more (--rendezvous-timeout)\n",
+                launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest);
+    }
+
+    static std::string job_name() {
+        const char* job = getenv("PMIX_NAMESPACE");
+        return job ? job : "";
+    }
+
+    void start(const Launch& launch) {
+        int granted;
+        name_this_thread(WAITING_THREAD);
+        MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
+        name_this_thread("ranks");
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+        MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
+        ENSURE(
+            rank == launch.rank && world_size == launch.world_size,
+            "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
+            "that started it",
+            launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
+        part = rank;
+        if (halves()) {
+            part = 0;
+            for (int distance = 1; distance < world_size; distance *= 2) part = 2 * part + ((rank & distance) != 0);
+        }
+    }
+
+    bool halves() const { return std::has_single_bit(unsigned(world_size)); }
+
+    std::string describe() const override {
+        return format("%d ranks by MPI%s", world_size,
+                      device_memory_is_host() ? "" : ", staged through host memory: slow");
+    }
+
+    void check_reduce_dtype(ReduceDtype wire) const override {
+        ENSURE(wire == ReduceDtype::fp32 || halves(),
+               "--grad-dtype bf16 between %d ranks by MPI: it must be 2, 4, 8, ... ranks; give --grad-dtype fp32",
+               world_size);
+    }
+
+    // ---- the thread
+
+    void work() {
+        for (;;) {
+            std::function<void()> job;
+            {
+                std::unique_lock lock(mutex);
+                changed.wait(lock, [&] { return !jobs.empty(); });
+                job = std::move(jobs.front());
+                jobs.pop_front();
+            }
+            if (!job) return;
+            try {
+                if (!error) job();
+            } catch (...) {
+                error = std::current_exception();
+            }
+            {
+                const std::lock_guard lock(mutex);
+                done++;
+            }
+            changed.notify_all();
+            // Ranks are connected when they first send to each other, which is in the first steps.
+            if (std::has_single_bit(uint64_t(done))) limit_silence();
+        }
+    }
+
+    Ticket post(std::function<void()> job) {
+        const std::lock_guard lock(mutex);
+        jobs.push_back(std::move(job));
+        changed.notify_all();
+        return ++posted;
+    }
+
+    // Waits in slices. One that takes far longer was no wait for others: this process was stopped, or had no core.
+    void wait_for(Ticket ticket) {
+        constexpr double slice = 0.05;
+        for (bool finished = false; !finished;) {
+            const double begin = seconds_now();
+            finished = wait_for(ticket, slice);
+            const double late = seconds_now() - begin - slice;
+            if (late > slice) stopped_seconds += late;
+        }
+        if (error) std::rethrow_exception(error);
+    }
+
+    bool wait_for(Ticket ticket, double seconds) {
+        std::unique_lock lock(mutex);
+        return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done >= ticket; });
+    }
+
+    template <class Job>
+    void block(const Job& job) {
+        wait_for(post(job));
+    }
+
+    // A collective on x (bytes), in which this rank sends so many. They are counted here, since the thread may come to
+    // them in the next step only. Host memory is the CPU's, whose work on it is done by now.
+    Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
+        calls++;
+        bytes_sent += sent;
+        if (const SpanLabel name = take_name(); name.name)
+            job = [=, this, untraced = std::move(job)](char* host) {
+                const Span span(trace.get(), Track::communication, name);
+                untraced(host);
+            };
+        if (device_memory_is_host()) return post([=] { job(static_cast<char*>(x)); });
+        const Event ready = create_event();
+        record_event(ready, after);
+        staged.push_back({x, bytes, ready, std::move(job)});
+        return ++queued;
+    }
+
+    // Counts the time of a wait for other ranks.
+    template <class Wait>
+    void expose(const Wait& wait_for_others) {
+        const double start = seconds_now(), stopped_before = stopped_seconds;
+        wait_for_others();
+        exposed_seconds += seconds_now() - start - (stopped_seconds - stopped_before);
+    }
+
+    // Device memory is moved by the thread that waits: it alone calls the device.
+    void wait(Ticket ticket, Stream) override {
+        expose([&] {
+            if (device_memory_is_host()) wait_for(ticket);
+            for (; !device_memory_is_host() && moved < ticket; moved++) move_staged();
+        });
+    }
+
+    void move_staged() {
+        const Staged& s = staged.front();
+        staging.resize(std::max<size_t>(staging.size(), s.bytes));
+        wait_for_event(s.ready);
+        destroy_event(s.ready);
+        {
+            const Span span(trace.get(), Track::host, {.name = "copy to host", .bytes = s.bytes});
+            copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
+            wait_for_stream(copies->stream);
+        }
+        block([&] { s.job(staging.data()); });
+        const Span span(trace.get(), Track::host, {.name = "copy to device", .bytes = s.bytes});
+        copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
+        wait_for_stream(copies->stream);
+        staged.pop_front();
+    }
+
+    // ---- exchanges, on the thread
+
+    // Sends `count` elements of x to the partner and hands over what it sends, piece by piece: take(at, received, n).
+    template <class Wire, class Take>
+    void trade(const float* x, int64_t count, int partner, const Take& take) {
+        outgoing.resize(sizeof(Wire) * PIECE);
+        for (auto& buffer : incoming) buffer.resize(sizeof(Wire) * PIECE);
+        MPI_Request requests[2][2];
+        const auto begin = [&](int64_t at, int slot) {
+            const int n = int(std::min(PIECE, count - at)), bytes = n * int(sizeof(Wire));
+            const void* out = x + at;
+            if constexpr (!std::is_same_v<Wire, float>) {
+                Wire* rounded = reinterpret_cast<Wire*>(outgoing.data());
+                for (int i = 0; i < n; i++) rounded[i] = Wire(x[at + i]);
+                out = rounded;
+            }
+            MPI_CHECK(
+                MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
+            MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][1]));
+        };
+        constexpr bool ahead = std::is_same_v<Wire, float>;  // one buffer for what is rounded
+        if (count > 0) begin(0, 0);
+        for (int64_t at = 0, slot = 0; at < count; at += PIECE, slot ^= 1) {
+            const int64_t next = at + PIECE;
+            if (ahead && next < count) begin(next, slot ^ 1);
+            finish(requests[slot], 2);
+            if (!ahead && next < count) begin(next, slot ^ 1);
+            take(at, reinterpret_cast<const Wire*>(incoming[slot].data()), std::min(PIECE, count - at));
+        }
+    }
+
+    template <class Wire>
+    void halve(float* x, int64_t count) {
+        for (int distance = 1; distance < world_size; distance *= 2) {
+            const int64_t half = count / 2;
+            float *keep = x, *give = x + half;
+            if (rank & distance) std::swap(keep, give);
+            trade<Wire>(give, half, rank ^ distance, [&](int64_t at, const Wire* received, int64_t n) {
+                for (int64_t i = 0; i < n; i++) keep[at + i] += float(received[i]);
+            });
+            x = keep, count = half;
+        }
+    }
+
+    // The parts, each of `size` bytes: blocks of them double until all are here.
+    void gather_parts(char* x, int64_t size) {
+        constexpr int64_t most = 1 << 30;
+        int64_t have = part;  // first of the parts that are here
+        int64_t parts = 1;
+        for (int distance = world_size / 2; distance >= 1; distance /= 2, parts *= 2) {
+            const int64_t other = have ^ parts, bytes = parts * size;
+            for (int64_t at = 0; at < bytes; at += most) {
+                const int n = int(std::min(most, bytes - at));
+                MPI_Request requests[2];
+                MPI_CHECK(
+                    MPI_Irecv(x + other * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[0]));
+                MPI_CHECK(
+                    MPI_Isend(x + have * size + at, n, MPI_BYTE, rank ^ distance, 1, MPI_COMM_WORLD, &requests[1]));
+                finish(requests, 2);
+            }
+            have = std::min(have, other);
+        }
+    }
+
+    void reduce_parts(float* x, int64_t count, ReduceDtype wire) {
+        if (halves()) return wire == ReduceDtype::bf16 ? halve<bf16>(x, count) : halve<float>(x, count);
+        const int64_t size = count / world_size;
+        own_sums.resize(size);
+        MPI_Request request;
+        MPI_CHECK(
+            MPI_Ireduce_scatter_block(x, own_sums.data(), narrow(size), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
+        finish(&request, 1);
+        std::copy(own_sums.begin(), own_sums.end(), x + rank * size);
+    }
+
+    void gather_all(char* x, int64_t bytes) {
+        const int64_t size = bytes / world_size;
+        if (halves()) return gather_parts(x, size);
+        MPI_Request request;
+        MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(size), MPI_BYTE, MPI_COMM_WORLD, &request));
+        finish(&request, 1);
+    }
+
+    // ---- collectives
+
+    // What else would be allocated in the first step.
+    void reserve(ReduceDtype, int64_t count) override {
+        if (!halves()) own_sums.resize(count / world_size);
+    }
+
+    // What a rank sends of `count` elements when each of them goes through all ranks once.
+    int64_t share(int64_t count, int64_t element) const { return count / world_size * (world_size - 1) * element; }
+    static int64_t wire_size(ReduceDtype wire) { return wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float); }
+
+    static void check(int64_t count, int world_size) {
+        ENSURE(count % world_size == 0, "a buffer of %lld elements between %d ranks", static_cast<long long>(count),
+               world_size);
+    }
+
+    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype wire, Stream after) override {
+        check(count, world_size);
+        return queue(x, count * int64_t(sizeof(float)), share(count, wire_size(wire)), after,
+                     [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, wire); });
+    }
+
+    Ticket all_reduce(float* x, int64_t count, ReduceDtype wire, Stream after) override {
+        check(count, world_size);
+        const int64_t sent = 2 * share(count, wire_size(wire));
+        return queue(x, count * int64_t(sizeof(float)), sent, after, [=, this](char* host) {
+            float* sums = reinterpret_cast<float*>(host);
+            reduce_parts(sums, count, wire);
+            if (wire == ReduceDtype::fp32) return gather_all(host, count * int64_t(sizeof(float)));
+            gather_rounded(sums, count / world_size);
+        });
+    }
+
+    // The sums of this rank's part, rounded, come to all ranks, in the first half of x; then all are widened, from the
+    // end: float i covers only what has been read.
+    void gather_rounded(float* x, int64_t size) {
+        char* memory = reinterpret_cast<char*>(x);
+        const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
+        for (int64_t i = part * size; i < (part + 1) * size; i++) {
+            const bf16 sum(x[i]);
+            std::memcpy(at(i), &sum, sizeof sum);
+        }
+        gather_all(memory, size * world_size * int64_t(sizeof(bf16)));
+        for (int64_t i = size * world_size - 1; i >= 0; i--) {
+            bf16 sum;
+            std::memcpy(&sum, at(i), sizeof sum);
+            x[i] = float(sum);
+        }
+    }
+
+    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+        check(bytes, world_size);
+        return queue(x, bytes, share(bytes, 1), after, [=, this](char* host) { gather_all(host, bytes); });
+    }
+
+    Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
+        return queue(x, bytes, 0, after, [=, this](char* host) {
+            MPI_Request request;
+            MPI_CHECK(MPI_Ibcast(host, narrow(bytes), MPI_BYTE, rank_of(from), MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+        });
+    }
+
+    // Bits of a part's number are those of its rank in reverse.
+    int rank_of(int part) const {
+        if (!halves()) return part;
+        int rank = 0;
+        for (int size = 1; size < world_size; size *= 2, part /= 2) rank = 2 * rank + part % 2;
+        return rank;
+    }
+
+    std::vector<std::string> exchange(const std::string& text) override {
+        std::vector<std::string> all(world_size);
+        block([&] {
+            const int own = narrow(int64_t(text.size()));
+            std::vector<int> sizes(world_size), at(world_size);
+            MPI_Request request;
+            MPI_CHECK(MPI_Iallgather(&own, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+            int total = 0;
+            for (int r = 0; r < world_size; r++) at[r] = total, total += sizes[r];
+            std::string joined(total, 0);
+            MPI_CHECK(MPI_Iallgatherv(text.data(), own, MPI_CHAR, joined.data(), sizes.data(), at.data(), MPI_CHAR,
+                                      MPI_COMM_WORLD, &request));
+            finish(&request, 1);
+            for (int r = 0; r < world_size; r++) all[r] = joined.substr(at[r], sizes[r]);
+        });
+        return all;
+    }
+
+    bool any_rank(bool yes) override {
+        bool& vote = votes[votes_begun % 2];
+        const bool& before = votes[(votes_begun + 1) % 2];
+        votes_begun++;
+        const Ticket last =
+            std::exchange(voted, post([yes, &vote] {
+                              const int own = yes;
+                              int any = 0;
+                              MPI_Request request;
+                              MPI_CHECK(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request));
+                              finish(&request, 1);
+                              vote = any != 0;
+                          }));
+        const Track track = device_memory_is_host() ? Track::training : Track::host;
+        const Span span(trace.get(), track, {.name = "wait for ranks", .step = trace ? trace->step : -1});
+        expose([&] { wait_for(last); });
+        return before;
+    }
+
+    [[noreturn]] void abort(int exit_code) override {
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
+        Comm::abort(exit_code);
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {
+    MpiComm* comm = new MpiComm;
+    comm->join(launch);  // if it throws, comm is left: its thread may still be inside of MPI_Init
+    return std::unique_ptr<Comm>(comm);
+}

@@ -1,0 +1,95 @@
+#include "parallel/gradients.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "ops/ops.h"
+
+// Trees that wait while a rank goes through its virtual ranks: one of each height below that of all of them.
+static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
+
+// Elements of GradientSum::partials. A virtual rank has a loss, a sum of squares for each bucket, and room for a
+// RankStatus.
+static int64_t count_partials(const ParamLayout& layout, int virtual_ranks) {
+    return (1 + layout.num_buckets() + int64_t(sizeof(RankStatus) / sizeof(float))) * virtual_ranks;
+}
+
+int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
+    return int64_t(sizeof(float)) *
+           (waiting_trees(virtual_ranks / world_size) * layout.total + count_partials(layout, virtual_ranks) + 2);
+}
+
+int64_t largest_bucket(const ParamLayout& layout) {
+    int64_t largest = 0;
+    for (int b = 0; b < layout.num_buckets(); b++)
+        largest = std::max(largest, layout.bucket(b).end - layout.bucket(b).begin);
+    return largest;
+}
+
+GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division division, float* grads, const float* loss,
+                         Stream* stream)
+    : comm(comm),
+      layout(layout),
+      division(division),
+      grads(grads),
+      loss(loss),
+      stream(stream),
+      partials(count_partials(layout, division.virtual_ranks), "sums of a step"),
+      sums(2, "loss and norm"),
+      host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
+      tickets(layout.num_buckets()) {
+    ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks on %d ranks: give a multiple",
+           division.virtual_ranks, comm.world_size);
+    comm.reserve(division.wire, largest_bucket(layout));
+    for (int h = 0; h < waiting_trees(own_virtual_ranks()); h++)
+        finished.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
+}
+
+GradientSum::~GradientSum() { host_free(host_statuses); }
+
+// A binary counter: the v-th virtual rank completes a tree of height h for every trailing 1 in v.
+void GradientSum::reduce_bucket(int b, int v) {
+    const Bucket bucket = layout.bucket(b);
+    const int64_t count = bucket.end - bucket.begin;
+    float* own = grads + bucket.begin;
+    int h = 0;
+    for (; v >> h & 1; h++) ops::accumulate_gradients(own, finished[h].data + bucket.begin, count, *stream);
+    if (v + 1 < own_virtual_ranks())
+        return copy_on_device(finished[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
+    comm.call_next("reduce bucket", b);
+    tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.wire, *stream)
+                                     : comm.all_reduce(own, count, division.wire, *stream);
+}
+
+void GradientSum::virtual_rank_done(int v) {
+    if (v == 0) fill_zero(partials.data, partials.bytes(), *stream);
+    const int number = comm.rank * own_virtual_ranks() + v;
+    copy_on_device(partials.data + number, loss, sizeof(float), *stream);
+}
+
+// Every rank squares its own part of each bucket, in pieces of one virtual rank, and adds all pieces in one order.
+void GradientSum::finish(RankStatus status) {
+    const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
+    RankStatus& host = host_statuses[steps++ % 2];
+    host = status;
+    float *squares_of = partials.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
+    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
+                   *stream);
+    if (!needs_reduction()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
+    for (int b = buckets - 1; b >= 0 && needs_reduction(); b--) {  // in the order in which they come
+        comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
+        const Bucket bucket = layout.bucket(b);
+        const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
+        for (int v = comm.part * own; v < (comm.part + 1) * own; v++)
+            ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
+                                *stream);
+    }
+    // A norm that is not a number: then clip_factor's result is none either, and adamw leaves the weights as they are.
+    if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
+    comm.call_next("reduce loss and norm");
+    comm.wait(comm.all_reduce(partials.data, partials.size, ReduceDtype::fp32, *stream), *stream,
+              {.name = "wait for loss and norm"});
+    fill_zero(sums.data, sums.bytes(), *stream);
+    ops::accumulate_loss(sums.data, partials.data, virtual_ranks, 1.0f, *stream);
+    ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);
+}

@@ -1,0 +1,344 @@
+#include "parallel/launch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+#include <fstream>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/host.h"
+
+// ---- the environment
+
+namespace {
+// Where a launcher says who a process is.
+struct Names {
+    const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
+};
+constexpr Names options_names = {"options", "--rank", "--world-size", "--local-rank", ""};
+constexpr Names mpirun_names = {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names torchrun_names = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+// Not SLURM_NTASKS: a batch script has that too, and under mpirun it differs from host to host.
+constexpr Names srun_names = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""};
+
+struct Variables {
+    const Environment& environment;
+
+    std::string text(const char* name) const {
+        const char* value = *name ? environment(name) : nullptr;
+        return value ? value : "";
+    }
+    bool has(const char* name) const { return !text(name).empty(); }
+
+    int number(const char* name, int least, int most) const {
+        const std::string value = text(name);
+        ENSURE(!value.empty(), "%s is not set; the launcher sets it to a number from %d to %d", name, least, most);
+        int number = 0;
+        const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+        const bool whole = error == std::errc() && end == value.data() + value.size();
+        ENSURE(whole && number >= least && number <= most, "%s is '%s', not a number from %d to %d", name,
+               value.c_str(), least, most);
+        return number;
+    }
+    int number_or(const char* name, int least, int most, int absent) const {
+        return has(name) ? number(name, least, most) : absent;
+    }
+
+    bool torchrun() const { return has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR"); }
+    // The tasks of a Slurm step; 0 in a batch script, which is one process whatever SLURM_NTASKS says.
+    int step_tasks() const { return has("SLURM_STEP_ID") ? number_or(srun_names.world_size, 1, MAX_RANKS, 0) : 0; }
+};
+}  // namespace
+
+// "--rank 3" or "RANK=3".
+static std::string says(const char* name, int value) { return format(name[0] == '-' ? "%s %d" : "%s=%d", name, value); }
+
+static void check_rank(const Names& names, int rank, int world_size) {
+    ENSURE(rank < world_size, "%s, but %s: ranks are 0 to %d", says(names.rank, rank).c_str(),
+           says(names.world_size, world_size).c_str(), world_size - 1);
+}
+
+// What nobody told is known for a single process.
+static void fill_local(Launch& launch) {
+    if (launch.world_size == 1) launch.local_rank = 0, launch.local_world_size = 1;
+}
+
+static Launch read_numbers(const Names& names, const Variables& variables) {
+    Launch launch;
+    launch.launcher = names.launcher;
+    launch.world_size = variables.number(names.world_size, 1, MAX_RANKS);
+    launch.rank = variables.number(names.rank, 0, MAX_RANKS - 1);
+    check_rank(names, launch.rank, launch.world_size);
+    launch.local_world_size = variables.number_or(names.local_world_size, 1, launch.world_size, 0);
+    const int local_ranks = launch.local_world_size ? launch.local_world_size : launch.world_size;
+    launch.local_rank = variables.number_or(names.local_rank, 0, local_ranks - 1, -1);
+    fill_local(launch);
+    return launch;
+}
+
+// ---- each launcher
+
+// HOST:PORT
+static void read_rendezvous(Launch& launch, const std::string& text) {
+    const size_t colon = text.rfind(':');
+    std::string host = text.substr(0, colon);
+    int port = 0;
+    const char* end = text.data() + text.size();
+    const bool whole = colon != std::string::npos && std::from_chars(text.data() + colon + 1, end, port).ptr == end;
+    const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    if (brackets) host = host.substr(1, host.size() - 2);
+    const bool named = !host.empty() && (brackets || host.find_first_of(":[]") == std::string::npos);
+    ENSURE(whole && named && port >= 1 && port <= 65535,
+           "--rendezvous '%s' is not HOST:PORT, as in h0:29500 or [fe80::1]:29500", text.c_str());
+    launch.master_addr = host, launch.master_port = port;
+}
+
+static bool any_given(const LaunchOptions& options) {
+    return options.rank >= 0 || options.world_size >= 0 || options.local_rank >= 0 || !options.rendezvous.empty() ||
+           !options.run_id.empty();
+}
+
+static Launch from_options(const LaunchOptions& options, const Variables& variables) {
+    ENSURE(options.rank >= 0 && options.world_size >= 0,
+           "%s is missing: --rank, --world-size and --rendezvous belong together, or are left to mpirun, torchrun or "
+           "srun",
+           options.rank < 0 ? "--rank" : "--world-size");
+    ENSURE(options.world_size >= 1 && options.world_size <= MAX_RANKS, "--world-size %d is not a number from 1 to %d",
+           options.world_size, MAX_RANKS);
+    check_rank(options_names, options.rank, options.world_size);
+    ENSURE(options.local_rank < options.world_size, "--local-rank %d, but --world-size %d: local ranks are 0 to %d",
+           options.local_rank, options.world_size, options.world_size - 1);
+    ENSURE(options.world_size == 1 || !options.rendezvous.empty(),
+           "--rendezvous HOST:PORT is missing: where rank 0 of %d waits for the others", options.world_size);
+    Launch launch;
+    launch.launcher = options_names.launcher;
+    launch.rank = options.rank, launch.world_size = options.world_size;
+    launch.local_rank = options.local_rank, launch.local_world_size = 0;
+    fill_local(launch);
+    if (!options.rendezvous.empty()) read_rendezvous(launch, options.rendezvous);
+    launch.run_id = options.run_id;
+    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    launch.mpi = variables.has(mpirun_names.world_size);  // whose numbers are the same, or are refused
+    return launch;
+}
+
+static Launch from_mpirun(const Variables& variables) {
+    Launch launch = read_numbers(mpirun_names, variables);
+    launch.mpi = true;
+    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    // The mpirun of Open MPI 5 is PRRTE's, which forgets the exit code when it loses the connection to a host.
+    if (variables.has("PRTE_LAUNCHED") && launch.local_world_size > 0 && launch.local_world_size < launch.world_size)
+        launch.note =
+            "Open MPI 5's mpirun may end with exit code 0 when it loses a host: the log's last step says whether a run "
+            "is complete";
+    return launch;
+}
+
+// MPI_Init would succeed here too: as rank 0 of 1, in every process.
+static Launch from_torchrun(const Variables& variables) {
+    Launch launch = read_numbers(torchrun_names, variables);
+    launch.master_addr = variables.text("MASTER_ADDR");
+    launch.master_port = launch.world_size > 1 ? variables.number("MASTER_PORT", 1, 65535)
+                                               : variables.number_or("MASTER_PORT", 1, 65535, 0);
+    launch.run_id = variables.text("TORCHELASTIC_RUN_ID");
+    launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    return launch;
+}
+
+// A port that the steps of jobs which share a host will hardly share, below those that the system hands out.
+static int slurm_port(int64_t job, int64_t step) { return int(20000 + job % 1000 * 10 + step % 10); }
+
+static Launch from_srun(const Variables& variables) {
+    Launch launch = read_numbers(srun_names, variables);
+    constexpr int most = std::numeric_limits<int>::max();
+    const int job = variables.number_or("SLURM_JOB_ID", 0, most, 0), step = variables.number("SLURM_STEP_ID", 0, most);
+    launch.run_id = format("%d.%d", job, step);
+    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
+    // Not SLURM_LAUNCH_NODE_IPADDR, which is where srun was called.
+    const std::string hosts = variables.text("SLURM_STEP_NODELIST");
+    if (!hosts.empty()) launch.master_addr = expand_hosts(hosts).front();
+    launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, slurm_port(job, step));
+    // With --mpi=none or pmi2 MPI_Init of an Open MPI that is built for PMIx ends the process.
+    launch.mpi = variables.has("PMIX_RANK");
+    if (launch.mpi) {
+        const int rank = variables.number("PMIX_RANK", 0, MAX_RANKS - 1);
+        ENSURE(rank == launch.rank, "SLURM_PROCID=%d, but PMIX_RANK=%d: two launchers? start with one of them",
+               launch.rank, rank);
+    }
+    return launch;
+}
+
+// Nobody told of other processes; refused if somebody started some.
+static Launch alone(const Variables& variables) {
+    ENSURE(!variables.has("PMIX_RANK") || variables.step_tasks() == 1,
+           "PMIX_RANK=%s, but nothing says how many ranks there are; start with Open MPI's mpirun, torchrun or srun",
+           variables.text("PMIX_RANK").c_str());
+    const int ranks = variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1);
+    ENSURE(ranks == 1,
+           "one of %d processes (PMI_SIZE) of another mpirun than Open MPI's; start with Open MPI's mpirun, torchrun "
+           "or srun",
+           ranks);
+    const int world_size = variables.has("RANK") ? variables.number_or("WORLD_SIZE", 1, MAX_RANKS, 1) : 1;
+    ENSURE(world_size == 1, "RANK=%s and WORLD_SIZE=%d, but MASTER_ADDR is not set; torchrun sets all three",
+           variables.text("RANK").c_str(), world_size);
+    Launch launch;
+    const int tasks = variables.number_or("SLURM_NTASKS", 1, MAX_RANKS, 1);
+    if (tasks > 1 && variables.step_tasks() == 0)
+        launch.note = format("SLURM_NTASKS=%d, but srun did not start this process", tasks);
+    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    return launch;
+}
+
+// ---- all together
+
+// Two that count processes must count the same.
+static void refuse_other_numbers(const Launch& launch, const Names& mine, const Names& other, const Launch& others) {
+    if (launch.rank == others.rank && launch.world_size == others.world_size) return;
+    const bool sizes = launch.world_size != others.world_size;
+    const std::string ours = sizes ? says(mine.world_size, launch.world_size)
+                                   : says(mine.rank, launch.rank) + " of " + says(mine.world_size, launch.world_size);
+    const std::string theirs = sizes ? says(other.world_size, others.world_size) : says(other.rank, others.rank);
+    fail(EXIT_USAGE, "%s, but %s: %s and %s contradict each other; start with one of them, or with env -u %s -u %s",
+         ours.c_str(), theirs.c_str(), mine.launcher, other.launcher, other.rank, other.world_size);
+}
+
+// A launcher may start torchrun, or a script, that starts several ranks; fewer ranks than tasks are copies.
+static void refuse_copies(const Launch& launch, const Names& mine, const char* name, int tasks) {
+    ENSURE(launch.world_size >= tasks,
+           "%s=%d, but %s: %d processes would be copies of the same run; start as many ranks as tasks, or with env -u "
+           "%s",
+           name, tasks, says(mine.world_size, launch.world_size).c_str(), tasks, name);
+}
+
+Launch find_launch(const LaunchOptions& options, const Environment& environment) {
+    const Variables variables{environment};
+    const bool mpirun = variables.has(mpirun_names.world_size);
+    const Names* names = any_given(options)           ? &options_names
+                         : mpirun                     ? &mpirun_names
+                         : variables.torchrun()       ? &torchrun_names
+                         : variables.step_tasks() > 1 ? &srun_names
+                                                      : nullptr;
+    Launch launch = !names                     ? alone(variables)
+                    : names == &options_names  ? from_options(options, variables)
+                    : names == &mpirun_names   ? from_mpirun(variables)
+                    : names == &torchrun_names ? from_torchrun(variables)
+                                               : from_srun(variables);
+    if (names && names != &mpirun_names && mpirun)
+        refuse_other_numbers(launch, *names, mpirun_names, read_numbers(mpirun_names, variables));
+    if (names && names != &torchrun_names && variables.torchrun())
+        refuse_other_numbers(launch, *names, torchrun_names, read_numbers(torchrun_names, variables));
+    if (names && !mpirun) {  // mpirun starts one task of Slurm for each host
+        refuse_copies(launch, *names, srun_names.world_size, variables.step_tasks());
+        refuse_copies(launch, *names, "PMI_SIZE", variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1));
+    }
+    for (unsigned char c : launch.run_id)
+        ENSURE(c > ' ' && c < 0x7f, "the run id has the character 0x%02x; printable ASCII without spaces is taken", c);
+    ENSURE(launch.run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters, at most %d are taken",
+           launch.run_id.size(), MAX_RUN_ID);
+    launch.error_file = variables.text("TORCHELASTIC_ERROR_FILE");
+    launch.join_seconds = options.join_seconds;
+    return launch;
+}
+
+std::string describe_launch(const Launch& launch) {
+    std::string out = launch.launcher == "single" ? "single process" : launch.launcher;
+    if (launch.launcher != "single") out += format(", rank %d of %d", launch.rank, launch.world_size);
+    if (launch.launcher != "single" && launch.local_rank >= 0) {
+        out += format(", local rank %d", launch.local_rank);
+        if (launch.local_world_size > 0) out += format(" of %d", launch.local_world_size);
+    }
+    out += " on " + host_name();
+    if (launch.attempt > 0) out += format(", restart %d", launch.attempt);
+    if (launch.launcher == "single" && !launch.note.empty()) out += " (" + launch.note + ")";
+    return out;
+}
+
+// ---- lists of hosts
+
+[[noreturn]] static void refuse_list(const std::string& list) {
+    fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 of at most %d names", list.c_str(), MAX_RANKS);
+}
+
+// Parts between commas that are not inside of brackets.
+static std::vector<std::string> split_list(const std::string& list, const std::string& whole) {
+    std::vector<std::string> parts(1);
+    bool inside = false;
+    for (char c : list) {
+        if (c == '[' || c == ']') {
+            if (inside == (c == '[')) refuse_list(whole);
+            inside = !inside;
+        }
+        if (c == ',' && !inside)
+            parts.emplace_back();
+        else
+            parts.back() += c;
+    }
+    if (inside) refuse_list(whole);
+    for (const std::string& part : parts)
+        if (part.empty()) refuse_list(whole);
+    return parts;
+}
+
+// "007" or "007-012", with the zeros.
+static std::vector<std::string> expand_range(const std::string& range, const std::string& whole) {
+    const size_t dash = range.find('-');
+    const std::string first = range.substr(0, dash), last = dash == std::string::npos ? first : range.substr(dash + 1);
+    const auto value = [&](const std::string& digits) {
+        int number = 0;
+        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+        const bool whole_number = error == std::errc() && end == digits.data() + digits.size();
+        if (!whole_number || digits[0] == '-' || digits.size() > 9) refuse_list(whole);
+        return number;
+    };
+    const int from = value(first), to = value(last);
+    if (to < from || to - from >= MAX_RANKS) refuse_list(whole);
+    std::vector<std::string> numbers;
+    for (int i = from; i <= to; i++) numbers.push_back(format("%0*d", int(first.size()), i));
+    return numbers;
+}
+
+// One part: what stands before each pair of brackets, and each of the numbers in it.
+static std::vector<std::string> expand_part(const std::string& part, const std::string& whole) {
+    std::vector<std::string> names = {""};
+    for (size_t at = 0; at < part.size();) {
+        const size_t open = std::min(part.find('[', at), part.size());
+        for (std::string& name : names) name += part.substr(at, open - at);
+        if (open == part.size()) break;
+        const size_t close = part.find(']', open);
+        std::vector<std::string> longer;
+        for (const std::string& name : names)
+            for (const std::string& range : split_list(part.substr(open + 1, close - open - 1), whole))
+                for (const std::string& number : expand_range(range, whole)) {
+                    if (longer.size() == size_t(MAX_RANKS)) refuse_list(whole);
+                    longer.push_back(name + number);
+                }
+        names = std::move(longer);
+        at = close + 1;
+    }
+    return names;
+}
+
+std::vector<std::string> expand_hosts(const std::string& slurm_list) {
+    if (slurm_list.size() > 1 << 20) refuse_list(slurm_list.substr(0, 100));
+    std::vector<std::string> hosts;
+    for (const std::string& part : split_list(slurm_list, slurm_list))
+        for (std::string& host : expand_part(part, slurm_list)) hosts.push_back(std::move(host));
+    if (hosts.size() > size_t(MAX_RANKS)) refuse_list(slurm_list);
+    return hosts;
+}
+
+// ---- the reason of a failure
+
+void write_error_file(const Launch& launch, const std::string& message) {
+    if (launch.error_file.empty()) return;
+    // No "py_callstack" beside the time: where there is one, even an empty one, torchrun prints it and not the message.
+    const nlohmann::json content = {
+        {"message", {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
+    std::ofstream(launch.error_file) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}

@@ -1,0 +1,119 @@
+#include "parallel/missing_ranks.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "base/common.h"
+#include "base/host.h"
+
+namespace fs = std::filesystem;
+
+static constexpr size_t MOST_NAMED = 8;  // ranks in one sentence
+
+// Files of processes that may end meanwhile, or that are another user's: empty then.
+static std::string content_of(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+static std::string target_of(const fs::path& link) {
+    std::error_code error;
+    return fs::read_symlink(link, error).string();
+}
+
+static std::vector<fs::path> entries_of(const fs::path& dir) {
+    std::vector<fs::path> entries;
+    std::error_code error;
+    for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
+        entries.push_back(entry->path());
+    return entries;
+}
+
+// -1: not a number.
+static int number_of(const std::string& text) {
+    int number = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() ? number : -1;
+}
+
+// Of an environment as /proc shows it: NAME=value, each ended by a zero.
+static std::string variable(const std::string& environment, const std::string& name) {
+    const std::string all = '\0' + environment, wanted = '\0' + name + '=';
+    const size_t at = all.find(wanted);
+    return at == std::string::npos ? "" : std::string(all.c_str() + at + wanted.size());
+}
+
+static bool waits(const fs::path& process) {
+    for (const fs::path& thread : entries_of(process / "task"))
+        if (content_of(thread / "comm") == std::string(WAITING_THREAD) + "\n") return true;
+    return false;
+}
+
+// R, S, D, T, ...; '?': it has ended.
+static char state_of(const fs::path& process) {
+    const std::string stat = content_of(process / "stat");
+    const size_t name_end = stat.rfind(") ");
+    return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
+// Why a process is not waiting; empty: it is.
+static std::string absence(const fs::path& process, const std::string& own_program, const std::string& host) {
+    const std::string who = "process " + process.filename().string() + " on " + host;
+    const char state = state_of(process);
+    if (state == 'T' || state == 't') return who + " is stopped";
+    if (waits(process)) return "";
+    const std::string program = target_of(process / "exe");
+    if (!program.empty() && program != own_program) return who + " runs " + program;
+    return who + (state == 'D' ? " waits for a disk or a file system" : " is on its way");
+}
+
+// Of each rank of this host that has a process: why it is not waiting.
+static std::map<int, std::string> ranks_here(const Launch& launch, const std::string& job, const std::string& proc) {
+    const std::string host = host_name(), network = target_of(fs::path(proc) / "self/ns/net"),
+                      own_program = target_of(fs::path(proc) / "self/exe");
+    std::map<int, std::string> here;
+    for (const fs::path& process : entries_of(proc)) {
+        if (number_of(process.filename()) < 0) continue;
+        const std::string environment = content_of(process / "environ");
+        if (variable(environment, "PMIX_NAMESPACE") != job || target_of(process / "ns/net") != network) continue;
+        const int rank = number_of(variable(environment, "PMIX_RANK"));
+        if (rank < 0 || rank >= launch.world_size) continue;
+        const std::string reason = absence(process, own_program, host);
+        // A rank may be several processes: a script, and the program that it waits for.
+        const auto [known, first] = here.try_emplace(rank, reason);
+        if (!first && !known->second.empty()) known->second = reason;
+    }
+    return here;
+}
+
+MissingRanks find_missing_ranks(const Launch& launch, const std::string& job, const std::string& proc) {
+    const std::string host = host_name();
+    const std::map<int, std::string> here = ranks_here(launch, job, proc);
+    std::vector<std::string> missing;
+    int first = launch.rank;  // of those that wait
+    for (const auto& [rank, reason] : here) {
+        if (reason.empty()) first = std::min(first, rank);
+        if (!reason.empty()) missing.push_back(format("rank %d (%s)", rank, reason.c_str()));
+    }
+    const int gone = launch.local_world_size - int(here.size());  // less than 0 where nobody told how many there are
+    for (int rank = 0; gone > 0 && launch.local_world_size == launch.world_size && rank < launch.world_size; rank++)
+        if (!here.contains(rank)) missing.push_back(format("rank %d (no process on %s)", rank, host.c_str()));
+    if (gone > 0 && launch.local_world_size < launch.world_size)
+        missing.push_back(format("%d of the %d ranks of %s (no process)", gone, launch.local_world_size, host.c_str()));
+
+    MissingRanks roll;
+    roll.found = !missing.empty();
+    roll.speaks = launch.rank == first;
+    for (size_t i = 0; i < std::min(missing.size(), MOST_NAMED); i++) roll.text += (i ? ", " : "") + missing[i];
+    if (missing.size() > MOST_NAMED) roll.text += format(" and %zu more", missing.size() - MOST_NAMED);
+    if (!roll.found && launch.local_world_size == launch.world_size)
+        roll.text = format("MPI, for which all %d ranks wait on %s", launch.world_size, host.c_str());
+    else if (!roll.found)
+        roll.text = format("ranks on other hosts; the %zu of %s wait", here.size(), host.c_str());
+    return roll;
+}

@@ -1,0 +1,543 @@
+#include "parallel/rendezvous.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "base/common.h"
+#include "base/host.h"
+
+static constexpr double SILENCE = 5;  // seconds in which whoever connected must have spoken
+static constexpr double GRACE = 1;    // in which ranks that come late still hear why all fail
+static constexpr double CONNECT = 2;  // seconds for a connection to be made; a firewall may say nothing at all
+
+// A sentence as it may be sent.
+static std::string one_line(const std::string& text) {
+    std::string line = text.substr(0, MAX_TEXT);
+    for (char& c : line)
+        if (uint8_t(c) < ' ' || c == 0x7f) c = ' ';
+    return line;
+}
+
+// ---- sockets
+
+namespace {
+struct Socket {
+    int fd = -1;
+
+    explicit Socket(int fd = -1) : fd(fd) {}
+    Socket(Socket&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+    Socket& operator=(Socket&& other) noexcept {
+        std::swap(fd, other.fd);
+        return *this;
+    }
+    ~Socket() {
+        if (fd >= 0) close(fd);
+    }
+};
+
+struct Address {
+    sockaddr_storage storage = {};
+    socklen_t length = 0;
+    const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+}  // namespace
+
+#ifndef MSG_NOSIGNAL
+constexpr int MSG_NOSIGNAL = 0;  // macOS says it of the socket: SO_NOSIGPIPE
+#endif
+
+// A socket that does not block and is closed in programs that this one starts. macOS cannot say so when it makes one.
+static Socket prepared(int fd) {
+    if (fd < 0) return Socket(fd);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+#ifdef SO_NOSIGPIPE
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
+#endif
+    return Socket(fd);
+}
+
+static std::string reason_of(int error) { return std::generic_category().message(error); }
+
+// Milliseconds for poll until a time of seconds_now(), not 0 before it.
+static int milliseconds_until(double time) {
+    return int(std::ceil(1000 * std::clamp(time - seconds_now(), 0.0, 3600.0)));
+}
+
+// Whether the socket is ready before the time comes.
+static bool wait_for(int fd, short events, double until) {
+    for (;;) {
+        pollfd ready = {fd, events, 0};
+        const int count = poll(&ready, 1, milliseconds_until(until));
+        if (count > 0) return true;
+        if ((count == 0 || errno != EINTR) && seconds_now() >= until) return false;
+    }
+}
+
+// Of a host, or (empty) of every interface of this one, to listen on. Empty, with the reason, if there is none.
+static std::vector<Address> find_addresses(const std::string& host, int port, std::string& reason) {
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_family = AF_UNSPEC, hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
+    const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (error != 0) reason = error == EAI_SYSTEM ? reason_of(errno) : gai_strerror(error);
+    std::vector<Address> addresses;
+    for (const addrinfo* i = error ? nullptr : found; i; i = i->ai_next) {
+        Address& address = addresses.emplace_back();
+        memcpy(&address.storage, i->ai_addr, i->ai_addrlen);
+        address.length = i->ai_addrlen;
+    }
+    if (error == 0) freeaddrinfo(found);
+    // [::] takes IPv4 as well, 0.0.0.0 is for a kernel without IPv6.
+    if (host.empty())
+        std::stable_partition(addresses.begin(), addresses.end(),
+                              [](const Address& a) { return a.storage.ss_family == AF_INET6; });
+    return addresses;
+}
+
+// "h0:29500"
+static std::string place_name(const std::string& host, int port) {
+    return format(host.find(':') == std::string::npos ? "%s:%d" : "[%s]:%d", host.c_str(), port);
+}
+
+static std::vector<int> meeting_ports(const Launch& launch) {
+    if (launch.launcher != "torchrun") return {launch.master_port};
+    std::vector<int> ports;
+    for (int port = launch.master_port + 1; port <= launch.master_port + WINDOW && port <= 65535; port++)
+        ports.push_back(port);
+    ENSURE(!ports.empty(), "MASTER_PORT=%d has no port above it, where rank 0 could listen", launch.master_port);
+    return ports;
+}
+
+std::string rendezvous_address(const Launch& launch) {
+    const std::vector<int> ports = meeting_ports(launch);
+    const std::string first = place_name(launch.master_addr, ports.front());
+    return ports.size() == 1 ? first : first + format("-%d", ports.back());
+}
+
+// torchrun's agents on several hosts count restarts each for itself, so that the number is not the same everywhere.
+static uint32_t attempt_of_all(const Launch& launch) {
+    const bool several_agents = launch.launcher == "torchrun" && launch.local_world_size != launch.world_size;
+    return several_agents ? 0 : uint32_t(launch.attempt);
+}
+
+// ---- rank 0
+
+namespace {
+struct Peer {
+    Socket socket;
+    std::string from;      // address
+    double since;          // when it connected
+    std::string received;  // of its hello
+    int rank = -1;         // not known yet
+    uint64_t process = 0;
+    bool gone = false;
+};
+
+struct Server {
+    const Launch& launch;
+    double timeout, deadline;
+    Socket listener;
+    std::vector<Peer> peers;              // in the order in which they came
+    std::vector<std::string> rank_infos;  // of each rank
+    std::vector<bool> present;
+    std::string verdict;    // not empty: why these ranks cannot belong together
+    int dropped = 0;        // connections that were none of ours,
+    std::string drop_note;  // and what was wrong with the last
+};
+}  // namespace
+
+// EADDRINUSE or another reason, 0: it listens. A port is shared with the leftovers of a finished run, never with a
+// listener.
+static int listen_at(const Address& address, int backlog, Socket& out) {
+    Socket listener = prepared(socket(address.storage.ss_family, SOCK_STREAM, 0));
+    if (listener.fd < 0) return errno;
+    const int on = 1, off = 0;
+    setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (address.storage.ss_family == AF_INET6) setsockopt(listener.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (bind(listener.fd, address.get(), address.length) != 0 || listen(listener.fd, backlog) != 0) return errno;
+    out = std::move(listener);
+    return 0;
+}
+
+static Socket open_listener(const Launch& launch) {
+    // A name of this host may stand for 127.0.1.1 here and for another address elsewhere, so it does not say where to
+    // listen. These do.
+    const std::string& host = launch.master_addr;
+    const bool local = host == "localhost" || host.starts_with("127.") || host == "::1";
+    std::string reason = "no address";
+    for (int port : meeting_ports(launch))
+        for (const Address& address : find_addresses(local ? host : "", port, reason)) {
+            Socket listener;
+            const int error = listen_at(address, std::max(launch.world_size, 128), listener);
+            if (error == 0) return listener;
+            reason = reason_of(error);
+            if (error == EADDRINUSE) break;
+        }
+    fail(EXIT_INTERNAL, "rank 0 cannot listen on %s: %s; is it started twice? else give another port",
+         rendezvous_address(launch).c_str(), reason.c_str());
+}
+
+// Short enough for the empty buffer of the connection, so it is sent whole, or the other side is gone.
+static void tell(const Peer& peer, Status status, const std::string& text) {
+    const std::string answer = encode(Answer{status, one_line(text), "", {}});
+    (void)!send(peer.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void tell_all(const Server& server, Status status, const std::string& text) {
+    for (const Peer& peer : server.peers)
+        if (peer.rank >= 0 && !peer.gone) tell(peer, status, text);
+}
+
+static void drop(Server& server, Peer& peer, const std::string& why) {
+    server.dropped++;
+    server.drop_note = peer.from + " " + why;
+    peer.gone = true;
+}
+
+// All who are there, all who come soon, and rank 0 fail with the same sentence.
+static void pronounce(Server& server, const std::string& text) {
+    server.verdict = one_line(text);
+    server.deadline = std::min(server.deadline, seconds_now() + GRACE);
+    tell_all(server, Status::refused, server.verdict);
+}
+
+// Why this rank cannot be one of ours; empty: it can.
+static std::string find_contradiction(const Server& server, const Peer& peer, const Hello& hello) {
+    const Launch& launch = server.launch;
+    const std::string who = format("rank %u (%s)", hello.rank, peer.from.c_str());
+    if (hello.run_id != launch.run_id)
+        return format("%s is of run '%s', rank 0 of run '%s': give all ranks the same run id, or each run its port",
+                      who.c_str(), hello.run_id.c_str(), launch.run_id.c_str());
+    if (hello.attempt != attempt_of_all(launch))
+        return format("%s is in attempt %u, rank 0 in attempt %u: is a process of an earlier attempt left?",
+                      who.c_str(), hello.attempt, attempt_of_all(launch));
+    if (hello.world_size != uint32_t(launch.world_size))
+        return format("%s is one of %u ranks, rank 0 one of %d: start all with the same world size", who.c_str(),
+                      hello.world_size, launch.world_size);
+    const char* twice = "two processes say that they are rank %u of %u, on %s and %s: start each rank once";
+    if (hello.rank == 0) return format(twice, 0u, hello.world_size, host_name().c_str(), peer.from.c_str());
+    for (const Peer& other : server.peers)
+        if (other.rank == int(hello.rank) && !other.gone && other.process != hello.process)
+            return format(twice, hello.rank, hello.world_size, other.from.c_str(), peer.from.c_str());
+    return "";
+}
+
+// A whole hello: the peer is let in, sent on, or ends the meeting.
+static void admit(Server& server, Peer& peer, const Hello& hello) {
+    const Launch& launch = server.launch;
+    const bool mine = hello.port == uint32_t(launch.master_port) && hello.run_id == launch.run_id &&
+                      hello.attempt == attempt_of_all(launch);
+    if (launch.launcher == "torchrun" && !mine) {
+        tell(peer, Status::other, format("there meets another run or attempt: '%s'", launch.run_id.c_str()));
+        return drop(server, peer, format("is of run '%s'", hello.run_id.c_str()));
+    }
+    if (server.verdict.empty()) {
+        const std::string contradiction = find_contradiction(server, peer, hello);
+        if (!contradiction.empty()) pronounce(server, contradiction);
+        for (Peer& other : server.peers)  // the lost connection of the same process
+            if (other.rank == int(hello.rank) && server.verdict.empty()) other.gone = true;
+    }
+    peer.rank = int(hello.rank), peer.process = hello.process;
+    peer.received.clear();
+    if (peer.rank < launch.world_size)
+        server.rank_infos[hello.rank] = hello.rank_info, server.present[hello.rank] = true;
+    tell(peer, server.verdict.empty() ? Status::waiting : Status::refused, server.verdict);
+}
+
+// Reads what a peer says; the end of the connection of a rank makes room for the next process with that rank.
+static void listen_to(Server& server, Peer& peer) {
+    char buffer[8192];
+    const ssize_t got = recv(peer.socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (peer.rank >= 0) {  // has said all that it may say
+        if (server.verdict.empty()) server.present[peer.rank] = false;
+        peer.gone = true;
+        return;
+    }
+    if (got <= 0) return drop(server, peer, "went away without a word");
+    peer.received.append(buffer, size_t(got));
+    Hello hello;
+    switch (parse_hello(peer.received, hello)) {
+        case Parsed::more:
+            return;
+        case Parsed::whole:
+            return admit(server, peer, hello);
+        case Parsed::garbage:
+            return drop(server, peer, "does not speak as a rank does");
+        case Parsed::other_version:
+            tell(peer, Status::other, "");  // in the header of which it finds our version
+            return drop(server, peer, "is a rank of another version of this program");
+    }
+}
+
+static std::string peer_name(const sockaddr_storage& peer, socklen_t length) {
+    char name[NI_MAXHOST] = {};
+    const auto* address = reinterpret_cast<const sockaddr*>(&peer);
+    const int error = getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
+    return error ? "somebody" : name;
+}
+
+// Takes whoever knocks. Of those that have not said who they are, no more stay than ranks can be on their way.
+static void accept_peers(Server& server) {
+    for (;;) {
+        sockaddr_storage peer = {};
+        socklen_t length = sizeof(peer);
+        Socket socket = prepared(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
+        const int error = socket.fd < 0 ? errno : 0;
+        const bool no_room = error == EMFILE || error == ENFILE;
+        if (error != 0 && !no_room) return;  // nobody left, or the one at the door went away
+        const auto unknown = [](const Peer& peer) { return peer.rank < 0 && !peer.gone; };
+        const auto count = std::count_if(server.peers.begin(), server.peers.end(), unknown);
+        if (no_room && count == 0)
+            fail(EXIT_INTERNAL, "rank 0 needs %d open files to meet the other ranks: %s; raise ulimit -n",
+                 server.launch.world_size, reason_of(error).c_str());
+        if (no_room || count > server.launch.world_size + 64) {
+            drop(server, *std::find_if(server.peers.begin(), server.peers.end(), unknown), "was silent too long");
+            std::erase_if(server.peers, [](const Peer& peer) { return peer.gone; });
+        }
+        if (!no_room)
+            server.peers.push_back({std::move(socket), peer_name(peer, length), seconds_now(), "", -1, 0, false});
+    }
+}
+
+// "rank 3", "ranks 1, 5-7"
+static std::string missing_ranks(const Server& server) {
+    std::string list;
+    int count = 0;
+    for (int first = 1, next; first < server.launch.world_size; first = next) {
+        for (next = first; next < server.launch.world_size && !server.present[next]; next++) count++;
+        if (next > first)
+            list += format(next > first + 1 ? "%s%d-%d" : "%s%d", list.empty() ? "" : ", ", first, next - 1);
+        next++;  // the one that is there
+    }
+    return (count == 1 ? "rank " : "ranks ") + list;
+}
+
+[[noreturn]] static void give_up(Server& server) {
+    std::string text = format("no word from %s of %d after %g s at %s; are they running, and can they reach it?",
+                              missing_ranks(server).c_str(), server.launch.world_size, server.timeout,
+                              rendezvous_address(server.launch).c_str());
+    if (server.dropped > 0)
+        text += format(" (%d other connections; the last: %s)", server.dropped, server.drop_note.c_str());
+    tell_all(server, Status::failed, text);
+    throw Error(EXIT_INTERNAL, one_line(text));
+}
+
+// Until every rank is there.
+static void gather(Server& server) {
+    std::vector<pollfd> sockets;
+    while (std::count(server.present.begin(), server.present.end(), false) > 0) {
+        if (seconds_now() >= server.deadline && server.verdict.empty()) give_up(server);
+        if (seconds_now() >= server.deadline) break;
+        double wake = server.deadline;
+        sockets.assign(1, {server.listener.fd, POLLIN, 0});
+        for (const Peer& peer : server.peers) {
+            sockets.push_back({peer.socket.fd, POLLIN, 0});
+            if (peer.rank < 0) wake = std::min(wake, peer.since + SILENCE);
+        }
+        if (poll(sockets.data(), sockets.size(), milliseconds_until(wake)) < 0) {
+            if (errno == EINTR) continue;
+            fail(EXIT_INTERNAL, "rank 0 cannot wait for %zu connections: %s", sockets.size(), reason_of(errno).c_str());
+        }
+        // The earlier connection first: where a rank left and came back, the end is seen before the new hello.
+        for (size_t i = 0; i < server.peers.size(); i++) {
+            Peer& peer = server.peers[i];
+            if (sockets[i + 1].revents != 0 && !peer.gone) listen_to(server, peer);
+            if (peer.rank < 0 && !peer.gone && seconds_now() >= peer.since + SILENCE)
+                drop(server, peer, format("said nothing whole in %g s", SILENCE));
+        }
+        std::erase_if(server.peers, [](const Peer& peer) { return peer.gone; });
+        if (sockets[0].revents != 0) accept_peers(server);
+    }
+    if (!server.verdict.empty()) throw Error(EXIT_USAGE, server.verdict);
+}
+
+// All of it, at the speed of the other side.
+static bool send_all(const Socket& socket, const std::string& bytes, double until) {
+    for (size_t sent = 0; sent < bytes.size();) {
+        const ssize_t put = send(socket.fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+        if (put > 0) sent += size_t(put);
+        const bool full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        if (put < 0 && !(full && wait_for(socket.fd, POLLOUT, until))) return false;
+    }
+    return true;
+}
+
+// The same to all ranks. One that does not take it ends the run, so the others may wait for it.
+static void answer_all(Server& server, const std::string& answer) {
+    const double deadline = seconds_now() + std::max(server.timeout, SILENCE);
+    for (Peer& peer : server.peers) {
+        if (peer.rank >= 0 && !send_all(peer.socket, answer, deadline)) {
+            const std::string text =
+                format("rank %d (%s) was there, but went away before its answer", peer.rank, peer.from.c_str());
+            tell_all(server, Status::failed, text);
+            throw Error(EXIT_INTERNAL, text);
+        }
+        peer.gone = true;  // has its answer
+    }
+}
+
+static Rendezvous serve_rendezvous(const Launch& launch, const std::string& rank_info,
+                                   const std::function<std::string()>& nccl_id, double timeout) {
+    Server server{launch, timeout, seconds_now() + timeout, open_listener(launch), {}, {}, {}, "", 0, ""};
+    server.rank_infos.resize(size_t(launch.world_size)), server.present.resize(size_t(launch.world_size));
+    server.rank_infos[0] = rank_info, server.present[0] = true;
+    gather(server);
+    server.listener = Socket();
+    Rendezvous result{server.rank_infos, ""};
+    try {
+        result.nccl_id = nccl_id();
+        ENSURE(result.nccl_id.size() <= size_t(MAX_NCCL_ID), "an id of %zu bytes, at most %d", result.nccl_id.size(),
+               MAX_NCCL_ID);
+    } catch (const std::exception& error) {
+        tell_all(server, Status::failed, format("rank 0: %s", error.what()));
+        throw;
+    }
+    answer_all(server, encode(Answer{Status::welcome, "", result.nccl_id, result.rank_infos}));
+    return result;
+}
+
+// ---- the other ranks
+
+namespace {
+// What became of the tries of one round.
+struct Tries {
+    std::string last;      // why the one that came farthest was in vain
+    bool reached = false;  // it had somebody at the other end
+
+    void add(const std::string& place, const std::string& why, bool somebody) {
+        if (somebody || !reached) last = place + ": " + why, reached = somebody;
+    }
+};
+}  // namespace
+
+// Empty: connected.
+static std::string connect_to(const Address& address, double until, Socket& out) {
+    Socket socket = prepared(::socket(address.storage.ss_family, SOCK_STREAM, 0));
+    if (socket.fd < 0) return reason_of(errno);
+    int error = connect(socket.fd, address.get(), address.length) == 0 ? 0 : errno;
+    if (error == EINPROGRESS || error == EINTR) {
+        if (!wait_for(socket.fd, POLLOUT, until)) return "no connection in time";
+        socklen_t length = sizeof(error);
+        getsockopt(socket.fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+    if (error != 0) return reason_of(error);
+    out = std::move(socket);
+    return "";
+}
+
+// The next answer. Empty: it is there; else why not. received: what has come of it and of the one after it.
+static std::string read_answer(const Socket& socket, int world_size, double until, std::string& received,
+                               Answer& answer) {
+    for (;;) {
+        size_t used = 0;
+        switch (parse_answer(received, world_size, answer, used)) {
+            case Parsed::whole:
+                received.erase(0, used);
+                return "";
+            case Parsed::garbage:
+                return "somebody else than rank 0 answers";
+            case Parsed::other_version:
+                return "rank 0 is another version of this program: run the same on all hosts";
+            case Parsed::more:
+                break;
+        }
+        if (!wait_for(socket.fd, POLLIN, until)) return "no answer";
+        char buffer[16384];
+        const ssize_t got = recv(socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+        if (got == 0) return "the connection was closed without an answer";
+        if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return reason_of(errno);
+        if (got > 0) received.append(buffer, size_t(got));
+    }
+}
+
+// Empty: the meeting took place; else why not. What rank 0 says against it is thrown.
+static std::string talk(const Socket& socket, const Hello& hello, double timeout, double deadline, Rendezvous& result) {
+    const int world_size = int(hello.world_size);
+    const double soon = std::min(deadline, seconds_now() + SILENCE);
+    if (!send_all(socket, encode(hello), soon)) return "the connection was lost";
+    std::string received;
+    Answer answer;
+    std::string why = read_answer(socket, world_size, soon, received, answer);
+    // From here on rank 0 decides how long to wait: it knows, and says, who is missing.
+    if (why.empty() && answer.status == Status::waiting)
+        why = read_answer(socket, world_size, seconds_now() + timeout + SILENCE, received, answer);
+    if (!why.empty()) return why;
+    switch (answer.status) {
+        case Status::refused:
+            throw Error(EXIT_USAGE, answer.text);
+        case Status::failed:
+            throw Error(EXIT_INTERNAL, answer.text);
+        case Status::other:
+            return answer.text;
+        case Status::waiting:
+            return "somebody else than rank 0 answers";
+        case Status::welcome:
+            break;
+    }
+    result = {std::move(answer.rank_infos), std::move(answer.nccl_id)};
+    return "";
+}
+
+static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_info, double timeout) {
+    std::random_device device;
+    std::minstd_rand random(device());
+    const Hello hello = {uint32_t(launch.world_size),
+                         uint32_t(launch.rank),
+                         attempt_of_all(launch),
+                         uint32_t(launch.master_port),
+                         uint64_t(device()) << 32 | device(),
+                         launch.run_id,
+                         rank_info};
+    const double deadline = seconds_now() + timeout;
+    for (double pause = 0.1;; pause = std::min(2.0, 1.5 * pause)) {
+        Tries tries;
+        for (int port : meeting_ports(launch)) {
+            std::string reason;
+            const std::vector<Address> addresses = find_addresses(launch.master_addr, port, reason);
+            if (addresses.empty()) tries.add(launch.master_addr, reason, false);
+            for (const Address& address : addresses) {
+                Socket socket;
+                std::string why = connect_to(address, std::min(deadline, seconds_now() + CONNECT), socket);
+                const bool reached = why.empty();
+                Rendezvous result;
+                if (reached) why = talk(socket, hello, timeout, deadline, result);
+                if (why.empty()) return result;
+                tries.add(place_name(launch.master_addr, port), why, reached);
+            }
+        }
+        if (seconds_now() >= deadline)
+            fail(EXIT_INTERNAL, "rank 0 did not let rank %d in at %s within %g s (%s); is it running there?",
+                 launch.rank, rendezvous_address(launch).c_str(), timeout, tries.last.c_str());
+        // Not all ranks at the same moment.
+        const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
+        const double rest = std::max(0.0, deadline - seconds_now());
+        poll(nullptr, 0, int(std::ceil(1000 * std::min(rest, pause * jitter))));
+    }
+}
+
+Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
+                  double timeout_seconds) {
+    ENSURE(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info of %zu bytes, at most %d", rank_info.size(),
+           MAX_RANK_INFO);
+    if (launch.world_size == 1) return {{rank_info}, nccl_id()};
+    ENSURE(!launch.master_addr.empty() && launch.master_port > 0,
+           "rank %d of %d (%s) does not know where to meet the others; give --rank, --world-size and --rendezvous",
+           launch.rank, launch.world_size, launch.launcher.c_str());
+    return launch.rank == 0 ? serve_rendezvous(launch, rank_info, nccl_id, timeout_seconds)
+                            : join_rendezvous(launch, rank_info, timeout_seconds);
+}

@@ -1,0 +1,48 @@
+// straggler.h: names the rank that the others wait for.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/common.h"
+#include "parallel/gradients.h"
+
+// All ranks end a step together, so the slowest rank's own work, less that of the median rank, is what it costs the
+// others. Differences of a few percent, or of milliseconds in all, are noise.
+struct Straggler {
+    static constexpr int STEPS = 20;          // over which times are added
+    static constexpr int SILENT_STEPS = 100;  // after a warning
+    static constexpr double SHARE = 0.1;      // of the time of these steps, from which on a cost is named
+    static constexpr double LEAST_MS = 50;    // in all
+
+    std::vector<double> own_ms;  // of each rank, over `steps`
+    double all_ms = 0.0;
+    int steps = 0, silent = 0;
+
+    // said: by each rank, in a step that took step_ms. Returns a line to print, every SILENT_STEPS steps at most.
+    std::string add(const RankStatus* statuses, int world_size, double step_ms) {
+        if (world_size == 1) return "";
+        own_ms.resize(world_size);
+        for (int rank = 0; rank < world_size; rank++) own_ms[rank] += double(statuses[rank].own_ms);
+        all_ms += step_ms;
+        silent = std::max(0, silent - 1);
+        if (++steps < STEPS) return "";
+        const std::string line = silent > 0 ? "" : slowest();
+        if (!line.empty()) silent = SILENT_STEPS;
+        std::fill(own_ms.begin(), own_ms.end(), 0.0);
+        all_ms = 0.0, steps = 0;
+        return line;
+    }
+
+    std::string slowest() const {
+        std::vector<double> sorted = own_ms;
+        std::sort(sorted.begin(), sorted.end());
+        const double most = sorted.back(), median = sorted[(sorted.size() - 1) / 2], cost = most - median;
+        if (cost < LEAST_MS || cost < SHARE * all_ms) return "";
+        const int rank = int(std::max_element(own_ms.begin(), own_ms.end()) - own_ms.begin());
+        return format(
+            "rank %d is slow: the others waited %.2f s for it in %d steps, which took %.2f s; a step is %.0f ms of its "
+            "own work, and %.0f ms of the median rank's",
+            rank, cost / 1e3, steps, all_ms / 1e3, most / steps, median / steps);
+    }
+};

@@ -1,0 +1,167 @@
+#include "parallel/trace_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/host.h"
+
+using Json = nlohmann::ordered_json;
+
+static constexpr const char* track_names[] = {"training", "host", "communication", "loader"};
+static constexpr const char* FILE_BEGIN = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+
+// ---- the clocks of several machines
+
+// How far clock a is ahead of b. Nobody leaves an exchange before all have entered it, which bounds the difference from
+// both sides; the quickest of the exchanges does so best.
+static double difference(const RankClock& a, const RankClock& b) {
+    double least = -INFINITY, most = INFINITY;
+    for (size_t i = 0; i < std::min(a.left.size(), b.left.size()); i++) {
+        least = std::max(least, a.entered[i] - b.left[i]);
+        most = std::min(most, a.left[i] - b.entered[i]);
+    }
+    return std::isinf(most) ? 0.0 : (least + most) / 2.0;
+}
+
+double zero_of_clock(const std::vector<RankClock>& clocks, int rank) {
+    // How far a rank's clock is ahead of rank 0's; the same for all ranks of a machine.
+    const auto ahead = [&](const RankClock& clock) {
+        const auto first = std::find_if(clocks.begin(), clocks.end(),
+                                        [&](const RankClock& other) { return other.machine == clock.machine; });
+        return first == clocks.begin() ? 0.0 : difference(*first, clocks[0]);
+    };
+    double zero = clocks[0].begin;  // on rank 0's clock
+    for (const RankClock& clock : clocks) zero = std::min(zero, clock.begin - ahead(clock));
+    return zero + ahead(clocks[size_t(rank)]);
+}
+
+void align_trace(Comm& comm) {
+    if (!comm.trace) return;
+    std::vector<double> entered, left;
+    for (int i = 0; i < 20; i++) {
+        entered.push_back(seconds_now());
+        comm.exchange("");
+        left.push_back(seconds_now());
+    }
+    const Json own = {{"machine", boot_id()}, {"begin", comm.trace->begin}, {"entered", entered}, {"left", left}};
+    std::vector<RankClock> clocks;
+    for (const std::string& text : comm.exchange(own.dump())) {
+        const Json clock = Json::parse(text);
+        clocks.push_back({clock["machine"], clock["begin"], clock["entered"], clock["left"]});
+    }
+    comm.trace->zero = zero_of_clock(clocks, comm.rank);
+}
+
+// ---- the file
+
+// Whole microseconds: viewers cut fractions of them, begin and duration apart, and spans would then overlap.
+static int64_t microseconds(double seconds) { return int64_t(std::floor(1e6 * seconds)); }
+
+static std::string line_of(const Trace::Record& r, double zero, int pid, int tid) {
+    const int64_t begin = microseconds(r.begin - zero), end = microseconds(r.end - zero);
+    std::string name = r.label.name;
+    if (r.label.number >= 0) name += format(" %lld", static_cast<long long>(r.label.number));
+    Json event = {{"name", name}, {"ph", "X"},   {"pid", pid},
+                  {"tid", tid},   {"ts", begin}, {"dur", std::max<int64_t>(end - begin, 0)}};
+    const std::pair<const char*, int64_t> args[] = {
+        {"step", r.label.step}, {"tokens", r.label.tokens}, {"bytes", r.label.bytes}};
+    for (const auto& [what, value] : args)
+        if (value >= 0) event["args"][what] = value;
+    return event.dump();
+}
+
+// A name or place for a process, or one of its threads.
+static std::string metadata(const char* what, int pid, int tid, const Json& args) {
+    return Json{{"name", what}, {"ph", "M"}, {"pid", pid}, {"tid", tid}, {"args", args}}.dump(
+        -1, ' ', false, Json::error_handler_t::replace);
+}
+
+// pid and tid 0 would be the idle thread to Perfetto, and a tid in two processes is none.
+std::string trace_events(const Trace& trace, int rank, const std::string& host) {
+    constexpr int tracks = int(std::size(track_names));
+    const int pid = 1 + rank;
+    std::vector<Trace::Record> records = trace.records;
+    std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) {  // outer spans before inner ones
+        return std::pair(a.track, a.order) < std::pair(b.track, b.order);
+    });
+    std::string text = metadata("process_name", pid, 0, {{"name", format("rank %d on %s", rank, host.c_str())}}) +
+                       ",\n" + metadata("process_sort_index", pid, 0, {{"sort_index", rank}});
+    for (size_t i = 0; i < records.size(); i++) {
+        const int track = int(records[i].track), tid = tracks * pid + track;
+        if (i == 0 || records[i - 1].track != records[i].track)
+            text += ",\n" + metadata("thread_name", pid, tid, {{"name", track_names[track]}}) + ",\n" +
+                    metadata("thread_sort_index", pid, tid, {{"sort_index", track}});
+        text += ",\n" + line_of(records[i], trace.zero, pid, tid);
+    }
+    return text;
+}
+
+std::string trace_file(const std::vector<std::string>& events) {
+    std::string text = FILE_BEGIN;
+    for (const std::string& of_rank : events) text += (&of_rank == &events[0] ? "" : ",\n") + of_rank;
+    return text + "\n]}\n";
+}
+
+void check_trace_file(const std::string& path) {
+    const auto refuse = [&](const char* why) { fail(EXIT_CANNOT_CREATE, "--trace %s: %s", path.c_str(), why); };
+    if (is_directory(path)) refuse("is a directory; name a file in it");
+    if (path_exists(path)) {
+        if (!std::filesystem::is_regular_file(std::filesystem::symlink_status(path))) refuse("is not a file");
+        const InputFile file(path);
+        std::string begin(size_t(std::min<int64_t>(file.size, int64_t(strlen(FILE_BEGIN)))), '\0');
+        file.read_at(begin.data(), 0, int64_t(begin.size()));
+        if (begin != FILE_BEGIN) refuse("is there, and holds no trace; name another file, or remove it");
+    }
+    if (!is_directory(parent_directory(path))) refuse("its directory does not exist; make it, or name another file");
+    const std::string temporary = path + ".tmp";  // as replace_file will write it
+    if (is_directory(temporary)) refuse("a directory has the name of its temporary file, with .tmp");
+    remove_tree(temporary);
+    write_file(temporary, "");
+    remove_tree(temporary);
+}
+
+// Texts of all ranks, on rank 0. In pieces: an exchange brings them to everybody.
+static std::vector<std::string> gather(Comm& comm, const std::string& own) {
+    constexpr size_t piece = 1 << 18;
+    std::vector<std::string> all(size_t(comm.world_size));
+    for (size_t at = 0;; at += piece) {
+        const std::vector<std::string> parts = comm.exchange(at < own.size() ? own.substr(at, piece) : "");
+        bool more = false;
+        for (size_t rank = 0; rank < parts.size(); rank++) {
+            more |= parts[rank].size() == piece;
+            if (comm.rank == 0) all[rank] += parts[rank];
+        }
+        if (!more) return all;
+    }
+}
+
+std::string write_trace(Comm& comm, const std::string& path) {
+    Trace& trace = *comm.trace;
+    comm.exchange("");  // collectives of other threads come before it
+    trace.read_timers(true);
+    trace.recording = false;
+    std::string text;
+    {
+        const std::lock_guard lock(trace.mutex);
+        text = trace_events(trace, comm.rank, host_name());
+        trace.records.clear();
+    }
+    const std::vector<std::string> events = gather(comm, text);
+    const int64_t lost = std::max<int64_t>(0, trace.spans - trace.most_spans);
+    std::string steps = "no step";
+    if (trace.step > trace.first_step)
+        steps =
+            format("steps %lld to %lld", static_cast<long long>(trace.first_step), static_cast<long long>(trace.step));
+    else if (trace.step >= 0)
+        steps = format("step %lld", static_cast<long long>(trace.step));
+    if (comm.rank == 0) replace_file(path, trace_file(events));
+    if (lost) steps += format(", without the last %s spans of this rank", with_commas(lost).c_str());
+    return steps;
+}

@@ -1,0 +1,260 @@
+// bpe_train.cpp: counting pieces, and learning merges from the counts.
+//
+// A merge touches only the words that hold its pair. For each pair there is its count and a list of words that had it
+// when it was listed (a word may have lost it since: it is scanned and nothing is found). A heap holds every pair with
+// an upper bound of its count: a pair is pushed whenever its count has risen, and in between the count only falls. So:
+// take the top; if its bound is too high, push it back with its present count; else it is the best one.
+//
+// Hugging Face's BpeTrainer does the same, with the same tie-break, so the merges are equal. They differ in three
+// places. It trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. And where two
+// merges make the same bytes (aa + a, a + aa), which is rare in text, the pairs of the common token have two entries in
+// its queue, each for a part of the words, and which comes first is undefined; here they have one.
+#include <algorithm>
+#include <cstring>
+#include <queue>
+
+#include "base/common.h"
+#include "text/tokenizer.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a slot's key is the bytes of its piece");
+
+static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
+
+static size_t slot_of(const std::vector<PieceCounts::Slot>& slots, const uint64_t key[2], int64_t length) {
+    uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd ^ uint64_t(length)) * GOLDEN;
+    h = (h ^ h >> 32) * GOLDEN;
+    for (size_t i = (h >> 32) & (slots.size() - 1);; i = (i + 1) & (slots.size() - 1)) {
+        const PieceCounts::Slot& slot = slots[i];
+        if (slot.count == 0 || (slot.key[0] == key[0] && slot.key[1] == key[1] && slot.length == length)) return i;
+    }
+}
+
+void PieceCounts::add(std::string_view piece, int64_t count) {
+    if (piece.size() > size_t(MAX_PIECE)) bytes_left_out += int64_t(piece.size()) * count;
+    if (piece.empty() || piece.size() > size_t(MAX_PIECE)) return;
+    Slot added{{0, 0}, count, int64_t(piece.size())};
+    if (piece.size() > sizeof(added.key)) {
+        longer[std::string(piece)] += count;
+        return;
+    }
+    memcpy(added.key, piece.data(), piece.size());
+    Slot& slot = slots[slot_of(slots, added.key, added.length)];
+    if (slot.count > 0) {
+        slot.count += count;
+        return;
+    }
+    slot = added;
+    if (2 * ++used < int64_t(slots.size())) return;
+    std::vector<Slot> larger(2 * slots.size());
+    for (const Slot& old : slots)
+        if (old.count > 0) larger[slot_of(larger, old.key, old.length)] = old;
+    slots = std::move(larger);
+}
+
+void PieceCounts::add_text(std::string_view text) {
+    const char* const end = text.data() + text.size();
+    for (const char *p = text.data(), *next; p < end; p = next) {
+        next = piece_end(p, end);
+        add({p, size_t(next - p)}, 1);
+    }
+}
+
+void PieceCounts::add(const PieceCounts& other) {
+    for (const Slot& slot : other.slots)
+        if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
+    for (const auto& [piece, count] : other.longer) add(piece, count);
+    bytes_left_out += other.bytes_left_out;
+}
+
+// The distinct pieces, as tokens.
+struct Words {
+    std::vector<int> tokens;     // of all words, one after the other
+    std::vector<int64_t> begin;  // of each word in tokens
+    std::vector<int> length;     // in tokens: shrinks as its pairs are merged
+    std::vector<int64_t> count;
+};
+
+static Words words_of(const PieceCounts& counts, const int* byte_tokens) {
+    Words words;
+    const auto add = [&](std::string_view piece, int64_t count) {
+        words.begin.push_back(int64_t(words.tokens.size()));
+        words.length.push_back(int(piece.size()));
+        words.count.push_back(count);
+        for (const char byte : piece) words.tokens.push_back(byte_tokens[uint8_t(byte)]);
+    };
+    for (const PieceCounts::Slot& slot : counts.slots)
+        if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
+    for (const auto& [piece, count] : counts.longer) add(piece, count);
+    ENSURE(words.count.size() < size_t(1) << 31, "%zu different words; give less text", words.count.size());
+    return words;
+}
+
+struct Pair {
+    int left, right;
+    int64_t count = 0;            // over all words
+    std::vector<int> words = {};  // that have it, or had it
+    int token = -1;               // what it was merged into
+    int round = -1;               // the last merge that listed it
+};
+
+// Pairs by number, found by their tokens: open addressing.
+struct Pairs {
+    std::vector<Pair> pairs;
+    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 16);  // 1 + number; 0: free
+
+    size_t slot(int left, int right) const {
+        const uint64_t key = (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * GOLDEN;
+        for (size_t i = (key ^ key >> 29) * GOLDEN >> 32 & (slots.size() - 1);; i = (i + 1) & (slots.size() - 1))
+            if (slots[i] == 0 || (pairs[slots[i] - 1].left == left && pairs[slots[i] - 1].right == right)) return i;
+    }
+
+    int find_or_add(int left, int right) {
+        uint32_t& found = slots[slot(left, right)];
+        if (found != 0) return int(found - 1);
+        pairs.push_back({left, right});
+        found = uint32_t(pairs.size());
+        if (2 * pairs.size() >= slots.size()) {
+            slots.assign(2 * slots.size(), 0);
+            for (size_t i = 0; i < pairs.size(); i++) slots[slot(pairs[i].left, pairs[i].right)] = uint32_t(i + 1);
+        }
+        return int(pairs.size() - 1);
+    }
+};
+
+// In the heap: the higher count first, then the smaller tokens.
+struct Candidate {
+    int64_t count;
+    int left, right, pair;
+
+    bool operator<(const Candidate& other) const {
+        if (count != other.count) return count < other.count;
+        return left != other.left ? left > other.left : right > other.right;
+    }
+};
+
+struct Trainer {
+    Words words;
+    Pairs pairs;
+    std::priority_queue<Candidate> queue;
+    std::vector<int> listed;  // pairs that this round has listed, to be pushed at its end
+    int round = 0;
+
+    Pair& pair(int number) { return pairs.pairs[size_t(number)]; }
+
+    void uncount(int left, int right, int64_t count) { pair(pairs.find_or_add(left, right)).count -= count; }
+
+    void list(int left, int right, int word) {
+        const int number = pairs.find_or_add(left, right);
+        Pair& p = pair(number);
+        p.count += words.count[size_t(word)];
+        if (p.words.empty() || p.words.back() != word) p.words.push_back(word);
+        if (p.round != round) listed.push_back(number);
+        p.round = round;
+    }
+
+    void push_listed() {
+        for (const int number : listed)
+            if (pair(number).count > 0) queue.push({pair(number).count, pair(number).left, pair(number).right, number});
+        listed.clear();
+        round++;
+    }
+
+    void list_all() {
+        for (size_t word = 0; word < words.count.size(); word++) {
+            const int* ids = words.tokens.data() + words.begin[word];
+            for (int i = 0; i + 1 < words.length[word]; i++) list(ids[i], ids[i + 1], int(word));
+        }
+        push_listed();
+    }
+
+    // The pair of the highest count; -1: there is none.
+    int take_best() {
+        while (!queue.empty()) {
+            Candidate top = queue.top();
+            queue.pop();
+            const int64_t count = pair(top.pair).count;
+            if (top.count == count) return top.pair;
+            top.count = count;
+            if (count > 0) queue.push(top);
+        }
+        return -1;
+    }
+
+    // Joins the pair in a word, from left to right, and keeps the counts of the neighbouring pairs.
+    void merge_word(int word, int left, int right, int token) {
+        int* const ids = words.tokens.data() + words.begin[size_t(word)];
+        const int length = words.length[size_t(word)];
+        const int64_t count = words.count[size_t(word)];
+        int kept = 0;
+        for (int i = 0; i < length; i++) {
+            if (i + 1 == length || ids[i] != left || ids[i + 1] != right) {
+                ids[kept++] = ids[i];
+                continue;
+            }
+            i++;  // now at the right one
+            if (kept > 0) {
+                uncount(ids[kept - 1], left, count);
+                list(ids[kept - 1], token, word);
+            }
+            if (i + 1 < length) {
+                uncount(right, ids[i + 1], count);
+                list(token, ids[i + 1], word);
+            }
+            ids[kept++] = token;
+        }
+        words.length[size_t(word)] = kept;
+    }
+
+    void merge(int number, int token) {
+        const int left = pair(number).left, right = pair(number).right;
+        const std::vector<int> holders = std::move(pair(number).words);  // pairs move in memory as others are added
+        for (const int word : holders) merge_word(word, left, right, token);
+        pair(number).count = 0;
+        pair(number).words.clear();
+        pair(number).token = token;
+        push_listed();
+    }
+};
+
+Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
+                    const std::function<void(int done, int total)>& progress) {
+    ENSURE(vocab_size >= MIN_VOCAB_SIZE && vocab_size <= MAX_VOCAB_SIZE,
+           "a vocabulary of %d tokens cannot be trained: %d (the bytes and %s) to %d", vocab_size, MIN_VOCAB_SIZE,
+           END_OF_TEXT, MAX_VOCAB_SIZE);
+    const Tokenizer bytes = tokenizer_from_merges({});
+    std::vector<std::string> tokens(bytes.tokens.begin(), bytes.tokens.end() - 1);  // without <|endoftext|>
+    std::unordered_map<std::string, int> ids;
+    for (size_t id = 0; id < tokens.size(); id++) ids.emplace(tokens[id], int(id));
+
+    Trainer trainer;
+    trainer.words = words_of(counts, bytes.byte_tokens);
+    trainer.list_all();
+    std::vector<std::pair<int, int>> merges;
+    const int start = int(tokens.size()), total = vocab_size - MIN_VOCAB_SIZE;
+    while (int(tokens.size()) < start + total) {
+        const int best = trainer.take_best();
+        const int done = int(tokens.size()) - start;
+        if (best < 0 && counts.bytes_left_out > 0)
+            fail(EXIT_BAD_DATA,
+                 "the text has too few words for a vocabulary of %d tokens, they give %d: %s bytes are in words longer "
+                 "than %d, of which nothing is learned; is it text?",
+                 vocab_size, done + MIN_VOCAB_SIZE, with_commas(counts.bytes_left_out).c_str(), PieceCounts::MAX_PIECE);
+        if (best < 0)
+            fail(EXIT_BAD_DATA,
+                 "the text is too short for a vocabulary of %d tokens: after %d, no two of them follow each other in a "
+                 "word; give more text, or train %d",
+                 vocab_size, done + MIN_VOCAB_SIZE, done + MIN_VOCAB_SIZE);
+        const Pair& pair = trainer.pair(best);
+        int token = pair.token;  // merged before: another merge has made its parts again
+        if (token < 0) {
+            const std::string joined = tokens[size_t(pair.left)] + tokens[size_t(pair.right)];
+            const auto [place, is_new] = ids.emplace(joined, int(tokens.size()));
+            if (is_new) tokens.push_back(joined);
+            token = place->second;
+            merges.push_back({pair.left, pair.right});
+        }
+        trainer.merge(best, token);
+        if (progress && (done % 256 == 0 || done + 1 == total)) progress(done + 1, total);
+    }
+    return tokenizer_from_merges(merges);
+}

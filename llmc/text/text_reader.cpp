@@ -1,0 +1,319 @@
+#include "text/text_reader.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/unicode.h"
+#include "text/tokenizer.h"
+
+namespace fs = std::filesystem;
+
+static constexpr int64_t CHUNK_BYTES = 2 << 20;
+static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; gives its end to validation
+static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is looked for
+
+// ---- which files
+
+static bool has_extension(const std::string& path, std::initializer_list<const char*> extensions) {
+    return std::any_of(extensions.begin(), extensions.end(), [&](const char* e) { return path.ends_with(e); });
+}
+
+static bool is_jsonl(const std::string& path) { return has_extension(path, {".jsonl", ".ndjson"}); }
+
+static bool is_text_name(const std::string& path) {
+    return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
+}
+
+// Where the first byte is that is not UTF-8, of the file's first MiB; -1: all are.
+static int64_t find_invalid_utf8(const InputFile& file) {
+    std::string text(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
+    file.read_at(text.data(), 0, int64_t(text.size()));
+    const char *begin = text.data(), *end = begin + text.size();
+    const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may go on after the MiB
+    for (const char* p = begin; p < border;) {
+        const Char c = char_at(p, end);
+        if (!c.valid) return p - begin;
+        p += c.bytes;
+    }
+    return -1;
+}
+
+// People give what they have downloaded. Whether the file is binary, of a kind that is not known here.
+static bool check_content(const InputFile& file) {
+    struct Magic {
+        const char* bytes;
+        size_t length;
+        const char *what, *remedy;
+    };
+    static constexpr Magic known[] = {{"\x1f\x8b", 2, "compressed (gzip)", "unpack it with gunzip"},
+                                      {"\x28\xb5\x2f\xfd", 4, "compressed (zstd)", "unpack it with unzstd"},
+                                      {"\xfd"
+                                       "7zXZ",
+                                       5, "compressed (xz)", "unpack it with unxz"},
+                                      {"BZh", 3, "compressed (bzip2)", "unpack it with bunzip2"},
+                                      {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
+                                      {"PAR1", 4, "a Parquet file", "convert it to .jsonl"},
+                                      {"\xff\xfe", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+                                      {"\xfe\xff", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+                                      {"\x88\xd8\x34\x01", 4, "a token shard", "it needs no tokenizing"}};
+    char start[8000] = {};
+    const int64_t length = std::min<int64_t>(file.size, sizeof(start));
+    file.read_at(start, 0, length);
+    for (const Magic& m : known)
+        if (memcmp(start, m.bytes, m.length) == 0)
+            fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", file.path.c_str(), m.what, m.remedy);
+    return memchr(start, 0, size_t(length)) != nullptr;
+}
+
+static std::string normal_path(const std::string& path) { return fs::path(path).lexically_normal().string(); }
+
+// The text files of a folder, but not `output`; adds the other files to left_out.
+static std::vector<std::string> files_in(const std::string& folder, const fs::path& output,
+                                         std::set<std::string>& left_out) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+        const std::string path = entry->path().string();
+        if (entry->path().filename().string().starts_with(".")) {
+            if (entry->is_directory(error)) entry.disable_recursion_pending();
+            continue;
+        }
+        if (!entry->is_regular_file(error)) continue;
+        if (!is_text_name(path))
+            left_out.insert(normal_path(path));
+        else if (fs::weakly_canonical(path, error) != output)
+            paths.push_back(path);
+    }
+    if (error) fail(EXIT_NO_INPUT, "%s: cannot be searched: %s", folder.c_str(), error.message().c_str());
+    std::sort(paths.begin(), paths.end());
+    if (paths.empty())
+        fail(EXIT_NO_INPUT, "%s: no file in it ends in .txt .text .md .markdown .rst .jsonl or .ndjson; name the files",
+             folder.c_str());
+    return paths;
+}
+
+FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory) {
+    std::error_code ignored;
+    const fs::path output = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
+    FoundFiles found;
+    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links lead to the same
+    for (const std::string& input : inputs) {
+        if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
+        for (const std::string& path :
+             is_directory(input) ? files_in(input, output, found.left_out) : std::vector{input}) {
+            const InputFile file(path);
+            struct stat status;
+            if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "be examined");
+            const auto [first, is_new] = taken.insert({{status.st_dev, status.st_ino}, path});
+            if (!is_new) {
+                found.repeated.push_back({path, first->second});
+                continue;
+            }
+            TextFile text{path, file.size, is_jsonl(path)};
+            text.binary = check_content(file);
+            if (!text.binary && !text.jsonl) text.invalid_utf8 = find_invalid_utf8(file);
+            found.files.push_back(text);
+        }
+    }
+    for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));  // named beside its folder
+    return found;
+}
+
+// ---- cutting
+
+// After the first line end in the window that has text after it, or before its first space; npos: there is neither.
+static size_t part_start(std::string_view window) {
+    const size_t line = window.find('\n');
+    return line < window.size() - 1 ? line + 1 : window.find(' ');
+}
+
+static int64_t held_out_from(int64_t size, double fraction) { return int64_t(double(size) * (1.0 - fraction)); }
+
+// Where the part of a file begins that is held out.
+static int64_t cut_of_file(const InputFile& file, double fraction) {
+    const int64_t wanted = held_out_from(file.size, fraction);
+    std::string window(size_t(std::min(CUT_WINDOW, file.size - wanted)), '\0');
+    file.read_at(window.data(), wanted, int64_t(window.size()));
+    const size_t start = part_start(window);
+    return start == std::string::npos ? file.size : wanted + int64_t(start);
+}
+
+// After the next blank line (\n\n or \n\r\n), or npos.
+static size_t section_end(std::string_view text, size_t from) {
+    for (size_t i = text.find('\n', from); i != std::string_view::npos; i = text.find('\n', i + 1)) {
+        if (text.substr(i + 1).starts_with("\n")) return i + 2;
+        if (text.substr(i + 1).starts_with("\r\n")) return i + 3;
+    }
+    return std::string_view::npos;
+}
+
+// Where a document of a file of many ends, and where the next one begins; npos: its end has not been read.
+struct Border {
+    size_t end, next;
+};
+
+static Border next_border(std::string_view text, size_t from, bool jsonl, const std::string& split) {
+    constexpr size_t none = std::string_view::npos;
+    if (jsonl) {
+        const size_t newline = text.find('\n', from);
+        return {newline, newline == none ? none : newline + 1};
+    }
+    if (split == "blank-lines") {
+        const size_t end = section_end(text, from);
+        return {end, end};
+    }
+    const size_t marker = text.find(END_OF_TEXT, from);
+    return {marker, marker == none ? none : marker + strlen(END_OF_TEXT)};
+}
+
+static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+// ---- reading
+
+CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules) : files(files), rules(rules) {
+    ENSURE(rules.split == "none" || rules.split == "blank-lines" || rules.split == "end-of-text",
+           "--split %s is not known: none, blank-lines or end-of-text", rules.split.c_str());
+    few_files = double(files.size()) * rules.val_fraction < 1.0;
+}
+
+CorpusReader::~CorpusReader() = default;
+
+// Counts a document; whether it is one of those that are held out.
+static bool begin_document(CorpusReader& reader) {
+    const double fraction = reader.rules.val_fraction;
+    const int64_t number = reader.documents++;
+    return fraction > 0.0 && number % std::max<int64_t>(2, std::llround(1.0 / fraction)) == 1;
+}
+
+static void open_file(CorpusReader& reader) {
+    reader.input = std::make_unique<InputFile>(reader.files[reader.file].path);
+    const InputFile& input = *reader.input;
+    char mark[3] = {};
+    input.read_at(mark, 0, std::min<int64_t>(input.size, 3));
+    reader.begin = memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    reader.end = input.size;
+    reader.lines = 0;
+    reader.many_documents = reader.files[reader.file].jsonl || reader.rules.split != "none";
+    reader.part_begun = reader.part_val = false;
+    if (reader.many_documents || reader.begin == reader.end) return;
+    const bool chosen = begin_document(reader);
+    if (reader.rules.val_fraction > 0.0 && (reader.few_files || input.size >= LONG_DOCUMENT))
+        reader.end = std::max(reader.begin, cut_of_file(input, reader.rules.val_fraction));
+    else
+        reader.part_val = chosen;
+}
+
+// Goes on to the part that is held out, or to the next file. False: there is none.
+static bool next_part(CorpusReader& reader) {
+    if (reader.input && reader.end < reader.input->size) {
+        reader.end = reader.input->size;
+        reader.part_begun = false;
+        reader.part_val = true;
+        return true;
+    }
+    if (reader.input) reader.file++;
+    reader.input.reset();
+    if (reader.file == reader.files.size()) return false;
+    open_file(reader);
+    return true;
+}
+
+// Fills chunk.documents from its bytes; returns where the first one begins that is not complete.
+static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
+    const std::string_view text = chunk.bytes;
+    if (!reader.many_documents) {
+        const size_t end = at_end ? text.size() : last_safe_cut(text);
+        if (end > 0) chunk.documents.push_back({0, end, 0, !reader.part_begun, reader.part_val});
+        reader.part_begun |= end > 0;
+        return end;
+    }
+    const bool jsonl = chunk.file->jsonl;
+    for (size_t begin = 0;;) {
+        Border border = next_border(text, begin, jsonl, reader.rules.split);
+        if (border.next == std::string_view::npos) {
+            if (!at_end || begin == text.size()) return begin;
+            border = {text.size(), text.size()};
+        }
+        reader.lines += jsonl;
+        if (!is_blank(text.substr(begin, border.end - begin))) {
+            const bool val = begin_document(reader);
+            chunk.documents.push_back({begin, border.end, reader.lines, true, val});
+        }
+        begin = border.next;
+    }
+}
+
+bool CorpusReader::next(Chunk& chunk) {
+    while (!input || begin == end)
+        if (!next_part(*this)) return false;
+    chunk.file = &files[file];
+    chunk.documents.clear();
+    chunk.bytes = std::move(rest);
+    rest.clear();
+    for (int64_t wanted = CHUNK_BYTES;; wanted *= 2) {
+        const size_t have = chunk.bytes.size();
+        const int64_t more = std::min(end - begin, std::max<int64_t>(wanted - int64_t(have), 1));
+        chunk.bytes.resize(have + size_t(more));
+        input->read_at(chunk.bytes.data() + have, begin, more);
+        begin += more, bytes_read += more;
+        const size_t used = list_documents(*this, chunk, begin == end);
+        if (used == 0 && begin < end) continue;  // a long line, section or run without white space
+        rest = chunk.bytes.substr(used);
+        chunk.bytes.resize(used);
+        return true;
+    }
+}
+
+// ---- documents
+
+static std::string text_of_line(const Chunk& chunk, const Document& document, const std::string& key) {
+    const std::string where = chunk.file->path + ":" + std::to_string(document.line);
+    const nlohmann::json line = parse_json(chunk.bytes.substr(document.begin, document.end - document.begin), where,
+                                           "; each line of this file must be one whole object {...}");
+    if (!line.is_object())
+        fail(EXIT_BAD_DATA, "%s: is JSON, but no object {...}; each line of this file must be one", where.c_str());
+    const auto found = line.find(key);
+    if (found != line.end() && found->is_string()) return found->get<std::string>();
+    std::string keys;
+    for (const auto& [name, value] : line.items())
+        if (value.is_string()) keys += (keys.empty() ? "" : ", ") + name;
+    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key); keys with text: %s", where.c_str(),
+         printable(key).c_str(), keys.empty() ? "none" : printable(keys).c_str());
+}
+
+static std::string_view without_white_ends(std::string_view text) {
+    const size_t first = text.find_first_not_of(" \t\r\n");
+    return first == text.npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
+}
+
+void for_each_document(const Chunk& chunk, const CorpusRules& rules,
+                       const std::function<void(std::string_view text, bool starts, bool val)>& f) {
+    for (const Document& document : chunk.documents) {
+        std::string from_json;
+        std::string_view text = std::string_view(chunk.bytes).substr(document.begin, document.end - document.begin);
+        if (chunk.file->jsonl)
+            text = from_json = text_of_line(chunk, document, rules.text_key);
+        else if (rules.split == "end-of-text")
+            text = without_white_ends(text);
+        const bool file_is_document =
+            !chunk.file->jsonl && rules.split == "none";  // then the reader has held its end out
+        if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {
+            if (!text.empty()) f(text, document.starts, document.val);
+            continue;
+        }
+        const size_t wanted = size_t(held_out_from(int64_t(text.size()), rules.val_fraction));
+        const size_t start = part_start(text.substr(wanted, CUT_WINDOW));
+        const size_t cut = start == text.npos ? text.size() : wanted + start;
+        f(text.substr(0, cut), true, false);
+        if (cut < text.size()) f(text.substr(cut), true, true);
+    }
+}

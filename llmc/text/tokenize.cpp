@@ -1,0 +1,353 @@
+// tokenize.cpp: chunks are read by one thread, encoded by all, and written in their order. A batch is four chunks per
+// thread, so a large input needs little memory; reading and writing are short beside encoding, and not overlapped.
+#include "text/tokenize.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/output_lock.h"
+#include "base/terminal.h"
+#include "data/shard.h"
+#include "text/text_reader.h"
+#include "text/tokenizer.h"
+
+// ---- what the user sees
+
+struct Progress {
+    bool quiet, terminal;
+    double start = seconds_now(), shown = start;
+    bool line_open = false;
+
+    // At most ten times a second on a terminal, every ten seconds elsewhere.
+    void show(const std::string& text) {
+        const double now = seconds_now();
+        if (quiet || now - shown < (terminal ? 0.1 : 10.0)) return;
+        shown = now;
+        fprintf(stderr, terminal ? "\r%s\033[K" : "%s\n", text.c_str());
+        line_open = terminal;
+        fflush(stderr);
+    }
+    void end_line() {
+        if (line_open) fprintf(stderr, "\r\033[K");
+        line_open = false;
+    }
+    void restart() { end_line(), start = shown = seconds_now(); }
+    double seconds() const { return std::max(1e-3, seconds_now() - start); }
+};
+
+static Progress make_progress(bool quiet) {
+    const char* term = getenv("TERM");
+    return {quiet, isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0};
+}
+
+static std::string done_of_all(const char* verb, int64_t bytes, int64_t all, const Progress& progress) {
+    const double rate = double(bytes) / progress.seconds();
+    const double left = double(all - bytes) / std::max(1.0, rate);
+    return format("%s | %.1f of %.1f MB | %.1f MB/s | eta %dm%02ds", verb, double(bytes) / 1e6, double(all) / 1e6,
+                  rate / 1e6, int(left) / 60, int(left) % 60);
+}
+
+// ---- all threads on all chunks
+
+struct Batches {
+    CorpusReader reader;
+    int threads;
+
+    // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. Of several
+    // errors, the one of the first chunk is thrown, whatever the threads did.
+    void run(const std::function<void(const Chunk&, int slot, int thread)>& work,
+             const std::function<void(int slots)>& finish) {
+        std::vector<Chunk> chunks(size_t(4 * threads));
+        std::vector<std::exception_ptr> errors(chunks.size());
+        for (;;) {
+            int slots = 0;
+            while (slots < int(chunks.size()) && reader.next(chunks[size_t(slots)])) slots++;
+            if (slots == 0) return;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+            for (int slot = 0; slot < slots; slot++) {
+                try {
+                    work(chunks[size_t(slot)], slot, omp_get_thread_num());
+                } catch (...) {
+                    errors[size_t(slot)] = std::current_exception();
+                }
+            }
+            for (const std::exception_ptr& error : errors)
+                if (error) std::rethrow_exception(error);
+            finish(slots);
+        }
+    }
+};
+
+// ---- shards
+
+// train_000001.bin, train_000002.bin ...: under temporary names until finish(), and removed again unless kept.
+struct ShardSet {
+    std::string prefix;
+    int first;
+    int64_t shard_tokens;
+    int vocab_size;
+    int64_t tokens = 0;
+    bool kept = false;
+    std::vector<std::unique_ptr<ShardWriter>> shards;
+
+    ShardSet(const TokenizeOptions& o, const char* name, int first, int vocab_size)
+        : prefix(o.output + "/" + name), first(first), shard_tokens(o.shard_tokens), vocab_size(vocab_size) {}
+    ShardSet(const ShardSet&) = delete;
+    ~ShardSet() {
+        for (const auto& shard : shards)
+            if (shard->finished && !kept) unlink(shard->path.c_str());
+    }
+
+    void complete() {
+        if (!shards.empty()) shards.back()->complete();
+    }
+
+    void finish() {
+        for (const auto& shard : shards) shard->finish();
+    }
+
+    void append(const int* data, int64_t count) {
+        while (count > 0) {
+            if (shards.empty() || shards.back()->tokens == shard_tokens) {
+                complete();
+                const std::string path = prefix + format("_%06d.bin", first + int(shards.size()));
+                shards.push_back(std::make_unique<ShardWriter>(path, vocab_size));
+            }
+            ShardWriter& writer = *shards.back();
+            const int64_t part = std::min(count, shard_tokens - writer.tokens);
+            writer.append(data, part);
+            data += part, count -= part, tokens += part;
+        }
+    }
+};
+
+static std::vector<std::string> find_shards(const std::string& output, const char* end) {
+    std::vector<std::string> names;
+    for (const std::string& name : list_directory(output))
+        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(end)) names.push_back(name);
+    return names;
+}
+
+// Shards of another run among ours would be read as if they belonged to it, with another tokenizer perhaps.
+static void refuse_old_shards(const std::string& output) {
+    for (const std::string& name : find_shards(output, ".bin"))
+        fail(EXIT_CANNOT_CREATE,
+             "%s: has token shards already (%s); --replace deletes them, or choose another --output", output.c_str(),
+             name.c_str());
+}
+
+static void remove_old_shards(const std::string& output) {
+    for (const std::string& name : find_shards(output, ".bin")) remove_tree(output + "/" + name);
+}
+
+static void remove_unfinished_shards(const TokenizeOptions& o) {
+    for (const std::string& name : find_shards(o.output, ".bin.tmp")) {
+        remove_tree(o.output + "/" + name);
+        if (!o.quiet)
+            fprintf(stderr, "%s/%s: removed; the run that wrote it was killed\n", o.output.c_str(), name.c_str());
+    }
+}
+
+// ---- the two passes
+
+static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
+                          int threads, Progress& progress) {
+    int64_t bytes = 0;
+    for (const TextFile& file : files) bytes += file.size;
+    Batches batches{{files, rules}, threads};
+    std::vector<PieceCounts> counts(static_cast<size_t>(threads));
+    const auto count = [&](const Chunk& chunk, int, int thread) {
+        for_each_document(chunk, rules,
+                          [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
+    };
+    progress.restart();
+    batches.run(count,
+                [&](int) { progress.show(done_of_all("counting words", batches.reader.bytes_read, bytes, progress)); });
+    for (int thread = 1; thread < threads; thread++) {
+        counts[0].add(counts[size_t(thread)]);
+        counts[size_t(thread)] = {};
+    }
+    return train_bpe(counts[0], o.train_bpe, [&](int done, int total) {
+        progress.show(
+            format("training the vocabulary | %s of %s merges", with_commas(done).c_str(), with_commas(total).c_str()));
+    });
+}
+
+struct Encoded {
+    std::vector<int> train, val;
+};
+
+struct Totals {
+    int64_t documents = 0, bytes = 0;
+};
+
+static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
+                         const Tokenizer& tokenizer, int threads, Progress& progress, ShardSet& train, ShardSet& val) {
+    int64_t bytes = 0;
+    for (const TextFile& file : files) bytes += file.size;
+    Batches batches{{files, rules}, threads};
+    std::vector<Encoder> encoders;
+    for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
+    std::vector<Encoded> results(size_t(4 * threads));
+    const auto work = [&](const Chunk& chunk, int slot, int thread) {
+        Encoded& result = results[size_t(slot)];
+        result.train.clear(), result.val.clear();
+        for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
+            std::vector<int>& out = held_out ? result.val : result.train;
+            if (starts) out.push_back(tokenizer.end_of_text);
+            encode(encoders[size_t(thread)], text, out);
+        });
+    };
+    const auto write = [&](int slots) {
+        for (int slot = 0; slot < slots; slot++) {
+            const Encoded& result = results[size_t(slot)];
+            const int64_t count = int64_t(result.train.size());
+            const int64_t first = std::min(count, std::max<int64_t>(0, o.val_tokens - val.tokens));
+            val.append(result.train.data(), o.val_tokens > 0 ? first : 0);
+            train.append(result.train.data() + first, count - first);
+            val.append(result.val.data(), int64_t(result.val.size()));
+        }
+        progress.show(done_of_all("encoding", batches.reader.bytes_read, bytes, progress) +
+                      format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
+    };
+    progress.restart();
+    batches.run(work, write);
+    return {batches.reader.documents, batches.reader.bytes_read};
+}
+
+static void check_options(const TokenizeOptions& o) {
+    ENSURE(!o.inputs.empty(), "tokenize needs text: name files or folders");
+    ENSURE(!o.output.empty(), "tokenize needs --output DIR for its shards");
+    ENSURE(o.tokenizer.empty() != (o.train_bpe == 0),
+           "tokenize needs either --train-bpe VOCAB_SIZE, to train a tokenizer on the text, or --tokenizer DIR|FILE");
+    ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
+           "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
+           MAX_VOCAB_SIZE);
+    ENSURE(o.shard_tokens > 0 && o.shard_tokens <= std::numeric_limits<int32_t>::max(),
+           "--shard-tokens %lld must be 1 to %d", static_cast<long long>(o.shard_tokens),
+           std::numeric_limits<int32_t>::max());
+    ENSURE(o.val_tokens >= 0, "--val-tokens %lld is negative", static_cast<long long>(o.val_tokens));
+    ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
+}
+
+// What is odd about a file that is taken all the same; "" for most.
+static std::string oddity(const TextFile& file) {
+    if (file.binary) return "looks binary, not like text (zero bytes); its bytes become tokens as they are";
+    if (file.invalid_utf8 >= 0)
+        return format("is not UTF-8 (byte %s); convert it, if it is Latin-1 with iconv -f ISO-8859-1 -t UTF-8",
+                      with_commas(file.invalid_utf8 + 1).c_str());
+    if (file.path.ends_with(".json"))
+        return "is JSON, but is taken as plain text; for the texts in it give a .jsonl file, one object {...} a line";
+    return "";
+}
+
+// "5 files left out: 2 .csv, 1 .html, ..."
+static std::string left_out_line(const std::set<std::string>& paths) {
+    constexpr size_t most_kinds = 6;
+    std::map<std::string, int> counts;
+    for (const std::string& path : paths) counts[std::filesystem::path(path).extension().string()]++;
+    std::vector<std::pair<int, std::string>> kinds;  // the most frequent one first
+    for (const auto& [extension, count] : counts)
+        kinds.push_back({-count, extension.empty() ? "without an extension" : printable(extension)});
+    std::sort(kinds.begin(), kinds.end());
+    std::string text = format("%zu %s left out: ", paths.size(), paths.size() == 1 ? "file" : "files");
+    for (size_t i = 0; i < std::min(kinds.size(), most_kinds); i++)
+        text += format("%s%d %s", i == 0 ? "" : ", ", -kinds[i].first, kinds[i].second.c_str());
+    return text + (kinds.size() > most_kinds ? ", ...\n" : "\n");
+}
+
+static void report_choice(const FoundFiles& found, bool quiet) {
+    if (!found.repeated.empty()) {
+        const auto& [path, first] = found.repeated[0];
+        const size_t more = found.repeated.size() - 1;
+        fprintf(stderr, "warning: %s: is given more than once%s; it is taken once%s\n", path.c_str(),
+                path == first ? "" : format(" (it is %s)", first.c_str()).c_str(),
+                more == 0 ? "" : format(", and so are %zu more", more).c_str());
+    }
+    if (!quiet && !found.left_out.empty()) fputs(left_out_line(found.left_out).c_str(), stderr);
+}
+
+static void check_files(const std::vector<TextFile>& files) {
+    constexpr int most_warnings = 10;
+    int64_t bytes = 0;
+    int odd = 0;
+    for (const TextFile& file : files) {
+        bytes += file.size;
+        const std::string text = oddity(file);
+        if (!text.empty() && odd++ < most_warnings)
+            fprintf(stderr, "warning: %s: %s\n", file.path.c_str(), text.c_str());
+    }
+    if (odd > most_warnings) fprintf(stderr, "warning: %d more files are odd in such a way\n", odd - most_warnings);
+    if (bytes == 0)
+        fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
+             files.size() == 1 ? "" : ", and so are the other inputs");
+}
+
+static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
+                          double seconds) {
+    if (o.quiet) return;
+    std::string text;
+    for (const ShardSet* set : {&train, &val})
+        for (const auto& shard : set->shards)
+            text += format("%s  %s tokens\n", shard->path.c_str(), with_commas(shard->tokens).c_str());
+    if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
+        text +=
+            "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n";
+    const int64_t tokens = train.tokens + val.tokens;
+    text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
+                   with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
+                   double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
+                   double(totals.bytes) / 1e6 / seconds, train.shards.size() + val.shards.size(), o.output.c_str());
+    print_stdout(text);
+}
+
+int tokenize(const TokenizeOptions& o) {
+    check_options(o);
+    const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
+    const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
+    const FoundFiles found = find_text_files(o.inputs, o.output);
+    const std::vector<TextFile>& files = found.files;
+    report_choice(found, o.quiet);
+    check_files(files);
+    const OutputLock lock(o.output);
+    if (!o.replace) refuse_old_shards(o.output);
+    remove_unfinished_shards(o);
+    Progress progress = make_progress(o.quiet);
+    const Tokenizer tokenizer =
+        o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+    check_tokenizer_size(tokenizer);
+    remove_old_shards(o.output);  // not before the lock is taken and the tokenizer is there
+
+    ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
+    const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
+    const double seconds = progress.seconds();
+    progress.end_line();
+    if (train.tokens == 0)
+        fail(EXIT_BAD_DATA,
+             val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"
+                             : "all of the text of the %zu input files (%s bytes) was held out; lower "
+                               "--val-tokens or --val-fraction",
+             files.size(), with_commas(totals.bytes).c_str());
+    train.complete(), val.complete();
+    save_tokenizer(tokenizer, o.output, 1024);
+    // Last, and all at once: shards without the others, or without their tokenizer, look like the whole. A kill between
+    // two renames leaves an unfinished one beside them, which glob_files() refuses.
+    val.finish(), train.finish();
+    sync_directory(o.output);
+    train.kept = val.kept = true;
+    print_summary(o, totals, train, val, seconds);
+    return 0;
+}

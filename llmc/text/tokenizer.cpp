@@ -1,0 +1,188 @@
+// tokenizer.cpp: encoding and decoding.
+//
+// Encoding costs three things per piece: finding its end, hashing it, and one cache line of a table of pieces seen
+// before, direct-mapped, replaced on a miss. On English text nearly all pieces are found there; the others are merged:
+// up to 64 bytes by a scan for the lowest rank in each round, longer ones with a heap, so that a piece of a million
+// letters stays n log n.
+#include "text/tokenizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <queue>
+
+#include "base/common.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "load_key() relies on it");
+static_assert(sizeof(Encoder::CachedPiece) == 64);
+
+static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;  // 2^64 / the golden ratio: the high bits of a product are mixed
+
+static uint64_t pair_key(int left, int right) { return uint64_t(left) << 20 | uint64_t(right); }
+
+void PairRanks::build(const std::vector<Merge>& merges) {
+    int bits = 4;
+    while (size_t(1) << bits < 2 * merges.size()) bits++;
+    slots.assign(size_t(1) << bits, ~uint64_t(0));
+    shift = 64 - bits;
+    for (size_t rank = 0; rank < merges.size(); rank++) {
+        const uint64_t key = pair_key(merges[rank].left, merges[rank].right);
+        size_t i = key * GOLDEN >> shift;
+        while (slots[i] != ~uint64_t(0)) i = (i + 1) & (slots.size() - 1);
+        slots[i] = key << 20 | rank;
+    }
+}
+
+int PairRanks::rank(int left, int right) const {
+    const uint64_t key = pair_key(left, right);
+    for (size_t i = key * GOLDEN >> shift;; i = (i + 1) & (slots.size() - 1)) {
+        if (slots[i] >> 20 == key) return int(slots[i] & 0xfffff);
+        if (slots[i] == ~uint64_t(0)) return NONE;
+    }
+}
+
+// Merges ids[0..n) in place; returns how many remain. Quadratic in n.
+static int merge_short(const Tokenizer& tokenizer, int* ids, int n) {
+    int ranks[64];
+    for (int i = 0; i + 1 < n; i++) ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
+    while (n > 1) {
+        const int i = int(std::min_element(ranks, ranks + n - 1) - ranks);  // the leftmost of the lowest
+        if (ranks[i] == PairRanks::NONE) break;
+        ids[i] = tokenizer.merges[size_t(ranks[i])].token;
+        n--;
+        std::copy(ids + i + 2, ids + n + 1, ids + i + 1);
+        if (i + 1 < n) {
+            std::copy(ranks + i + 2, ranks + n, ranks + i + 1);
+            ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
+        }
+        if (i > 0) ranks[i - 1] = tokenizer.ranks.rank(ids[i - 1], ids[i]);
+    }
+    return n;
+}
+
+// The same with a heap of (rank, place) over a linked list. A place's entry is stale when its pair has another rank
+// now.
+static void merge_long(const Tokenizer& tokenizer, std::vector<int>& ids) {
+    const int n = int(ids.size());
+    std::vector<int> next(ids.size()), previous(ids.size()), ranks(ids.size(), PairRanks::NONE);
+    std::vector<uint64_t> heap;
+    const auto entry = [&](int i) { return uint64_t(ranks[i]) << 32 | uint64_t(i); };
+    for (int i = 0; i < n; i++) {
+        next[i] = i + 1, previous[i] = i - 1;
+        if (i + 1 < n) ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
+        if (ranks[i] != PairRanks::NONE) heap.push_back(entry(i));
+    }
+    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue(std::greater<>(), std::move(heap));
+    const auto refresh = [&](int i) {
+        ranks[i] = next[i] < n ? tokenizer.ranks.rank(ids[i], ids[next[i]]) : PairRanks::NONE;
+        if (ranks[i] != PairRanks::NONE) queue.push(entry(i));
+    };
+    while (!queue.empty()) {
+        const int i = int(queue.top() & 0xffffffff), rank = int(queue.top() >> 32);
+        queue.pop();
+        if (ranks[i] != rank) continue;
+        const int right = next[i];
+        ids[i] = tokenizer.merges[size_t(rank)].token;
+        ranks[right] = PairRanks::NONE;
+        next[i] = next[right];
+        if (next[i] < n) previous[next[i]] = i;
+        refresh(i);
+        if (previous[i] >= 0) refresh(previous[i]);
+    }
+    int kept = 0;
+    for (int i = 0; i < n; i = next[i]) ids[kept++] = ids[i];
+    ids.resize(size_t(kept));
+}
+
+Encoder::Encoder(const Tokenizer& tokenizer, int cache_bits)
+    : tokenizer(tokenizer), cache(size_t(1) << cache_bits), cache_shift(64 - cache_bits) {}
+
+// The bytes of a piece of at most 24, then zeros.
+static void load_key(uint64_t key[3], const char* p, size_t length, const char* end) {
+    if (end - p < 24) {
+        key[0] = key[1] = key[2] = 0;
+        memcpy(key, p, length);
+        return;
+    }
+    memcpy(key, p, 24);
+    const auto low_bytes = [](uint64_t word, size_t bytes) { return word & (~uint64_t(0) >> (64 - 8 * bytes)); };
+    if (length <= 8) {
+        key[0] = low_bytes(key[0], length), key[1] = 0, key[2] = 0;
+    } else if (length <= 16) {
+        key[1] = low_bytes(key[1], length - 8), key[2] = 0;
+    } else {
+        key[2] = low_bytes(key[2], length - 16);
+    }
+}
+
+static uint64_t hash_key(const uint64_t key[3]) {
+    uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd ^ key[2] * 0xc4ceb9fe1a85ec53) * GOLDEN;
+    return (h ^ h >> 32) * GOLDEN;
+}
+
+// The tokens of a piece, in encoder.piece.
+static void merge_piece(Encoder& encoder, std::string_view piece) {
+    ENSURE(piece.size() <= size_t(std::numeric_limits<int>::max()), "%zu bytes without white space cannot be encoded",
+           piece.size());
+    std::vector<int>& ids = encoder.piece;
+    ids.resize(piece.size());
+    for (size_t i = 0; i < piece.size(); i++) ids[i] = encoder.tokenizer.byte_tokens[uint8_t(piece[i])];
+    if (ids.size() > 64)
+        merge_long(encoder.tokenizer, ids);
+    else
+        ids.resize(size_t(merge_short(encoder.tokenizer, ids.data(), int(ids.size()))));
+}
+
+void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
+    using CachedPiece = Encoder::CachedPiece;
+    constexpr size_t max_cached = sizeof(CachedPiece::key), max_tokens = std::size(CachedPiece().tokens);
+    int block[4096];  // appended to out when it is nearly full: cheaper than one push_back per token
+    size_t filled = 0;
+    const auto flush = [&] {
+        out.insert(out.end(), block, block + filled);
+        filled = 0;
+    };
+    const char* const end = text.data() + text.size();
+    for (const char *p = text.data(), *next; p < end; p = next) {
+        next = piece_end(p, end);
+        const size_t length = size_t(next - p);
+        if (filled + max_tokens > std::size(block)) flush();
+        if (length <= max_cached) {
+            uint64_t key[3];
+            load_key(key, p, length, end);
+            CachedPiece& cached = encoder.cache[hash_key(key) >> encoder.cache_shift];
+            if (cached.length == length && memcmp(cached.key, key, sizeof(key)) == 0) {
+                memcpy(block + filled, cached.tokens, sizeof(cached.tokens));  // all: a copy of constant size is faster
+                filled += cached.count;
+                continue;
+            }
+            merge_piece(encoder, {p, length});
+            if (encoder.piece.size() <= max_tokens) {
+                memcpy(cached.key, key, sizeof(key));
+                cached.length = uint8_t(length), cached.count = uint8_t(encoder.piece.size());
+                std::copy(encoder.piece.begin(), encoder.piece.end(), cached.tokens);
+            }
+        } else {
+            merge_piece(encoder, {p, length});
+        }
+        flush();
+        out.insert(out.end(), encoder.piece.begin(), encoder.piece.end());
+    }
+    flush();
+}
+
+std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) {
+    Encoder encoder(tokenizer, 8);
+    std::vector<int> out;
+    encode(encoder, text, out);
+    return out;
+}
+
+std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count) {
+    std::string out;
+    for (int64_t i = 0; i < count; i++) {
+        ENSURE(tokens[i] >= 0 && tokens[i] < tokenizer.vocab_size(), "token %d is outside of the vocabulary of %d",
+               tokens[i], tokenizer.vocab_size());
+        out += tokenizer.tokens[size_t(tokens[i])];
+    }
+    return out;
+}

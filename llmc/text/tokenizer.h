@@ -1,0 +1,115 @@
+// tokenizer.h: byte-level BPE as GPT-2 has it: reading and writing Hugging Face's files, encoding, decoding, training.
+//
+// A text is cut into pieces by GPT-2's pattern (unicode.h); in a piece, which starts as its bytes, the pair of
+// neighbours that is the earliest merge is joined until no pair is a merge. Any bytes can be encoded, and decoding the
+// tokens gives the same bytes. Encoding never yields a special token: "<|endoftext|>" in a text is text.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/unicode.h"
+
+inline constexpr const char* END_OF_TEXT = "<|endoftext|>";
+inline constexpr int MAX_VOCAB_SIZE = 1 << 20;
+inline constexpr int MIN_VOCAB_SIZE = 257;  // the bytes and <|endoftext|>
+
+struct Merge {
+    int left, right;  // tokens
+    int token;        // what they become
+};
+
+// From a pair of tokens to the merge that joins them. Open addressing; a slot is left (20 bits), right (20), rank (20).
+struct PairRanks {
+    static constexpr int NONE = 1 << 20;  // no rank is that high
+    std::vector<uint64_t> slots;
+    int shift = 0;
+
+    void build(const std::vector<Merge>& merges);
+    int rank(int left, int right) const;  // NONE: not a merge
+};
+
+struct Tokenizer {
+    std::vector<std::string> tokens;  // by id: the bytes it stands for; of a special token, its text
+    std::vector<Merge> merges;        // by rank
+    std::vector<int> specials;        // ids that encode() never yields, rising; end_of_text among them
+    int end_of_text = 0;
+    int byte_tokens[256] = {};
+    PairRanks ranks;
+
+    int vocab_size() const { return int(tokens.size()); }
+};
+
+// From tokenizer.json, a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe) of which either is named, or a
+// directory that holds one of these, or a run's output, of which `latest` names the checkpoint that does. Refuses what
+// is no byte-level BPE with GPT-2's pattern, ids with gaps, merges of or into tokens that are not there, and a
+// vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
+Tokenizer load_tokenizer(const std::string& path);
+// The same from the contents of files; `where` is named in errors.
+Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
+Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where);
+
+// Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
+// reads them, into an existing directory; replaces files of these names. Refuses what check_tokenizer_size() refuses.
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
+// Refuses (EXIT_USAGE) a vocabulary whose tokenizer.json would be larger than what load_tokenizer() reads.
+void check_tokenizer_size(const Tokenizer& tokenizer);
+
+// What encode() needs beside the tokenizer; one per thread, to be kept: pieces seen before are looked up.
+struct Encoder {
+    // A piece of up to 24 bytes and its tokens, in one cache line.
+    struct alignas(64) CachedPiece {
+        uint64_t key[3];        // its bytes, then zeros
+        uint8_t length, count;  // of bytes; of tokens
+        uint16_t unused;
+        int tokens[9];
+    };
+    // 2^cache_bits pieces of 64 bytes. The default suits long texts; about 8 a prompt.
+    explicit Encoder(const Tokenizer& tokenizer, int cache_bits = 17);
+
+    const Tokenizer& tokenizer;
+    std::vector<CachedPiece> cache;
+    int cache_shift;
+    std::vector<int> piece;  // scratch
+};
+// Appends the tokens of the text to out.
+void encode(Encoder& encoder, std::string_view text, std::vector<int>& out);
+std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
+
+// The bytes of the tokens. Refuses ids outside of the vocabulary. For a terminal, pass tokens[id] to TerminalText.
+std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);
+
+// How often each piece occurs in the texts added. One per thread, merged at the end.
+struct PieceCounts {
+    // Pieces longer than that are not counted: runs of one character, encoded data. They would make training quadratic.
+    static constexpr int MAX_PIECE = 1024;
+
+    struct Slot {
+        uint64_t key[2];  // the bytes of a piece of up to 16, then zeros
+        int64_t count;    // 0: free
+        int64_t length;
+    };
+    std::vector<Slot> slots = std::vector<Slot>(1 << 12);  // open addressing
+    int64_t used = 0;
+    std::unordered_map<std::string, int64_t> longer;  // pieces of more than 16 bytes
+    int64_t bytes_left_out = 0;                       // of pieces longer than MAX_PIECE
+
+    void add_text(std::string_view text);
+    void add(std::string_view piece, int64_t count);
+    void add(const PieceCounts& other);
+};
+
+// Learns vocab_size - 257 merges: in each round the pair of neighbours that occurs most often; of several, the one with
+// the smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, the last is
+// <|endoftext|>. The result depends on nothing but the counts; it is that of Hugging Face's BpeTrainer
+// (initial_alphabet of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, of how many) is
+// called now and then. Refuses counts that hold fewer pairs than asked for (EXIT_BAD_DATA).
+Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
+                    const std::function<void(int done, int total)>& progress = {});
+
+// The vocabulary of the bytes and `merges`, with <|endoftext|> as the last id: ids and order as train_bpe gives them.
+// A merge's token is found by its bytes, or is a new one.
+Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges);

@@ -1,0 +1,404 @@
+// tokenizer_files.cpp: the files of a tokenizer, Hugging Face's and OpenAI's names for them, and its vocabulary.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "text/tokenizer.h"
+
+using nlohmann::json;
+
+// GPT-2 writes bytes as characters: 33-126, 161-172 and 174-255 as themselves, the other 68 as U+0100, U+0101, ...
+// Ids 0-255 are the bytes in the order of these characters.
+struct ByteAlphabet {
+    int byte_of[0x144];  // by code point; -1: not in the alphabet
+    int code_of[256];
+    uint8_t in_order[256];
+};
+
+static constexpr ByteAlphabet alphabet = [] {
+    ByteAlphabet a{};
+    int others = 0, place = 0;
+    for (int& byte : a.byte_of) byte = -1;
+    for (int byte = 0; byte < 256; byte++) {
+        const bool itself = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+        a.code_of[byte] = itself ? byte : 0x100 + others++;
+        a.byte_of[a.code_of[byte]] = byte;
+    }
+    for (int code = 0; code < 0x144; code++)
+        if (a.byte_of[code] >= 0) a.in_order[place++] = uint8_t(a.byte_of[code]);
+    return a;
+}();
+
+static std::string to_alphabet(const std::string& bytes) {
+    std::string out;
+    for (const char byte : bytes) {
+        const int code = alphabet.code_of[uint8_t(byte)];
+        if (code < 0x80) {
+            out += char(code);
+        } else {
+            out += char(0xc0 | code >> 6);
+            out += char(0x80 | (code & 0x3f));
+        }
+    }
+    return out;
+}
+
+// False: it has a character that is not in the alphabet, whose last code point, U+0143, takes two bytes.
+static bool from_alphabet(const std::string& text, std::string& bytes) {
+    bytes.clear();
+    for (size_t i = 0; i < text.size(); i++) {
+        int code = uint8_t(text[i]);
+        if (code >= 0x80) {
+            if (code > 0xdf || i + 1 == text.size()) return false;
+            code = (code & 0x1f) << 6 | (uint8_t(text[++i]) & 0x3f);
+        }
+        if (code >= 0x144 || alphabet.byte_of[code] < 0) return false;
+        bytes += char(alphabet.byte_of[code]);
+    }
+    return true;
+}
+
+// ---- reading
+
+using Ids = std::unordered_map<std::string, int>;  // from a token as the file writes it
+
+static void check_length(const std::string& token, int id, const std::string& where) {
+    if (token.size() > (1 << 16))
+        fail(EXIT_BAD_DATA, "%s: token %d has %zu bytes; at most 65536 are supported", where.c_str(), id, token.size());
+}
+
+static Ids read_vocab(const json& vocab, const std::string& where) {
+    if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is no object of tokens and ids", where.c_str());
+    if (vocab.size() > MAX_VOCAB_SIZE)
+        fail(EXIT_BAD_DATA, "%s: %zu tokens; at most %d are supported", where.c_str(), vocab.size(), MAX_VOCAB_SIZE);
+    Ids ids;
+    ids.reserve(vocab.size());
+    for (const auto& [token, id] : vocab.items()) {
+        if (!id.is_number_unsigned() || id.get<uint64_t>() >= MAX_VOCAB_SIZE)
+            fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; whole numbers below %d are supported", where.c_str(),
+                 printable(token).c_str(), printable(id.dump()).c_str(), MAX_VOCAB_SIZE);
+        check_length(token, id.get<int>(), where);
+        ids.emplace(token, id.get<int>());
+    }
+    return ids;
+}
+
+// Tokens that are not made of bytes. Those that the vocabulary has too must have the same id there.
+static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
+    if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is no list", where.c_str());
+    if (added.size() > MAX_VOCAB_SIZE)
+        fail(EXIT_BAD_DATA, "%s: %zu added tokens; at most %d are supported", where.c_str(), added.size(),
+             MAX_VOCAB_SIZE);
+    for (const json& token : added) {
+        if (!token.is_object() || !token.contains("content") || !token["content"].is_string() ||
+            !token.contains("id") || !token["id"].is_number_unsigned() || token["id"].get<uint64_t>() >= MAX_VOCAB_SIZE)
+            fail(EXIT_BAD_DATA, "%s: an added token has no content or no id below %d: %s", where.c_str(),
+                 MAX_VOCAB_SIZE, printable(token.dump()).c_str());
+        const std::string content = token["content"].get<std::string>();
+        const int id = token["id"].get<int>();
+        check_length(content, id, where);
+        const auto [place, is_new] = ids.emplace(content, id);
+        if (!is_new && place->second != id)
+            fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, in the vocabulary it has %d", where.c_str(),
+                 printable(content).c_str(), id, place->second);
+        tokenizer.specials.push_back(id);
+    }
+}
+
+// The bytes of every token, where the ids have no gap and no double.
+static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
+    const int vocab_size = int(ids.size());
+    std::vector<bool> seen(ids.size());
+    tokenizer.tokens.resize(ids.size());
+    for (const auto& [text, id] : ids) {
+        if (id >= vocab_size)
+            fail(EXIT_BAD_DATA, "%s: %d tokens, but \"%s\" has the id %d: ids must be 0 to %d without a gap",
+                 where.c_str(), vocab_size, printable(text).c_str(), id, vocab_size - 1);
+        if (seen[size_t(id)])
+            fail(EXIT_BAD_DATA, "%s: two tokens have the id %d, one is \"%s\"", where.c_str(), id,
+                 printable(text).c_str());
+        seen[size_t(id)] = true;
+        const bool special = std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
+        if (special)
+            tokenizer.tokens[size_t(id)] = text;
+        else if (!from_alphabet(text, tokenizer.tokens[size_t(id)]))
+            fail(EXIT_BAD_DATA,
+                 "%s: token %d, \"%s\", has a character that stands for no byte; is this a byte-level BPE?",
+                 where.c_str(), id, printable(text).c_str());
+    }
+}
+
+static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
+    for (int byte = 0; byte < 256; byte++) {
+        const auto found = ids.find(to_alphabet(std::string(1, char(byte))));
+        if (found == ids.end() ||
+            std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), found->second))
+            fail(EXIT_BAD_DATA, "%s: there is no token for the byte %d; is this a byte-level BPE?", where.c_str(),
+                 byte);
+        tokenizer.byte_tokens[byte] = found->second;
+    }
+}
+
+static int id_of(const Ids& ids, const std::string& text, size_t number, const std::string& where) {
+    const auto found = ids.find(text);
+    if (found == ids.end())
+        fail(EXIT_BAD_DATA, "%s: merge %zu needs the token \"%s\", which is not in the vocabulary", where.c_str(),
+             number, printable(text).c_str());
+    return found->second;
+}
+
+static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& left, const std::string& right,
+                      const std::string& where) {
+    const size_t number = tokenizer.merges.size() + 1;
+    const Merge merge{id_of(ids, left, number, where), id_of(ids, right, number, where),
+                      id_of(ids, left + right, number, where)};
+    for (const int id : {merge.left, merge.right, merge.token})
+        if (std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id))
+            fail(EXIT_BAD_DATA, "%s: merge %zu has the special token %d", where.c_str(), number, id);
+    for (const int id : {merge.left, merge.right})
+        if (tokenizer.tokens[size_t(id)].empty())  // merges.txt has no way to write it
+            fail(EXIT_BAD_DATA, "%s: merge %zu joins token %d, which is empty, to another", where.c_str(), number, id);
+    if (number >= size_t(PairRanks::NONE))
+        fail(EXIT_BAD_DATA, "%s: more than %d merges are not supported", where.c_str(), PairRanks::NONE - 1);
+    tokenizer.merges.push_back(merge);
+}
+
+// "left right"; no token has a space in it.
+static void add_merge_line(Tokenizer& tokenizer, const Ids& ids, const std::string& line, const std::string& where) {
+    const size_t space = line.find(' ');
+    if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
+        line.find(' ', space + 1) != std::string::npos)
+        fail(EXIT_BAD_DATA, "%s: merge %zu is \"%s\", not two tokens and a space", where.c_str(),
+             tokenizer.merges.size() + 1, printable(line).c_str());
+    add_merge(tokenizer, ids, line.substr(0, space), line.substr(space + 1), where);
+}
+
+static void finish_tokenizer(Tokenizer& tokenizer, const std::string& where) {
+    tokenizer.ranks.build(tokenizer.merges);
+    for (size_t i = 0; i < tokenizer.merges.size(); i++) {
+        const Merge& merge = tokenizer.merges[i];
+        if (tokenizer.ranks.rank(merge.left, merge.right) != int(i))
+            fail(EXIT_BAD_DATA, "%s: merge %zu is there twice", where.c_str(), i + 1);
+    }
+}
+
+// What may precede the merges: tokens, specials, the bytes.
+static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
+    const auto end_of_text = ids.find(END_OF_TEXT);
+    if (end_of_text == ids.end())
+        fail(EXIT_BAD_DATA, "%s: there is no token %s, which separates documents", where.c_str(), END_OF_TEXT);
+    tokenizer.end_of_text = end_of_text->second;
+    tokenizer.specials.push_back(tokenizer.end_of_text);
+    std::sort(tokenizer.specials.begin(), tokenizer.specials.end());
+    tokenizer.specials.erase(std::unique(tokenizer.specials.begin(), tokenizer.specials.end()),
+                             tokenizer.specials.end());
+    fill_tokens(tokenizer, ids, where);
+    find_byte_tokens(tokenizer, ids, where);
+}
+
+// Absent keys and null are what they default to.
+static void expect(const json& object, const char* key, const json& only, const std::string& where) {
+    if (!object.contains(key) || object[key].is_null() || object[key] == only) return;
+    fail(EXIT_BAD_DATA, "%s: %s is %s; only %s is supported, as GPT-2 has it", where.c_str(), key,
+         printable(object[key].dump()).c_str(), only.dump().c_str());
+}
+
+static void check_pipeline(const json& file, const json& model, const std::string& where) {
+    expect(file, "normalizer", nullptr, where);
+    const json cutter = file.value("pre_tokenizer", json());
+    if (!cutter.is_object() || cutter.value("type", json()) != "ByteLevel" ||
+        cutter.value("use_regex", json(true)) != true || cutter.value("add_prefix_space", json(true)) != false)
+        fail(EXIT_BAD_DATA,
+             "%s: pre_tokenizer is %s; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false",
+             where.c_str(), printable(cutter.dump()).c_str());
+    expect(model, "type", "BPE", where);
+    expect(model, "dropout", nullptr, where);
+    expect(model, "continuing_subword_prefix", "", where);
+    expect(model, "end_of_word_suffix", "", where);
+    expect(model, "byte_fallback", false, where);
+    expect(model, "ignore_merges", false, where);
+}
+
+Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where) {
+    const json file = parse_json(text, where);
+    if (!file.is_object() || !file.contains("model") || !file["model"].is_object() ||
+        !file["model"].contains("vocab") || !file["model"].contains("merges") || !file["model"]["merges"].is_array())
+        fail(EXIT_BAD_DATA, "%s: is no tokenizer.json: it has no model with vocab and merges", where.c_str());
+    const json& model = file["model"];
+    check_pipeline(file, model, where);
+
+    Tokenizer tokenizer;
+    Ids ids = read_vocab(model["vocab"], where);
+    if (file.contains("added_tokens")) read_added_tokens(tokenizer, ids, file["added_tokens"], where);
+    finish_vocab(tokenizer, ids, where);
+    for (const json& merge : model["merges"]) {  // "left right", or ["left", "right"] in files since 2024
+        if (merge.is_string())
+            add_merge_line(tokenizer, ids, merge.get<std::string>(), where);
+        else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
+            add_merge(tokenizer, ids, merge[0].get<std::string>(), merge[1].get<std::string>(), where);
+        else
+            fail(EXIT_BAD_DATA, "%s: merge %zu is %s, not a pair of tokens", where.c_str(), tokenizer.merges.size() + 1,
+                 printable(merge.dump()).c_str());
+    }
+    finish_tokenizer(tokenizer, where);
+    return tokenizer;
+}
+
+Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where) {
+    Tokenizer tokenizer;
+    const Ids ids = read_vocab(parse_json(vocab, where), where);
+    finish_vocab(tokenizer, ids, where);
+    for (size_t begin = 0; begin < merges.size();) {
+        const size_t end = std::min(merges.find('\n', begin), merges.size());
+        std::string line = merges.substr(begin, end - begin);
+        if (!line.empty() && line.back() == '\r') line.pop_back();
+        const bool comment = begin == 0 && line.starts_with("#version");
+        if (!line.empty() && !comment) add_merge_line(tokenizer, ids, line, where);
+        begin = end + 1;
+    }
+    finish_tokenizer(tokenizer, where);
+    return tokenizer;
+}
+
+static constexpr int64_t MAX_FILE_BYTES = int64_t(256) << 20;
+
+static std::string read_tokenizer_file(const std::string& path) { return read_file(path, MAX_FILE_BYTES); }
+
+// The name in the file `latest` of a run's output.
+static std::string latest_checkpoint(const std::string& output) {
+    const std::string path = output + "/latest";
+    std::string name = read_file(path, 4096);
+    if (name.ends_with('\n')) name.pop_back();
+    if (!is_file_name(name) || !is_directory(output + "/" + name) || path_exists(output + "/" + name + "/latest"))
+        fail(EXIT_BAD_DATA, "%s: \"%s\" is no checkpoint beside it", path.c_str(), printable(name).c_str());
+    return name;
+}
+
+Tokenizer load_tokenizer(const std::string& path) {
+    static constexpr const char* pairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
+    const bool directory = is_directory(path);
+    const std::string folder = directory ? path : parent_directory(path);
+    const std::string name = directory ? "" : path.substr(path.rfind('/') + 1);
+    if (directory && path_exists(path + "/tokenizer.json")) return load_tokenizer(path + "/tokenizer.json");
+    for (const auto& [vocab, merges] : pairs) {
+        const std::string vocab_path = folder + "/" + vocab, merges_path = folder + "/" + merges;
+        if (directory ? !path_exists(vocab_path) && !path_exists(merges_path) : name != vocab && name != merges)
+            continue;
+        for (const std::string& part : {vocab_path, merges_path})
+            if (!path_exists(part))
+                fail(EXIT_NO_INPUT, "%s: is missing; %s and %s make a tokenizer together", part.c_str(), vocab, merges);
+        return parse_vocab_and_merges(read_tokenizer_file(vocab_path), read_tokenizer_file(merges_path),
+                                      vocab_path + " with " + merges);
+    }
+    if (directory && path_exists(path + "/latest")) return load_tokenizer(path + "/" + latest_checkpoint(path));
+    if (directory)
+        fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
+             path.c_str());
+    return parse_tokenizer_json(read_tokenizer_file(path), path);
+}
+
+// ---- writing
+
+static std::string quoted(const std::string& text) { return json(text).dump(); }
+
+static bool is_special(const Tokenizer& tokenizer, int id) {
+    return std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
+}
+
+// Tokens as the files write them.
+static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
+    std::vector<std::string> written;
+    for (int id = 0; id < tokenizer.vocab_size(); id++) {
+        const std::string& bytes = tokenizer.tokens[size_t(id)];
+        written.push_back(is_special(tokenizer, id) ? bytes : to_alphabet(bytes));
+    }
+    return written;
+}
+
+// One token a line, by id.
+static std::string vocab_object(const std::vector<std::string>& written, const std::string& indent) {
+    std::string out = "{\n";
+    for (size_t id = 0; id < written.size(); id++)
+        out +=
+            indent + "  " + quoted(written[id]) + ": " + std::to_string(id) + (id + 1 < written.size() ? ",\n" : "\n");
+    return out + indent + "}";
+}
+
+static std::string added_tokens_list(const Tokenizer& tokenizer) {
+    std::string out;
+    for (const int id : tokenizer.specials)
+        out += format(
+            "%s    {\"id\": %d, \"content\": %s, \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
+            "\"normalized\": false, \"special\": true}",
+            out.empty() ? "" : ",\n", id, quoted(tokenizer.tokens[size_t(id)]).c_str());
+    return "[\n" + out + "\n  ]";
+}
+
+static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
+    const std::string byte_level =
+        R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
+    std::string merges;  // as strings: readers before 2024 know no pairs
+    for (const Merge& merge : tokenizer.merges)
+        merges += (merges.empty() ? "\n      " : ",\n      ") +
+                  quoted(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
+    return "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": " +
+           added_tokens_list(tokenizer) + ",\n  \"normalizer\": null,\n  \"pre_tokenizer\": " + byte_level +
+           ",\n  \"post_processor\": " + byte_level + ",\n  \"decoder\": " + byte_level +
+           ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n" +
+           "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n    \"fuse_unk\": false,\n" +
+           "    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n    \"vocab\": " +
+           vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
+}
+
+// tokenizer.json is the largest of the files: the others have parts of it.
+static std::string readable_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
+    std::string text = tokenizer_json(tokenizer, written);
+    ENSURE(int64_t(text.size()) <= MAX_FILE_BYTES,
+           "a vocabulary of %s tokens makes a tokenizer.json of %s bytes, and at most %s are read; train a smaller one "
+           "(--train-bpe)",
+           with_commas(tokenizer.vocab_size()).c_str(), with_commas(int64_t(text.size())).c_str(),
+           with_commas(MAX_FILE_BYTES).c_str());
+    return text;
+}
+
+void check_tokenizer_size(const Tokenizer& tokenizer) { readable_json(tokenizer, written_tokens(tokenizer)); }
+
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
+    const std::vector<std::string> written = written_tokens(tokenizer);
+    const std::string text = readable_json(tokenizer, written);
+    std::string merges = "#version: 0.2\n";
+    for (const Merge& merge : tokenizer.merges)
+        merges += written[size_t(merge.left)] + " " + written[size_t(merge.right)] + "\n";
+    const std::string eot = quoted(END_OF_TEXT);
+    const std::string special_tokens =
+        "  \"bos_token\": " + eot + ",\n  \"eos_token\": " + eot + ",\n  \"unk_token\": " + eot + "\n}\n";
+    const std::string config =
+        "{\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"model_max_length\": " + std::to_string(model_max_length) +
+        ",\n  \"add_prefix_space\": false,\n  \"clean_up_tokenization_spaces\": false,\n";
+    replace_file(directory + "/tokenizer.json", text);
+    replace_file(directory + "/vocab.json", vocab_object(written, "") + "\n");
+    replace_file(directory + "/merges.txt", merges);
+    replace_file(directory + "/tokenizer_config.json", config + special_tokens);
+    replace_file(directory + "/special_tokens_map.json", "{\n" + special_tokens);
+}
+
+Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) {
+    Tokenizer tokenizer;
+    std::unordered_map<std::string, int> ids;
+    const auto add = [&](const std::string& bytes) {
+        const auto [place, is_new] = ids.emplace(bytes, tokenizer.vocab_size());
+        if (is_new) tokenizer.tokens.push_back(bytes);
+        return place->second;
+    };
+    for (const uint8_t byte : alphabet.in_order) tokenizer.byte_tokens[byte] = add(std::string(1, char(byte)));
+    for (const auto& [left, right] : merges)
+        tokenizer.merges.push_back(
+            {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});
+    tokenizer.end_of_text = tokenizer.vocab_size();
+    tokenizer.specials = {tokenizer.end_of_text};
+    tokenizer.tokens.push_back(END_OF_TEXT);
+    tokenizer.ranks.build(tokenizer.merges);
+    return tokenizer;
+}

@@ -1,0 +1,11 @@
+// adamw.cpp: AdamW (Loshchilov and Hutter 2019). The arithmetic is ops::adamw, one kernel for a whole array.
+#include "train/update_rule.h"
+
+template <class floatX>
+void adamw_update(const UpdateArgs<floatX>& a) {
+    ops::adamw(a.weights, a.master, a.state[0], a.state[1], a.grads, a.factor, a.begin, a.count, a.decay, a.config,
+               a.lr, a.step, a.stream);
+}
+
+template void adamw_update<float>(const UpdateArgs<float>&);
+template void adamw_update<bf16>(const UpdateArgs<bf16>&);

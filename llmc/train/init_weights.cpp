@@ -1,0 +1,47 @@
+#include "train/init_weights.h"
+
+#include <algorithm>
+
+// Each rank draws an equal share of the bucket, in the memory of the gradients, and the ranks gather the shares.
+template <class floatX>
+static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t seed) {
+    const ParamLayout& layout = model.layout;
+    const Bucket bucket = layout.bucket(b);
+    const int64_t size = (bucket.end - bucket.begin) / comm.world_size;
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table) {
+        if ((spec.scope == Scope::layer) != (b > 0)) continue;
+        const int l = std::max(0, b - 1);
+        const int64_t offset = layout.offset(spec.id, l);
+        const int64_t begin = std::max(offset, bucket.begin + comm.part * size),
+                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.part + 1) * size);
+        if (begin >= end) continue;
+        values.resize(end - begin);
+        init_param(values.data(), layout, spec.id, l, seed, begin - offset, end - offset);
+        copy_to_device(model.grads.data + begin, values.data(), (end - begin) * int64_t(sizeof(float)), model.stream);
+        wait_for_stream(model.stream);
+    }
+    return comm.all_gather(model.grads.data + bucket.begin, comm.world_size * size * int64_t(sizeof(float)),
+                           model.stream);
+}
+
+template <class floatX>
+void init_weights(Optimizer<floatX>& optimizer, uint64_t seed) {
+    GPT2<floatX>& model = optimizer.model;
+    Comm& comm = optimizer.gradients.comm;
+    Comm::Ticket last = 0;
+    for (int b = 0; b < model.layout.num_buckets(); b++) last = init_bucket(model, comm, b, seed);
+    comm.wait(last, model.stream);
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table)
+        for (int l = 0; l < model.layout.layers(spec.id); l++) {
+            values.resize(model.layout.size(spec.id));
+            copy_to_host(values.data(), model.grads.data + model.layout.offset(spec.id, l),
+                         int64_t(values.size() * sizeof(float)), model.stream);
+            wait_for_stream(model.stream);
+            optimizer.set_state(WEIGHTS, spec.id, l, values.data());
+        }
+}
+
+template void init_weights(Optimizer<float>&, uint64_t);
+template void init_weights(Optimizer<bf16>&, uint64_t);

@@ -1,0 +1,337 @@
+#include "train/log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <optional>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/terminal.h"
+#include "model/mfu.h"
+
+using Json = nlohmann::ordered_json;
+
+static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
+
+// A live line needs a terminal that understands control sequences. Under mpirun stderr looks like one even when it goes
+// to a file: --progress tty insists.
+static bool live_line_works(const std::string& progress) {
+    if (progress != "auto") return progress == "tty";
+    const char* term = getenv("TERM");
+    const bool capable = term && *term && strcmp(term, "dumb") != 0;
+    return capable && !getenv("OMPI_COMM_WORLD_SIZE") && isatty(STDOUT_FILENO) && isatty(STDERR_FILENO);
+}
+
+static int terminal_columns() {
+    winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 120;
+}
+
+// ---- text
+
+static std::string rate_text(double tokens_per_s) {
+    if (tokens_per_s < 9999.5) return format("%.0f", tokens_per_s);
+    if (tokens_per_s < 9999.5e3) return format("%.0fk", tokens_per_s / 1e3);
+    return format("%.1fM", tokens_per_s / 1e6);
+}
+
+std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_per_s, double eta_seconds) {
+    const int digits = int(std::to_string(o.total_steps).size());
+    std::string line =
+        format("step %*lld/%lld | loss %7.4f | norm %6.2f | lr %.2e | ", digits, static_cast<long long>(r.step),
+               static_cast<long long>(o.total_steps), double(r.loss), double(r.grad_norm), double(r.lr));
+    line += r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3);
+    line += format(" | %5s tok/s", rate_text(tokens_per_s).c_str());
+    const double share = mfu(tokens_per_s, o.flops_per_token, o.peak_flops);
+    if (o.peak_flops > 0) line += share > 1.0 ? " | >100% MFU" : format(" | %4.1f%% MFU", 100.0 * share);
+    return line + " | eta " + duration_text(eta_seconds);
+}
+
+// ---- the terminal
+
+static void clear_live_line(const Log& log) {
+    if (!log.live_line.empty()) fputs("\r\033[K", stderr);
+}
+
+static void draw_live_line(Log& log) {
+    const int columns = terminal_columns() - 1;
+    const bool narrow = !log.narrow_text.empty() && log.live_line.find(" | norm") > size_t(columns);
+    fprintf(stderr, "\r%.*s\033[K", columns, (narrow ? log.narrow_text : log.live_line).c_str());
+    fflush(stderr);
+    log.last_drawn = seconds_now();
+}
+
+// A closed stdout is no reason to stop, but one to say so, once.
+static void print_line(Log& log, const std::string& text) {
+    if (log.options.quiet || log.options.silent || log.stdout_broken) return;
+    clear_live_line(log);
+    const bool ok = fputs((text + "\n").c_str(), stdout) >= 0 && fflush(stdout) == 0;
+    const int error = errno;
+    if (!log.live_line.empty()) draw_live_line(log);
+    if (ok) return;
+    log.stdout_broken = true;
+    log.warn(format("stdout: %s; the run goes on without it", strerror(error)));
+}
+
+// ---- log.jsonl
+
+static void warn_above_peak(Log& log) {
+    log.above_peak = true;
+    log.warn(
+        format("the run is faster than the peak of %.3g TFLOP/s, so MFU is not known: a peak that is measured while "
+               "the machine is busy is too low",
+               log.options.peak_flops / 1e12));
+}
+
+static Json number(float value, const char* name, Json& object) {
+    if (!std::isfinite(value)) {
+        std::string names = object.value("non_finite", "");
+        object["non_finite"] = names + (names.empty() ? "" : " ") + name;
+        return nullptr;
+    }
+    char text[32] = {};  // the shortest digits that read back as this float: 0.0006, not 0.000600000028
+    std::to_chars(text, text + sizeof(text) - 1, value);
+    return Json(std::strtod(text, nullptr));
+}
+
+// The last character of a line reaches the file with it, or the whole line is taken back.
+static void append_line(Log& log, const Json& object) {
+    if (log.fd < 0) return;
+    const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (std::find(log.of_resume_step.begin(), log.of_resume_step.end(), line) != log.of_resume_step.end()) return;
+    size_t done = 0;
+    while (done < line.size()) {
+        const ssize_t n = write(log.fd, line.data() + done, line.size() - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        done += size_t(n);
+    }
+    if (done == line.size()) {
+        log.written += int64_t(done);
+        return;
+    }
+    const int error = errno;
+    const bool taken_back = ftruncate(log.fd, log.written) == 0;
+    if (log.lost_lines++ > 0) return;
+    fprintf(stderr, "%swarning: %s/log.jsonl: %s; the run goes on, lines that cannot be written are lost%s\n",
+            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), strerror(error),
+            taken_back ? "" : ", and one is cut");
+}
+
+static std::string utc_time() {
+    const time_t now = time(nullptr);
+    tm parts;
+    gmtime_r(&now, &parts);
+    char text[32];
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+    return text;
+}
+
+static Json event(const char* kind, int64_t step) { return Json{{"kind", kind}, {"step", step}}; }
+
+// The step of a line of an earlier start: that of the weights which it saw. -1: of none, as run and warning. Absent: it
+// is no line of a log.
+static std::optional<int64_t> step_of(const std::string& line) {
+    const Json object = Json::parse(line, nullptr, false);
+    if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
+    if (!object.contains("step") || !object["step"].is_number_integer()) return -1;
+    const int64_t step = object["step"].get<int64_t>();
+    return object["kind"] == "step" ? step + 1 : step;
+}
+
+// Removes what does not hold when the run goes on from resume_step. Returns the lines that are of that step itself.
+static std::vector<std::string> cut_log(const std::string& path, int64_t resume_step) {
+    std::vector<std::string> of_resume_step;
+    if (!path_exists(path)) return of_resume_step;
+    const std::string text = read_file(path, LARGEST_LOG);
+    std::string kept;
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t end = text.find('\n', begin);
+        if (end == std::string::npos) break;  // half a line
+        const std::string line = text.substr(begin, end + 1 - begin);
+        const std::optional<int64_t> step = step_of(line);
+        if (step && *step <= resume_step) kept += line;
+        if (step == resume_step) of_resume_step.push_back(line);
+        begin = end + 1;
+    }
+    if (kept != text) replace_file(path, kept);
+    return of_resume_step;
+}
+
+static std::string move_aside(const std::string& dir) {
+    for (int i = 1;; i++) {
+        const std::string to = format("%s/log.%d.jsonl", dir.c_str(), i);
+        if (path_exists(to)) continue;
+        rename_path(dir + "/log.jsonl", to);
+        return to;
+    }
+}
+
+Log::Log(const LogOptions& given) : options(given) {
+    live = !options.quiet && live_line_works(options.progress);
+    if (options.output.empty()) return;
+    const std::string path = options.output + "/log.jsonl";
+    if (options.resume_step >= 0) {
+        of_resume_step = cut_log(path, options.resume_step);
+    } else if (path_exists(path)) {
+        note("the log of an earlier run is now " + move_aside(options.output));
+    }
+    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
+    written = lseek(fd, 0, SEEK_END);
+}
+
+Log::~Log() {
+    finish();
+    if (fd >= 0) close(fd);
+}
+
+void Log::run(const RunInfo& info) {
+    Json json = {
+        {"version", info.version},
+        {"started", utc_time()},
+        {"command_line", info.command_line},
+        {"directory", info.directory},
+        {"device", info.device},
+        {"peak_flops", info.peak_flops},
+        {"peak_source", info.peak_source},
+        {"libraries", info.libraries},
+        {"precision", info.precision},
+        {"world_size", info.world_size},
+        {"threads", info.threads},
+        {"cpu_isa", info.cpu_isa},
+        {"model",
+         {{"layers", info.layers},
+          {"heads", info.heads},
+          {"channels", info.channels},
+          {"vocab_size", info.vocab_size},
+          {"positions", info.positions},
+          {"parameters", info.parameters},
+          {"flops_per_token", info.flops_per_token}}},
+        {"data", {{"train", info.data}, {"tokens", info.train_tokens}, {"fingerprint", info.data_fingerprint}}},
+        {"tokens_per_step", info.tokens_per_step},
+        {"steps", info.steps},
+        {"seed", info.seed},
+        {"options", info.options.empty() ? Json::object() : Json::parse(info.options)}};
+    if (info.cpu_isa.empty()) json.erase("cpu_isa");
+    if (options.resume_step >= 0) json["resumed_at"] = options.resume_step;
+    Json line = {{"kind", "run"}};
+    line.update(json);
+    append_line(*this, line);
+    if (!options.output.empty())
+        replace_file(options.output + "/run.json", json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+void Log::table(const std::vector<Row>& rows) {
+    for (const std::string& line : table_lines(rows)) print_line(*this, line);
+}
+
+void Log::note(const std::string& text) { print_line(*this, text); }
+
+void Log::warn(const std::string& text) {
+    if (options.silent) return;
+    clear_live_line(*this);
+    fprintf(stderr, "warning: %s\n", text.c_str());
+    append_line(*this, Json{{"kind", "warning"}, {"text", text}});
+}
+
+void Log::step(const StepRecord& r) {
+    // Means of the same weights, so that their quotient is a rate over the last steps; the first one counts in full.
+    const double keep = 0.95;
+    smoothed_ms = keep * smoothed_ms + (1.0 - keep) * r.step_ms;
+    smoothed_tokens = keep * smoothed_tokens + (1.0 - keep) * double(r.step_tokens);
+    weight = keep * weight + (1.0 - keep);
+    const double tokens_per_s = smoothed_ms > 0 ? 1e3 * smoothed_tokens / smoothed_ms : 0.0;
+    const double eta = 1e-3 * smoothed_ms / weight * double(options.total_steps - r.step - 1);
+    const bool last = r.step + 1 == options.total_steps;
+    last_step = seconds_now();
+    if (live) {
+        live_line = step_text = step_line(options, r, tokens_per_s, eta);
+        narrow_text = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
+        if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
+    } else if (last || r.step % options.log_every == 0) {
+        print_line(*this, step_line(options, r, tokens_per_s, eta));
+    }
+
+    if (!above_peak && mfu(tokens_per_s, options.flops_per_token, options.peak_flops) > 1.0) warn_above_peak(*this);
+
+    Json json = event("step", r.step);
+    json["tokens"] = r.tokens;
+    json["loss"] = number(r.loss, "loss", json);
+    json["grad_norm"] = number(r.grad_norm, "grad_norm", json);
+    json["lr"] = number(r.lr, "lr", json);
+    const double rate = r.step_ms > 0 ? 1e3 * double(r.step_tokens) / r.step_ms : 0.0;
+    json["step_ms"] = std::round(10.0 * r.step_ms) / 10.0;
+    json["tokens_per_s"] = std::llround(rate);
+    if (options.peak_flops > 0)
+        json["mfu"] = std::round(1e4 * mfu(rate, options.flops_per_token, options.peak_flops)) / 1e4;
+    json["loader_wait_ms"] = std::round(10.0 * r.loader_wait_ms) / 10.0;
+    if (r.comm_bytes >= 0) {
+        json["comm_exposed_ms"] = std::round(10.0 * r.comm_exposed_ms) / 10.0;
+        json["comm_bytes"] = r.comm_bytes;
+    }
+    append_line(*this, json);
+}
+
+void Log::working(int64_t step, const char* what, int64_t done, int64_t of) {
+    if (last_step == 0.0) last_step = seconds_now();
+    const std::string text = format("%s %lld/%lld", what, static_cast<long long>(done), static_cast<long long>(of));
+    const double now = seconds_now();
+    if (live && now - last_step >= 1.0 && now - last_drawn >= 0.1) {
+        live_line = step_text + (step_text.empty() ? "" : " | ") + text;
+        draw_live_line(*this);
+    } else if (!live && now - last_step >= 60.0) {
+        print_line(*this, format("step %lld/%lld | %s", static_cast<long long>(step),
+                                 static_cast<long long>(options.total_steps), text.c_str()));
+        last_step = now;
+    }
+}
+
+void Log::val(int64_t step, double val_loss) {
+    print_line(*this, format("step %*lld/%lld | val loss %.4f | perplexity %.2f",
+                             int(std::to_string(options.total_steps).size()), static_cast<long long>(step),
+                             static_cast<long long>(options.total_steps), val_loss, std::exp(val_loss)));
+    Json json = event("val", step);
+    json["val_loss"] = number(float(val_loss), "val_loss", json);
+    append_line(*this, json);
+}
+
+void Log::sample(int64_t step, const std::string& text) {
+    const std::string shown = stdout_is_terminal() ? terminal_text(text) : text;
+    print_line(*this, format("--- sample at step %lld\n", static_cast<long long>(step)) + shown + "\n---");
+    Json json = event("sample", step);
+    json["text"] = text;
+    append_line(*this, json);
+}
+
+void Log::checkpoint(int64_t step, const std::string& dir, double ms) {
+    print_line(*this, format("saved %s in %.1f s", dir.c_str(), 1e-3 * ms));
+    Json json = event("checkpoint", step);
+    json["dir"] = dir;
+    json["ms"] = std::llround(ms);
+    append_line(*this, json);
+}
+
+void Log::finish() {
+    if (!live_line.empty()) {
+        draw_live_line(*this);
+        fputs("\n", stderr);
+        live_line.clear();
+    }
+    if (lost_lines > 0)
+        fprintf(stderr, "warning: %lld lines of %s/log.jsonl are lost\n", static_cast<long long>(lost_lines),
+                options.output.c_str());
+    lost_lines = 0;
+}

@@ -1,0 +1,57 @@
+#include "train/measure.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "model/mfu.h"
+#include "train/init_weights.h"
+#include "train/optimizer.h"
+#include "train/plan.h"
+
+// Seconds at 30 % of the peak; CPUs come to more than that. A micro-batch that takes longer is made smaller, and is run
+// only once; where one sequence takes longer, nothing is measured.
+constexpr double LONG = 2.0;
+
+template <class floatX>
+static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options) {
+    const OwnedStream own;
+    GPT2<floatX> model(config, Purpose::train, B, T, options);
+    model.stream = own.stream;
+    Optimizer<floatX> optimizer(model, {}, options);
+    init_weights(optimizer, 42);
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+    std::vector<int> host(size_t(B) * size_t(T) + 1);
+    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
+    DeviceBuffer<int> tokens(int64_t(host.size()), "tokens");
+    copy_to_device(tokens.data, host.data(), tokens.bytes(), own.stream);
+
+    MeasuredStep measured{B, 0.0, 0.0};
+    for (int step = 1; step <= 2 && measured.micro_step < LONG; step++) {  // the first one touches the memory
+        wait_for_device();
+        const double begin = seconds_now();
+        model.zero_gradients();
+        model.forward(tokens.data, B, T);
+        model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
+        wait_for_device();
+        const double update = seconds_now();
+        optimizer.gradients.virtual_rank_done(0);
+        optimizer.clip(1.0f);
+        optimizer.step(1e-4f, step);
+        wait_for_device();
+        measured.micro_step = update - begin, measured.update = seconds_now() - update;
+    }
+    return measured;
+}
+
+std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
+                                         double peak_flops) {
+    options.parts = options.shards = 1;
+    const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
+    if (sequence > LONG) return {};
+    B = std::clamp(int(std::min(LONG / sequence, 1e6)), 1, B);
+    const int64_t needed = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options));
+    if (needed > device_bytes_free()) return {};
+    return with_dtype(dtype, [&]<class floatX>(floatX) -> std::optional<MeasuredStep> {
+        return run_steps<floatX>(config, B, T, options);
+    });
+}

@@ -1,0 +1,172 @@
+#include "train/optimizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "ops/ops.h"
+
+constexpr Comm::Ticket HERE = -1;
+
+static Comm& alone() {
+    static Comm comm;
+    return comm;
+}
+
+template <class floatX>
+static int64_t master_elements(const ParamLayout& layout, MemoryOptions options) {
+    const bool apart = options.master_weights && !std::is_same_v<floatX, float>;
+    return apart ? layout.total / options.shards : 0;
+}
+
+template <class floatX>
+Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options)
+    : Optimizer(model, config, options, alone(), ReduceDtype::fp32) {}
+
+template <class floatX>
+Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm,
+                             ReduceDtype wire)
+    : model(model),
+      rule(find_update_rule<floatX>(config.name)),
+      config(config),
+      gradients(comm, model.layout, {options.parts, options.shards, wire}, model.grads.data, model.acts.loss,
+                &model.stream),
+      shards(options.shards),
+      shard_index(options.shards > 1 ? comm.part : 0),
+      master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
+      stats(2, "gradient norm"),
+      all_gather_tickets(model.layout.num_buckets(), HERE) {
+    while (state.size() < rule.state.size())
+        state.emplace_back(model.layout.total / shards, "the optimizer's moments (--zero)");
+}
+
+template <class floatX>
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
+                                         const std::string& name) {
+    const ParamLayout layout(config, options.parts);
+    const int64_t tensors = int64_t(find_update_rule<floatX>(name).state.size());
+    const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
+    return {{"master weights", masters * size},
+            {"moments", tensors * layout.total / options.shards * size},
+            {"sums of a step", gradient_sum_bytes(layout, options.parts, world_size)},
+            {"gradients on their way", options.reduce_buffer ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+}
+
+template <class floatX>
+typename Optimizer<floatX>::Shard Optimizer<floatX>::shard_of(int b, int shard_index) const {
+    const Bucket bucket = model.layout.bucket(b);
+    const int64_t count = (bucket.end - bucket.begin) / shards;
+    return {bucket.begin + shard_index * count, count, bucket.begin / shards};
+}
+
+static int bucket_of(Param p, int l) { return param_table[p].scope == Scope::model ? 0 : 1 + l; }
+
+template <class floatX>
+void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values) {
+    if (slot == WEIGHTS) model.set_param(p, l, values);
+    const DeviceBuffer<float>& to = buffer(slot);
+    if (!to.data) return;
+    const Shard shard = shard_of(bucket_of(p, l), shard_index);
+    const int64_t offset = model.layout.offset(p, l);
+    const int64_t begin = std::max(offset, shard.begin);
+    const int64_t end = std::min(offset + model.layout.size(p), shard.begin + shard.count);
+    if (begin >= end) return;
+    copy_to_device(to.data + shard.at + begin - shard.begin, values + begin - offset,
+                   (end - begin) * int64_t(sizeof(float)), model.stream);
+    wait_for_stream(model.stream);
+}
+
+// A tensor of fp32 state, whole: the owners' shards come together where the tensor's gradient was.
+template <class floatX>
+const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
+    const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
+    if (shards == 1) return from + offset;
+    float* whole = model.grads.data;
+    Comm::Ticket last = 0;
+    for (int q = 0; q < shards; q++) {
+        const Shard shard = shard_of(bucket_of(p, l), q);
+        const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
+        if (begin >= end) continue;
+        const int64_t bytes = (end - begin) * int64_t(sizeof(float));
+        if (q == shard_index) copy_on_device(whole + begin, from + shard.at + begin - shard.begin, bytes, model.stream);
+        last = gradients.comm.broadcast(whole + begin, bytes, q, model.stream);
+    }
+    gradients.comm.wait(last, model.stream);
+    return whole + offset;
+}
+
+template <class floatX>
+void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
+    const int64_t size = model.layout.size(p);
+    if (const float* from = buffer(slot).data) {
+        copy_to_host(values, gather_state(from, p, l), size * int64_t(sizeof(float)), model.stream);
+        wait_for_stream(model.stream);
+        return;
+    }
+    wait_weights(bucket_of(p, l));
+    // They come into the second half of values: float i then covers at most bf16 number i, which has been read.
+    char* unwidened = reinterpret_cast<char*>(values) + size * int64_t(sizeof(float) - sizeof(floatX));
+    copy_to_host(unwidened, model.w(p, l), size * int64_t(sizeof(floatX)), model.stream);
+    wait_for_stream(model.stream);
+    for (int64_t i = 0; i < size; i++) {
+        floatX w;
+        std::memcpy(&w, unwidened + i * int64_t(sizeof(floatX)), sizeof w);
+        values[i] = float(w);
+    }
+}
+
+template <class floatX>
+void Optimizer<floatX>::clip(float max_norm, RankStatus status) {
+    gradients.finish(status);
+    ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), max_norm, model.stream);
+}
+
+// The shard's elements, which the rule updates in place.
+template <class floatX>
+void Optimizer<floatX>::update(const Shard& shard, float lr, int step) {
+    UpdateArgs<floatX> args;
+    args.weights = model.weights.data + shard.begin;
+    args.master = master.data ? master.data + shard.at : nullptr;
+    for (const DeviceBuffer<float>& tensor : state) args.state.push_back(tensor.data + shard.at);
+    args.grads = model.grads.data + shard.begin, args.factor = factor();
+    args.begin = shard.begin, args.count = shard.count;
+    args.decay = model.layout.decay_pattern(), args.config = config.adamw;
+    args.lr = lr, args.step = step, args.stream = model.stream;
+    rule.update(args);
+}
+
+template <class floatX>
+void Optimizer<floatX>::step(float lr, int step) {
+    const int buckets = model.layout.num_buckets();
+    if (shards == 1) {
+        update({0, model.layout.total, 0}, lr, step);
+        for (int b = 0; b < buckets; b++) model.pack_bucket(b);
+        return;
+    }
+    for (int b = 0; b < buckets; b++) {
+        const Shard shard = shard_of(b, shard_index);
+        update(shard, lr, step);
+        gradients.comm.call_next("gather bucket", b);
+        all_gather_tickets[b] = gradients.comm.all_gather(model.weights.data + model.layout.bucket(b).begin,
+                                                          shards * shard.count * int64_t(sizeof(floatX)), model.stream);
+    }
+}
+
+template <class floatX>
+void Optimizer<floatX>::wait_weights(int b) {
+    if (all_gather_tickets[b] == HERE) return;
+    gradients.comm.wait(all_gather_tickets[b], model.stream, {"wait for weights of bucket", b});
+    all_gather_tickets[b] = HERE;
+    model.pack_bucket(b);
+}
+
+template <class floatX>
+bool Optimizer<floatX>::weights_pending() const {
+    return std::any_of(all_gather_tickets.begin(), all_gather_tickets.end(),
+                       [](Comm::Ticket ticket) { return ticket != HERE; });
+}
+
+template struct Optimizer<float>;
+template struct Optimizer<bf16>;
+template std::vector<MemoryItem> optimizer_memory<float>(const GPT2Config&, MemoryOptions, int, const std::string&);
+template std::vector<MemoryItem> optimizer_memory<bf16>(const GPT2Config&, MemoryOptions, int, const std::string&);

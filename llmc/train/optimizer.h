@@ -1,0 +1,70 @@
+// optimizer.h: owns the optimizer's state, and applies an update rule (update_rule.h) to the weights.
+//
+// With ZeRO-1 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights are
+// gathered before a layer reads them.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/device.h"
+#include "checkpoint/hf_weights.h"
+#include "model/gpt2.h"
+#include "model/params.h"
+#include "parallel/gradients.h"
+#include "train/update_rule.h"
+
+struct OptimizerConfig {
+    AdamWConfig adamw = {};
+    std::string name = "adamw";  // of the update rule
+};
+
+template <class floatX>
+struct Optimizer {
+    GPT2<floatX>& model;
+    const UpdateRule<floatX>& rule;
+    OptimizerConfig config;
+    GradientSum gradients;
+    int shards, shard_index;                 // shards per bucket; this rank's shard
+    DeviceBuffer<float> master;              // (layout.total / shards); empty where the weights are their own masters
+    std::vector<DeviceBuffer<float>> state;  // of the rule, each (layout.total / shards)
+    DeviceBuffer<float> stats;               // norm, factor
+
+    // Of saving only master_weights, parts and shards matter here, which are those of the model.
+    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
+    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, ReduceDtype wire);
+
+    // Copies a tensor from host floats in memory layout. WEIGHTS sets the master, and rounds into the model's weights,
+    // which pack_bucket must follow.
+    void set_state(Slot slot, Param p, int l, const float* values);
+    // Copies the same tensor to the host; WEIGHTS without masters are the model's weights, widened. With shards all
+    // ranks must call it, between steps. It uses the memory of the gradients.
+    void get_state(float* values, Slot slot, Param p, int l);
+
+    // Global norm of the gradients, over all ranks; the factor that brings it to max_norm (0: never). NaN or infinite:
+    // see ops.inc.
+    void clip(float max_norm, RankStatus status = {});
+    // step counts from 1. With shards, weights are complete only after wait_weights.
+    void step(float lr, int step);
+    // Work queued from now on may read the weights of the bucket, and its packed matrices.
+    void wait_weights(int bucket);
+    bool weights_pending() const;
+
+    const float* norm() const { return stats.data; }        // (1) on the device
+    const float* factor() const { return stats.data + 1; }  // (1) on the device
+
+  private:
+    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers, from `at` on in its own.
+    struct Shard {
+        int64_t begin, count, at;
+    };
+    Shard shard_of(int bucket, int shard_index) const;
+    void update(const Shard& shard, float lr, int step);
+    const float* gather_state(const float* from, Param p, int l);
+    DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
+    std::vector<Comm::Ticket> all_gather_tickets;  // of each bucket's weights; -1: they are here
+};
+
+// What Optimizer(...) will allocate.
+template <class floatX>
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options = {}, int world_size = 1,
+                                         const std::string& name = "adamw");

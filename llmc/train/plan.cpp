@@ -1,0 +1,108 @@
+#include "train/plan.h"
+
+#include <algorithm>
+
+#include "train/optimizer.h"
+
+// Of --micro-batch auto; larger ones only take memory. On a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and
+// 124M parameters train as fast with 2,048 and 4,096 tokens as with 8,192, and 3 to 20 % slower with 512.
+constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
+
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
+    const int64_t once = int64_t(micro_batch) * seq_len * world_size;
+    if (global_batch_tokens == 0) global_batch_tokens = once;
+    const int64_t below = global_batch_tokens / once * once, above = below + once;
+    const bool nearer_below = below > 0 && global_batch_tokens - below < above - global_batch_tokens;
+    ENSURE(
+        global_batch_tokens % once == 0,
+        "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %lld",
+        static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
+        world_size == 1 ? "" : "s", static_cast<long long>(nearer_below ? below : above));
+    ENSURE(global_batch_tokens / once <= std::numeric_limits<int>::max(),
+           "--global-batch %lld is %s micro-steps of %lld tokens; at most %s can be counted",
+           static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / once).c_str(),
+           static_cast<long long>(once), with_commas(std::numeric_limits<int>::max()).c_str());
+    return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / once), global_batch_tokens};
+}
+
+std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
+                                        MemoryOptions options) {
+    std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
+        std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, options);
+        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size))
+            items.push_back(item);
+        return items;
+    });
+    const ParamLayout layout(config);
+    int64_t largest = 0;
+    for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
+    items.push_back({"loading", largest * int64_t(sizeof(float)), true});
+    return items;
+}
+
+int64_t total_bytes(const std::vector<MemoryItem>& items) {
+    int64_t total = 0;
+    for (const MemoryItem& item : items) total += item.bytes;
+    return total;
+}
+
+int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
+    int64_t total = 0;
+    for (const MemoryItem& item : items)
+        if (!own_memory || !item.on_host) total += item.bytes;
+    return total;
+}
+
+int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
+                        MemoryOptions options, int64_t available, bool own_memory) {
+    const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
+    const auto bytes = [&](int B) {
+        return device_bytes(training_memory(dtype, config, plan_batch(B, seq_len, 0, world_size), options), own_memory);
+    };
+    const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
+    const int64_t most_bytes = own_memory ? available : available - available / 10;
+    const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
+    ENSURE(bytes(1) <= available,
+           "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer", seq_len,
+           human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+    int largest = 1;
+    for (int B = 2; fits(B); B++)
+        if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
+    return largest;
+}
+
+std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
+                          int64_t available) {
+    const auto fits = [&](int B) {
+        const BatchPlan smaller = {B, batch.T, batch.world_size, 1, 0};
+        return device_bytes(training_memory(dtype, config, smaller, options)) <= available;
+    };
+    if (fits(batch.B)) return "";
+    if (fits(1)) return "try --micro-batch auto";
+    options.recompute = Recompute::layer;
+    if (fits(1)) return "try --micro-batch auto --recompute layer";
+    options.master_weights = false;
+    if (fits(1)) return "try --micro-batch auto --recompute layer --master-weights off";
+    return "try a smaller model, or --zero 1 on more ranks";
+}
+
+std::string describe_memory(const std::vector<MemoryItem>& items) {
+    std::string text;
+    for (const MemoryItem& item : items)
+        if (item.bytes)
+            text += format("%s%s %s%s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str(),
+                           item.on_host && !device_memory_is_host() ? " of the host" : "");
+    return text;
+}
+
+std::string describe_model(const GPT2Config& config) {
+    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d (%d in memory), %s parameters",
+                  config.L, config.NH, config.C, config.max_T, config.V, config.Vp(),
+                  with_commas(count_parameters(config)).c_str());
+}
+
+std::string describe_batch(const BatchPlan& batch) {
+    return format("%s tokens per step = %d sequences x %d tokens x %d rank%s x %d micro-step%s",
+                  with_commas(batch.tokens_per_step).c_str(), batch.B, batch.T, batch.world_size,
+                  batch.world_size == 1 ? "" : "s", batch.grad_accum_steps, batch.grad_accum_steps == 1 ? "" : "s");
+}

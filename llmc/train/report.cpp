@@ -1,0 +1,175 @@
+#include "train/report.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include "base/files.h"
+#include "base/host.h"
+#include "base/threads.h"
+#include "model/mfu.h"
+
+std::string describe_schedule(const Options& o) {
+    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g",
+                  o.schedule.c_str(), o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction,
+                  static_cast<long long>(o.steps), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+}
+
+static std::string describe_start(const RunSource& source, const Options& o) {
+    if (!source.resume.empty()) return "resumed from " + source.resume;
+    if (!source.weights.empty()) return "weights of " + source.weights;
+    return format("GPT-2's initialization, seed %llu", static_cast<unsigned long long>(o.seed));
+}
+
+// What MFU is a share of: in bf16 runs the bf16 peak, in fp32 runs the fp32 peak.
+static double peak_of(const DeviceInfo& device, const std::string& precision) {
+    return precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
+}
+
+static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
+    const double peak = peak_of(device, precision);
+    if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
+    return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
+                  device.peak_source.c_str());
+}
+
+static std::string describe_precision(const Options& o, const std::string& precision) {
+    if (precision == "fp32") return "fp32";
+    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
+    const std::string text = "bf16, with fp32 master weights, gradients and moments";
+    return device_bf16_is_faster() ? text : text + "; --precision fp32 is faster on this device";
+}
+
+static std::string describe_tokenizer(const RunSource& source) {
+    if (!source.tokenizer) return "none: no samples, and checkpoints without one (--tokenizer)";
+    return format("%s, %d tokens", source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
+}
+
+std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
+    return format("%zu shard%s, %s tokens, %s windows of %d: an epoch is %.1f steps", corpus.shards.size(),
+                  corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
+                  with_commas(corpus.num_samples).c_str(), corpus.T,
+                  double(corpus.num_samples) / double(samples_per_step));
+}
+
+MemoryOptions memory_options_of(const Options& o, int world_size) {
+    const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
+                                : o.recompute == "gelu" ? Recompute::gelu
+                                                        : Recompute::none;
+    const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
+    const bool reduce_buffer = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
+    return {recompute, o.logit_chunks, o.master_weights == "on", parts, shards, reduce_buffer};
+}
+
+// "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
+static std::string describe_need(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
+                                 int64_t available) {
+    const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
+    std::string text = human_bytes(device_bytes(memory));
+    if (available > 0) {
+        text += format(" of %s available", human_bytes(available).c_str());
+        const std::string advice = advise_memory(dtype, config, batch, options, available);
+        if (!advice.empty()) text += ", does not fit: " + advice;
+    }
+    return text + ": " + describe_memory(memory);
+}
+
+// Nothing where the threads are as many as the cores that the process may use, or fewer.
+static std::vector<Row> surplus_threads(const DeviceInfo& device) {
+    const int threads = openmp_threads(), cores = omp_get_num_procs();
+    if (device.cpu_isa.empty() || threads <= cores) return {};
+    return {{"threads", format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", threads,
+                               cores, cores == 1 ? "" : "s", cores)}};
+}
+
+std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& source, const BatchPlan& batch,
+                            const DeviceInfo& device, int64_t available) {
+    const MemoryOptions options = memory_options_of(o, batch.world_size);
+    std::vector<Row> rows = {{"model", describe_model(source.config)},
+                             {"start", describe_start(source, o)},
+                             {"tokenizer", describe_tokenizer(source)},
+                             {"batch", describe_batch(batch)},
+                             {"precision", describe_precision(o, dtype_name(dtype))},
+                             {"libraries", device_libraries()},
+                             {"device", describe_device(device, dtype_name(dtype))}};
+    for (const Row& row : surplus_threads(device)) rows.push_back(row);
+    const int64_t usable = std::min(available, device.memory_bytes);
+    rows.push_back({"memory", describe_need(dtype, source.config, batch, options, usable)});
+    return rows;
+}
+
+static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
+
+RunInfo run_info(const Options& o, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,
+                 const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
+    RunInfo info;
+    info.options = options_json(o);
+    info.command_line = command_line, info.directory = current_directory();
+    info.version = version(), info.device = device.name, info.precision = precision;
+    info.libraries = device_libraries();
+    info.threads = openmp_threads(), info.cpu_isa = device.cpu_isa;
+    info.data = o.train_data, info.data_fingerprint = hex(corpus.fingerprint);
+    info.layers = source.config.L, info.heads = source.config.NH, info.channels = source.config.C;
+    info.vocab_size = source.config.V, info.positions = source.config.max_T;
+    info.parameters = count_parameters(source.config), info.tokens_per_step = batch.tokens_per_step,
+    info.steps = o.steps;
+    info.train_tokens = corpus.tokens, info.seed = o.seed;
+    info.flops_per_token = flops_per_token(source.config, batch.T);
+    info.peak_flops = peak_of(device, precision);
+    info.peak_source = device.peak_source;
+    return info;
+}
+
+static std::string program_fingerprint() {
+    const char* self = "/proc/self/exe";
+    if (!path_exists(self)) return version();  // not Linux
+    const std::string program = read_file(self, int64_t(1) << 32);
+    return version() + ", " + hex(XXH3_64bits(program.data(), program.size()));
+}
+
+std::string rank_info(const Options& o, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
+                      const std::string& precision, const std::string& device, int gpu) {
+    nlohmann::ordered_json rank_info = {{"host", host_name()},
+                                        {"machine", boot_id()},
+                                        {"device", device},
+                                        {"gpu", gpu < 0 ? "" : std::to_string(gpu)},
+                                        {"program", program_fingerprint()},
+                                        {"precision", precision},
+                                        {"checkpoint", source.resume},
+                                        {"weights", source.weights},
+                                        {"training data", hex(train_data.fingerprint)},
+                                        {"validation data", val_data ? hex(val_data->fingerprint) : ""}};
+    for (const Setting& setting : settings(o)) rank_info["--" + setting.name] = setting.value;
+    return rank_info.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
+}
+
+std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos) {
+    std::string text = comm.describe();
+    if (comm.world_size == 1) return text;
+    std::vector<nlohmann::json> ranks;
+    for (const std::string& rank_info : rank_infos) ranks.push_back(nlohmann::json::parse(rank_info));
+    for (size_t first = 0, end = 0; first < ranks.size(); first = end) {
+        const auto together = [&](const auto& r) {
+            return r["machine"] == ranks[first]["machine"] && r["device"] == ranks[first]["device"];
+        };
+        std::string gpus;
+        for (; end < ranks.size() && together(ranks[end]); end++) gpus += " " + ranks[end]["gpu"].get<std::string>();
+        text += format("%s%zu", first ? ", " : ": ", first);
+        if (end - first > 1) text += format("-%zu", end - 1);
+        text += " on " + ranks[first]["host"].get<std::string>() + " (" + ranks[first]["device"].get<std::string>();
+        text += ranks[first]["gpu"] == "" ? ")" : "; GPU" + gpus + ")";
+    }
+    return text;
+}
+
+// 2 (n-1)/n of what is reduced, of which --zero 1 sends the second half as weights.
+std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const MemoryOptions options = memory_options_of(o, batch.world_size);
+    const ParamLayout layout(config, options.parts);
+    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
+                  back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
+    const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);
+    return format("%s sent by each rank in a step, in %d buckets, whatever the number of micro-steps",
+                  human_bytes(bytes).c_str(), layout.num_buckets());
+}

@@ -1,0 +1,147 @@
+#include "train/run.h"
+
+#include <algorithm>
+
+#include "base/common.h"
+#include "base/trace.h"
+#include "parallel/trace_file.h"
+#include "train/report.h"
+#include "train/run_checks.h"
+#include "train/stop.h"
+
+int device_of(const Options& o, const Launch& launch) {
+    return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
+}
+
+static void open_data(Run& run) {
+    const Options& o = run.options;
+    const int world_size = run.comm.world_size, T = run.batch.T, V = run.source.config.V;
+    DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
+    data.rank = run.comm.rank, data.world_size = world_size, data.stream = run.stream.stream;
+    data.trace = run.comm.trace.get();
+    run.loader = std::make_unique<DataLoader>(data);
+    if (o.val_data.empty() || o.val_every == 0) return;
+    DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};
+    val.rank = run.comm.rank, val.world_size = world_size, val.stream = run.stream.stream;
+    val.fixed_set = true, val.max_batches = o.val_batches;
+    run.val_loader = std::make_unique<DataLoader>(val);
+}
+
+static const Corpus* val_corpus(const Run& run) { return run.val_loader ? &run.val_loader->corpus : nullptr; }
+
+static void open_log(Run& run, const RunInfo& info, std::vector<std::string> notes) {
+    const Options& o = run.options;
+    const bool resumes = !run.source.resume.empty();
+    LogOptions log = {o.output, o.progress, o.quiet, !run.first_rank(), o.log_every, o.steps};
+    if (!run.first_rank()) log.output.clear(), log.progress = "plain";
+    if (resumes) log.resume_step = run.state.step;
+    log.flops_per_token = info.flops_per_token, log.peak_flops = info.peak_flops * run.comm.world_size;
+    if (run.lock && resumes) make_room_to_resume(o, run.source, run.state.step, notes);
+    run.log = std::make_unique<Log>(log);
+    for (const std::string& line : notes) run.log->note(line);
+    // Where there are weights, the notes say why they are not those of the newest checkpoint.
+    for (const std::string& line : run.source.notes)
+        run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
+    if (const std::string changed = changed_options(run.state.options, info.options); !changed.empty())
+        run.log->warn("changed since the checkpoint: " + changed);
+    warn_of_data(*run.log, o, run.source, run.loader->corpus, val_corpus(run));
+}
+
+static void print_table(Run& run, const Launch& launch, const DeviceInfo& device,
+                        const std::vector<std::string>& rank_infos) {
+    const Options& o = run.options;
+    const int64_t available = device_bytes_free(std::max(1, launch.local_world_size));
+    std::vector<Row> rows = plan_table(run.dtype, o, run.source, run.batch, device, available);
+    rows.push_back({"data", describe_data(run.loader->corpus, run.batch.tokens_per_step / run.batch.T)});
+    rows.push_back({"schedule", describe_schedule(o)});
+    rows.push_back({"launcher", describe_launch(launch)});
+    rows.push_back({"ranks", describe_ranks(run.comm, rank_infos)});
+    rows.push_back({"output", o.output.empty() ? "none" : o.output});
+    run.log->table(rows);
+}
+
+// What the checkpoint of a resumed run says of its data, against the data that are there now.
+static void check_fingerprint(Run& run, const RunInfo& info) {
+    run.data_fingerprint = "{\"train\":\"" + info.data_fingerprint + "\"}";
+    if (!run.source.resume.empty() && run.state.data != run.data_fingerprint)
+        run.log->warn(
+            "the training data differ from those of the checkpoint; going on at the same place of the new ones");
+}
+
+std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
+                               const std::string& command_line) {
+    auto started = std::make_unique<Run>(options, comm, dtype);
+    Run& run = *started;
+    Options& o = run.options;
+    if (run.first_rank()) run.lock = lock_output(o);
+    std::vector<std::string> notes;
+    if (run.lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: one may be renamed back
+    if (run.first_rank() && !o.trace.empty()) check_trace(o);
+    comm.exchange("");  // the directory is there
+    run.source = find_training_start(o);
+    const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
+    resolve_micro_batch(dtype, o, run.source, T, comm, comm.world_size, launch.local_world_size);
+    check_tokens_at_once(o.micro_batch, T);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, comm.world_size);
+    o.global_batch_tokens = run.batch.tokens_per_step;  // which a resume keeps, also on other ranks
+    check_virtual_ranks(o, run.batch);
+    check_sample_prompt(o, run.source, T);
+    comm.check_reduce_dtype(reduce_dtype(o));
+    if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
+    open_data(run);
+    resolve_steps(o, run.loader->corpus.num_samples / (run.batch.tokens_per_step / T));
+    const DeviceInfo device = device_info();
+    const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
+    const std::vector<std::string> rank_infos = comm.exchange(
+        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(dtype), device.name, gpu));
+    check_same(rank_infos, fields_of_one_rank);
+    align_trace(comm);
+
+    RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
+    info.world_size = comm.world_size;
+    if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
+    open_log(run, info, notes);
+    print_table(run, launch, device, rank_infos);
+    if (run.state.step < o.steps) run.log->run(info);  // else nothing is done with these options
+    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
+    run.info_options = info.options;
+    check_fingerprint(run, info);
+    if (!launch.note.empty()) run.log->note(launch.note);
+    return started;
+}
+
+void start_clock(Run& run) {
+    run.clock = seconds_now();
+    run.loader_waited = run.loader->wait_seconds, run.comm_exposed = run.comm.exposed(run.comm.waits);
+}
+
+void end_trace(Run& run) {
+    if (!run.comm.trace || !run.comm.trace->recording) return;
+    try {
+        const std::string what = write_trace(run.comm, run.options.trace);
+        run.log->note(format("trace of %s: %s (open it in ui.perfetto.dev)", what.c_str(), run.options.trace.c_str()));
+    } catch (const Error& error) {
+        run.log->warn(format("the trace was not written: %s; training goes on", error.what()));
+    }
+}
+
+static int end_of_stopped(Run& run) {
+    const std::vector<std::string> codes = run.comm.exchange(std::to_string(run.failure ? run.failure->exit_code : 0));
+    const bool saved = run.comm.exchange(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
+    const long long step = run.state.step;
+    if (run.failure)
+        fail(run.failure->exit_code, "%s; %s", run.failure->what(),
+             saved ? format("step %lld is saved, --resume goes on", step).c_str()
+                   : format("the run ends at step %lld", step).c_str());
+    for (const std::string& code : codes)
+        if (code != "0") return std::stoi(code);
+    run.log->note(saved ? format("stopped on request; step %lld is saved, --resume goes on", step)
+                        : "stopped on request, before the first step was complete: there is nothing to save");
+    return EXIT_PREEMPTED;
+}
+
+int end_run(Run& run) {
+    stop_quietly();
+    run.log->finish();
+    return run.stop ? end_of_stopped(run) : 0;
+}

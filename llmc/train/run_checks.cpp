@@ -1,0 +1,96 @@
+#include "train/run_checks.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "checkpoint/checkpoint.h"
+#include "infer/generate.h"
+#include "parallel/trace_file.h"
+#include "train/report.h"
+
+void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, Comm& comm, int world_size,
+                         int local_ranks) {
+    if (o.micro_batch != 0) return;
+    const int64_t available = device_bytes_free(std::max(1, local_ranks));
+    const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
+                                        memory_options_of(o, world_size), available);
+    o.micro_batch = own;
+    for (const std::string& other : comm.exchange(std::to_string(own)))
+        o.micro_batch = std::min(o.micro_batch, std::stoi(other));
+}
+
+void check_tokens_at_once(int B, int T) {
+    ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
+           "--micro-batch %d x --seq-len %d are %s tokens at once; at most 2,147,483,647 can be computed", B, T,
+           with_commas(int64_t(B) * T).c_str());
+}
+
+void check_trace(const Options& o) {
+    const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
+    for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest"})
+        ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
+               "--trace %s is a file of the run itself; name another", o.trace.c_str());
+    check_trace_file(o.trace);
+}
+
+void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
+    const int n = o.virtual_ranks;
+    if (n == 0) return;
+    const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
+    ENSURE(power_of_two(n) && power_of_two(batch.world_size) && n >= batch.world_size,
+           "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
+           "try 8",
+           n, batch.world_size);
+    const int64_t once = batch.tokens_per_step / (int64_t(batch.grad_accum_steps) * batch.world_size) * n;
+    ENSURE(batch.tokens_per_step % once == 0,
+           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
+           "--deterministic-ranks %d; try %lld",
+           static_cast<long long>(batch.tokens_per_step), static_cast<long long>(once), batch.B, batch.T, n,
+           static_cast<long long>(round_up(batch.tokens_per_step, once)));
+}
+
+void check_sample_prompt(const Options& o, const RunSource& source, int T) {
+    if (o.sample_every > 0 && source.tokenizer && !o.sample_prompt.empty())
+        check_prompt(encode(*source.tokenizer, o.sample_prompt), T);
+}
+
+ReduceDtype reduce_dtype(const Options& o) { return o.grad_dtype == "bf16" ? ReduceDtype::bf16 : ReduceDtype::fp32; }
+
+void warn_of_data(Log& log, const Options& o, const RunSource& source, const Corpus& train, const Corpus* val) {
+    for (const std::string& pattern : {o.train_data, o.val_data})
+        if (const std::string warning = warn_of_tokenizer(source.tokenizer_path, pattern); !warning.empty())
+            log.warn(warning);
+    if (!source.weights.empty() && source.tokenizer_path != source.weights &&
+        differ_as_tokenizers(source.tokenizer_path, source.weights))
+        log.warn(format("the tokenizer %s is not that of %s, whose weights know other tokens",
+                        source.tokenizer_path.c_str(), source.weights.c_str()));
+    if (!val) return;
+    for (const Shard& shard : val->shards)
+        for (const Shard& other : train.shards)
+            if (std::filesystem::equivalent(shard.path, other.path))
+                log.warn(format("%s is in --train-data and in --val-data: its loss says nothing about new text",
+                                shard.path.c_str()));
+}
+
+std::unique_ptr<OutputLock> lock_output(const Options& o) {
+    if (o.output.empty()) return nullptr;
+    auto lock = std::make_unique<OutputLock>(o.output);
+    const std::string newest = o.resume ? "" : newest_directory(o.output);
+    ENSURE(newest.empty(),
+           "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
+           o.output.c_str(), newest.c_str());
+    return lock;
+}
+
+void make_room_to_resume(const Options& o, const RunSource& source, int64_t step, std::vector<std::string>& notes) {
+    if (o.checkpoint_every == 0) return;
+    const int64_t bytes = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
+    try {
+        make_room(o.output, o.keep, step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
+    } catch (const Error& error) {
+        notes.push_back(error.what());
+    }
+}

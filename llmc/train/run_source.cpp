@@ -1,0 +1,164 @@
+#include "train/run_source.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hf_config.h"
+
+static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
+    for (const DamagedCheckpoint& damaged : found.damaged)
+        notes.push_back("passing over a checkpoint: " + damaged.what);
+}
+
+// The directory whose config.json --init means.
+static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
+    if (access((path + "/.").c_str(), F_OK) != 0) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
+    const FoundCheckpoint found = find_model(path);
+    note_damaged(found, notes);
+    return found.dir;
+}
+
+static bool has_tokenizer(const std::string& dir) {
+    for (const char* file : {"tokenizer.json", "vocab.json", "encoder.json"})
+        if (path_exists(dir + "/" + file)) return true;
+    return false;
+}
+
+static void find_tokenizer(RunSource& source, const Options& options) {
+    source.tokenizer_path = options.tokenizer;
+    if (source.tokenizer_path.empty() && !source.weights.empty() && has_tokenizer(source.weights))
+        source.tokenizer_path = source.weights;
+    const std::string data = parent_directory(options.train_data);
+    if (source.tokenizer_path.empty() && !options.train_data.empty() && has_tokenizer(data))
+        source.tokenizer_path = data;
+    if (!source.tokenizer_path.empty()) source.tokenizer = load_tokenizer(source.tokenizer_path);
+}
+
+static void check_tokenizer(const RunSource& source) {
+    if (!source.tokenizer) return;
+    ENSURE(source.tokenizer->vocab_size() <= source.config.V,
+           "the tokenizer %s has %d tokens, the model a vocabulary of %d; give the --tokenizer that belongs to it",
+           source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), source.config.V);
+}
+
+static std::string shape(const GPT2Config& c) {
+    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
+}
+
+// A resumed run keeps its shape; options that ask for another one are a mistake.
+static void check_shape(const RunSource& source, const Options& options) {
+    if (options.default_model || (options.model.empty() && options.layers == 0)) return;
+    Options asked = options;
+    if (asked.vocab_size == 0) asked.vocab_size = source.config.V;
+    if (asked.seq_len == 0 && options.model.empty()) asked.seq_len = source.config.max_T;
+    const GPT2Config config = model_config(asked);
+    ENSURE(config == source.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
+           source.resume.c_str(), shape(source.config).c_str(), shape(config).c_str());
+}
+
+static void check_seq_len(const RunSource& source, const Options& options) {
+    ENSURE(options.seq_len <= source.config.max_T,
+           "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", options.seq_len,
+           source.config.max_T, source.weights.c_str(), source.config.max_T);
+}
+
+RunSource find_training_start(const Options& options) {
+    RunSource source;
+    if (options.resume && is_directory(options.output)) {
+        const FoundCheckpoint found = find_resumable(options.output);
+        note_damaged(found, source.notes);
+        source.resume = source.weights = found.dir;
+    }
+    if (options.resume && source.resume.empty())
+        source.notes.push_back(format("no checkpoint in %s yet: a new run", options.output.c_str()));
+    if (source.weights.empty() && !options.init.empty()) source.weights = resolve_init(options.init, source.notes);
+    find_tokenizer(source, options);
+    if (source.weights.empty()) {
+        source.config = model_config(options, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
+    } else {
+        const HFConfig config = read_hf_config(source.weights);
+        source.config = config.model, source.end_of_text = config.end_of_text;
+        if (!source.resume.empty()) check_shape(source, options);
+        check_seq_len(source, options);
+    }
+    check_config(source.config);
+    check_tokenizer(source);
+    return source;
+}
+
+RunSource find_trained_model(const Options& options, bool need_tokenizer) {
+    RunSource source;
+    source.weights = resolve_init(options.init, source.notes);
+    source.config = read_hf_config(source.weights).model;
+    check_seq_len(source, options);
+    if (need_tokenizer) {
+        find_tokenizer(source, options);
+        if (!source.tokenizer)
+            fail(EXIT_NO_INPUT, "%s has no tokenizer.json; name one with --tokenizer", source.weights.c_str());
+        check_tokenizer(source);
+    }
+    return source;
+}
+
+bool differ_as_tokenizers(const std::string& path, const std::string& other_path) {
+    try {
+        const Tokenizer tokenizer = load_tokenizer(path), other = load_tokenizer(other_path);
+        const auto same_merge = [](const Merge& a, const Merge& b) { return a.left == b.left && a.right == b.right; };
+        return tokenizer.tokens != other.tokens || !std::equal(tokenizer.merges.begin(), tokenizer.merges.end(),
+                                                               other.merges.begin(), other.merges.end(), same_merge);
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+std::string warn_of_tokenizer(const std::string& path, const std::string& pattern) {
+    const std::string dir = parent_directory(pattern);
+    if (path.empty() || pattern.empty() || dir == path || !differ_as_tokenizers(dir, path)) return "";
+    return format("%s has tokens of the tokenizer beside it, and that of %s is another one: the tokens mean other text",
+                  pattern.c_str(), path.c_str());
+}
+
+std::string changed_options(const std::string& saved, const std::string& now) {
+    // What a run may change freely: where and how often it reports.
+    static constexpr const char* harmless[] = {"stop-after",
+                                               "resume",
+                                               "output",
+                                               "threads",
+                                               "log-every",
+                                               "progress",
+                                               "quiet",
+                                               "keep",
+                                               "val-every",
+                                               "val-batches",
+                                               "sample-every",
+                                               "sample-tokens",
+                                               "sample-prompt",
+                                               "checkpoint-every",
+                                               "init",
+                                               "tokenizer",
+                                               "zero",
+                                               "rank",
+                                               "world-size",
+                                               "local-rank",
+                                               "rendezvous",
+                                               "run-id",
+                                               "rendezvous-timeout",
+                                               "trace",
+                                               "trace-steps"};
+    const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
+                         after = parse_json(now, "the options");
+    std::string text;
+    for (const auto& [name, value] : after.items()) {
+        const bool skip = std::find(std::begin(harmless), std::end(harmless), name) != std::end(harmless);
+        if (skip || !before.contains(name) || before[name] == value) continue;
+        text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), value.dump().c_str(),
+                       before[name].dump().c_str());
+    }
+    return text;
+}

@@ -1,0 +1,36 @@
+// setup.h: where a command starts from: the shape of its model, its weights, its tokenizer.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/params.h"
+#include "options/options.h"
+#include "text/tokenizer.h"
+
+struct RunSource {
+    GPT2Config config;
+    int end_of_text = 50256;  // of the weights' config.json
+    std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
+    std::string resume;       // the checkpoint that training continues; empty: a new run
+    std::optional<Tokenizer> tokenizer;
+    std::string tokenizer_path;      // where that was found; empty: nowhere
+    std::vector<std::string> notes;  // lines to print: what was passed over, and why
+};
+
+// For train and plan: --resume, else --init, else the shape that the options ask for. The vocabulary of a new model is
+// --vocab-size, or that of the tokenizer, which is looked for at --tokenizer, where the weights are, and beside the
+// training data.
+RunSource find_training_start(const Options& options);
+// For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
+// newest checkpoint is taken. A tokenizer must be there if `need_tokenizer`.
+RunSource find_trained_model(const Options& options, bool need_tokenizer);
+
+// Whether two tokenizers (paths as of load_tokenizer) make other tokens of a text. False where one cannot be read.
+bool differ_as_tokenizers(const std::string& path, const std::string& other_path);
+// A warning where the tokens of the shards (a pattern) are those of another tokenizer than that at `path`; else empty.
+// The shards' own tokenizer is the one beside them; without it, or where one of the two cannot be read, nobody knows.
+std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
+
+// Options that differ from those a checkpoint was saved with (JSON objects), and can change the result: one line.
+std::string changed_options(const std::string& saved, const std::string& now);

@@ -1,0 +1,23 @@
+// save.h: when a run saves its checkpoints, and what it does when that fails.
+#pragma once
+#include "checkpoint/hf_weights.h"
+#include "train/run.h"
+
+// How a save reads the weights and the optimizer's state.
+struct StateReader {
+    const ParamLayout& layout;
+    std::vector<std::string> state;  // names of the optimizer's slots
+    TensorReader read;
+    bool sharded;  // every rank holds a part of the state: all ranks must make the same reads
+};
+
+CheckpointFormat checkpoint_format(const Options& options, const std::vector<std::string>& state);
+
+// All ranks. Saves the state of run.state.step, unless it is saved already, or the run saves nothing. Throws on every
+// rank when the first rank could not write.
+void save(Run& run, const StateReader& reader);
+// The same, but a failed save is a warning: the older checkpoints are intact, and training goes on. The third in a row
+// is an error.
+void save_or_warn(Run& run, const StateReader& reader);
+// Writes the validation loss into the checkpoint of this step, which was saved before its validation.
+void save_val_loss(Run& run);

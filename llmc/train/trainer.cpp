@@ -1,0 +1,171 @@
+#include "train/trainer.h"
+
+#include <cmath>
+
+#include "base/common.h"
+#include "base/trace.h"
+#include "infer/eval.h"
+#include "infer/generate.h"
+#include "train/init_weights.h"
+#include "train/report.h"
+#include "train/run_checks.h"
+#include "train/stop.h"
+
+static OptimizerConfig optimizer_config(const Options& o) {
+    return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.optimizer};
+}
+
+template <class floatX>
+Trainer<floatX>::Trainer(Run& run)
+    : run(run),
+      model(run.source.config, Purpose::train, run.batch.B, run.batch.T,
+            memory_options_of(run.options, run.comm.world_size)),
+      optimizer(model, optimizer_config(run.options), memory_options_of(run.options, run.comm.world_size), run.comm,
+                reduce_dtype(run.options)),
+      reader{model.layout, optimizer.rule.state,
+             [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
+             optimizer.shards > 1} {
+    model.stream = run.stream.stream;
+    if (!model.attention.empty()) run.log->note("attention: " + model.attention);
+    load_state();
+    if (run.state.step > 0) run.loader->seek(run.state.position);
+    run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
+    run.state.options = run.info_options;
+    run.state.data = run.data_fingerprint;
+}
+
+template <class floatX>
+void Trainer<floatX>::load_state() {
+    const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
+        optimizer.set_state(slot, p, l, host);
+    };
+    run.state.seed = run.options.seed;
+    if (!run.source.resume.empty()) {
+        run.state = load_checkpoint(run.source.resume, model.layout, optimizer.rule.state, write);
+    } else if (!run.source.weights.empty()) {
+        load_weights(run.source.weights, model.layout, write);
+    } else {
+        init_weights(optimizer, run.options.seed);
+    }
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+}
+
+// Whether every rank computed the step, and whether one asks to stop.
+static bool read_rank_statuses(Run& run, const PendingStep& step) {
+    bool complete = true;
+    for (int rank = 0; rank < run.comm.world_size; rank++) {
+        run.stop |= step.host.statuses[rank].stop != 0.0f;
+        complete &= step.host.statuses[rank].lost == 0.0f;
+    }
+    return complete;
+}
+
+static void log_step(Run& run, PendingStep& step) {
+    StepRecord& record = step.record;
+    record.loss = step.host.loss, record.grad_norm = step.host.grad_norm;
+    const double now = seconds_now(), exposed = run.comm.exposed(step.comm_waits);
+    record.step_ms = 1e3 * (now - run.clock);
+    record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
+    record.comm_exposed_ms = 1e3 * (exposed - run.comm_exposed);
+    run.clock = now, run.loader_waited = run.loader->wait_seconds, run.comm_exposed = exposed;
+    run.log->step(record);
+    const std::string slow = run.straggler.add(step.host.statuses, run.comm.world_size, record.step_ms);
+    if (!slow.empty()) run.log->warn(slow);
+}
+
+[[noreturn]] static void fail_not_finite(const Run& run, const StepRecord& record) {
+    const std::string saved = run.saved_step == run.state.step
+                                  ? format(" and are saved as of step %lld", static_cast<long long>(run.state.step))
+                                  : "";
+    fail(EXIT_INTERNAL,
+         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr%s may help",
+         static_cast<long long>(record.step), std::fabs(double(record.loss)), std::fabs(double(record.grad_norm)),
+         saved.c_str(), run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
+}
+
+template <class floatX>
+void Trainer<floatX>::finish_step(PendingStep& step) {
+    if (!step.waiting) return;
+    const Span span(run.comm.trace.get(), Track::host, {"settle step", step.record.step});
+    wait_for_event(step.done);
+    step.waiting = false;
+    if (!read_rank_statuses(run, step)) return;
+    log_step(run, step);
+    if (std::isnan(step.host.factor)) {
+        save_or_warn(run, reader);
+        end_trace(run);
+        fail_not_finite(run, step.record);
+    }
+    run.state.step = step.record.step + 1;
+    run.state.position += run.loader->config.samples_per_step;
+    run.state.tokens = step.record.tokens;
+}
+
+template <class floatX>
+void Trainer<floatX>::finish_steps(int64_t step) {
+    finish_step(pending[step % 2]);
+    finish_step(pending[(step + 1) % 2]);
+}
+
+// A pass that some rank leaves early, because it was asked to stop or cannot read, has no result.
+template <class floatX>
+void Trainer<floatX>::validate(int64_t step) {
+    const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});
+    try {
+        const auto go_on = [&](int64_t done, int64_t of, bool failed) {
+            run.log->working(step, "validation batch", done, of);
+            return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
+        };
+        const std::optional<double> loss = evaluate(model, *run.val_loader, run.comm, go_on);
+        run.stop |= !loss;
+        if (!loss) return;
+        run.state.val_loss = *loss;
+        run.log->val(step, *loss);
+        save_val_loss(run);
+    } catch (const Error& error) {
+        run.failure = error, run.stop = true;
+    }
+}
+
+template <class floatX>
+void Trainer<floatX>::sample(int64_t step) {
+    const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
+    const Options& o = run.options;
+    const Tokenizer& tokenizer = *run.source.tokenizer;
+    std::vector<int> prompt = {tokenizer.end_of_text};
+    if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
+    Sampler sampler;
+    sampler.seed = o.seed;
+    std::string text = o.sample_prompt;
+    generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
+        if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size() || stop_requested()) return false;
+        text += tokenizer.tokens[token];
+        return true;
+    });
+    if (!stop_requested()) run.log->sample(step, text);
+}
+
+template <class floatX>
+void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
+    const Options& o = run.options;
+    const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || step == o.steps); };
+    const bool save_due = step > first && (due(o.checkpoint_every) || stop);
+    const bool val_due = run.val_loader && due(o.val_every) && !run.stop;
+    const bool sample_due = run.source.tokenizer && step > 0 && due(o.sample_every) && !run.stop;
+    Trace* trace = run.comm.trace.get();
+    const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
+    if (!save_due && !val_due && !sample_due && !trace_due) return;
+    finish_steps(step);
+    for (int b = 0; b < model.layout.num_buckets(); b++) optimizer.wait_weights(b);
+    if (save_due) {
+        const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
+        stop && !run.failure ? save(run, reader) : save_or_warn(run, reader);
+    }
+    if (val_due) validate(step);
+    if (sample_due && run.first_rank()) sample(step);
+    if (trace_due) end_trace(run);
+    start_clock(run);
+}
+
+template struct Trainer<float>;
+template struct Trainer<bf16>;

@@ -1,0 +1,78 @@
+// trainer.h: a run with its model and optimizer, and everything that happens between two steps. The step itself is in
+// train_gpt2.cu.
+#pragma once
+#include "base/device.h"
+#include "model/gpt2.h"
+#include "train/log.h"
+#include "train/optimizer.h"
+#include "train/run.h"
+#include "train/save.h"
+
+// The results of a step on their way to the host.
+struct PendingStep {
+    struct Results {
+        float loss, grad_norm, factor;  // factor: NaN, and the optimizer has left the weights as they were
+        RankStatus statuses[MAX_RANKS];
+    };
+    StepRecord record;
+    Results& host = *static_cast<Results*>(host_allocate(sizeof(Results)));
+    Event done = create_event();
+    int64_t comm_waits = 0;  // of the communicator, up to the end of this step
+    bool waiting = false;
+
+    PendingStep() = default;
+    PendingStep(const PendingStep&) = delete;
+    ~PendingStep() {
+        if (waiting) wait_for_event(done);  // after an error: its results are still to be written
+        host_free(&host), destroy_event(done);
+    }
+};
+
+// CUDA graph of a micro-step: run 1 is eager and chooses the matmul algorithms, run 2 is captured, later runs replay.
+struct MicroStepGraph {
+    int runs = 0;
+    Graph graph = nullptr;
+
+    MicroStepGraph() = default;
+    MicroStepGraph(const MicroStepGraph&) = delete;
+    ~MicroStepGraph() { destroy_graph(graph); }
+
+    template <class Calls>
+    void run(bool as_graph, Stream stream, const Calls& calls) {
+        if (!as_graph || runs++ == 0) return calls();
+        if (!graph) {
+            begin_graph(stream);
+            calls();
+            graph = end_graph(stream);
+        }
+        run_graph(graph, stream);
+    }
+};
+
+template <class floatX>
+struct Trainer {
+    Run& run;
+    GPT2<floatX> model;
+    Optimizer<floatX> optimizer;
+    PendingStep pending[2];    // of even and odd steps
+    MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
+    StateReader reader;
+
+    // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
+    // initialization. All ranks.
+    explicit Trainer(Run& run);
+
+    // Waits for the results of a step, logs them, and takes the step into run.state. Stops the run with an error where
+    // its gradients were not finite. All ranks finish the same steps at the same point, so that they decide alike.
+    void finish_step(PendingStep& step);
+    void finish_steps(int64_t step);  // those before step `step`, all that are pending
+    // What is due before step `step` begins, after `step` updates: checkpoint, validation, sample, trace. The
+    // checkpoint comes first: a crash later costs nothing. A run that was asked to stop saves only; a run that resumes
+    // from there does the rest. first: the step that this start of the run began with.
+    void between_steps(int64_t step, int64_t first, bool stop);
+
+  private:
+    void load_state();
+    void validate(int64_t step);
+    void sample(int64_t step);
+};

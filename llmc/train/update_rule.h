@@ -1,0 +1,40 @@
+// update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements: it knows nothing of ranks,
+// files or initialization, which are the Optimizer's (optimizer.h).
+//
+// A new rule is one source beside adamw.cpp, and a row of the table in update_rule.cpp.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/device.h"
+#include "ops/ops.h"
+
+// What a rule is called with: elements begin .. begin + count of the model's flat buffers.
+template <class floatX>
+struct UpdateArgs {
+    floatX* weights;
+    float* master;              // null: the weights are their own masters
+    std::vector<float*> state;  // in the order of UpdateRule::state
+    const float* grads;
+    const float* factor;  // (1) on the device: the gradients count times this; NaN: nothing changes
+    int64_t begin, count;
+    DecayPattern decay;
+    AdamWConfig config;
+    float lr;
+    int step;  // from 1
+    Stream stream;
+};
+
+template <class floatX>
+struct UpdateRule {
+    std::string name;                // of --optimizer
+    std::vector<std::string> state;  // fp32 tensors that it keeps for each weight: their names in checkpoints
+    void (*update)(const UpdateArgs<floatX>&);
+};
+
+// Refuses a name that is not in the table, and lists those that are.
+template <class floatX>
+const UpdateRule<floatX>& find_update_rule(const std::string& name);
+
+template <class floatX>
+void adamw_update(const UpdateArgs<floatX>& args);  // adamw.cpp

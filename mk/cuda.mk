@@ -1,0 +1,66 @@
+# cuda.mk: the CUDA backend for a GPU.
+
+# With USE_CUDA ops:: is the CUDA backend. These sources call ops::, so they are compiled once for each backend.
+OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp parallel/gradients.cpp train/adamw.cpp train/optimizer.cpp)
+OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
+# Every other source serves both, and so do the CPU's operations, with which tests compare.
+HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
+CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
+GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp)))
+GPU_OBJECTS  := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
+GPU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/cuda/%,$(wildcard dev/test/gpu/test_gpu_*.cu))
+GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)
+GPU_LDLIBS    = $(foreach d,$(CUDA_LIBS),-L$(d) -Wl,-rpath,$(d)) $(call cuda_lib,cublasLt) $(call cuda_lib,cudart) \
+                $(CUDNN_LDLIBS) $(NCCL_LDLIBS)
+
+# nvcc warns of spilled registers.
+NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda -DUSE_CUDA $(CUDNN_FLAGS) \
+             -Xcompiler -Wall,-Wextra,-fopenmp -Xptxas -warn-spills $(INCLUDES) -ccbin $(CXX) \
+             $(if $(filter 1,$(WERROR)),-Werror all-warnings -Xptxas -Werror) \
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+
+.PHONY: gpu-tests gpu-bench always
+gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
+gpu-bench: $(GPU_BENCHES)
+
+train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
+	@ln -sf $< $@
+
+# The program says which GPUs it was built for. Objects for other GPUs are compiled again.
+$(BUILD)/cuda/archs: always
+	@mkdir -p $(@D)
+	@echo "$(strip $(CUDA_ARCHS))" | cmp -s - $@ || echo "$(strip $(CUDA_ARCHS))" >$@
+$(BUILD)/cuda/llmc/cuda/device.o: NVCCFLAGS += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
+
+$(BUILD)/cuda/%.o: %.cu $(RULES) $(BUILD)/cuda/archs
+	$(call compile,NVCC  $<,$(or $(NVCC),$(error no nvcc found: NVCC=... or CUDA_HOME=... names it)) $(NVCCFLAGS))
+
+$(BUILD)/cuda/%.o: %.cpp $(RULES)
+	$(call compile,CXX   $< (CUDA),$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include $(CUDNN_FLAGS))
+
+$(BUILD)/cuda/llmc/cuda/comm_nccl.o: CXXFLAGS += $(NCCL_FLAGS)
+
+$(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
+$(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a
+	$(call link,$(GPU_LDLIBS))
+
+$(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_MAIN) $(BUILD)/cuda/libllmc.a
+	$(call link,$(GPU_LDLIBS))
+
+$(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a
+	$(call link,$(GPU_LDLIBS))
+
+# cuDNN's plans, made without a GPU: dev/test/gpu/test_cudnn_plans.sh.
+$(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(TEST_MAIN) \
+                           $(patsubst %,$(BUILD)/llmc/base/%.o,common files xxhash)
+	$(call link,$(CUDNN_LDLIBS))
+
+# How ranks get NCCL's id, without a GPU: dev/test/ranks/test_nccl_meeting.sh.
+$(BUILD)/cuda/dev/test/ranks/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
+$(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/ranks/nccl_meeting.o $(TEST_MAIN) $(MEETING:%=$(BUILD)/llmc/%.o)
+	$(call link,$(NCCL_LDLIBS))
+
+$(BUILD)/cuda/mock/libcuda.so.1: dev/test/gpu/mock_libcuda.c
+	@mkdir -p $(@D)
+	$(call say,CC    $<)
+	$(Q)$(CC) -std=c11 -O1 $(WARN) -shared -fPIC $< -o $@ -ldl

@@ -1,0 +1,45 @@
+# emulator.mk: the CUDA backend as dev/simt runs it on a CPU, compiled by the host's compiler.
+#
+# The emulator's own files are never instrumented: they tell a sanitizer, if one is linked, which fiber runs. g++'s
+# ThreadSanitizer is many times slower here than clang's.
+
+EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/gpu/test_*.cu))
+SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
+EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
+EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
+EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
+EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
+EMU_OBJECTS  := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
+$(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
+$(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
+
+.PHONY: emulator
+emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
+
+$(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
+$(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
+	$(call link)
+
+# What the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other programs,
+# so that they need not compile the rest.
+KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash model/params \
+                      parallel/comm parallel/comm_mpi parallel/launch parallel/missing_ranks parallel/rendezvous \
+                      parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
+$(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
+                                $(EMU_OBJECTS) $(EMU_LIB)
+
+$(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/gpu/%.o $(TEST_MAIN)
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
+# The emulator's own tests need nothing of the model.
+$(SIMT_TESTS): $(BUILD)/llmc/base/common.o $(EMU_LIB)
+$(filter-out $(SIMT_TESTS),$(EMU_TESTS)): $(BUILD)/emulator/libkernels.a
+
+$(BUILD)/emulator/%.o: %.cu $(RULES)
+	$(call compile,CXX   $< (emulator),$(EMU_COMPILE))
+
+$(BUILD)/emulator/llmc/%.o: llmc/%.cpp $(RULES)
+	$(call compile,CXX   $< (emulator),$(EMU_COMPILE))
+
+$(BUILD)/emulator/dev/simt/%.o: dev/simt/%.cpp $(RULES)
+	$(call compile,CXX   $<,$(CXX) $(EMUFLAGS) -O3)
