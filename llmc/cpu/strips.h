@@ -61,6 +61,10 @@ INLINE float gelu_derivative(float x) {
 template <int LANES>
 struct VectorOf;  // of so many floats, anywhere in memory
 template <>
+struct VectorOf<2> {
+    typedef float type __attribute__((vector_size(8), aligned(4), may_alias));
+};
+template <>
 struct VectorOf<4> {
     typedef float type __attribute__((vector_size(16), aligned(4), may_alias));
 };
@@ -90,8 +94,7 @@ struct Bodies {
                 constexpr int ahead = 16;  // stored rows
                 const floatX *row = x.from(0, k).data, *later = x.from(0, std::min(k + ahead, depth - 1)).data;
                 for (int i = 0; i < whole; i += LINE / int(sizeof(floatX))) __builtin_prefetch(later + i, 0, 2);
-                for (int i = 0; i < whole; i += WIDTH)
-                    for (int j = 0; j < WIDTH; j++) strips[int64_t(i) * depth + k * WIDTH + j] = float(row[i + j]);
+                for (int i = 0; i < whole; i += WIDTH) copy<WIDTH>(strips + int64_t(i) * depth + k * WIDTH, row + i);
             }
         else
             for (int i = 0; i < whole; i += WIDTH) pack_rows<WIDTH>(strips + int64_t(i) * depth, x.from(i, 0), depth);
@@ -121,7 +124,7 @@ struct Bodies {
         if constexpr (LANES > 4) exchange<4>(rows);
         if constexpr (LANES > 8) exchange<8>(rows);
 #pragma GCC unroll 16
-        for (int k = 0; k < LANES; k++) std::memcpy(strip + k * WIDTH + FIRST, &rows[k], sizeof(float) * count);
+        for (int k = 0; k < LANES; k++) store<count>(strip + k * WIDTH + FIRST, rows[k]);
         if constexpr (FIRST + LANES < WIDTH) pack_squares<WIDTH, FIRST + LANES>(strip, x, ld);
     }
     template <class floatX>
@@ -129,6 +132,34 @@ struct Bodies {
         float widened[LANES];
         for (int i = 0; i < LANES; i++) widened[i] = float(x[i]);
         v = *reinterpret_cast<const vec*>(widened);
+    }
+    static INLINE void load(vec& v, const float* x) { v = *reinterpret_cast<const vec*>(x); }
+    // The first COUNT lanes in vectors, where memcpy would take them through integer registers.
+    template <int COUNT>
+    static INLINE void store(float* to, const vec& v) {
+        store_part<0, COUNT>(to, v, std::make_integer_sequence<int, int(std::bit_floor(unsigned(COUNT)))>());
+    }
+    template <int FROM, int COUNT, int... I>
+    static INLINE void store_part(float* to, const vec& v, std::integer_sequence<int, I...>) {
+        constexpr int width = sizeof...(I), left = COUNT - width;
+        *reinterpret_cast<typename VectorOf<width>::type*>(to) = __builtin_shufflevector(v, v, (FROM + I)...);
+        if constexpr (left > 0)
+            store_part<FROM + width, left>(to + width, v,
+                                           std::make_integer_sequence<int, int(std::bit_floor(unsigned(left)))>());
+    }
+    // COUNT elements, which the compilers would take one at a time: for all that they know, the two overlap.
+    template <int COUNT, class floatX>
+    static INLINE void copy(float* to, const floatX* from) {
+        float widened[COUNT];
+        for (int i = 0; i < COUNT; i++) widened[i] = float(from[i]);
+        for (int i = 0; i < COUNT; i++) to[i] = widened[i];
+    }
+    template <int COUNT>
+    static INLINE void copy(float* to, const float* from) {
+        constexpr int width = std::min(LANES, int(std::bit_floor(unsigned(COUNT))));
+        using part = typename VectorOf<width>::type;
+        *reinterpret_cast<part*>(to) = *reinterpret_cast<const part*>(from);
+        if constexpr (COUNT > width) copy<COUNT - width>(to + width, from + width);
     }
     // A step of a transposition: the squares of SIZE beside the diagonal change places (Eklundh 1972).
     template <int SIZE>
