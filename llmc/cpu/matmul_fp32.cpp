@@ -43,13 +43,14 @@ auto with_strips(const Run& run) {
 // the result is summed in the order of k, in pieces of DEPTH.
 template <class Strips>
 struct Cut {
-    int M, strips, row_tasks, columns;  // columns of a task, whole strips
+    int M, strips, row_tasks, columns, tasks;  // columns of a task, whole strips
     Cut(int M, int N) : M(M), strips(ceil_div(M, Strips::rows)) {
         const int threads = omp_get_max_threads();
         row_tasks = round_up(ceil_div(strips, MOST_STRIPS), threads);
         row_tasks = std::max(1, std::min(row_tasks, strips / FEWEST_STRIPS));
         const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
         columns = round_up(ceil_div(N, column_tasks), Strips::columns);
+        tasks = row_tasks * ceil_div(N, columns);
     }
     // Where the rows of a task begin; those of the next one follow. The first tasks have the strip more that some have, so
     // that threads which take two tasks each end together.
@@ -61,7 +62,8 @@ struct Cut {
 
 int chunk_rows(int M, bool in_place) { return in_place ? M : std::min(M, CHUNK_ROWS); }
 
-// Floats of working memory: packed strips of b, of a for each thread, and sums where the result has no room for them.
+// Floats of working memory: packed strips of b for two blocks, of a for each thread, and sums where the result has no
+// room for them.
 template <class Strips>
 struct Workspace {
     static constexpr int64_t packed_a = int64_t(DEPTH) * MOST_STRIPS * Strips::rows;
@@ -71,7 +73,7 @@ struct Workspace {
         packed_b = int64_t(DEPTH) * round_up(columns, Strips::columns);
         sums = in_place ? 0 : int64_t(rows) * columns;
     }
-    int64_t bytes() const { return int64_t(sizeof(float)) * (packed_b + packed_a * omp_get_max_threads() + sums); }
+    int64_t bytes() const { return int64_t(sizeof(float)) * (2 * packed_b + packed_a * omp_get_max_threads() + sums); }
 };
 
 // c (rows, columns) = or += packed strips of a times packed strips of b.
@@ -94,53 +96,77 @@ void multiply_packed(float* c, int ldc, const float* a, const float* b, int rows
         }
 }
 
-// A chunk of the product below, with sums (M, N) that are c or working memory.
-template <class Strips, class floatX, class Finish>
-void product_of_chunk(float* sums, int ld, float* packed_b, float* packed_a, const Operand<floatX>& a,
-                      const Operand<floatX>& b, int M, int N, int K, bool accumulate, const Finish& finish) {
-    const Cut<Strips> cut(M, N);
-    constexpr int piece = PIECE_STRIPS * Strips::columns, pack_piece = PACK_STRIPS * Strips::columns;
-    for (int k = 0; k < K; k += DEPTH) {
-        const int depth = std::min(DEPTH, K - k);
-#pragma omp parallel for schedule(static)
-        for (int j = 0; j < N; j += pack_piece)
-            Strips::pack_b(packed_b + int64_t(j) * depth, b.from(k, j), std::min(pack_piece, N - j), depth);
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-        for (int column = 0; column < N; column += cut.columns)
-            for (int task = 0; task < cut.row_tasks; task++) {
-                const int row = cut.begin(task), rows = cut.begin(task + 1) - row;
-                const int end = std::min(column + cut.columns, N);
-                float* own_a = packed_a + Workspace<Strips>::packed_a * omp_get_thread_num();
-                Strips::pack_a(own_a, a.from(row, k), rows, depth);
-                for (int j = column; j < end; j += piece) {
-                    const int columns = std::min(piece, end - j);
-                    float* c = sums + int64_t(row) * ld + j;
-                    multiply_packed<Strips>(c, ld, own_a, packed_b + int64_t(j) * depth, rows, columns, depth,
-                                            accumulate || k > 0);
-                    if (k + depth == K)
-                        for (int r = 0; r < rows; r++) finish(row + r, j, columns, c + int64_t(r) * ld);
-                }
-            }
-    }
-}
+// A chunk of the result, and DEPTH or fewer steps of the inner dimension for it.
+struct Block {
+    int row, rows, column, columns, k, depth;
+};
 
 // c (M, N) = or += a (M, K) b (K, N); c may be null: the sums are then working memory. finish(row, column, columns,
 // sums) gets every row of the result, in pieces, once it is complete.
 template <class Strips, class floatX, class Finish>
+struct Product {
+    float* c;
+    Operand<floatX> a, b;
+    int M, N, K;
+    bool accumulate;
+    Finish finish;
+    int height = chunk_rows(M, c != nullptr), chunks = ceil_div(N, CHUNK_COLUMNS), depths = ceil_div(K, DEPTH);
+    Workspace<Strips> workspace{M, N, c != nullptr};
+    float* packed_b = static_cast<float*>(scratch(workspace.bytes()));
+    float *packed_a = packed_b + 2 * workspace.packed_b, *own = packed_a + workspace.packed_a * omp_get_max_threads();
+
+    Block block(int i) const {
+        const int chunk = i / depths, k = i % depths * DEPTH;
+        const int row = chunk / chunks * height, column = chunk % chunks * CHUNK_COLUMNS;
+        return {row, std::min(height, M - row), column, std::min(CHUNK_COLUMNS, N - column), k, std::min(DEPTH, K - k)};
+    }
+    float* packed_b_of(int i) const { return packed_b + i % 2 * workspace.packed_b; }
+
+    // One block after the other, with one wait for each. The last tasks beside the products of one are to pack b of the
+    // next: they are small, so that the threads end together.
+    void run() const {
+        const int blocks = ceil_div(M, height) * chunks * depths;
+#pragma omp parallel
+        for (int i = 0; i <= blocks; i++) {
+            const Block now = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
+            const Cut<Strips> cut(now.rows, now.columns);
+            const int tasks = i > 0 ? cut.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
+#pragma omp for schedule(dynamic, 1)
+            for (int task = 0; task < tasks + packs; task++)
+                task < tasks ? multiply(now, cut, task, packed_b_of(i + 1)) : pack(next, task - tasks, packed_b_of(i));
+        }
+    }
+
+    static constexpr int PACK_COLUMNS = PACK_STRIPS * Strips::columns;
+
+    void pack(const Block& block, int task, float* to) const {
+        const int column = task * PACK_COLUMNS, columns = std::min(PACK_COLUMNS, block.columns - column);
+        Strips::pack_b(to + int64_t(column) * block.depth, b.from(block.k, block.column + column), columns,
+                       block.depth);
+    }
+
+    void multiply(const Block& block, const Cut<Strips>& cut, int task, const float* from) const {
+        constexpr int piece = PIECE_STRIPS * Strips::columns;
+        const int part = task % cut.row_tasks, first = cut.begin(part), rows = cut.begin(part + 1) - first;
+        const int begin = task / cut.row_tasks * cut.columns, end = std::min(begin + cut.columns, block.columns);
+        const int row = block.row + first, ld = c ? N : block.columns;
+        float* own_a = packed_a + workspace.packed_a * omp_get_thread_num();
+        float* sums = c ? c + int64_t(row) * N + block.column : own + int64_t(first) * ld;
+        Strips::pack_a(own_a, a.from(row, block.k), rows, block.depth);
+        for (int j = begin; j < end; j += piece) {
+            const int columns = std::min(piece, end - j);
+            multiply_packed<Strips>(sums + j, ld, own_a, from + int64_t(j) * block.depth, rows, columns, block.depth,
+                                    accumulate || block.k > 0);
+            if (block.k + block.depth == K)
+                for (int r = 0; r < rows; r++) finish(row + r, block.column + j, columns, sums + int64_t(r) * ld + j);
+        }
+    }
+};
+
+template <class Strips, class floatX, class Finish>
 void product(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
              const Finish& finish) {
-    const Workspace<Strips> workspace(M, N, c != nullptr);
-    float* packed_b = static_cast<float*>(scratch(workspace.bytes()));
-    float *packed_a = packed_b + workspace.packed_b, *own = packed_a + workspace.packed_a * omp_get_max_threads();
-    const int height = chunk_rows(M, c != nullptr);
-    for (int row = 0; row < M; row += height)
-        for (int column = 0; column < N; column += CHUNK_COLUMNS) {
-            const int rows = std::min(height, M - row), columns = std::min(CHUNK_COLUMNS, N - column);
-            product_of_chunk<Strips>(
-                c ? c + int64_t(row) * N + column : own, c ? N : columns, packed_b, packed_a, a.from(row, 0),
-                b.from(0, column), rows, columns, K, accumulate,
-                [&](int r, int j, int count, const float* sums) { finish(row + r, column + j, count, sums); });
-        }
+    Product<Strips, floatX, Finish>{c, a, b, M, N, K, accumulate, finish}.run();
 }
 
 // One row times the weight's rows: bound by reading the weight once.
