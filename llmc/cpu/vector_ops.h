@@ -18,7 +18,7 @@ namespace cpu::VECTOR_FORMS {
 // body(begin, end) for pieces of [0, count).
 template <class Body>
 static void for_pieces(int64_t count, int64_t piece, Body body) {
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (count > piece)
     for (int64_t begin = 0; begin < count; begin += piece) body(begin, begin + piece < count ? begin + piece : count);
 }
 
