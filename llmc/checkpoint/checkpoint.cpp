@@ -426,9 +426,20 @@ FoundCheckpoint find_resumable(const std::string& output) {
     fail(EXIT_BAD_DATA, "%s: no checkpoint in it is whole:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
 }
 
+bool holds_model(const std::string& dir) {
+    return path_exists(dir + "/config.json") &&
+           (path_exists(dir + "/model.safetensors") || path_exists(dir + "/model.safetensors.index.json"));
+}
+
 FoundCheckpoint find_model(const std::string& path) {
     check_directory(path);
-    if (path_exists(path + "/config.json")) {
+    const std::string newest = newest_directory(path);
+    ENSURE(
+        newest.empty() || !holds_model(path),
+        "%s holds a model of its own and the checkpoints of a run; name the checkpoint (%s), or move config.json and "
+        "the model's other files to another directory",
+        path.c_str(), newest.c_str());
+    if (newest.empty() && path_exists(path + "/config.json")) {
         verify_weights(path);
         return {path, {}};
     }

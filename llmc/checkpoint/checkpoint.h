@@ -100,9 +100,11 @@ FoundCheckpoint find_resumable(const std::string& output);
 // The newest directory in OUTPUT with the name of a checkpoint, damaged or not; empty: there is none.
 std::string newest_directory(const std::string& output);
 
+// Whether config.json and weights are in the directory itself: it is a Hugging Face directory or a checkpoint.
+bool holds_model(const std::string& dir);
 // The directory whose weights `path` means: itself if it is a Hugging Face directory (a checkpoint is one), or the
-// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT. Weights of a checkpoint that are not those that
-// were saved: EXIT_BAD_DATA.
+// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT. Both, so that nobody knows which weights are
+// meant: EXIT_USAGE. Weights of a checkpoint that are not those that were saved: EXIT_BAD_DATA.
 FoundCheckpoint find_model(const std::string& path);
 
 // All of a (verified) checkpoint; state: the names of CheckpointFormat. The layout is that of

@@ -68,7 +68,16 @@ static void check_seq_len(const RunSource& source, const Options& options) {
            source.config.max_T, source.weights.c_str(), source.config.max_T);
 }
 
+// Later commands could not tell its weights from those of the run.
+static void check_output(const Options& options) {
+    ENSURE(options.output.empty() || !holds_model(options.output),
+           "--output %s holds a model of its own (config.json and model.safetensors); give another directory, such as "
+           "--output %s/run, or move that model elsewhere",
+           options.output.c_str(), options.output.c_str());
+}
+
 RunSource find_training_start(const Options& options) {
+    check_output(options);
     RunSource source;
     if (options.resume && is_directory(options.output)) {
         const FoundCheckpoint found = find_resumable(options.output);

@@ -157,6 +157,15 @@ refused "a sample prompt that does not fit" 2 "does not fit into the model's con
 check "and nothing is written" test ! -e "$scratch/prompt"
 refused "--resume alone without a run" 2 "run.json, from which --resume would take the options, is not there" "$program" --resume --output "$scratch/none"
 refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=100
+cp -r "$run/step_000030" "$scratch/own_model"
+for resume in '' --resume; do
+    # shellcheck disable=SC2086  # nothing, or an option
+    refused "an output that holds a model of its own $resume" 2 "--output $scratch/own_model holds a model of its own" "$program" \
+        "${train_data[@]}" --init "$scratch/own_model" --seq-len 16 --steps 1 --output "$scratch/own_model" $resume
+done
+check "a model of its own: nothing is added" diff -r "$run/step_000030" "$scratch/own_model"
+cp -r "$run/step_000015" "$scratch/own_model/"
+refused "a model beside checkpoints" 2 "name the checkpoint ($scratch/own_model/step_000015)" "$program" generate --init "$scratch/own_model"
 refused "an unknown command" 2 "did you mean train?" "$program" trian
 refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
 refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256

@@ -401,6 +401,24 @@ TEST_CASE("find_latest and find_model") {
     CHECK(model(dir / "bad") == "65");
 }
 
+TEST_CASE("a model and the checkpoints of a run in one directory: neither is taken for the other") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 1);
+    const std::string newest = dir / "out/step_000002";
+    save(save_options(dir / "out"), 2);
+    CHECK_FALSE(holds_model(dir / "out"));
+    CHECK(holds_model(newest));
+    fs::copy(newest + "/config.json", dir / "out");
+    CHECK_FALSE(holds_model(dir / "out"));  // without weights it is none
+    CHECK(find_model(dir / "out").dir == newest);
+    for (const char* weights : {"model.safetensors", "model.safetensors.index.json"}) {
+        write_bytes(dir / "out/" + weights, "x");
+        CHECK(holds_model(dir / "out"));
+        CHECK_THROWS_WITH_AS(find_model(dir / "out"), doctest::Contains(newest.c_str()), Error);
+        remove_tree(dir / "out/" + weights);
+    }
+}
+
 TEST_CASE("checkpoints that are all damaged are refused by name, with what --init can still read") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out", advice = "--init " + out + "/step_00000";
