@@ -151,6 +151,23 @@ bool path_exists(const std::string& path) {
     return fs::exists(fs::symlink_status(path, ignored));
 }
 
+bool is_deleted(const std::string& path) {
+    struct stat status;
+    return lstat(path.c_str(), &status) != 0 && errno == ENOENT;
+}
+
+void read_from(const std::string& dir, const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error&) {
+        if (!is_deleted(dir)) throw;
+        fail(EXIT_NO_INPUT,
+             "%s: is not there any more; a run that goes on there deletes its older checkpoints: try again, or give "
+             "that run a larger --keep",
+             dir.c_str());
+    }
+}
+
 bool is_directory(const std::string& path) {
     std::error_code ignored;
     return fs::is_directory(path, ignored);

@@ -4,6 +4,7 @@
 // EXIT_CANNOT_CREATE (an output cannot be made or given its name), EXIT_IO (reading or writing failed, disk full).
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,7 +60,10 @@ FileSum checksum_file(const std::string& path);
 void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
+bool is_deleted(const std::string& path);  // nothing has that name; what cannot be asked for counts as there
 bool is_directory(const std::string& path);
+// f, which reads files of a directory. If it fails and the directory is gone, the error says so (EXIT_NO_INPUT).
+void read_from(const std::string& dir, const std::function<void()>& f);
 // Fails with EXIT_NO_INPUT where that is no directory, or one that may not be searched and so looks empty.
 void check_directory(const std::string& dir);
 bool is_denied(const std::string& dir);                           // it is there, but it or a file in it may not be read

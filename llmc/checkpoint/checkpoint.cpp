@@ -370,19 +370,30 @@ void verify_checkpoint(const std::string& dir) {
     for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
 }
 
-FoundCheckpoint find_latest(const std::string& output) {
-    FoundCheckpoint out;
+// The newest that verifies. False: one was deleted meanwhile, by a run that goes on there.
+static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
     for (const StepDirectory& found : list_steps(output)) {
         const std::string dir = output + "/" + found.name;
         try {
             verify_checkpoint(dir);
             out.dir = dir;
-            return out;
+            return true;
         } catch (const Error& error) {
+            if (is_deleted(dir)) return false;
             out.damaged.push_back({dir, error.what()});
         }
     }
-    return out;
+    return true;
+}
+
+FoundCheckpoint find_latest(const std::string& output) {
+    for (int i = 0; i < READ_ATTEMPTS; i++) {
+        FoundCheckpoint out;
+        if (look_for_latest(output, out)) return out;
+    }
+    fail(EXIT_NO_INPUT,
+         "%s: a run deletes its checkpoints while they are read, %d times in a row; give that run a larger --keep",
+         output.c_str(), READ_ATTEMPTS);
 }
 
 std::string newest_directory(const std::string& output) {
@@ -440,7 +451,7 @@ FoundCheckpoint find_model(const std::string& path) {
         "the model's other files to another directory",
         path.c_str(), newest.c_str());
     if (newest.empty() && path_exists(path + "/config.json")) {
-        verify_weights(path);
+        read_from(path, [&] { verify_weights(path); });
         return {path, {}};
     }
     const FoundCheckpoint found = find_resumable(path);

@@ -92,6 +92,8 @@ struct FoundCheckpoint {
     std::string dir;                         // empty: there is none
     std::vector<DamagedCheckpoint> damaged;  // newer ones, newest first
 };
+// A run that goes on in OUTPUT may delete a checkpoint while it is read: then its next one is read, so many times.
+constexpr int READ_ATTEMPTS = 20;
 // The checkpoint of the highest step in OUTPUT that verifies.
 FoundCheckpoint find_latest(const std::string& output);
 // The same, but an OUTPUT whose checkpoints are all damaged is refused (EXIT_BAD_DATA): the error says what is wrong

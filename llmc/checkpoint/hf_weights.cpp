@@ -193,7 +193,7 @@ static bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
-void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+static void read_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
     Safetensors file = open_model(dir);
     std::map<std::string, TensorInfo> bare;  // without "transformer."
     for (const auto& [name, tensor] : file.tensors) {
@@ -217,4 +217,8 @@ void load_weights(const std::string& dir, const ParamLayout& layout, const Tenso
         fail(EXIT_BAD_DATA, "%s/config.json: \"tie_word_embeddings\" is false, but there is no lm_head.weight",
              dir.c_str());
     read_tensors(file, {WEIGHTS, ""}, layout, write);
+}
+
+void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+    read_from(dir, [&] { read_weights(dir, layout, write); });
 }

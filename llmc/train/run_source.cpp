@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 
 #include <nlohmann/json.hpp>
 
@@ -68,6 +69,19 @@ static void check_seq_len(const RunSource& source, const Options& options) {
            source.config.max_T, source.weights.c_str(), source.config.max_T);
 }
 
+// What `find` makes of the newest checkpoint. If that was deleted meanwhile, what it makes of the next one.
+static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
+    for (int i = 1;; i++) {
+        RunSource source;
+        try {
+            find(source);
+            return source;
+        } catch (const Error&) {
+            if (source.weights.empty() || !is_deleted(source.weights) || i == READ_ATTEMPTS) throw;
+        }
+    }
+}
+
 // Later commands could not tell its weights from those of the run.
 static void check_output(const Options& options) {
     ENSURE(options.output.empty() || !holds_model(options.output),
@@ -76,9 +90,7 @@ static void check_output(const Options& options) {
            options.output.c_str(), options.output.c_str());
 }
 
-RunSource find_training_start(const Options& options) {
-    check_output(options);
-    RunSource source;
+static void find_training_start(RunSource& source, const Options& options) {
     if (options.resume && is_directory(options.output)) {
         const FoundCheckpoint found = find_resumable(options.output);
         note_damaged(found, source.notes);
@@ -98,11 +110,14 @@ RunSource find_training_start(const Options& options) {
     }
     check_config(source.config);
     check_tokenizer(source);
-    return source;
 }
 
-RunSource find_trained_model(const Options& options, bool need_tokenizer) {
-    RunSource source;
+RunSource find_training_start(const Options& options) {
+    check_output(options);
+    return find_again_if_deleted([&](RunSource& source) { find_training_start(source, options); });
+}
+
+static void find_trained_model(RunSource& source, const Options& options, bool need_tokenizer) {
     source.weights = resolve_init(options.init, source.notes);
     source.config = read_hf_config(source.weights).model;
     check_seq_len(source, options);
@@ -112,7 +127,10 @@ RunSource find_trained_model(const Options& options, bool need_tokenizer) {
             fail(EXIT_NO_INPUT, "%s has no tokenizer.json; name one with --tokenizer", source.weights.c_str());
         check_tokenizer(source);
     }
-    return source;
+}
+
+RunSource find_trained_model(const Options& options, bool need_tokenizer) {
+    return find_again_if_deleted([&](RunSource& source) { find_trained_model(source, options, need_tokenizer); });
 }
 
 bool differ_as_tokenizers(const std::string& path, const std::string& other_path) {

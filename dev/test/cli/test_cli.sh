@@ -337,6 +337,19 @@ wait $owner 2>/dev/null
 check "after kill -9, --resume goes on" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
 check "no lock is left" test ! -e "$busy/run.lock"
 
+# Readers of a run that deletes its checkpoints: they find the newest one, or say that it went before its weights were read.
+live=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/live" --val-every 0)
+"${live[@]}" --steps 1000000 --checkpoint-every 1 --keep 1 &
+owner=$!
+check "a run that deletes its checkpoints" wait_for "$scratch/live/latest"
+for command in "generate --max-tokens 1" "eval ${val_data[*]} --batches 1"; do
+    # shellcheck disable=SC2086  # words
+    for _ in $(seq 60); do "$program" $command --init "$scratch/live"; done >/dev/null 2>"$scratch/err"
+    check "${command%% *} beside it" test "$(grep -vcE '^error: .*/step_[0-9]+: is not there any more; a run that goes on' "$scratch/err")" = 0
+done
+kill -9 $owner
+wait $owner 2>/dev/null
+
 # A run whose output is moved away must not touch the next run of that name; moved back, it saves again.
 in_moved=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/moved" --val-every 0)
 "${in_moved[@]}" --steps 1000000 --checkpoint-every 300 --keep 1 2>"$scratch/moved.err" &

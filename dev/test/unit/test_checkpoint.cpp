@@ -6,10 +6,12 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "support/faults.h"
 #include "support/skip.h"
@@ -860,6 +862,33 @@ static void check_every_call(const std::string& before, int64_t newest_before, u
 #endif
     CHECK(old_ones > 20);
     CHECK(new_ones > 0);
+}
+
+TEST_CASE("the checkpoints of a run that goes on, and deletes them, can be found and read") {
+    fast_directory();
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    save(save_options(out, 1), 1);
+    std::atomic<bool> ended = false;
+    std::thread run([&] {
+        for (int step = 2; !ended; step++) save(save_options(out, 1), step);
+    });
+    int found_damage = 0;
+    std::set<std::string> errors;
+    for (int i = 0; i < 500; i++) {
+        try {
+            found_damage += !find_model(out).damaged.empty();
+        } catch (const Error& error) {
+            errors.insert(error.what());
+        }
+    }
+    ended = true;
+    run.join();
+    CHECK(found_damage == 0);
+    CHECK(errors == std::set<std::string>{});
+    FlatState state(small_model, 0);
+    CHECK_THROWS_WITH_AS(load_weights(out + "/step_000001", state.layout, state.writer()),
+                         doctest::Contains("step_000001: is not there any more; a run"), Error);
 }
 
 TEST_CASE("a save killed or failing at any system call: the next step") {
