@@ -76,6 +76,12 @@ static bool check_content(const InputFile& file) {
 
 static std::string normal_path(const std::string& path) { return fs::path(path).lexically_normal().string(); }
 
+// The merges of a tokenizer end in .txt, but are no text.
+static bool is_merges_file(const fs::path& path) {
+    const auto beside = [&](const char* name) { return path_exists((path.parent_path() / name).string()); };
+    return path.filename() == "merges.txt" && (beside("vocab.json") || beside("tokenizer.json"));
+}
+
 // The text files of a folder, but not `output`; adds the other files to left_out.
 static std::vector<std::string> files_in(const std::string& folder, const fs::path& output,
                                          std::set<std::string>& left_out) {
@@ -88,9 +94,10 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
             continue;
         }
         if (!entry->is_regular_file(error)) continue;
-        if (!is_text_name(path))
+        if (fs::weakly_canonical(path, error) == output) continue;
+        if (!is_text_name(path) || is_merges_file(entry->path()))
             left_out.insert(normal_path(path));
-        else if (fs::weakly_canonical(path, error) != output)
+        else
             paths.push_back(path);
     }
     if (error) fail(EXIT_NO_INPUT, "%s: cannot be searched: %s", folder.c_str(), error.message().c_str());

@@ -276,6 +276,13 @@ check "tokenize of a folder with other files" "${mixed[@]}" --output "$scratch/o
 cp "$scratch/check.log" "$scratch/mixed.log"
 check "they are counted" grep -qx "4 files left out: 2 .csv, 1 .gz, 1 without an extension" "$scratch/mixed.log"
 check "a file under two names is named" grep -q "^warning: .*/mixed/link.txt: is given more than once (it is .*/mixed/data.txt); it is taken once$" "$scratch/mixed.log"
+mkdir "$scratch/with_tokens"
+cp "$scratch/data.txt" "$scratch/with_tokens/"
+cp -r "$scratch/data" "$scratch/with_tokens/earlier"
+check "tokenize of a folder with an earlier tokenization" "$program" tokenize "$scratch/with_tokens" --tokenizer "$run" --output "$scratch/of_tokens"
+cp "$scratch/check.log" "$scratch/of_tokens.log"
+check "its merges.txt is left out, and counted" grep -qx "$(find "$scratch/data" -type f | wc -l) files left out: .*1 \.txt.*" "$scratch/of_tokens.log"
+check "its merges.txt is no text" cmp "$scratch/of_tokens/train_000001.bin" "$first_shard"
 check "--quiet" "${mixed[@]}" --output "$scratch/quiet_mixed" --quiet
 cp "$scratch/check.log" "$scratch/mixed.log"
 check "--quiet does not count them" test "$(grep -c "left out" "$scratch/mixed.log") $(grep -c warning: "$scratch/mixed.log")" = "0 1"
