@@ -69,6 +69,12 @@ static void check_seq_len(const RunSource& source, const Options& options) {
            source.config.max_T, source.weights.c_str(), source.config.max_T);
 }
 
+static void check_vocab_size(const RunSource& source, const Options& options) {
+    ENSURE(options.vocab_size == 0 || options.vocab_size == source.config.V,
+           "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out", options.vocab_size,
+           source.weights.c_str(), source.config.V);
+}
+
 // What `find` makes of the newest checkpoint. If that was deleted meanwhile, what it makes of the next one.
 static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
     for (int i = 1;; i++) {
@@ -107,6 +113,7 @@ static void find_training_start(RunSource& source, const Options& options) {
         source.config = config.model, source.end_of_text = config.end_of_text;
         if (!source.resume.empty()) check_shape(source, options);
         check_seq_len(source, options);
+        check_vocab_size(source, options);
     }
     check_config(source.config);
     check_tokenizer(source);

@@ -168,6 +168,13 @@ cp -r "$run/step_000015" "$scratch/own_model/"
 refused "a model beside checkpoints" 2 "name the checkpoint ($scratch/own_model/step_000015)" "$program" generate --init "$scratch/own_model"
 refused "an unknown command" 2 "did you mean train?" "$program" trian
 refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
+vocabulary=$(python3 -c "import json; print(json.load(open('$run/step_000030/config.json'))['vocab_size'])")
+for from in "--init $run" "--resume --output $scratch/again"; do
+    # shellcheck disable=SC2086  # words
+    refused "another vocabulary than the model's: ${from%% *}" 2 "has a vocabulary of $vocabulary" \
+        "$program" "${train_data[@]}" --output '' $from --seq-len 16 --steps 31 --vocab-size 999
+done
+check "the model's own vocabulary" "$program" "${train_data[@]}" --output '' --init "$run" --seq-len 16 --steps 1 --quiet --vocab-size "$vocabulary"
 refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256
 long_prompt=$(make_text 200)
 refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
