@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 
 #include <nlohmann/json.hpp>
@@ -75,6 +76,21 @@ static void check_vocab_size(const RunSource& source, const Options& options) {
            source.weights.c_str(), source.config.V);
 }
 
+static bool is_same_path(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return a == b || std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
+}
+
+// The same command line may start a run and resume it, so --init may be there if it is that of the start.
+static void check_resumed_init(const RunSource& source, const Options& options, const nlohmann::json& before) {
+    if (options.init.empty() || options.default_model) return;  // default_model: it is taken from run.json
+    const std::string now = nlohmann::json::parse(options_json(options)).at("init");
+    ENSURE(is_same_path(before.value("init", ""), now),
+           "--resume goes on from %s, so the weights of --init %s would not be read; leave out --init, or start from "
+           "them in another --output",
+           source.resume.c_str(), now.c_str());
+}
+
 // What `find` makes of the newest checkpoint. If that was deleted meanwhile, what it makes of the next one.
 static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
     for (int i = 1;; i++) {
@@ -114,6 +130,11 @@ static void find_training_start(RunSource& source, const Options& options) {
         if (!source.resume.empty()) check_shape(source, options);
         check_seq_len(source, options);
         check_vocab_size(source, options);
+    }
+    if (!source.resume.empty()) {
+        const nlohmann::json before =
+            parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+        check_resumed_init(source, options, before);
     }
     check_config(source.config);
     check_tokenizer(source);

@@ -167,6 +167,18 @@ check "a model of its own: nothing is added" diff -r "$run/step_000030" "$scratc
 cp -r "$run/step_000015" "$scratch/own_model/"
 refused "a model beside checkpoints" 2 "name the checkpoint ($scratch/own_model/step_000015)" "$program" generate --init "$scratch/own_model"
 refused "an unknown command" 2 "did you mean train?" "$program" trian
+refused "--init on resume" 2 "--resume goes on from $scratch/again/step_0000" "$program" --resume --output "$scratch/again" --init "$run" --steps 40
+started_by_init=("$program" "${train_data[@]}" --init "$run" --seq-len 16 --micro-batch 2 --quiet --checkpoint-every 2 --resume)
+for steps in 2 4; do
+    check "--resume --init, to step $steps" "${started_by_init[@]}" --output "$scratch/by_init" --steps $steps
+done
+cp "$scratch/check.log" "$scratch/by_init.log"
+check "--resume --init: nothing else has changed" grep -qx "warning: changed since the checkpoint: --steps 4 (was 2)" "$scratch/by_init.log"
+check "--resume --init: resumed" grep -q '"step":3,' "$scratch/by_init/log.jsonl"
+check "--resume alone after --init, from elsewhere" env -C "$scratch/elsewhere" "$program" --resume --output "$scratch/by_init" --steps 6 --quiet
+check "--resume --init again, by another name" "${started_by_init[@]}" --init "$run/." --output "$scratch/by_init" --steps 8
+refused "another --init on resume" 2 "so the weights of --init $run/step_000015 would not be read" "${started_by_init[@]}" \
+    --init "$run/step_000015" --output "$scratch/by_init" --steps 10
 refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
 vocabulary=$(python3 -c "import json; print(json.load(open('$run/step_000030/config.json'))['vocab_size'])")
 for from in "--init $run" "--resume --output $scratch/again"; do
