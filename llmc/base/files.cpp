@@ -240,6 +240,14 @@ int64_t free_bytes(const std::string& dir) {
     return bytes;
 }
 
+int64_t free_files(const std::string& dir) {
+    struct statvfs status;
+    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "ask for free space");
+    constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
+    if (status.f_files == 0) return unlimited;  // btrfs and some network file systems
+    return int64_t(std::min<uint64_t>(status.f_favail, unlimited));
+}
+
 int64_t bytes_on_disk(const std::string& dir) {
     int64_t bytes = 0;
     for (const std::string& name : list_directory(dir)) {

@@ -73,6 +73,7 @@ void sync_directory(const std::string& dir);                      // names in it
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);              // fine if it is missing; follows no links
 int64_t free_bytes(const std::string& dir);             // for an ordinary user, on the file system of dir
+int64_t free_files(const std::string& dir);             // that can still be made there
 int64_t bytes_on_disk(const std::string& dir);          // that the files in it take
 bool is_file_name(const std::string& name);             // of a file in the same directory: no path, not . or ..
 std::string parent_directory(const std::string& path);  // "." for a bare name

@@ -19,6 +19,7 @@ using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;    // of trainer.json
+constexpr int64_t max_files = 12;                // of a save: 10, their directory and latest.tmp
 constexpr int64_t max_count = int64_t(1) << 60;  // no run comes near, and what a run adds cannot overflow
 
 // --- saving ---
@@ -240,6 +241,11 @@ static bool succeeds(const std::function<void()>& check) {
     }
 }
 
+static int64_t files_after(int64_t free, const std::vector<std::string>& deleted) {
+    for (const std::string& dir : deleted) succeeds([&] { free += 1 + int64_t(list_directory(dir).size()); });
+    return free;
+}
+
 // A directory that may not be read gives no room.
 static int64_t room_after(int64_t free, const std::vector<std::string>& deleted) {
     for (const std::string& dir : deleted) succeeds([&] { free += bytes_on_disk(dir); });
@@ -259,12 +265,13 @@ static int64_t room_after(int64_t free, const std::vector<std::string>& deleted)
 }
 
 void make_room(const std::string& output, int keep, int64_t step, int64_t needed, const Note& note) {
-    if (needed <= free_bytes(output)) return;
+    if (needed <= free_bytes(output) && max_files <= free_files(output)) return;
     const std::string whole = find_latest(output).dir;
     std::vector<std::string> dirs = deletable(output, step, keep, whole);
     const auto deleting_helps = [&] {
-        const int64_t free = free_bytes(output);
-        return free < needed && room_after(free, dirs) >= needed;
+        const int64_t free = free_bytes(output), files = free_files(output);
+        return (free < needed && room_after(free, dirs) >= needed) ||
+               (files < max_files && files_after(files, dirs) >= max_files);
     };
     while (deleting_helps()) {
         const std::string dir = dirs.back();
@@ -275,6 +282,10 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
         });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
+    // No reason to refuse: not every file system counts its files truly.
+    if (const int64_t files = free_files(output); files < max_files)
+        note(format("%s: a checkpoint needs up to %lld files, but its disk has room for %lld, whatever their size",
+                    output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
 }
 
 static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {

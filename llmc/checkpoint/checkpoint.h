@@ -54,11 +54,11 @@ struct SavedCheckpoint {
 // OUTPUT/step_N.
 std::string checkpoint_directory(const std::string& output, int64_t step);
 
-// Where fewer than so many bytes are free, deletes what a save of this step would delete after it: the checkpoints that
-// `keep` gives up, the oldest first, but not the newest that verifies. Refuses (EXIT_IO), with what would help, where
-// that is not enough, and deletes nothing then. One that cannot be deleted is passed over, and the next one goes, if
-// the rest is enough. save_checkpoint begins with it; so should a run that resumes, because its log needs room too.
-// `note` prints what was deleted, and what could not be.
+// Where fewer than so many bytes are free, or fewer files than a save makes, deletes what a save of this step would
+// delete after it: the checkpoints that `keep` gives up, the oldest first, but not the newest that verifies. Refuses
+// (EXIT_IO), with what would help, where that does not free the bytes, and deletes nothing then. One that cannot be
+// deleted is passed over, and the next one goes, if the rest is enough. save_checkpoint begins with it; so should a run
+// that resumes, because its log needs room too. `note` prints what was deleted, and what could not be.
 void make_room(const std::string& output, int keep, int64_t step, int64_t needed,
                const std::function<void(const std::string& line)>& note);
 

@@ -456,6 +456,13 @@ if unshare --mount true 2>/dev/null; then
         rm "$disk/ballast"
         "${run[@]}" --resume --steps 30 --keep 0 2>/dev/null
         attempt full 0 --steps 36 --keep 1' "$disk" "$program" "${data[@]}" "${tiny[@]}"
+    # Room for 30 files, of which two checkpoints take about 10 each.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=40m,nr_inodes=30 none "$0"
+        "$@" --output "$0/run" --steps 20 --checkpoint-every 2 --keep 2 2>"$0.inodes.err"; echo $? >"$0.inodes.status"
+        ls "$0/run" | grep step_ | tr "\n" " " >"$0.inodes.list"' "$disk" "$program" "${data[@]}" "${tiny[@]}"
+    check "a disk without room for files: --keep 2 makes it" test "$(cat "$disk.inodes.status") $(cat "$disk.inodes.list")" = "0 step_000018 step_000020 "
+    check "a disk without room for files: no save fails" test ! -s "$disk.inodes.err"
     for name in none keep; do
         check "disk full, $name: exit code 74" test "$(cat "$disk.$name.status")" = 74
         check "disk full, $name: both old checkpoints are there" test "$(cat "$disk.$name.list")" = "step_000006 step_000012 "
