@@ -445,6 +445,9 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
         if (found == json.end() || given.values.count(i) || is_among(of_one_start, name)) continue;
         if (shape_given && is_among(of_shape, name)) continue;
         std::string text = found->is_string() ? found->get<std::string>() : found->dump();
+        ENSURE(text.find("\xef\xbf\xbd") == std::string::npos,
+               "%s %s: run.json cannot hold bytes that are not UTF-8; give this option again", name.c_str(),
+               text.c_str());
         if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
         if (text == all[i].text()) continue;  // the default
         o.taken += (o.taken.empty() ? "" : " ") + name + " " + text;

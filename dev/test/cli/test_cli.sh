@@ -199,6 +199,13 @@ longer="--seq-len 128 is more than the 16 positions that $run/step_000030 was tr
 refused "windows longer than the model's: eval" 2 "$longer" "$program" eval --init "$run" "${val_data[@]}" --seq-len 128
 refused "windows longer than the model's: train" 2 "$longer" "$program" --init "$run" "${train_data[@]}" --seq-len 128 --output ''
 refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$program" "${train_data[@]}" "${tiny[@]}" --val-every 5
+odd=$scratch/$(printf 'd\xffx')
+cp -r "$scratch/data" "$odd"
+odd_run=("$program" "${tiny[@]}" --output "$scratch/odd_run" --checkpoint-every 2)
+check "data whose name is not UTF-8" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
+refused "data whose name is not UTF-8, on resume" 2 "run.json cannot hold bytes that are not UTF-8; give this option again" \
+    "$program" --resume --output "$scratch/odd_run" --steps 4
+check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
 check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
 for size in 16k 20 40000B "16 K"; do
