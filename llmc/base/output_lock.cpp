@@ -6,8 +6,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <ctime>
+#include <string_view>
 
 #include "base/files.h"
 #include "base/host.h"
@@ -93,8 +95,19 @@ static std::string read_owner(int fd) {
          owner.c_str(), how_long.c_str());
 }
 
+// A name that is too long for what is written at the end must not be found out then.
+static void check_length(const std::string& output) {
+    constexpr size_t longest = std::string_view("/step_2147483647.10.tmp/generation_config.json").size();
+    if (output.size() + longest >= PATH_MAX)
+        fail(EXIT_CANNOT_CREATE,
+             "%s...: the name of the directory has %zu bytes, with which the names of files in it are too long for the "
+             "system; give one of %zu or less",
+             output.substr(0, 100).c_str(), output.size(), PATH_MAX - 1 - longest);
+}
+
 OutputLock::OutputLock(const std::string& output, LockCall lock, double beat_seconds) : path(output + "/run.lock") {
     const double dead_after = LOCK_BEATS * beat_seconds;
+    check_length(output);
     made.make(output);
     for (;;) {
         const OpenedFile file = open_or_create(path);

@@ -423,6 +423,11 @@ check "generate ends when nobody reads on" test "${PIPESTATUS[0]}" = 74
 check "generate says why it ends" grep -q "^error: cannot write to standard output: Broken pipe" "$scratch/err"
 : >"$scratch/file"
 refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
+long=$scratch/long
+while [ ${#long} -lt 4065 ]; do long=$long/xxxxxxxxxxxx; done
+refused "an output whose name leaves no room for those of a checkpoint" 73 "the name of the directory has 4065 bytes" \
+    "${train[@]}" --output "${long:0:4065}" --checkpoint-every 3
+check "and nothing is made" test ! -e "$scratch/long"
 # Of 200 KiB a file may have, model.safetensors takes 140: the write of optimizer.safetensors fails in the middle, three
 # saves in a row.
 limited=$scratch/limited_run

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <functional>
 
 #include "base/files.h"
@@ -153,6 +154,21 @@ TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and no
     REQUIRE(symlink("nowhere", (dir / "out/run.lock").c_str()) == 0);
     CHECK(refusal([&] { OutputLock(dir / "out"); }).starts_with("73 "));
     CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
+}
+
+TEST_CASE("an output is refused if its name is too long for the files of a checkpoint") {
+    const TemporaryDirectory dir;
+    const std::string file = "/step_2147483647.10.tmp/generation_config.json";
+    std::string out = dir.path;
+    while (out.size() + file.size() + 100 < PATH_MAX) out += "/" + std::string(49, 'x');
+    out += "/" + std::string(PATH_MAX - out.size() - file.size() - 2, 'y');
+    const std::string said = refusal([&] { OutputLock(out + "y"); });
+    CHECK(said.starts_with("73 " + dir.path));
+    CHECK(said.ends_with(format("give one of %zu or less", out.size())));
+    CHECK(list_directory(dir.path).empty());
+    const OutputLock lock(out);
+    make_directories(parent_directory(out + file));
+    write_file(out + file, "x");
 }
 
 TEST_CASE("a relative output below a directory that may not be searched is refused, and not looked for without end") {
