@@ -11,9 +11,12 @@
 #include "model/mfu.h"
 
 std::string describe_schedule(const Options& o) {
-    return format("%s, lr %g, %lld steps warmup, to %g of it at step %lld; AdamW %g/%g, decay %g, clip %g",
-                  o.schedule.c_str(), o.lr, static_cast<long long>(o.warmup), o.final_lr_fraction,
-                  static_cast<long long>(o.steps), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+    const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
+    const std::string end =
+        decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
+    return format("%s, lr %g, %lld step%s warmup%s; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  static_cast<long long>(o.warmup), o.warmup == 1 ? "" : "s", end.c_str(), o.beta1, o.beta2,
+                  o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_start(const RunSource& source, const Options& o) {

@@ -81,3 +81,18 @@ TEST_CASE("the instruction set is the one in use, and a GPU has none") {
     CHECK(info_of(device_info(), "fp32").cpu_isa == isa_name(isa()));
     CHECK(info_of(fake_device, "fp32").cpu_isa == "");
 }
+
+TEST_CASE("the schedule as it is: a constant rate goes nowhere, nor does one after a warmup of the whole run") {
+    const auto described = [](const char* schedule, int64_t warmup, int64_t steps) {
+        Options options = parse_options(int(std::size(arguments)), arguments);
+        options.schedule = schedule, options.warmup = warmup, options.steps = steps;
+        const std::string text = describe_schedule(options);
+        return text.substr(0, text.find(';'));
+    };
+    CHECK(described("cosine", 2, 30) == "cosine, lr 0.0006, 2 steps warmup, to 0.1 of it at step 30");
+    CHECK(described("linear", 1, 2) == "linear, lr 0.0006, 1 step warmup, to 0.1 of it at step 2");
+    CHECK(described("wsd", 0, 2) == "wsd, lr 0.0006, 0 steps warmup, to 0.1 of it at step 2");
+    CHECK(described("wsd", 0, 1) == "wsd, lr 0.0006, 0 steps warmup");
+    CHECK(described("cosine", 3, 3) == "cosine, lr 0.0006, 3 steps warmup");
+    CHECK(described("constant", 1, 30) == "constant, lr 0.0006, 1 step warmup");
+}
