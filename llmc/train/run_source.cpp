@@ -91,6 +91,18 @@ static void check_resumed_init(const RunSource& source, const Options& options, 
            source.resume.c_str(), now.c_str());
 }
 
+// The checkpoint counts its place in the data in windows of --seq-len tokens.
+static void check_resumed_seq_len(const RunSource& source, const Options& options, const nlohmann::json& before) {
+    const int saved = before.value("seq-len", options.seq_len);
+    const int T = options.seq_len ? options.seq_len : source.config.max_T,
+              saved_T = saved ? saved : source.config.max_T;
+    ENSURE(
+        T == saved_T,
+        "--seq-len %d: %s counts its place in the data in windows of %d tokens; give --seq-len %d, or start from its "
+        "weights by --init in another --output",
+        T, source.resume.c_str(), saved_T, saved_T);
+}
+
 // What `find` makes of the newest checkpoint. If that was deleted meanwhile, what it makes of the next one.
 static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
     for (int i = 1;; i++) {
@@ -135,6 +147,7 @@ static void find_training_start(RunSource& source, const Options& options) {
         const nlohmann::json before =
             parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
         check_resumed_init(source, options, before);
+        check_resumed_seq_len(source, options, before);
     }
     check_config(source.config);
     check_tokenizer(source);

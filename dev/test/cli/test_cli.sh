@@ -179,6 +179,8 @@ check "--resume alone after --init, from elsewhere" env -C "$scratch/elsewhere" 
 check "--resume --init again, by another name" "${started_by_init[@]}" --init "$run/." --output "$scratch/by_init" --steps 8
 refused "another --init on resume" 2 "so the weights of --init $run/step_000015 would not be read" "${started_by_init[@]}" \
     --init "$run/step_000015" --output "$scratch/by_init" --steps 10
+refused "another --seq-len on resume" 2 "--seq-len 8: $scratch/again/step_0000" "$program" --resume --output "$scratch/again" --seq-len 8 --steps 40
+check "the same --seq-len on resume" "$program" --resume --output "$scratch/by_init" --seq-len 16 --steps 8 --quiet
 refused "another shape on resume" 2 "4 layers" "$program" "${data[@]}" "${tiny[@]}" --layers 4 --output "$run" --resume --steps 40
 vocabulary=$(python3 -c "import json; print(json.load(open('$run/step_000030/config.json'))['vocab_size'])")
 for from in "--init $run" "--resume --output $scratch/again"; do
