@@ -62,9 +62,9 @@ void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* toke
 }
 
 static std::string in_words(const Corpus& corpus, const DataLoaderConfig& config) {
-    return format("%s '%s' has %s samples of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
-                  config.pattern.c_str(), with_commas(corpus.num_samples).c_str(), corpus.T,
-                  with_commas(corpus.tokens).c_str(),
+    return format("%s '%s' has %s sample%s of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
+                  config.pattern.c_str(), with_commas(corpus.num_samples).c_str(), corpus.num_samples == 1 ? "" : "s",
+                  corpus.T, with_commas(corpus.tokens).c_str(),
                   corpus.shards.size() == 1 ? "one file" : format("%zu files", corpus.shards.size()).c_str());
 }
 

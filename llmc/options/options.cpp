@@ -534,6 +534,6 @@ void resolve_steps(Options& o, int64_t steps_per_epoch) {
         o.steps = steps_per_epoch;
     }
     if (o.warmup == -1) o.warmup = std::min<int64_t>(700, o.steps / 10);
-    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld steps", static_cast<long long>(o.warmup),
-           static_cast<long long>(o.steps));
+    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld step%s", static_cast<long long>(o.warmup),
+           static_cast<long long>(o.steps), o.steps == 1 ? "" : "s");
 }

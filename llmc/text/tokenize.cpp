@@ -307,10 +307,11 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
         text +=
             "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
-    text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shards and the tokenizer in %s\n",
+    const size_t shards = train.shards.size() + val.shards.size();
+    text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shard%s and the tokenizer in %s\n",
                    with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
                    double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
-                   double(totals.bytes) / 1e6 / seconds, train.shards.size() + val.shards.size(), o.output.c_str());
+                   double(totals.bytes) / 1e6 / seconds, shards, shards == 1 ? "" : "s", o.output.c_str());
     print_stdout(text);
 }
 

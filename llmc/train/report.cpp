@@ -50,9 +50,9 @@ static std::string describe_tokenizer(const RunSource& source) {
 }
 
 std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
-    return format("%zu shard%s, %s tokens, %s windows of %d: an epoch is %.1f steps", corpus.shards.size(),
+    return format("%zu shard%s, %s tokens, %s window%s of %d: an epoch is %.1f steps", corpus.shards.size(),
                   corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
-                  with_commas(corpus.num_samples).c_str(), corpus.T,
+                  with_commas(corpus.num_samples).c_str(), corpus.num_samples == 1 ? "" : "s", corpus.T,
                   double(corpus.num_samples) / double(samples_per_step));
 }
 

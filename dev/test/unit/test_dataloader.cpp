@@ -357,6 +357,9 @@ TEST_CASE("too little text is refused with the arithmetic") {
             "' has 19 samples of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step takes 20 = --global-batch "
             "160 / 8; give more text, or lower --global-batch or --seq-len");
     CHECK(refusal(config_for(pattern, 1, 19)) == "accepted");
+    DataLoaderConfig one = config_for(pattern, 1, 20);
+    one.T = 60;
+    CHECK(refusal(one).find("has 1 sample of --seq-len 60 + 1 tokens") != std::string::npos);
     DataLoaderConfig validation = config_for(pattern, 1, 0);
     validation.T = 100, validation.fixed_set = true;
     CHECK(refusal(validation).find("has 0 samples of --seq-len 100 + 1 tokens") != std::string::npos);

@@ -96,3 +96,10 @@ TEST_CASE("the schedule as it is: a constant rate goes nowhere, nor does one aft
     CHECK(described("cosine", 3, 3) == "cosine, lr 0.0006, 3 steps warmup");
     CHECK(described("constant", 1, 30) == "constant, lr 0.0006, 1 step warmup");
 }
+
+TEST_CASE("one of a thing is not several") {
+    Corpus corpus = {.shards = {{}}, .first_sample = {}, .T = 8, .tokens = 9, .num_samples = 1, .fingerprint = 0};
+    CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
+    corpus.num_samples = 2;
+    CHECK(describe_data(corpus, 1).find("2 windows of 8") != std::string::npos);
+}
