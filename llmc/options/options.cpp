@@ -100,7 +100,7 @@ static void optimizer_options(OptionSpecs& all, Options& o) {
     s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
           "after warmup; wsd = constant, then 1 - sqrt over the last fifth")
         .one_of_unit();
-    s.add("-u,--warmup", o.warmup, -1, "STEPS", "linear from the first step on")
+    s.add("-u,--warmup", o.given_warmup, -1, "STEPS", "linear from the first step on")
         .at_least(0)
         .shown("700, or a tenth of a shorter run");
     s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION", "of the peak rate, reached at the last step")
@@ -533,7 +533,9 @@ void resolve_steps(Options& o, int64_t steps_per_epoch) {
         ENSURE(steps_per_epoch > 0, "the training data make no full step: lower --global-batch, or give --steps");
         o.steps = steps_per_epoch;
     }
-    if (o.warmup == -1) o.warmup = std::min<int64_t>(700, o.steps / 10);
-    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld step%s", static_cast<long long>(o.warmup),
-           static_cast<long long>(o.steps), o.steps == 1 ? "" : "s");
+    const int64_t usual = std::min<int64_t>(700, o.steps / 10);
+    o.warmup = o.given_warmup == -1 ? usual : o.given_warmup;
+    ENSURE(o.warmup <= o.steps, "--warmup %lld is longer than the run of %lld step%s; try --warmup %lld",
+           static_cast<long long>(o.warmup), static_cast<long long>(o.steps), o.steps == 1 ? "" : "s",
+           static_cast<long long>(usual));
 }

@@ -67,7 +67,8 @@ struct Options {
     int64_t stop_after;     // 0: not
     double lr, final_lr_fraction;
     std::string schedule;
-    int64_t warmup;  // steps; -1: the default, until resolve_steps
+    int64_t given_warmup;  // steps; -1: not given, so that each start of a run works it out for its own --steps
+    int64_t warmup;        // what resolve_steps makes of it
     double weight_decay, beta1, beta2, eps;
     double grad_clip;  // 0: not
 
@@ -125,8 +126,8 @@ std::string options_json(const Options& options);
 // --vocab-size is 0. Positions: --seq-len, and for a named model its own 1024 at least.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
 
-// Fills in what depends on the data: steps 0 becomes steps_per_epoch, and the default warmup 700 or a tenth of the
-// steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
+// Fills in what depends on the data: steps 0 becomes steps_per_epoch, and warmup is what was given, or 700 or a tenth
+// of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 // "train_gpt2 0.1.0 (commit 1234abc)"; the commit when the build was told one.

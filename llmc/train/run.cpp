@@ -105,6 +105,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     if (run.state.step < o.steps) run.log->run(info);  // else nothing is done with these options
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
+    warn_of_warmup(*run.log, o);
     check_fingerprint(run, info);
     if (!launch.note.empty()) run.log->note(launch.note);
     return started;

@@ -75,6 +75,12 @@ void warn_of_data(Log& log, const Options& o, const RunSource& source, const Cor
                                 shard.path.c_str()));
 }
 
+void warn_of_warmup(Log& log, const Options& o) {
+    if (o.schedule == "constant" || o.steps == 1 || o.warmup < o.steps) return;
+    log.warn(format("--warmup %lld is the whole run: the rate rises up to the last step and never falls",
+                    static_cast<long long>(o.warmup)));
+}
+
 std::unique_ptr<OutputLock> lock_output(const Options& o) {
     if (o.output.empty()) return nullptr;
     auto lock = std::make_unique<OutputLock>(o.output);

@@ -29,6 +29,9 @@ ReduceDtype reduce_dtype(const Options& options);
 // Warns of what makes the losses mean less than they seem to. val: null where there are no validation data.
 void warn_of_data(Log& log, const Options& options, const RunSource& source, const Corpus& train, const Corpus* val);
 
+// Warns of a warmup that leaves no step for the rest of the schedule.
+void warn_of_warmup(Log& log, const Options& options);
+
 // Locks --output for as long as the result lives; null without --output. Refuses a new run among the checkpoints of
 // another.
 std::unique_ptr<OutputLock> lock_output(const Options& options);

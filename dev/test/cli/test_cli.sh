@@ -11,6 +11,8 @@ run=$scratch/run
 first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
 
 # ---- what should work
+# warned NAME TEXT COMMAND...: it succeeds, and warns.
+warned() { check "$1" bash -c '"${@:2}" 2>&1 >/dev/null | grep -qF -- "warning: $1"' warned "${@:2}"; }
 check "train" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15
 loss_of() { sed -n 's/.*"kind":"val".*"step":'"$1"',.*"val_loss":\([0-9.]*\).*/\1/p' "$run/log.jsonl"; }
 check "the loss falls" awk -v a="$(loss_of 0)" -v b="$(loss_of 30)" 'BEGIN { exit !(a > 0 && b > 0 && b < 0.8 * a) }'
@@ -58,6 +60,15 @@ options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['opti
 check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
 check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
 check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+default_warmup=("$program" "${data[@]}" "${tiny[@]:0:14}" --threads 2 --quiet --output "$scratch/warmup")
+rate_of() { sed -n 's/.*"step":'"$1"',.*"lr":\([0-9.e-]*\),.*/\1/p' "$scratch/warmup/log.jsonl"; }
+"${default_warmup[@]}" --steps 400 --stop-after 1
+check "a tenth of the steps is warmup" test "$(rate_of 0)" = 0.00025
+"$program" --resume --quiet --output "$scratch/warmup" --steps 20 --stop-after 1
+check "a warmup that was not given follows --steps on resume" test "$(rate_of 1)" = 0.01
+check "and a shorter run still" "$program" --resume --quiet --output "$scratch/warmup" --steps 3
+warned "a warmup of the whole run" "--warmup 3 is the whole run: the rate rises up to the last step and never falls" "${train[@]}" --warmup 3
+check "no such warning without a schedule" bash -c '! "$@" 2>&1 | grep warmup' constant "${train[@]}" --warmup 3 --schedule constant
 # Started in one directory, continued from another: the run's relative paths are those of its start.
 started="$scratch/started [here]"
 mkdir -p "$started" "$scratch/elsewhere" && cp -r "$scratch/data" "$started/"
@@ -89,8 +100,6 @@ check "--resume with some options: no other has changed" grep -q "^warning: chan
 "$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
 check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \
     "$scratch/no_batch/log.jsonl")" = 96
-# warned NAME TEXT COMMAND...: it succeeds, and warns.
-warned() { check "$1" bash -c '"${@:2}" 2>&1 >/dev/null | grep -qF -- "warning: $1"' warned "${@:2}"; }
 make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
 "$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
 other="$scratch/other/train_*.bin has tokens of the tokenizer beside it"

@@ -120,7 +120,7 @@ TEST_CASE("llm.c's letters mean the same here") {
     CHECK(o.seq_len == 512);
     CHECK(o.global_batch_tokens == 16384);
     CHECK(o.lr == 3e-4);
-    CHECK(o.warmup == 7);
+    CHECK(o.given_warmup == 7);
     CHECK(o.final_lr_fraction == 0.2);
     CHECK(o.weight_decay == 0.3);
     CHECK(o.val_every == 11);
@@ -503,10 +503,30 @@ TEST_CASE("steps and warmup that were not given follow from the data") {
     resolve_steps(o, 0);
     CHECK(o.warmup == 0);
     o = train({"--steps", "500", "--warmup", "501"});
-    CHECK_THROWS_WITH_AS(resolve_steps(o, 1), doctest::Contains("--warmup 501 is longer than the run of 500 steps"),
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 1), "--warmup 501 is longer than the run of 500 steps; try --warmup 50",
                          Error);
     o = train({});
     CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("no full step"), Error);
+}
+
+TEST_CASE("a warmup that was not given follows the steps of each start, one that was given stays") {
+    const auto resumed_warmup = [](const std::string& saved, const char* steps) {
+        const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x", "--steps", steps};
+        Options o = parse_options(int(resume.size()), resume.data(), saved);
+        resolve_steps(o, 18865);
+        return o.warmup;
+    };
+    Options o = train({"--steps", "5000"});
+    resolve_steps(o, 18865);
+    CHECK(o.warmup == 500);
+    CHECK(resumed_warmup(options_json(o), "500") == 50);
+    CHECK(resumed_warmup(options_json(o), "5") == 0);
+    CHECK(resumed_warmup(options_json(o), "6000") == 600);
+    o = train({"--steps", "5000", "--warmup", "30"});
+    resolve_steps(o, 18865);
+    CHECK(resumed_warmup(options_json(o), "500") == 30);
+    const std::string older = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"steps":200,"warmup":20})";
+    CHECK(resumed_warmup(older, "500") == 20);
 }
 
 TEST_CASE("a renamed option is taken by its old name, with a note, and found in an older run's options") {
