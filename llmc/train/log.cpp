@@ -47,16 +47,38 @@ static std::string rate_text(double tokens_per_s) {
     return format("%.1fM", tokens_per_s / 1e6);
 }
 
-std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_per_s, double eta_seconds) {
+static std::vector<LinePart> step_parts(const LogOptions& o, const StepRecord& r, double tokens_per_s,
+                                        double eta_seconds) {
     const int digits = int(std::to_string(o.total_steps).size());
-    std::string line =
-        format("step %*lld/%lld | loss %7.4f | norm %6.2f | lr %.2e | ", digits, static_cast<long long>(r.step),
-               static_cast<long long>(o.total_steps), double(r.loss), double(r.grad_norm), double(r.lr));
-    line += r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3);
-    line += format(" | %5s tok/s", rate_text(tokens_per_s).c_str());
     const double share = mfu(tokens_per_s, o.flops_per_token, o.peak_flops);
-    if (o.peak_flops > 0) line += share > 1.0 ? " | >100% MFU" : format(" | %4.1f%% MFU", 100.0 * share);
-    return line + " | eta " + duration_text(eta_seconds);
+    std::vector<LinePart> parts = {
+        {format("step %*lld/%lld", digits, static_cast<long long>(r.step), static_cast<long long>(o.total_steps)), 9},
+        {format("loss %7.4f", double(r.loss)), 8},
+        {format("norm %6.2f", double(r.grad_norm)), 1},
+        {format("lr %.2e", double(r.lr)), 2},
+        {r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3), 3},
+        {format("%5s tok/s", rate_text(tokens_per_s).c_str()), 6}};
+    if (o.peak_flops > 0) parts.push_back({share > 1.0 ? ">100% MFU" : format("%4.1f%% MFU", 100.0 * share), 4});
+    parts.push_back({"eta " + duration_text(eta_seconds), 5});
+    return parts;
+}
+
+static std::string join_parts(const std::vector<LinePart>& parts) {
+    std::string line;
+    for (const LinePart& part : parts) line += (line.empty() ? "" : " | ") + part.text;
+    return line;
+}
+
+std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_per_s, double eta_seconds) {
+    return join_parts(step_parts(o, r, tokens_per_s, eta_seconds));
+}
+
+// The line without the parts for which there is no room.
+static std::string fit_line(std::vector<LinePart> parts, size_t columns) {
+    const auto less = [](const LinePart& a, const LinePart& b) { return a.worth < b.worth; };
+    while (parts.size() > 1 && join_parts(parts).size() > columns)
+        parts.erase(std::min_element(parts.begin(), parts.end(), less));
+    return join_parts(parts);
 }
 
 // ---- the terminal
@@ -67,8 +89,9 @@ static void clear_live_line(const Log& log) {
 
 static void draw_live_line(Log& log) {
     const int columns = terminal_columns() - 1;
-    const bool narrow = !log.narrow_text.empty() && log.live_line.find(" | norm") > size_t(columns);
-    fprintf(stderr, "\r%.*s\033[K", columns, (narrow ? log.narrow_text : log.live_line).c_str());
+    std::string line = fit_line(log.live_line, size_t(columns));
+    if (line.find("loss") == std::string::npos && !log.narrow_text.empty()) line = log.narrow_text;
+    fprintf(stderr, "\r%.*s\033[K", columns, line.c_str());
     fflush(stderr);
     log.last_drawn = seconds_now();
 }
@@ -258,7 +281,7 @@ void Log::step(const StepRecord& r) {
     const bool last = r.step + 1 == options.total_steps;
     last_step = seconds_now();
     if (live) {
-        live_line = step_text = step_line(options, r, tokens_per_s, eta);
+        live_line = last_step_line = step_parts(options, r, tokens_per_s, eta);
         narrow_text = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
         if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
     } else if (last || r.step % options.log_every == 0) {
@@ -290,7 +313,8 @@ void Log::working(int64_t step, const char* what, int64_t done, int64_t of) {
     const std::string text = format("%s %lld/%lld", what, static_cast<long long>(done), static_cast<long long>(of));
     const double now = seconds_now();
     if (live && now - last_step >= 1.0 && now - last_drawn >= 0.1) {
-        live_line = step_text + (step_text.empty() ? "" : " | ") + text;
+        live_line = last_step_line;
+        live_line.push_back({text, 7});
         draw_live_line(*this);
     } else if (!live && now - last_step >= 60.0) {
         print_line(*this, format("step %lld/%lld | %s", static_cast<long long>(step),

@@ -55,6 +55,13 @@ struct RunInfo {
     std::string peak_source;
 };
 
+// A part of the live line, "lr 5.93e-04". Of parts that do not all fit into a terminal, the one of the lowest worth is
+// left out first.
+struct LinePart {
+    std::string text;
+    int worth;
+};
+
 struct Log {
     LogOptions options;
     bool live = false;  // the last line on stderr is rewritten in place
@@ -66,7 +73,7 @@ struct Log {
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
-    std::string live_line, step_text;                               // what is drawn; the last step's part of it
+    std::vector<LinePart> live_line, last_step_line;                // what is drawn; the last step's parts of it
     std::string narrow_text;                                        // of it, for a terminal without room for the loss
     std::vector<std::string> of_resume_step;                        // lines of log.jsonl that are there already
 

@@ -389,7 +389,6 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     // Ten a second, the first and the last, and the redrawing after the validation and at the end.
     const auto drawn = std::count(child.out.begin(), child.out.end(), '\033');
     CHECK(double(drawn) <= 10 * seconds + 8);
-    CHECK_FALSE(contains(child.out, "eta"));  // the 60 columns end before it
     size_t widest = 0, column = 0;
     for (const char c : child.out) {
         column = c == '\r' || c == '\n' ? 0 : column + 1;
@@ -404,7 +403,34 @@ TEST_CASE("a terminal too narrow for the loss of a whole line shows the step and
     const std::string narrow = run_on_terminal(many_steps_on_terminal, 20).out;
     CHECK(contains(narrow, "\r2999 loss 3.8121\033[K"));
     CHECK_FALSE(contains(narrow, "norm"));
-    CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121 |\033[K"));
+    CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121\033[K"));
+}
+
+TEST_CASE("a terminal shows whole parts of the line, the speed and the time left longest") {
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    const auto last_step_at = [](int columns) {
+        return run_on_terminal(
+                   [] {
+                       LogOptions o = options("", 3000);
+                       o.progress = "auto", o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
+                       Log log(o);
+                       log.step(record(2999));
+                   },
+                   columns)
+            .out;
+    };
+    CHECK(contains(last_step_at(108),
+                   "\rstep 2999/3000 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms | "
+                   "3745k tok/s | 38.0% MFU | eta 0s\033[K"));
+    CHECK(contains(last_step_at(100),
+                   "\rstep 2999/3000 | loss  3.8121 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | "
+                   "38.0% MFU | eta 0s\033[K"));
+    CHECK(contains(last_step_at(80),
+                   "\rstep 2999/3000 | loss  3.8121 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 0s\033[K"));
+    CHECK(contains(last_step_at(70), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s | 38.0% MFU | eta 0s\033[K"));
+    CHECK(contains(last_step_at(60), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s | eta 0s\033[K"));
+    CHECK(contains(last_step_at(50), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s\033[K"));
 }
 
 TEST_CASE("a dumb terminal and mpirun get plain lines") {
