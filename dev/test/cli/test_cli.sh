@@ -100,6 +100,8 @@ check "--resume with some options: no other has changed" grep -q "^warning: chan
 "$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
 check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \
     "$scratch/no_batch/log.jsonl")" = 96
+refused "a larger --micro-batch on resume: the advice keeps the batch" 2 "try --micro-batch 2, or --global-batch 64" \
+    "$program" --resume --output "$scratch/no_batch" --steps 4 --micro-batch 4
 make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
 "$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
 other="$scratch/other/train_*.bin has tokens of the tokenizer beside it"
