@@ -11,18 +11,24 @@
 #include "train/report.h"
 #include "train/run_checks.h"
 
+// The time of a run, or of what is left of one.
+static std::string describe_steps(int64_t steps, int64_t steps_done, double step_seconds) {
+    const int64_t left = std::max<int64_t>(0, steps - steps_done);
+    std::string text = duration_text(double(left) * step_seconds) + " for ";
+    if (steps_done > 0) text += format("the %s that are left of ", with_commas(left).c_str());
+    return text + with_commas(steps) + " steps";
+}
+
 // How long a step and the run will take, from a step that is measured here, or at a share of the peak (of one rank, in
 // FLOP/s) that is not.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
-                             double peak) {
+                             double peak, int64_t steps_done) {
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
     std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
-    if (o.steps > 0)
-        text +=
-            format(", %s for %s steps", duration_text(double(o.steps) * seconds).c_str(), with_commas(o.steps).c_str());
+    if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
     if (!measured) return text + ", if it runs at 30 % of the peak: not measured, a step is too large to be tried here";
     text +=
         format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
@@ -49,7 +55,8 @@ int run_plan(const Options& options, Dtype dtype) {
     const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
     const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);
     rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
-    if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size)});
+    const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
+    if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch)});
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
     rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),

@@ -163,6 +163,8 @@ refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "
 "$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
 check "plan --resume takes the options of the run" grep -q "^options of $scratch/again/run.json: .* --layers 2 " "$scratch/out"
 check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
+"$program" plan --resume --output "$scratch/again" --steps 1000 >"$scratch/out" 2>&1
+check "plan --resume says how long the rest takes" grep -q "^time .* for the 967 that are left of 1,000 steps: measured" "$scratch/out"
 refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
     "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
 check "and nothing is written" test ! -e "$scratch/prompt"
