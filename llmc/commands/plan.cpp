@@ -59,7 +59,7 @@ int run_plan(const Options& options, Dtype dtype) {
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch)});
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
-    rows.push_back({"disk", format("%s per checkpoint, %s", human_bytes(checkpoint).c_str(),
+    rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(line + "\n");
