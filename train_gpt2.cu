@@ -170,6 +170,21 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
     return end_run(*run);
 }
 
+// Which of how many processes this is. Of the commands only train is told by its options.
+static Launch launch_of(const Options& o) {
+    LaunchOptions given;
+    if (o.command == Command::train)
+        given = {o.rank, o.world_size, o.local_rank, o.rendezvous, o.run_id, o.rendezvous_timeout};
+    return find_launch(given, getenv);
+}
+
+// Several processes of generate, eval or tokenize would all do the same, and mix what they print or write.
+static void check_one_process(const Options& o, const Launch& launch) {
+    ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
+           "%s works in one process, and %s started %d that would do the same; start it without %s",
+           command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+}
+
 static int run_command(const Options& options, int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
     if (options.command == Command::help) {
         print_stdout(options.text);
@@ -179,16 +194,16 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     for (const std::string& note : options.renamed) fprintf(stderr, "note: %s\n", note.c_str());
     ENSURE(omp_get_max_threads() <= MAX_THREADS, "OMP_NUM_THREADS=%d is more than %d threads; set it to the cores",
            omp_get_max_threads(), MAX_THREADS);
-    if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no ranks
-    if (options.command == Command::train)
-        launch = find_launch({options.rank, options.world_size, options.local_rank, options.rendezvous, options.run_id,
-                              options.rendezvous_timeout},
-                             getenv);
+    launch = launch_of(options);
+    check_one_process(options, launch);
+    if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
     if (options.print_launch) return print_launch(launch);
+    const bool plans = options.command == Command::plan;
+    if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
         printf("options of %s/run.json: %s\n", options.output.c_str(), terminal_text(options.taken).c_str());
     start_device(options, launch);
-    comm = make_comm(launch, options.share_gpu);
+    comm = make_comm(plans ? Launch() : launch, options.share_gpu);
     const Dtype dtype = training_dtype(options);
     std::string command_line;
     for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
@@ -196,7 +211,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
         case Command::train:
             return run_train(options, launch, *comm, dtype, command_line);
         case Command::plan:
-            return run_plan(options, dtype);
+            return run_plan(options, dtype, launch);
         case Command::generate:
             return run_generate(options, dtype);
         case Command::eval:

@@ -33,20 +33,32 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     text +=
         format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
                with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
-    return batch.world_size == 1 ? text : text + ", on one rank, the network not counted";
+    return batch.world_size == 1 ? text : text + ", on one rank alone, the network not counted";
 }
 
-int run_plan(const Options& options, Dtype dtype) {
+// What memory and time of a rank are those of. local_ranks: that share this machine; 0: not known.
+static std::string describe_places(int world_size, int local_ranks) {
+    if (!device_memory_is_host()) return format("%d, each with a GPU like this one", world_size);
+    if (local_ranks == world_size) return format("%d, which share this machine", world_size);
+    if (local_ranks > 0) return format("%d, of which %d share this machine", world_size, local_ranks);
+    return format("%d, each with a machine like this one to itself; mpirun -np %d plans for ranks that share one",
+                  world_size, world_size);
+}
+
+int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunSource source = find_training_start(o);
-    const int T = o.seq_len ? o.seq_len : source.config.max_T, world_size = std::max(1, o.world_size);
+    const int T = o.seq_len ? o.seq_len : source.config.max_T;
+    const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
+    const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
     Comm alone;
-    resolve_micro_batch(dtype, o, source, T, alone, world_size, 1);
+    resolve_micro_batch(dtype, o, source, T, alone, world_size, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
-    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free());
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free(std::max(1, local_ranks)));
+    if (world_size > 1) rows.push_back({"ranks", describe_places(world_size, local_ranks)});
     if (!o.train_data.empty()) {
         const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
         rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});

@@ -69,7 +69,7 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
 static std::string describe_need(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                                  int64_t available) {
     const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
-    std::string text = human_bytes(device_bytes(memory));
+    std::string text = human_bytes(device_bytes(memory)) + (batch.world_size > 1 ? " per rank" : "");
     if (available > 0) {
         text += format(" of %s available", human_bytes(available).c_str());
         const std::string advice = advise_memory(dtype, config, batch, options, available);

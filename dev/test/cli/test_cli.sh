@@ -45,6 +45,9 @@ check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/d
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
 check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \
     <("$program" plan "${data[@]}" "${tiny[@]}")
+"$program" plan "${data[@]}" "${tiny[@]}" --world-size 2 >"$scratch/out"
+check "plan of 2 ranks: the memory of one" grep -q "^memory .* per rank of .* available" "$scratch/out"
+check "plan of 2 ranks: what each of them has" grep -q "^ranks  *2, each with a machine like this one to itself" "$scratch/out"
 check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at most .* per checkpoint, 3 kept" <("$program" plan "${data[@]}" "${tiny[@]}")
 check "plan says where the time is not measured" grep -q "not measured, a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)

@@ -27,6 +27,14 @@ check "options" test "$("$program" --print-launch --rank 1 --world-size 4 --rend
 refused "torchrun's variables of another run" 2 "contradict each other; start with one of them" \
     mpirun -np 1 env RANK=1 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29511 "$program" --print-launch
 
+# ---- commands that are no training
+ranks 2 "$program" plan "${data[@]}" "${small[@]}" --global-batch 1024 >"$scratch/plan"
+check "plan on 2 ranks: one of them prints" test "$(grep -c '^batch ' "$scratch/plan")" = 1
+check "plan on 2 ranks plans for 2" grep -q "^batch .* x 2 ranks x 8 micro-steps" "$scratch/plan"
+check "plan on 2 ranks: they share the machine" grep -q "^ranks  *2, which share this machine" "$scratch/plan"
+check "plan on 2 ranks for 4" grep -q "^ranks  *4, each with a machine" <(ranks 2 "$program" plan --world-size 4 "${small[@]}" --global-batch 1024)
+refused "plan on 2 ranks: one of them complains" 2 "is not a multiple of 128 tokens" mpirun -np 2 "$program" plan "${small[@]}" --global-batch 1000
+
 # ---- the same bits on 1, 2, 4 and 8 ranks
 for precision in fp32 bf16; do
     one=$scratch/1_$precision
@@ -260,6 +268,14 @@ refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 between 3 rank
     --grad-dtype bf16
 refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
+for command in "generate --init $scratch/1_fp32" "eval --init $scratch/1_fp32 --val-data $scratch/data/val_*.bin" \
+    "tokenize $scratch/data.txt --output $scratch/tokenized --train-bpe 300"; do
+    # shellcheck disable=SC2086
+    refused_ranks "${command%% *} on 2 ranks" \
+        "${command%% *} works in one process, and mpirun started 2 that would do the same; start it without mpirun" \
+        mpirun -np 2 "$program" $command
+done
+check "tokenize on 2 ranks wrote nothing" test ! -e "$scratch/tokenized"
 if [ -x build/release-nompi/train_gpt2 ]; then
     refused_ranks "a build without MPI" "this build has no library that joins them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
 else
