@@ -22,7 +22,7 @@ static void on_signal(int number) {
         raise(number);  // comes when this function returns
     } else if (!requested && announces) {
         say_in_handler(
-            "\nstopping: the step is given up after this micro-step, then a checkpoint is saved; a second signal ends "
+            "\nstopping: the step is given up after this micro-step, to save the steps before it; a second signal ends "
             "the run at once\n");
     }
     requested = 1;

@@ -78,6 +78,16 @@ begin() {
     pid=$!
     wait_for "$1/log.jsonl" '"step":0,'
 }
+# Before the first step is complete there is nothing to save, and nothing promises a checkpoint.
+"${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
+pid=$!
+catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
+for _ in $(seq 1000); do if catches_term; then break; fi; sleep 0.01; done
+kill -TERM $pid
+wait $pid
+check "SIGTERM in the first step: exit code 75" test $? = 75
+check "SIGTERM in the first step: nothing is promised" grep -qx "stopping: the step is given up after this micro-step, to save the steps before it; .*" "$scratch/said"
+check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
 begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
