@@ -206,7 +206,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
     const Dtype dtype = training_dtype(options);
     std::string command_line;
-    for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(argv[i]);
+    for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
     switch (options.command) {
         case Command::train:
             return run_train(options, launch, *comm, dtype, command_line);

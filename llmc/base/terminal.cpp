@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -47,6 +48,14 @@ std::string terminal_text(const std::string& text) {
     TerminalText terminal;
     std::string out = terminal.add(text);
     return out + terminal.finish();
+}
+
+std::string shell_word(const std::string& text) {
+    const auto harmless = [](char c) { return isalnum(static_cast<unsigned char>(c)) || strchr("_@%+=:,./-", c); };
+    if (!text.empty() && std::all_of(text.begin(), text.end(), harmless)) return text;
+    std::string out;
+    for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+    return "'" + out + "'";
 }
 
 std::vector<std::string> table_lines(const std::vector<Row>& rows) {

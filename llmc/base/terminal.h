@@ -14,6 +14,9 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days,
 // Text as a terminal may be sent it (TerminalText in unicode.h).
 std::string terminal_text(const std::string& text);
 
+// A word as a POSIX shell reads it back: in quotes, unless it has none but harmless characters.
+std::string shell_word(const std::string& text);
+
 bool stdout_is_terminal();
 
 // Prints all of the text on stdout, or ends the command with EXIT_IO: for results, which nothing else has. What train

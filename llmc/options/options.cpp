@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/terminal.h"
 #include "base/threads.h"
 #include "options/arguments.h"
 #include "options/foreign_options.h"
@@ -450,7 +451,8 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
                text.c_str());
         if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
         if (text == all[i].text()) continue;  // the default
-        o.taken += (o.taken.empty() ? "" : " ") + name + " " + text;
+        o.taken += (o.taken.empty() ? "" : " ") + name;
+        if (all[i].kind != ValueKind::flag) o.taken += " " + shell_word(text);
         given.values[i] = text;
     }
     return !shape_given;

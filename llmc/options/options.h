@@ -21,7 +21,7 @@ struct Options {
     std::string text;
     bool needs_saved;   // --resume: the options of the run that is continued are to be found, and stand where none is
                         // given
-    std::string taken;  // of those, what is not a default: "--lr 0.001 --steps 700"
+    std::string taken;  // of those, what is not a default, for a shell: "--lr 0.001 --train-data 'x_*.bin'"
     bool val_every_given;
     std::vector<std::string> renamed;  // a note on each option that was given by its old name
 

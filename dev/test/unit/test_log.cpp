@@ -177,6 +177,16 @@ TEST_CASE("generated text cannot control the terminal") {
     CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // finished, not kept waiting
 }
 
+TEST_CASE("a word is quoted for a shell where it needs it") {
+    CHECK(shell_word("data/x=1:2,3.bin") == "data/x=1:2,3.bin");
+    CHECK(shell_word("--lr=1e-3") == "--lr=1e-3");
+    CHECK(shell_word("") == "''");
+    for (const char* text :
+         {"two words", "a*", "$HOME", "~", "{a,b}", "\"", "#", "a\nb", "a;b", "[x]", "!", "caf\xc3\xa9"})
+        CHECK(shell_word(text) == "'" + std::string(text) + "'");
+    CHECK(shell_word("it's") == "'it'\\''s'");
+}
+
 TEST_CASE("log.jsonl: one object per line, its keys in order, timing last") {
     TemporaryDirectory dir;
     {

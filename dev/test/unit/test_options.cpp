@@ -454,6 +454,14 @@ TEST_CASE("--resume takes the options of the run where none are given") {
     CHECK_FALSE(d24.default_model);
 }
 
+TEST_CASE("the options that --resume takes can be pasted into a shell") {
+    const std::string saved =
+        options_json(parse({"--train-data", "a b_*.bin", "--sample-prompt", "it's", "--share-gpu", "--tokenizer", ""}));
+    const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b"};
+    CHECK(parse_options(int(given.size()), given.data(), saved).taken ==
+          R"(--train-data 'a b_*.bin' --model d12 --global-batch 524288 --share-gpu --sample-prompt 'it'\''s')");
+}
+
 TEST_CASE("help and version come before anything that is wrong or missing") {
     CHECK(parse({"--model", "d13", "--help"}).command == Command::help);
     CHECK(contains(parse({"--version"}).text, "train_gpt2 0.1.0"));
