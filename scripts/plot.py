@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""plot.py LOG... [-o out/loss.png]: loss curves of one or several runs, from their log.jsonl (or output directories).
+"""plot.py LOG... [-o FILE]: loss curves of one or several runs, from their log.jsonl (or output directories).
 
 Prints the curves as text and, where matplotlib is installed, for this python3 or another one, draws them: training loss
-thin and smoothed, validation loss with dots.
+thin and smoothed, validation loss with dots. FILE is loss.png beside the log of one run, or out/loss.png for several.
 """
 import argparse
 import json
@@ -106,7 +106,7 @@ def main():
     sys.stdout.reconfigure(errors="replace")  # terminals without the characters of BARS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", nargs="+", metavar="LOG")
-    parser.add_argument("-o", "--output", default="out/loss.png")
+    parser.add_argument("-o", "--output", metavar="FILE")
     args = parser.parse_args()
     runs = []
     for path in args.logs:
@@ -122,7 +122,8 @@ def main():
     use_python_with_matplotlib()
     for run in runs:
         print_curves(*run)
-    draw(runs, args.output)
+    beside = os.path.join(os.path.dirname(path), "loss.png") if len(runs) == 1 else "out/loss.png"
+    draw(runs, args.output or beside)
 
 
 if __name__ == "__main__":

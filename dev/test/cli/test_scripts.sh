@@ -192,6 +192,11 @@ if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import mat
     check "plot.py by another python3 draws" bash -c "python3 -S scripts/plot.py '$scratch/log.jsonl' -o '$scratch/loss.png' >'$scratch/plot'"
     check "plot.py by another python3 says which" grep -q "^drawn by .*python3: .* has no matplotlib" "$scratch/plot"
     check "plot.py by another python3: the picture is there" test -s "$scratch/loss.png"
+    mkdir -p "$scratch/one/two" && cp "$scratch/log.jsonl" "$scratch/one/"
+    check "plot.py of a run" env -C "$scratch/one/two" python3 "$PWD/scripts/plot.py" ..
+    check "plot.py of a run: the picture is in its directory" test -s "$scratch/one/loss.png"
+    check "plot.py of two runs" env -C "$scratch/one/two" python3 "$PWD/scripts/plot.py" .. ../../log.jsonl
+    check "plot.py of two runs: the picture is below the current one" test -s "$scratch/one/two/out/loss.png"
     python3 -S scripts/plot.py "$scratch/none.jsonl" >"$scratch/plot" 2>&1
     check "plot.py of a missing file does not speak of drawing" test "$(cat "$scratch/plot")" = \
         "plot.py: [Errno 2] No such file or directory: '$scratch/none.jsonl'"
