@@ -8,14 +8,19 @@
 // 124M parameters train as fast with 2,048 and 4,096 tokens as with 8,192, and 3 to 20 % slower with 512.
 constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
-// What would make a global batch divide that does not: the largest smaller micro-batch, and the nearest global batch.
-static std::string advise_batch(int micro_batch, int64_t once, int64_t global_batch_tokens) {
-    const int64_t below = global_batch_tokens / once * once, above = below + once;
-    const bool nearer_below = below > 0 && global_batch_tokens - below < above - global_batch_tokens;
-    const std::string nearest = std::to_string(nearer_below ? below : above);
+// What would make a global batch divide that does not: a smaller micro-batch, or else fewer ranks, would keep it; else
+// the nearest one that divides.
+static std::string advise_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
+    const int64_t once = int64_t(micro_batch) * seq_len * world_size, below = global_batch_tokens / once * once;
+    const bool nearer_below = below > 0 && global_batch_tokens - below < below + once - global_batch_tokens;
+    const std::string nearest = std::to_string(nearer_below ? below : below + once);
     for (int B = micro_batch - 1; B > 0; B--)
-        if (global_batch_tokens % (once / micro_batch * B) == 0)
+        if (global_batch_tokens % (int64_t(B) * seq_len * world_size) == 0)
             return format("--micro-batch %d, or --global-batch %s", B, nearest.c_str());
+    for (int ranks = world_size - 1; ranks > 0; ranks--)
+        if (global_batch_tokens % (int64_t(ranks) * seq_len) == 0)
+            return format("--micro-batch 1 on %d rank%s, or --global-batch %s", ranks, ranks == 1 ? "" : "s",
+                          nearest.c_str());
     return nearest;
 }
 
@@ -25,7 +30,7 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
     ENSURE(global_batch_tokens % once == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %s",
            static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
-           world_size == 1 ? "" : "s", advise_batch(micro_batch, once, global_batch_tokens).c_str());
+           world_size == 1 ? "" : "s", advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
     ENSURE(global_batch_tokens / once <= std::numeric_limits<int>::max(),
            "--global-batch %lld is %s micro-steps of %lld tokens; at most %s can be counted",
            static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / once).c_str(),

@@ -14,7 +14,7 @@ struct BatchPlan {
 };
 
 // global_batch_tokens 0: one micro-batch on each rank. Refuses a number that does not divide, with the arithmetic,
-// the micro-batch that would keep it, and the nearest one that divides.
+// what would keep it, and the nearest one that divides.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
 
 // The memory that training takes: what it allocates on the device, and on the host the largest tensor, which is loaded

@@ -23,13 +23,14 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
 }
 
-TEST_CASE("where a smaller micro-batch divides the global batch, it is the first advice") {
+TEST_CASE("where a smaller micro-batch or fewer ranks keep the global batch, that is the first advice") {
     CHECK_THROWS_WITH_AS(plan_batch(2, 16, 32, 2),
                          "--global-batch 32 is not a multiple of 64 tokens = --micro-batch 2 x --seq-len 16 x 2 ranks; "
                          "try --micro-batch 1, or --global-batch 64",
                          Error);
     CHECK_THROWS_WITH_AS(plan_batch(8, 16, 16 * 12, 1), doctest::Contains("try --micro-batch 6, or"), Error);
-    CHECK_THROWS_WITH_AS(plan_batch(2, 16, 32, 4), doctest::Contains("x 4 ranks; try 128"), Error);
+    CHECK_THROWS_WITH_AS(plan_batch(2, 16, 32, 4),
+                         doctest::Contains("x 4 ranks; try --micro-batch 1 on 2 ranks, or --global-batch 128"), Error);
 }
 
 TEST_CASE("a global batch of more micro-steps than an int counts is refused in words of its own") {
