@@ -6,7 +6,8 @@ OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
 # Every other source serves both, and so do the CPU's operations, with which tests compare.
 HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
 CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
-GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp)))
+GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
+GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(GPU_NAMES))
 GPU_OBJECTS  := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
 GPU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/cuda/%,$(wildcard dev/test/gpu/test_gpu_*.cu))
 GPU_BENCHES  := $(addprefix $(BUILD)/cuda/,bench_ops bench_step)

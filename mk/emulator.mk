@@ -17,14 +17,14 @@ $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA
 emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
-$(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
+$(addprefix $(BUILD)/emulator/,train_gpt2cu test_gpt2cu): $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
 	$(call link)
 
-# What the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other programs,
-# so that they need not compile the rest.
-KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash model/params \
-                      parallel/comm parallel/comm_mpi parallel/launch parallel/missing_ranks parallel/rendezvous \
-                      parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
+# What the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
+# programs, so that they need not compile the rest.
+KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash \
+                      model/params parallel/comm parallel/comm_mpi parallel/launch parallel/missing_ranks \
+                      parallel/rendezvous parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 

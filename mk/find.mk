@@ -25,7 +25,8 @@ endif
 HASH  := \#
 probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | \
                 $(CXX) -std=c++20 $(CPPFLAGS) -x c++ - -o /dev/null 2>/dev/null && echo 1)
-need  = $(if $(call probe,$(1)),,$(error $(1) not found: apt-get install $(2) (./scripts/quickstart.sh installs everything)))
+need  = $(if $(call probe,$(1)),,$(error $(1) not found: apt-get install $(2) \
+                                         (./scripts/quickstart.sh installs everything)))
 
 GOALS := $(or $(MAKECMDGOALS),all)
 ifneq ($(filter-out clean help dist,$(GOALS)),)
@@ -38,7 +39,8 @@ $(call need,doctest/doctest.h,doctest-dev)
 endif
 
 # CUDA: the toolkit with nvcc, and what the GPUs here can run (90 = compute capability 9.0; 90a is all of an H100).
-# WHEELS names CUDA_HOME, CUDNN_HOME and NCCL_HOME: the folder site-packages/nvidia, where pip has put NVIDIA's packages.
+# WHEELS names the folder site-packages/nvidia, where pip installs NVIDIA's packages; it sets CUDA_HOME, CUDNN_HOME and
+# NCCL_HOME.
 ifneq ($(WHEELS),)
 override WHEELS := $(abspath $(WHEELS))
 CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(wildcard $(WHEELS)/cu13/bin/nvcc))
@@ -50,22 +52,26 @@ endif
 ifneq ($(CUDA),0)
 NVCC       := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) \
                                        $(wildcard /usr/local/cuda/bin/nvcc)))
-GPU_ARCHS  := $(patsubst 90,90a,$(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
+GPU_ARCHS  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)
+GPU_ARCHS  := $(patsubst 90,90a,$(sort $(subst .,,$(GPU_ARCHS))))
 endif
 CUDA_ARCHS ?= $(or $(GPU_ARCHS),90a)
 CUDA_ROOT  := $(NVCC:%/bin/nvcc=%)
 CUDA_LIBS  := $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib/$(ARCH)-linux-gnu $(CUDA_ROOT)/lib))
 # pip's packages have libcublasLt.so.13, and no libcublasLt.so for -l to find.
-cuda_lib    = $(if $(wildcard $(CUDA_LIBS)/lib$(1).so),-l$(1),$(or $(firstword $(wildcard $(CUDA_LIBS)/lib$(1).so.*)),-l$(1)))
+cuda_lib    = $(if $(wildcard $(CUDA_LIBS)/lib$(1).so),-l$(1),\
+                   $(or $(firstword $(wildcard $(CUDA_LIBS)/lib$(1).so.*)),-l$(1)))
 ifneq ($(NVCC),)
-CUDA_FOUND := CUDA $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p') for sm_$(subst $() ,$(comma)sm_,$(strip $(CUDA_ARCHS)))
+CUDA_VERSION := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+CUDA_FOUND := CUDA $(CUDA_VERSION) for sm_$(subst $() ,$(comma)sm_,$(strip $(CUDA_ARCHS)))
 endif
 ifeq ($(CUDA),1)
 $(if $(NVCC),,$(error CUDA=1, but there is no nvcc: install the CUDA Toolkit, or name it by CUDA_HOME=... or NVCC=...))
 endif
 # Programs for a GPU that is not here are built only when asked for.
 CUDA_WANTED := $(if $(NVCC),$(if $(filter 1,$(CUDA))$(GPU_ARCHS),1))
-NO_CUDA     := $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,no nvcc found; NVCC=... or CUDA_HOME=... names it))
+NO_NVCC     := no nvcc found; NVCC=... or CUDA_HOME=... names it
+NO_CUDA     := $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,$(NO_NVCC)))
 
 # $(call find_file,FILE,FOLDERS): the first of the folders' files of that name.
 find_file    = $(firstword $(wildcard $(addsuffix /$(1),$(2))))
@@ -80,14 +86,16 @@ CUDNN_HEADER := $(call find_file,cudnn_version.h,$(CUDNN_HOME:%=%/include) $(HEA
 CUDNN_LIB    := $(call find_file,libcudnn.so.9,$(CUDNN_HOME:%=%/lib) $(LIB_PLACES))
 endif
 ifneq ($(and $(CUDNN_HEADER),$(CUDNN_LIB)),)
-CUDNN_FOUND  := $(shell awk '/define CUDNN_MAJOR/ { a = $$3 } /define CUDNN_MINOR/ { b = $$3 } /define CUDNN_PATCHLEVEL/ { c = $$3 } \
+CUDNN_FOUND  := $(shell awk '/define CUDNN_MAJOR/ { a = $$3 } /define CUDNN_MINOR/ { b = $$3 } \
+                              /define CUDNN_PATCHLEVEL/ { c = $$3 } \
                               END { if (a == 9 && b >= 10) print a "." b "." c }' $(CUDNN_HEADER))
 endif
 ifeq ($(CUDNN)$(CUDNN_FOUND),1)
 $(error CUDNN=1, but there is no cuDNN 9.10 or later 9: install it, or name its folder by CUDNN_HOME=...)
 endif
 endif
-CUDNN_FLAGS  := $(if $(CUDNN_FOUND),-DUSE_CUDNN $(addprefix -isystem ,$(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER))))))
+CUDNN_INCLUDE := $(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER))))
+CUDNN_FLAGS  := $(if $(CUDNN_FOUND),-DUSE_CUDNN $(addprefix -isystem ,$(CUDNN_INCLUDE)))
 CUDNN_LDLIBS := $(if $(CUDNN_FOUND),$(CUDNN_LIB) -Wl$(comma)-rpath$(comma)$(dir $(CUDNN_LIB)))
 
 # Open MPI joins ranks; without it there is one. MPICC=... names another place.
@@ -110,7 +118,8 @@ NCCL_HEADER := $(call find_file,nccl.h,$(NCCL_HOME:%=%/include) $(HEADER_PLACES)
 NCCL_LIB    := $(call find_file,libnccl.so.2,$(NCCL_HOME:%=%/lib) $(LIB_PLACES))
 endif
 ifneq ($(and $(NCCL_HEADER),$(NCCL_LIB)),)
-NCCL_FOUND  := NCCL $(shell awk '/define NCCL_M|define NCCL_PATCH/ { v = v "." $$3 } END { print substr(v, 2) }' $(NCCL_HEADER))
+NCCL_FOUND  := NCCL $(shell awk '/define NCCL_M|define NCCL_PATCH/ { v = v "." $$3 } END { print substr(v, 2) }' \
+                                $(NCCL_HEADER))
 NCCL_FLAGS  := -DUSE_NCCL -isystem $(dir $(NCCL_HEADER)) $(MPI_FLAGS)
 NCCL_LDLIBS := $(NCCL_LIB) -Wl$(comma)-rpath$(comma)$(dir $(NCCL_LIB))
 else ifeq ($(NCCL),1)
@@ -118,4 +127,5 @@ $(error NCCL=1, but there is no NCCL: install libnccl-dev, or name its folder by
 endif
 endif
 
-FOUND = $(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | $(if $(CUDNN_FOUND),cuDNN $(CUDNN_FOUND),cuDNN off) | $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)
+FOUND = $(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | cuDNN $(or $(CUDNN_FOUND),off) | \
+        $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)

@@ -1,9 +1,10 @@
-# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer. The first line of a target names the sources it is linked with.
+# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer. A target's first line names the sources that it links.
 
 FUZZERS   := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) $(INCLUDES) -pthread -fsanitize=address,undefined
 fuzz_sources  = $(wildcard $(shell sed -n '1s@^// sources: @@p' $(1:build/fuzz/%=dev/fuzz/%.cpp)))
-$(foreach f,$(FUZZERS),$(eval $(f): $(f:build/fuzz/%=build/fuzz/dev/fuzz/%.o) $(patsubst %.cpp,build/fuzz/%.o,$(call fuzz_sources,$(f)))))
+fuzz_objects  = $(patsubst %.cpp,build/fuzz/%.o,$(1:build/fuzz/%=dev/fuzz/%.cpp) $(call fuzz_sources,$(1)))
+$(foreach f,$(FUZZERS),$(eval $(f): $(call fuzz_objects,$(f))))
 
 .PHONY: fuzz
 fuzz: $(FUZZERS)

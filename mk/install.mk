@@ -30,6 +30,7 @@ dist:
 compile_commands.json:
 	@$(MAKE) --no-print-directory --always-make --dry-run V=1 CUDA=0 all tests bench | awk -v folder="$(CURDIR)" ' \
 	    / -c .* -o / { source = $$0; sub(/.* -c /, "", source); sub(/ .*/, "", source); gsub(/["\\]/, "\\\\&"); \
-	        printf "%s{\"directory\": \"%s\", \"file\": \"%s\", \"command\": \"%s\"}", n++ ? ",\n" : "[\n", folder, source, $$0 } \
+	        printf "%s{\"directory\": \"%s\", \"file\": \"%s\", ", n++ ? ",\n" : "[\n", folder, source; \
+	        printf "\"command\": \"%s\"}", $$0 } \
 	    END { print "\n]" }' >$@
 	@echo "$@"
