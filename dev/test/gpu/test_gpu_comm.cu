@@ -12,9 +12,12 @@
 
 #if defined(SIMT_EMULATOR) && defined(USE_NCCL)
 #define SEVERAL_RANKS 1
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <nccl.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -229,6 +232,20 @@ static Ending read_all(pid_t child, int end) {
     return e;
 }
 
+// A port below those that the system hands out by itself. Nobody listens on it now, and each call gives another.
+static int free_port() {
+    static int next = 11000 + getpid() % 8000;
+    for (;;) {
+        const int socket_fd = socket(AF_INET, SOCK_STREAM, 0), port = next++;
+        sockaddr_in address = {};
+        address.sin_family = AF_INET, address.sin_port = htons(uint16_t(port));
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        const bool is_free = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+        close(socket_fd);
+        if (is_free) return port;
+    }
+}
+
 // Runs body(launch) as each rank of so many, in processes that start anew: in a forked one ThreadSanitizer would ignore
 // what the host does.
 static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<void(const Launch&)>& body) {
@@ -253,8 +270,7 @@ static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<voi
         }
         exit(0);
     }
-    static int port = 31000 + getpid() % 10000;
-    port++;
+    const int port = free_port();
     std::vector<std::pair<pid_t, int>> children;
     for (int r = 0; r < ranks.number; r++) {
         int ends[2];
