@@ -119,6 +119,6 @@ check "README.md has at most 200 lines" test "$(wc -l <README.md)" -le 200
 # What a link names, headings left out.
 links() { grep -o '](\([^)#]*\)' "$1" | sed 's/](//' | grep -v '^https\?:' | sed "s@^@$(dirname "$1")/@"; }
 for page in README.md CONTRIBUTING.md docs/*.md; do
-    check "$page: its links" bash -c 'while read -r link; do [ -e "$link" ] || { echo "$link"; exit 1; }; done <<<"$1"' links "$(links "$page")"
+    check "$page: its links" bash -c 'while read -r link; do [ -e "${link:-.}" ] || { echo "$link"; exit 1; }; done <<<"$1"' links "$(links "$page")"
 done
 finish
