@@ -23,9 +23,9 @@ trainer_val() {
 check "a checkpoint has the validation loss of its own step" trainer_val 30 30
 check "or of the last one before" trainer_val 15 10
 check "run.json is JSON with the options" python3 -c "import json; r = json.load(open('$run/run.json')); assert r['options']['lr'] == 0.01, r"
-eval "words=($(python3 -c "import json; print(json.load(open('$run/run.json'))['command_line'])"))"
-check "the command line in run.json can be pasted into a shell" test "${words[*]@Q}" = \
-    "$(given=("$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15) && echo "${given[*]@Q}")"
+command_line=$(python3 -c "import json; print(json.load(open('$run/run.json'))['command_line'])")
+check "the command line in run.json can be pasted into a shell" test "$(bash -c "printf '%s\n' $command_line")" = \
+    "$(printf '%s\n' "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15)"
 check "log.jsonl is JSON" python3 -c "import json; [json.loads(line) for line in open('$run/log.jsonl')]"
 generate() { "$program" generate --init "$run" --prompt "the king" --max-tokens 40 "$@"; }
 check "generate repeats itself" test "$(generate --seed 3)" = "$(generate --seed 3)"
