@@ -1,5 +1,5 @@
 // cudnn_plan.h: causal attention as cuDNN's operation graphs, and plans to run them, by cuDNN's C API. Plans can be
-// made with no GPU, for one that is described (dev/test/test_cudnn_plans.cpp); to run them is attention_cudnn.cpp's
+// made with no GPU, for one that is described (dev/test/gpu/cudnn_plans.cpp); to run them is attention_cudnn.cpp's
 // part.
 #pragma once
 #include <cudnn.h>

@@ -1,4 +1,4 @@
-// cudnn_plans.cpp: cuDNN has engines for our attention graphs on the GPUs described in dev/test/devices, within the
+// cudnn_plans.cpp: cuDNN has engines for our attention graphs on the GPUs described in dev/test/gpu/devices, within the
 // memory that is reserved for them. It needs cuDNN and no GPU; test_cudnn_plans.sh builds and runs it.
 //
 // The descriptions are cuDNN's own form of a device's properties, with the numbers of the data sheets.
@@ -21,7 +21,7 @@ constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
 constexpr int64_t MiB = 1 << 20;
 
 static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t most) {
-    const std::string path = format("dev/test/devices/%s.json", device);
+    const std::string path = format("dev/test/gpu/devices/%s.json", device);
     CudnnPlans found = gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, most);
     printf("%-10s B %d T %d NH %d HS %d %s:", device, shape.B, shape.T, shape.NH, shape.HS, pass_names[int(pass)]);
     for (const auto& plan : found.plans)

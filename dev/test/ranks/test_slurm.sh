@@ -141,7 +141,7 @@ mkdir -p "$tree/data/fineweb10B" && cp -r scripts "$tree/" && touch "$tree/data/
 # shellcheck disable=SC2016  # for the stand-in
 printf '#!/usr/bin/env bash\nif [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then exit 75; fi\nexec %s\n' "${who[*]}" >"$tree/train_gpt2cu"
 chmod +x "$tree/train_gpt2cu" && ln -s "$program" "$tree/train_gpt2"
-slurm=$PWD/dev/test/slurm.sh
+slurm=$PWD/dev/test/ranks/slurm.sh
 # submit NAME OPTION...: the recipe, with these options; its output is in NAME.out.
 submit() {
     (cd "$tree" && timeout 60 "$slurm" on "$scratch" sbatch --parsable "${two_by_two[@]}" --gpus-per-node=0 --cpus-per-task=1 \
