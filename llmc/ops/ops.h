@@ -1,5 +1,4 @@
-// ops.h: the operations of the model, from ops.inc, in namespaces gpu and cpu; ops is the one that this build trains
-// with.
+// ops.h: declares the model's operations (ops.inc) in namespaces gpu and cpu. `ops` names the backend of this build.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,24 +7,25 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
-// A weight matrix (OC, IC) as the products read it: its rows, and the copy that pack_weight made of them for this
-// backend's matrix units. packed may be null: the product then packs for itself, each time.
+// A weight matrix (OC, IC) as matrix products read it: its rows, and the copy that pack_weight made for this backend's
+// matrix units. packed may be null: each product then packs the matrix itself.
 template <class floatX>
 struct Weight {
     const floatX* rows;
     const void* packed;
 };
 
-// What a flat buffer of parameters (params.h) is divided by: tensors, buckets and shards start at multiples of it.
+// Alignment, in elements, of the tensors, buckets and shards in a flat parameter buffer (params.h).
 constexpr int64_t FLAT_ALIGN = 64;
 
-// Which elements of a flat buffer decay, by their index in it: of the elements below `first` the first `first_decayed`,
-// then of every `period` elements the first `decayed`. All are multiples of FLAT_ALIGN.
+// The elements of a flat buffer that weight decay applies to, by index. Of the elements below `first`, the first
+// `first_decayed` decay. After them, the first `decayed` elements of every `period` decay. All are multiples of
+// FLAT_ALIGN.
 struct DecayPattern {
     int64_t first, first_decayed;
     int64_t period, decayed;
 
-    // The elements from i up to `end` that all decay, or all do not.
+    // A run of elements up to index `end`: either all of them decay, or none.
     struct Run {
         int64_t end;
         bool decays;
@@ -37,24 +37,25 @@ struct DecayPattern {
     }
 };
 
-// AdamW's constants. Weight decay is decoupled: a part of the weight, not of its gradient.
+// AdamW's constants. Weight decay is decoupled: it acts on the weight and is not added to the gradient.
 struct AdamWConfig {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-    uint64_t seed = 0;  // of the rounding at random
+    uint64_t seed = 0;  // of stochastic rounding
 };
 
-// By what a GPU runs bf16 attention, where there is a choice: cuDNN or kernels of ours, which are deterministic always.
-// Without deterministic, cuDNN sums dQ in the order in which blocks come, another in every run, and moves less memory.
+// The backend of bf16 attention on a GPU, where there is a choice: cuDNN, or this program's kernels, which are always
+// deterministic. With deterministic = false, cuDNN sums dQ in the order in which blocks finish. That order differs from
+// run to run, but the sum moves less memory.
 struct AttentionChoice {
     bool cudnn = true;
     bool deterministic = true;
-    int64_t part_bytes = 256 << 20;  // of the gradients of scores at a time, which its deterministic backward stores
+    int64_t part_bytes = 256 << 20;  // cuDNN's deterministic backward: bytes of score gradients stored at a time
 };
 
-// Philox's stream of the numbers that a step rounds with: this plus the step; apart from those of data and samples.
+// Philox stream of a step's rounding: this constant plus the step. Data order and sampling use other streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
 
-// Refuses what adamw cannot do.
+// Refuses arguments that adamw does not support.
 inline void check_adamw(int64_t begin, int64_t count, const DecayPattern& decay, int step) {
     ENSURE(step >= 1, "adamw: step %d; steps count from 1", step);
     ENSURE(begin >= 0 && count >= 0 && begin % FLAT_ALIGN == 0 && count % FLAT_ALIGN == 0,
