@@ -6,7 +6,8 @@
 
 namespace {
 
-// Hands out pieces of one block; with base null it only counts, so that plan and allocation cannot disagree.
+// Carves tensors out of one memory block. With base null it only counts bytes, so the plan and the allocation always
+// agree.
 struct Arena {
     std::byte* base;
     int64_t used = 0;
@@ -68,7 +69,8 @@ Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Pu
     return acts;
 }
 
-// The matrices that products read, and so what is packed: wte of bucket 0, four of each layer.
+// A layer's weight matrices, which are packed for the matrix products. The only other packed matrix is wte, in bucket
+// 0.
 constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
 
 template <class floatX>
@@ -165,7 +167,7 @@ void GPT2<floatX>::set_param(Param p, int l, const float* values) {
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < count; i++) rounded[i] = floatX(values[begin + i]);
         copy_to_device(w(p, l) + begin, rounded.data(), count * int64_t(sizeof(floatX)), stream);
-        wait_for_stream(stream);  // rounded is used again
+        wait_for_stream(stream);  // the next iteration overwrites `rounded`
     }
 }
 
@@ -194,7 +196,7 @@ template <class floatX>
 void GPT2<floatX>::layer_attention(int l, int B, int T) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& a = acts.layer[l];
-    floatX* no_gelu = nullptr;  // a typed null: floatX is deduced, and the call says what is absent
+    floatX* no_gelu = nullptr;  // a typed null, so that floatX can be deduced
     ops::matmul_forward(a.qkv, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), B * T, C, 3 * C, stream);
     ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
 }
@@ -289,7 +291,8 @@ void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
     }
 }
 
-// Buckets end with what is always added to: biases and layernorms; wpe is, too.
+// Zeroes the gradients that every kernel accumulates into: biases and LayerNorm parameters, which are at the end of
+// each bucket, and wpe.
 template <class floatX>
 void GPT2<floatX>::zero_gradients() {
     fill_zero(acts.loss, sizeof(float), stream);
@@ -315,13 +318,13 @@ void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_ste
                              micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
-    const floatX* none = nullptr;  // nothing goes past lnf
+    const floatX* none = nullptr;  // no residual branch bypasses lnf
     ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp,
                             acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C,
                             stream);
 }
 
-// Fills the layer's activations again, from its input.
+// Recomputes the layer's activations from its input.
 template <class floatX>
 void GPT2<floatX>::recompute_layer(int l, int B, int T) {
     const LayerActivations<floatX>& a = acts.layer[l];
@@ -331,9 +334,10 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
     layer_hidden(l, B * T);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit that of its input. attproj and fcproj add their
-// biases to the residual stream, so the LayerNorm backward that makes the stream's gradient there also makes theirs:
-// for fcproj that is ln1 of the layer above, or lnf.
+// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. The outputs of attproj and
+// fcproj, with their biases, are added to the residual stream. The LayerNorm backward that computes the residual
+// stream's gradient at that point therefore also computes their bias gradients. For fcproj it is the backward of the
+// next layer's ln1, or of lnf.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const int N = B * T, C = config.C, NH = config.NH;
@@ -342,7 +346,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
     const floatX* no_gelu = nullptr;
-    const bool last = l + 1 == config.L;  // what it shares with the others is still its own
+    const bool last = l + 1 == config.L;  // its activations in shared memory are still valid
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
     ops::matmul_backward(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C,

@@ -1,5 +1,5 @@
-// gpt2.h: the network: its weights, activations and gradients on the device, forward, backward, and one token at a
-// time.
+// gpt2.h: the GPT-2 network on the device: weights, activations and gradients; forward, backward and token-by-token
+// decoding.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -9,13 +9,13 @@
 #include "base/device.h"
 #include "model/params.h"
 
-// What a layer computes from the residual stream x. backward needs all of it; what is recomputed is shared by the
-// layers.
+// Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
+// the activations that are recomputed.
 template <class floatX>
 struct LayerActivations {
     floatX* ln1;                 // (N, C)
     float *ln1_mean, *ln1_rstd;  // (N)
-    floatX* qkv;                 // (N, 3C)    also the cache of keys and values when generating
+    floatX* qkv;                 // (N, 3C)    also the key-value cache in generation
     floatX* att;                 // (N, C)
     float* lse;                  // (B, NH, T)
     floatX* residual2;           // (N, C)     x + attention
@@ -26,46 +26,48 @@ struct LayerActivations {
     floatX* residual3;           // (N, C)     residual2 + MLP: the next layer's x
 };
 
-// train keeps every layer's activations and has gradients; generate keeps every layer's qkv; eval keeps nothing.
+// train keeps every layer's activations and has gradients. generate keeps every layer's qkv. eval keeps no activations
+// beyond the current layer's.
 enum class Purpose { train, generate, eval };
 
-// What backward makes again instead of reading what forward left: nothing; GELU's output, which saves 4 C of the 16 C
-// elements that a token has in a layer; or all of a layer but its output, which leaves C and costs a third of forward's
-// time more.
+// Activations that backward recomputes, to save memory. Each layer keeps 16 C elements per token. none: nothing is
+// recomputed. gelu: GELU's output, which saves 4 C of the 16 C. layer: all of a layer's activations but its output, so
+// C of the 16 C stay; backward repeats the layer's LayerNorms, attention and 8/12 of the FLOPs of its matrix products
+// (all but fcproj). The last layer is never recomputed.
 enum class Recompute { none, gelu, layer };
 
-// What is given up for less memory, and what ranks share.
+// Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
 struct MemoryOptions {
     Recompute recompute = Recompute::none;
-    int logit_chunks = 0;        // pieces in which the logits are made; 0: as the backend likes them
+    int logit_chunks = 0;        // chunks in which the logits are computed; 0: the backend chooses
     bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
-    int parts = 1;               // of a bucket, for ranks and virtual ranks (GradientSum)
+    int parts = 1;               // parts of a bucket, for ranks and virtual ranks (GradientSum)
     int shards = 1;              // ranks that share the optimizer's state (ZeRO-1); divides parts
-    bool reduce_buffer = false;  // gradients are rounded for their way between ranks into memory of their own
+    bool reduce_buffer = false;  // gradients are rounded for communication into a separate buffer
 };
 
 struct MemoryItem {
     const char* purpose;
     int64_t bytes;
-    bool on_host = false;  // of the host, though the device may have memory of its own
+    bool on_host = false;  // host memory, even where the device has its own
 };
 
-// All that lies in the activations' block.
+// All tensors in the activations' memory block.
 template <class floatX>
 struct Activations {
     std::vector<LayerActivations<floatX>> layer;
     floatX* encoded;             // (N, C)
-    floatX* branch;              // (N, C)     what the next residual addition adds
+    floatX* branch;              // (N, C)     output of a branch, before its residual addition
     floatX* lnf;                 // (N, C)
     float *lnf_mean, *lnf_rstd;  // (N)
     float* losses;               // (N)
-    float* loss;                 // (1)        the mean over the tokens of all micro-steps so far
+    float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
     floatX *dx, *dtmp;           // (N, C)     gradients of the residual stream, and within a layer
     floatX* dlarge;              // (N, 4C)
     floatX* logits;              // (logit_rows, Vp)
 };
 
-// Before the first model: whether bf16 attention may run by cuDNN on a GPU, and whether it must be deterministic there.
+// Whether bf16 attention on a GPU may use cuDNN, and whether it must be deterministic. Call it before the first model.
 void choose_attention(bool cudnn, bool deterministic);
 
 template <class floatX>
@@ -81,39 +83,41 @@ struct GPT2 {
     DeviceBuffer<floatX> weights;    // (layout.total)
     DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
     DeviceBuffer<float> grads;       // (layout.total), with Purpose::train
-    DeviceBuffer<std::byte> memory;  // of acts
+    DeviceBuffer<std::byte> memory;  // the memory that acts points into
     Activations<floatX> acts;
-    std::string attention;  // by what it runs, where that is not plain: for the start of a log
+    std::string attention;  // attention backend, for the startup log; empty on the CPU
 
-    // Weights are zero until set_param has given them.
+    // Weights are zero until set_param sets them.
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options = {});
 
     floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
     float* g(Param p, int l = 0) { return grads.data + layout.offset(p, l); }
     Weight<floatX> matrix(Param p, int l = 0);
 
-    // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. pack_bucket comes after.
+    // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call pack_bucket
+    // afterwards.
     void set_param(Param p, int l, const float* values);
-    void pack_bucket(int bucket);  // after its weights have changed
+    void pack_bucket(int bucket);  // call it after the bucket's weights have changed
 
-    // Called with a bucket's number (params.h): data-parallel training waits for weights, and sends gradients, bucket
-    // by bucket while the model computes.
+    // Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
+    // bucket, so that communication overlaps with computation.
     using BucketHook = std::function<void(int bucket)>;
-    // tokens (B, T) on the device, B and T at most those of the model. Ends with lnf. before(bucket) is called before
-    // the first read of the bucket's weights.
+    // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf. before(bucket) is
+    // called before the first read of the bucket's weights.
     void forward(const int* tokens, int B, int T, const BucketHook& before = nullptr);
-    // After forward: the loss of each token into acts.losses, without gradients.
+    // After forward: writes the loss of each token to acts.losses. Computes no gradients.
     void token_losses(const int* targets, int B, int T);
     // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
-    // micro-step of a step overwrites the gradients of the matrices; zero_gradients comes before it. after(bucket) is
+    // micro-step of a step overwrites the gradients of the matrices; call zero_gradients before it. after(bucket) is
     // called when the bucket's gradients are complete, from the last layer to the embeddings.
     void zero_gradients();
     void backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
                   const BucketHook& after = nullptr);
 
-    // After forward of one sequence (B = 1) of t tokens: the next token, at position t; keys and values are in qkv.
+    // After forward of one sequence (B = 1) of t tokens: processes the next token, at position t. qkv is the key-value
+    // cache.
     void decode(const int* token, int t);
-    // Logits (Vp) of row `row` of lnf, on the device.
+    // Logits (Vp) of row `row` of lnf, in device memory.
     const floatX* row_logits(int row);
 
   private:
@@ -128,7 +132,7 @@ struct GPT2 {
     void embeddings_backward(const int* tokens, int B, int T);
 };
 
-// What GPT2(...) will allocate, without allocating it.
+// The memory that GPT2(...) will allocate. Allocates nothing.
 template <class floatX>
 std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T,
                                      MemoryOptions options = {});

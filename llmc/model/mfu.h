@@ -1,9 +1,9 @@
-// mfu.h: model FLOPs utilization: the work that the model's formula asks for, over what the device could do at most.
+// mfu.h: model FLOPs utilization (MFU): FLOP/s that the model's formula counts, divided by the device's peak FLOP/s.
 //
-// One definition, llm.c's, so that figures compare: 6 N + 6 L C T per token. 6 N: each parameter is multiplied and
-// added once forward and twice backward (N counts the tied embedding once, as the head, and no padding). 6 L C T:
-// queries times keys and weights times values, 12 L C T forward and backward, halved because attention is causal.
-// Recomputed work does not count.
+// The definition is llm.c's, so that figures are comparable: 6 N + 6 L C T FLOPs per token. 6 N: each parameter takes
+// one multiplication and one addition in forward, and twice as many in backward. N counts the tied embedding once, as
+// the head, and no padding. 6 L C T: the two attention products (queries times keys, weights times values) take
+// 12 L C T in forward and backward, halved because attention is causal. Recomputed work does not count.
 #pragma once
 #include <cctype>
 #include <string>
@@ -14,19 +14,19 @@ inline double flops_per_token(const GPT2Config& config, int T) {
     return 6.0 * double(count_parameters(config)) + 6.0 * config.L * config.C * double(T);
 }
 
-// Fraction 0..1; 0 where the peak (FLOP/s) is not known.
+// A fraction, 0 to 1; 0 if the peak (FLOP/s) is unknown.
 inline double mfu(double tokens_per_s, double flops_per_token, double peak_flops) {
     return peak_flops > 0 ? tokens_per_s * flops_per_token / peak_flops : 0.0;
 }
 
-// Data-sheet peaks in TFLOP/s, dense: half of what sheets print "with sparsity". bf16 is with fp32 accumulation, which
-// GeForce cards do at half the rate of fp16.
+// Data-sheet peaks in TFLOP/s without sparsity: half of the figures printed "with sparsity". bf16 is with fp32
+// accumulation, which GeForce cards do at half the rate of fp16.
 struct GpuPeak {
-    const char* name;  // as the driver has it, without "NVIDIA", "GeForce" and what follows
+    const char* name;  // the driver's name without "NVIDIA", "GeForce" and suffixes
     double bf16, tf32, fp32;
 };
 
-// Special cases stand before the name they contain.
+// The first match wins, so a longer name comes before a name that it contains.
 constexpr GpuPeak gpu_peaks[] = {
     {"B200", 2250, 1125, 75},
     {"GB200", 2500, 1250, 80},
@@ -60,8 +60,9 @@ constexpr GpuPeak gpu_peaks[] = {
     {"RTX 3090", 71, 35.6, 35.6},
 };
 
-// The row whose name stands in the device's as whole words: "NVIDIA A100-SXM4-80GB" is an A100, "NVIDIA L40S" no L40.
-// Zeros for a GPU that is not listed, for laptop parts (they share names with faster cards) and for slices of a GPU.
+// The first row whose name occurs in the device's name as whole words: "NVIDIA A100-SXM4-80GB" matches A100, "NVIDIA
+// L40S" does not match L40. Returns zeros for a GPU that is not listed, for laptop parts (their names are those of
+// faster desktop cards) and for MIG slices.
 inline GpuPeak gpu_peak(const std::string& device) {
     const auto has_words = [&](const std::string& words) {
         for (size_t at = device.find(words); at != std::string::npos; at = device.find(words, at + 1)) {

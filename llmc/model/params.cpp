@@ -43,7 +43,7 @@ void check_config(const GPT2Config& config) {
 
 ParamLayout::ParamLayout(const GPT2Config& config, int parts) : config(config) {
     check_config(config);
-    int64_t at[2] = {0, 0};  // the end of the model's scope, of a layer
+    int64_t at[2] = {0, 0};  // end of the model's tensors, end of a layer's tensors
     for (Scope scope : {Scope::model, Scope::layer})
         for (bool decay : {true, false})
             for (const ParamSpec& p : param_table) {
@@ -72,7 +72,7 @@ DecayPattern ParamLayout::decay_pattern() const {
 
 void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end) {
     const ParamSpec& spec = param_table[p];
-    // Elements of padded rows begin at `drawn`.
+    // Elements from `drawn` on belong to padded rows and stay zero.
     const int64_t drawn = std::clamp(int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p), begin, end);
     std::fill(out + drawn - begin, out + end - begin, 0.0f);
     if (spec.init == Init::zeros || spec.init == Init::ones) {
@@ -82,7 +82,7 @@ void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t 
     const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
     const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
     const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
-    constexpr int64_t BLOCK = 512;  // pairs, drawn many at a time
+    constexpr int64_t BLOCK = 512;  // pairs of values drawn at a time
 #pragma omp parallel for schedule(static)
     for (int64_t block = begin / 2; block < ceil_div<int64_t>(drawn, 2); block += BLOCK) {
         uint32_t words[BLOCK][4];

@@ -1,6 +1,6 @@
-// params.h: the model's shape, the table of its 16 parameter tensors, and where each lies in a flat buffer.
+// params.h: the model's sizes, the table of its 16 parameter tensors, and the offset of each tensor in a flat buffer.
 //
-// Everything that walks over parameters reads param_table: allocation, initialization, decay, buckets, checkpoints.
+// Allocation, initialization, weight decay, buckets and checkpoints all iterate over param_table.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,23 +9,23 @@
 #include "ops/ops.h"
 
 struct GPT2Config {
-    int max_T = 1024;   // positions: the longest sequence
+    int max_T = 1024;   // positions: the maximum sequence length
     int V = 50257;      // vocabulary
     int L = 12;         // layers
     int NH = 12;        // heads
     int C = 768;        // channels
 
-    int Vp() const { return round_up(V, 128); }  // rows of wte in memory: the products like full tiles
+    int Vp() const { return round_up(V, 128); }  // rows of wte in memory: whole tiles for the matrix products
     int HS() const { return C / NH; }
     bool operator==(const GPT2Config&) const = default;
 };
 
-// d12, d24, d36, d48 or gpt2, gpt2-medium, gpt2-large, gpt2-xl; refuses other names and lists these.
+// Accepts d12, d24, d36, d48 and gpt2, gpt2-medium, gpt2-large, gpt2-xl; the error for another name lists these.
 GPT2Config config_by_name(const std::string& name);
-// Refuses what cannot be computed: sizes below 1 or beyond bounds, C not a multiple of NH.
+// Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);
 
-// In the order of a flat buffer: decayed tensors (2-D) first in each scope.
+// In the order of a flat buffer: in each scope, the decayed (2-D) tensors come first.
 enum Param {
     wte, wpe, lnfw, lnfb,                  // once in the model
     qkvw, attprojw, fcw, fcprojw,          // in each layer
@@ -39,7 +39,7 @@ enum class HFLayout { same, transposed };
 
 struct ParamSpec {
     Param id;
-    const char* name;     // in gradient reports and tests, as llm.c has it
+    const char* name;     // llm.c's name, in gradient reports and tests
     const char* hf_name;  // after "transformer." and, for a layer, "h.N."
     Scope scope;
     Dim rows, cols;
@@ -86,7 +86,7 @@ constexpr int dim_size(const GPT2Config& config, Dim dim) {
     }
 }
 
-// Parameters of the model, the padded rows of wte left out: 124,439,808 for d12.
+// Number of parameters, without the padded rows of wte: 124,439,808 for d12.
 constexpr int64_t count_parameters(const GPT2Config& config) {
     int64_t count = 0;
     for (const ParamSpec& p : param_table)
@@ -94,21 +94,21 @@ constexpr int64_t count_parameters(const GPT2Config& config) {
     return count;
 }
 
-// What one collective moves: bucket 0 holds the tensors of the model's scope, bucket 1 + l those of layer l. Decayed
-// elements come first.
+// The unit of a collective. Bucket 0 holds the tensors of the model's scope, bucket 1 + l the tensors of layer l.
+// Decayed elements come first.
 struct Bucket {
     int64_t begin, decayed_end, end;
 };
 
-// Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of FLAT_ALIGN; the gaps and
-// wte's padded rows hold zeros in every buffer, and zeros stay zeros under AdamW.
+// Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of FLAT_ALIGN. The gaps and
+// wte's padded rows hold zeros in every buffer, and AdamW keeps zeros unchanged.
 struct ParamLayout {
     GPT2Config config;
-    int64_t offsets[NUM_PARAMS];  // of layer 0, for tensors of a layer
+    int64_t offsets[NUM_PARAMS];  // for tensors of a layer: the offset in layer 0
     int64_t layer_stride;
     int64_t total;
 
-    // Buckets are filled up so that they can be cut into so many equal parts, each a multiple of FLAT_ALIGN.
+    // Buckets are padded so that each divides into `parts` equal parts, each a multiple of FLAT_ALIGN.
     explicit ParamLayout(const GPT2Config& config, int parts = 1);
     int rows(Param p) const { return p == wte ? config.Vp() : dim_size(config, param_table[p].rows); }  // in memory
     int cols(Param p) const { return dim_size(config, param_table[p].cols); }
@@ -122,6 +122,6 @@ struct ParamLayout {
     DecayPattern decay_pattern() const;
 };
 
-// GPT-2's initialization: elements begin .. end of one tensor in memory layout, padded rows zero. Element i depends on
-// seed, the tensor and i alone: not on threads, ranks or order.
+// GPT-2's initialization of elements begin .. end of one tensor in memory layout; padded rows are zero. Element i
+// depends only on seed, the tensor and i, not on threads, ranks or order.
 void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end);
