@@ -8,16 +8,16 @@
 #include "base/common.h"
 #include "base/random.h"
 
-// A Feistel network over 2 * half bits, the smallest such power of two that holds num_samples, is a bijection whatever
-// its round function; walking on until the result is a sample (at most four tries on average) makes it one of
-// 0 .. num_samples-1. Eight rounds, so that also a handful of samples is shuffled well.
+// A Feistel network is a bijection whatever its round function. This one works on 2 * half bits, the smallest power of
+// four that holds num_samples. It is applied again until the result is below num_samples (fewer than four times on
+// average), which makes it a bijection of 0 .. num_samples-1. Eight rounds shuffle even a handful of samples well.
 int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
     assert(g >= 0 && num_samples > 0);
     const uint64_t n = uint64_t(num_samples), epoch = uint64_t(g) / n;
     int half = 1;
     while (uint64_t(1) << (2 * half) < n) half++;
     const uint64_t mask = (uint64_t(1) << half) - 1;
-    const Philox random{seed, 0xda7a000000000000 + epoch};  // far from the streams of tensors
+    const Philox random{seed, 0xda7a000000000000 + epoch};  // not a stream of the tensors' initialization
 
     uint64_t x = uint64_t(g) % n;
     do {
@@ -35,7 +35,8 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     ENSURE(T > 0, "--seq-len %d must be at least 1", T);
     Corpus corpus = {.shards = {}, .first_sample = {}, .T = T, .tokens = 0, .num_samples = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
-    const int places = std::clamp(512 / int(paths.size()), 2, 4);  // of many files fewer: they may be far away
+    const int places =
+        std::clamp(512 / int(paths.size()), 2, 4);  // fewer for many files, which may be on slow network storage
     std::string names;
     for (const std::string& path : paths) {
         const Shard shard = open_shard(path);
@@ -56,7 +57,7 @@ void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* toke
     assert(sample >= 0 && sample < corpus.num_samples);
     const auto after = std::upper_bound(corpus.first_sample.begin(), corpus.first_sample.end(), sample);
     const int64_t shard =
-        after - corpus.first_sample.begin() - 1;  // the last that starts there or before: never an empty one
+        after - corpus.first_sample.begin() - 1;  // the last shard that starts at or before the sample; never empty
     const int64_t begin = (sample - corpus.first_sample[shard]) * corpus.T;
     read_tokens(corpus.shards[shard], begin, corpus.T + 1, vocab_size, tokens);
 }
@@ -70,7 +71,7 @@ static std::string in_words(const Corpus& corpus, const DataLoaderConfig& config
 
 DataLoader::DataLoader(const DataLoaderConfig& config_)
     : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
-    const int64_t per_call = int64_t(config.B) * config.world_size;  // samples that all ranks take at a time
+    const int64_t per_call = int64_t(config.B) * config.world_size;  // samples of one next() on all ranks
     ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
            "loader: --micro-batch %d, rank %d of %d", config.B, config.rank, config.world_size);
     num_samples = corpus.num_samples;
@@ -131,7 +132,7 @@ void DataLoader::seek(int64_t to) {
     start();
 }
 
-// The batch'th micro-batch after origin; returns how many of its targets count.
+// Reads micro-batch `batch`, counted from origin. Returns the number of targets that are not ignored.
 int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     const int B = config.B, T = config.T;
     const int64_t share = config.samples_per_step / config.world_size, micro_batches = share / B;
@@ -143,7 +144,7 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     for (int b = 0; b < B; b++, tokens += T, targets += T) {
         const int64_t sample =
             config.fixed_set ? (first + b) % fixed_positions : sample_at(first + b, corpus.num_samples, config.seed);
-        if (sample >= num_samples) {  // fills up the last batch of the fixed set
+        if (sample >= num_samples) {  // padding of the last batch of the fixed set
             std::fill_n(tokens, T, 0);
             std::fill_n(targets, T, -1);
             continue;
@@ -156,7 +157,7 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     return valid;
 }
 
-// The thread: fills slots until it is told to stop or meets an error, which next() then throws.
+// The reading thread: fills slots until stop() or an error, which next() then throws.
 void DataLoader::read_ahead() {
     for (int64_t batch = 0;; batch++) {
         {
@@ -180,8 +181,8 @@ void DataLoader::read_ahead() {
     }
 }
 
-// One buffer on the device is enough: the stream runs this copy after whatever still reads the batch before. Waiting
-// for that batch's own copy keeps the host at most one micro-batch ahead of the device, which then never runs dry.
+// One device buffer is enough: the stream runs this copy after all work that reads the previous batch. next() waits for
+// the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs out of work.
 Batch DataLoader::next() {
     if (taken > 0) wait_for_event(slots[(taken - 1) % 2].copied);
     {

@@ -21,7 +21,7 @@ static constexpr int32_t MAGIC = 20240520;
 static constexpr int64_t MAX_TOKENS = std::numeric_limits<int32_t>::max();  // the header's count is an int32
 static constexpr const char* CONVERT = "convert it with data/to_shard.py (docs/data.md)";
 
-// What a file without our magic may be: people bring files of other trainers.
+// Recognizes the formats of other trainers, so that the error can say how to convert the file.
 [[noreturn]] static void refuse_foreign_file(const std::string& path, const int32_t* header) {
     const int32_t magic = header[0];
     if (memcmp(header, "\x93NUMPY", 6) == 0)
@@ -49,15 +49,15 @@ Shard open_shard(const std::string& path) {
     if (header[0] != MAGIC) refuse_foreign_file(path, header);
     if (file.size < HEADER_BYTES)
         fail(EXIT_BAD_DATA,
-             "%s: cut off after %d bytes, inside its header of %d; fetch or make it again (docs/data.md)",
-             path.c_str(), int(file.size), HEADER_BYTES);
+             "%s: cut off after %d bytes, inside its header of %d; fetch or make it again (docs/data.md)", path.c_str(),
+             int(file.size), HEADER_BYTES);
     if (header[1] != 1 && header[1] != 2)
         fail(EXIT_BAD_DATA, "%s: shard version %d; this program reads 1 (uint16 tokens) and 2 (uint32)", path.c_str(),
              header[1]);
 
     const Shard shard{path, header[2], header[1] == 1 ? 2 : 4};
     const int64_t promised = HEADER_BYTES + shard.tokens * shard.bytes_per_token;
-    if (file.size != promised)  // nor below 0: the header is there
+    if (file.size != promised)  // so a negative count is refused too: the file has a whole header
         fail(EXIT_BAD_DATA,
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
@@ -81,7 +81,7 @@ static void widen(const std::vector<unsigned char>& bytes, int64_t count, int* o
     for (int64_t i = 0; i < count; i++) {
         Stored token;
         memcpy(&token, bytes.data() + i * int64_t(sizeof(Stored)), sizeof(Stored));
-        out[i] = token > uint32_t(std::numeric_limits<int>::max()) ? -1 : int(token);  // refused below, as any other
+        out[i] = token > uint32_t(std::numeric_limits<int>::max()) ? -1 : int(token);  // -1 is refused by read_tokens
     }
 }
 
@@ -148,7 +148,7 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)",
              option, pattern.c_str());
-    std::sort(files.begin(), files.end());  // by bytes, whatever the locale: the order of samples depends on it
+    std::sort(files.begin(), files.end());  // by bytes, in any locale: the order of samples depends on it
     return files;
 }
 
@@ -198,7 +198,9 @@ void ShardWriter::complete() {
     int32_t header[HEADER_BYTES / 4] = {MAGIC, wide ? 2 : 1, int32_t(tokens), wide ? vocab_size : 0};
     if (lseek(fd, 0, SEEK_SET) != 0) fail(EXIT_IO, "%s: seeking failed: %s", name.c_str(), strerror(errno));
     write_all(fd, path, header, sizeof(header));
-    if (fsync(fd) != 0) fail(EXIT_IO, "%s: writing failed: %s", name.c_str(), strerror(errno));  // full disks show late
+    if (fsync(fd) != 0)
+        fail(EXIT_IO, "%s: writing failed: %s", name.c_str(),
+             strerror(errno));  // a full disk may be reported only here
     close(fd);
     fd = -1;
 }
