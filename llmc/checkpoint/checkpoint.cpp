@@ -18,9 +18,9 @@
 using nlohmann::json;
 
 constexpr int format_version = 1;
-constexpr int64_t max_state_bytes = 16 << 20;    // of trainer.json
-constexpr int64_t max_files = 12;                // of a save: 10, their directory and latest.tmp
-constexpr int64_t max_count = int64_t(1) << 60;  // no run comes near, and what a run adds cannot overflow
+constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
+constexpr int64_t max_files = 12;                // that a save creates: 10 files, their directory and latest.tmp
+constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
 // --- saving ---
 
@@ -39,13 +39,13 @@ static Metadata state_metadata(const TrainerState& state) {
 
 int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& format) {
     const Metadata metadata = state_metadata({});
-    const int64_t others = 256 << 10;  // configurations, state, directory, and metadata of any length
+    const int64_t others = 256 << 10;  // configuration files, trainer.json, directory and metadata
     const int64_t tokenizer = 128 * int64_t(layout.config.V);
     return safetensors_bytes(list_tensors(layout, model_groups, format.bf16_weights ? "BF16" : "F32"), metadata) +
            safetensors_bytes(list_tensors(layout, optimizer_groups(format), "F32"), metadata) + others + tokenizer;
 }
 
-// trainer.json guards itself: the checksum of its text without the checksum.
+// trainer.json contains a checksum of its own text without that checksum.
 static uint64_t checksum_of_state(json state) {
     state.erase("xxh3_64");
     const std::string text = state.dump();
@@ -80,7 +80,7 @@ static std::string step_name(int64_t step) { return format("step_%06" PRId64, st
 
 std::string checkpoint_directory(const std::string& output, int64_t step) { return output + "/" + step_name(step); }
 
-// step_005000, or step_005000.replaced while a save of the same step moves it aside.
+// step_005000, or step_005000.replaced: the name of the old directory while a save replaces the same step.
 struct StepDirectory {
     int64_t step;
     bool replaced;
@@ -104,7 +104,7 @@ static std::vector<StepDirectory> list_steps(const std::string& output) {  // ne
     return out;
 }
 
-// Does what can also be done later: a failure is noted.
+// Runs a step that can also be done later: an error becomes a note.
 static void try_to(const char* what_fails, const Note& note, const std::function<void()>& f) {
     try {
         f();
@@ -137,8 +137,8 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
     return notes;
 }
 
-// A name for a directory on its way to or from the name `dir`: what an interrupted save left there is removed, or,
-// where that fails, another name taken.
+// A temporary name for a directory that is being written or deleted. Removes what an interrupted save left under that
+// name, or, if that fails, chooses another name.
 static std::string temporary_name(const std::string& dir) {
     std::string tmp = dir + ".tmp";
     for (int i = 2; path_exists(tmp); i++) {
@@ -151,7 +151,7 @@ static std::string temporary_name(const std::string& dir) {
     return tmp;
 }
 
-// Writes all files of the checkpoint into dir, each on disk when this returns.
+// Writes and syncs all files of the checkpoint into dir. Returns their total size in bytes.
 static int64_t write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
                            const TensorReader& read, const TrainerState& state) {
     const bool bf16_weights = options.format.bf16_weights;
@@ -181,8 +181,8 @@ static int64_t write_files(const std::string& dir, const SaveOptions& options, c
     return bytes;
 }
 
-// Directories of steps after this one belong to a run that went on from here before and was given up: a resume must
-// not take them for the newest. They are not deleted, only renamed.
+// Renames the directories of later steps. They belong to an abandoned run that had continued from an earlier step here,
+// and a resume must not take them for the newest.
 static void set_aside_later(const std::string& output, int64_t step, const Note& note) {
     for (const StepDirectory& found : list_steps(output)) {
         if (found.step <= step) continue;
@@ -194,14 +194,14 @@ static void set_aside_later(const std::string& output, int64_t step, const Note&
     }
 }
 
-// A directory loses its name first: half a checkpoint must not look like one.
+// Renames the directory before deleting it, so that a partly deleted checkpoint never has a checkpoint's name.
 static void delete_checkpoint(const std::string& dir) {
     const std::string tmp = temporary_name(dir);
     rename_path(dir, tmp);
     remove_tree(tmp);
 }
 
-// tmp becomes dir. There is no moment at which neither the old nor the new directory has a name that find_latest knows.
+// Renames tmp to dir. At every moment the old or the new directory has a name that find_latest recognizes.
 static void put_in_place(const std::string& tmp, const std::string& dir, const Note& note) {
     const std::string aside = dir + ".replaced";
     if (path_exists(dir)) {
@@ -213,8 +213,8 @@ static void put_in_place(const std::string& tmp, const std::string& dir, const N
     try_to("what this save replaced stays", note, [&] { remove_tree(aside); });
 }
 
-// Directories, newest first, that a save of this step makes superfluous: those beyond `keep`, the new one counted, and
-// an older one of the same step.
+// Directories, newest first, that a save of this step makes superfluous: those beyond the newest `keep` (the new one
+// included), and an older save of the same step.
 static std::vector<std::string> superfluous(const std::string& output, int64_t step, int keep) {
     std::vector<std::string> out;
     int kept = 1;
@@ -225,7 +225,8 @@ static std::vector<std::string> superfluous(const std::string& output, int64_t s
     return out;
 }
 
-// Those of them that can go before the save, which may fail: all but the newest that verifies.
+// The superfluous directories that may be deleted before the save: all but the newest one that verifies (`whole`), in
+// case the save fails.
 static std::vector<std::string> deletable(const std::string& output, int64_t step, int keep, const std::string& whole) {
     std::vector<std::string> out = superfluous(output, step, keep);
     std::erase(out, whole);
@@ -246,7 +247,7 @@ static int64_t files_after(int64_t free, const std::vector<std::string>& deleted
     return free;
 }
 
-// A directory that may not be read gives no room.
+// A directory that cannot be read counts as zero bytes.
 static int64_t room_after(int64_t free, const std::vector<std::string>& deleted) {
     for (const std::string& dir : deleted) succeeds([&] { free += bytes_on_disk(dir); });
     return free;
@@ -282,7 +283,7 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
         });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
-    // No reason to refuse: not every file system counts its files truly.
+    // Only a note: some file systems report wrong file counts.
     if (const int64_t files = free_files(output); files < max_files)
         note(format("%s: a checkpoint needs up to %lld files, but its disk has room for %lld, whatever their size",
                     output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
@@ -316,7 +317,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         put_in_place(tmp, saved.dir, note);
     } catch (...) {
         try {
-            remove_tree(tmp);  // gives the space back
+            remove_tree(tmp);  // frees the space
         } catch (const Error&) {
             // The first error is the one to report; remove_leftovers will try again.
         }
@@ -335,7 +336,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     fail(EXIT_BAD_DATA, "%s: %s; the checkpoint is damaged", path.c_str(), what.c_str());
 }
 
-// trainer.json, its own checksum compared.
+// Reads trainer.json and verifies its own checksum.
 static json read_state_json(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
     check_directory(dir);
@@ -353,7 +354,7 @@ static json read_state_json(const std::string& dir) {
     return state;
 }
 
-// files: the list in trainer.json.
+// Verifies one file against `files`, the list in trainer.json.
 static void verify_file(const std::string& dir, const std::string& name, const json& files) {
     const std::string file = dir + "/" + name;
     const json sum = files.value(name, json());
@@ -366,7 +367,7 @@ static void verify_file(const std::string& dir, const std::string& name, const j
     if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
 }
 
-// The list of files in trainer.json.
+// Returns the list of files in trainer.json.
 static json read_file_list(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
     const json files = read_state_json(dir).value("files", json());
@@ -381,7 +382,7 @@ void verify_checkpoint(const std::string& dir) {
     for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
 }
 
-// The newest that verifies. False: one was deleted meanwhile, by a run that goes on there.
+// Finds the newest checkpoint that verifies. Returns false if an active run deleted one during the search.
 static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
     for (const StepDirectory& found : list_steps(output)) {
         const std::string dir = output + "/" + found.name;
@@ -412,14 +413,14 @@ std::string newest_directory(const std::string& output) {
     return steps.empty() ? "" : output + "/" + steps[0].name;
 }
 
-// Weights that are not those that were written. Where the list of checksums is damaged itself, nothing is compared.
+// Refuses weights that differ from the saved ones. Without a readable list of checksums it compares nothing.
 static void verify_weights(const std::string& dir) {
     if (!path_exists(dir + "/trainer.json") || !succeeds([&] { read_file_list(dir); })) return;
     const json files = read_file_list(dir);
     for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
 }
 
-// What --init can still have of a damaged checkpoint; empty: nothing.
+// Says what --init can still read from a damaged checkpoint; empty: nothing.
 static std::string what_is_left(const std::string& dir) {
     const bool readable = succeeds(
         [&] { load_weights(dir, ParamLayout(read_hf_config(dir).model), [](const float*, Slot, Param, int) {}); });

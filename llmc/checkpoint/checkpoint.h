@@ -1,17 +1,17 @@
-// checkpoint.h: the state of a run, in directories that cannot be lost.
+// checkpoint.h: saves, verifies, finds and loads checkpoints, the state of a run in directories that survive a crash.
 //
 //   OUTPUT/step_005000/  config.json  generation_config.json  model.safetensors  tokenizer files
 //                        optimizer.safetensors  m.*, v.* and, where model.safetensors is bf16, the fp32 master.*
 //                        trainer.json           TrainerState, size and checksum of every other file; written last
-//   OUTPUT/latest        the name of the newest directory, for people and scripts
+//   OUTPUT/latest        the name of the newest directory, for people, scripts and load_tokenizer()
 //
-// transformers loads the directory as it is. Tensors are whole and in Hugging Face's names and layout (Conv1D matrices
-// transposed, wte without its padded rows), so nothing depends on the number of ranks, the precision of training or the
-// padding. The weights are the fp32 masters, or bf16 weights without masters, widened: a resumed run continues with the
-// same bits.
+// transformers loads the directory unchanged. Tensors are whole and have Hugging Face's names and layout (Conv1D
+// matrices transposed, wte without its padded rows), so a checkpoint does not depend on the number of ranks, the
+// precision of training or the padding. The weights are the fp32 masters, or bf16 weights without masters, widened to
+// fp32. A resumed run continues with the same bits.
 //
-// A directory is written as step_N.tmp, brought to disk, renamed; `latest` moves after that, and older directories go
-// last. So a crash at any instruction leaves the newest complete checkpoint loadable.
+// A save writes step_N.tmp, syncs it to disk and renames it. Then it updates `latest`, and last it deletes older
+// directories. A crash at any instruction therefore leaves the newest complete checkpoint loadable.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,31 +20,31 @@
 
 #include "checkpoint/hf_weights.h"
 
-// What a run must remember beside its tensors.
+// The state of a run other than its tensors.
 struct TrainerState {
     int64_t step = 0;      // optimizer steps taken
-    int64_t position = 0;  // samples taken from the data order: position g of the next one
+    int64_t position = 0;  // samples taken from the data order: the position g of the next sample
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
-    double val_loss = -1;        // the last one; -1: not measured yet
+    double val_loss = -1;        // the last validation loss; -1: not measured yet
     std::string options = "{}";  // JSON object: the options of the run
     std::string data = "{}";     // JSON object: what identifies the training data
-    std::string extra = "{}";    // JSON object: whatever else the trainer wants back as it was
+    std::string extra = "{}";    // JSON object: the trainer's other state, returned unchanged
 };
 
 // What the tensor files of a checkpoint hold.
 struct CheckpointFormat {
     bool bf16_weights = false;                    // model.safetensors in BF16, fp32 masters in optimizer.safetensors
-    std::vector<std::string> state = {"m", "v"};  // the optimizer's state tensors (slots 1, 2, ...), which prefix names
+    std::vector<std::string> state = {"m", "v"};  // the optimizer's state (slots 1, 2, ...): prefixes of tensors
 };
 
 struct SaveOptions {
-    std::string output;  // OUTPUT above, made if it is missing
+    std::string output;  // the OUTPUT directory, created if missing
     int keep = 0;        // newest directories to keep; 0 = all
     CheckpointFormat format;
     int end_of_text = 50256;                                      // for config.json
-    std::function<void(const std::string& dir)> write_tokenizer;  // writes its files into dir; may be empty
-    std::function<void(const std::string& line)> note;  // prints what was renamed or deleted, and what could not be
+    std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
+    std::function<void(const std::string& line)> note;            // prints what was renamed or deleted, or could not be
 };
 struct SavedCheckpoint {
     std::string dir;
@@ -54,65 +54,67 @@ struct SavedCheckpoint {
 // OUTPUT/step_N.
 std::string checkpoint_directory(const std::string& output, int64_t step);
 
-// Where fewer than so many bytes are free, or fewer files than a save makes, deletes what a save of this step would
-// delete after it: the checkpoints that `keep` gives up, the oldest first, but not the newest that verifies. Refuses
-// (EXIT_IO), with what would help, where that does not free the bytes, and deletes nothing then. One that cannot be
-// deleted is passed over, and the next one goes, if the rest is enough. save_checkpoint begins with it; so should a run
-// that resumes, because its log needs room too. `note` prints what was deleted, and what could not be.
+// Frees disk space before a save if fewer than `needed` bytes are free, or fewer files than a save creates. It deletes
+// the checkpoints that the save of this step would delete afterwards because of `keep`, oldest first, but never the
+// newest one that verifies. If that cannot free enough bytes, it deletes nothing and fails (EXIT_IO) with advice. A
+// checkpoint that cannot be deleted is skipped, and the next one is deleted if the rest is enough. save_checkpoint
+// calls it first. A run that resumes should call it too, because its log needs space. `note` prints what was deleted
+// and what could not be.
 void make_room(const std::string& output, int keep, int64_t step, int64_t needed,
                const std::function<void(const std::string& line)>& note);
 
-// Writes OUTPUT/step_N of state.step; one that is there already is replaced. Fails with EXIT_IO or EXIT_CANNOT_CREATE,
-// the path and the system's reason, and then every checkpoint that was there still is, but for those that make_room
-// deleted: training may go on and try again later. A `latest` that cannot be replaced is no failure, for nothing here
-// reads it: a note says so, and the older checkpoints stay. Checkpoints of later steps (a run that was continued from
-// an older one) are renamed to step_N.stale.
+// Writes OUTPUT/step_N for state.step and replaces an existing one. Fails with EXIT_IO or EXIT_CANNOT_CREATE, the path
+// and the system's reason. After a failure every earlier checkpoint is still there, except those that make_room
+// deleted, so training may continue and try again later. If `latest` cannot be replaced, the save still succeeds,
+// because checkpoints are found by their directories' names: a note says so, and older checkpoints stay. Checkpoints of
+// later steps (of a run that was continued from an older one) are renamed to step_N.stale.
 //
-// `read` is called for all weights (twice with bf16_weights), then for each slot of the optimizer.
+// `read` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
                                 const TrainerState& state);
-// f for each of those reads, in their order.
+// Calls f for each of the reads of save_checkpoint, in the same order.
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f);
-// Bytes that a save will write. Its tokenizer counts as 128 bytes per token of the vocabulary (GPT-2's files take 72).
+// Bytes that a save will write. The tokenizer counts as 128 bytes per token of the vocabulary (GPT-2's files take 72).
 int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& format);
 
-// To be called before a run that writes to OUTPUT (and by nobody else): removes what an interrupted save left behind.
-// Returns a line to print for each, also for what cannot be removed, which stays.
+// Removes what an interrupted save left behind. Call it only in a run that writes to OUTPUT, before it starts. Returns
+// a line to print for each leftover, including those that could not be removed.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
-// Compares size and checksum of every file; names the first that is damaged or missing (EXIT_BAD_DATA), or says that
-// the directory is no checkpoint (EXIT_NO_INPUT).
+// Compares the size and checksum of every file. The error names the first file that is damaged or missing
+// (EXIT_BAD_DATA), or says that the directory is no checkpoint (EXIT_NO_INPUT).
 void verify_checkpoint(const std::string& dir);
 
 struct DamagedCheckpoint {
     std::string dir, what;  // what: a sentence that names the file
 };
 struct FoundCheckpoint {
-    std::string dir;                         // empty: there is none
-    std::vector<DamagedCheckpoint> damaged;  // newer ones, newest first
+    std::string dir;                         // empty: no checkpoint was found
+    std::vector<DamagedCheckpoint> damaged;  // damaged checkpoints newer than dir, newest first
 };
-// A run that goes on in OUTPUT may delete a checkpoint while it is read: then its next one is read, so many times.
+// A run that is active in OUTPUT may delete a checkpoint while it is read. The search then starts again, at most this
+// many times.
 constexpr int READ_ATTEMPTS = 20;
 // The checkpoint of the highest step in OUTPUT that verifies.
 FoundCheckpoint find_latest(const std::string& output);
-// The same, but an OUTPUT whose checkpoints are all damaged is refused (EXIT_BAD_DATA): the error says what is wrong
-// with each, and whether --init can still read its weights.
+// Like find_latest, but refuses an OUTPUT whose checkpoints are all damaged (EXIT_BAD_DATA). The error lists the damage
+// of each one, and whether --init can still read its weights.
 FoundCheckpoint find_resumable(const std::string& output);
-// The newest directory in OUTPUT with the name of a checkpoint, damaged or not; empty: there is none.
+// The newest directory in OUTPUT that is named like a checkpoint, damaged or not; empty if there is none.
 std::string newest_directory(const std::string& output);
 
-// Whether config.json and weights are in the directory itself: it is a Hugging Face directory or a checkpoint.
+// Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
-// The directory whose weights `path` means: itself if it is a Hugging Face directory (a checkpoint is one), or the
-// newest checkpoint if it is a run's OUTPUT. Neither: EXIT_NO_INPUT. Both, so that nobody knows which weights are
-// meant: EXIT_USAGE. Weights of a checkpoint that are not those that were saved: EXIT_BAD_DATA.
+// The directory whose weights `path` denotes: `path` itself if it is a Hugging Face directory (a checkpoint is one), or
+// the newest checkpoint if it is a run's OUTPUT. EXIT_NO_INPUT if it is neither. EXIT_USAGE if it is both, because the
+// choice would be ambiguous. EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path);
 
-// All of a (verified) checkpoint; state: the names of CheckpointFormat. The layout is that of
+// Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of
 // read_hf_config(dir).model; another shape is refused.
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
                              const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
-// For a validation that comes after the save: trainer.json is replaced whole, nothing else changes.
+// Stores the loss of a validation that ran after the save: replaces trainer.json atomically and changes nothing else.
 void set_val_loss(const std::string& dir, double val_loss);

@@ -11,7 +11,7 @@ using nlohmann::json;
 
 namespace {
 
-// An object with defaults: a key that is absent or null counts as not given.
+// A JSON object read with defaults: a key that is absent or null takes its default.
 struct ConfigReader {
     const json& object;
     const std::string& path;
@@ -24,7 +24,7 @@ struct ConfigReader {
         fail(EXIT_BAD_DATA, "%s: \"%s\" is %s, but must be %s", path.c_str(), key,
              printable(object.at(key).dump(-1, ' ', true)).c_str(), wanted);
     }
-    // Under its own name or the alias that transformers gives it.
+    // Looks up the key, or the alias that transformers accepts for it.
     int integer(const char* key, const char* alias, int fallback) const {
         const json *own = find(key), *other = alias ? find(alias) : nullptr;
         if (own && other && *own != *other)
@@ -40,7 +40,7 @@ struct ConfigReader {
         if (value && !value->is_boolean()) wrong(key, "true or false");
         return value ? value->get<bool>() : fallback;
     }
-    // What this program always does: another value is refused.
+    // Refuses any value other than the one this program implements.
     void require(const char* key, bool needed, const char* why) const {
         if (boolean(key, needed) != needed) wrong(key, why);
     }
@@ -48,12 +48,12 @@ struct ConfigReader {
 
 }  // namespace
 
-// Refuses models that differ from ours in more than their sizes.
+// Refuses models that differ from this program's GPT-2 in more than their sizes.
 static void check_supported(const ConfigReader& config, int C) {
     const json* type = config.find("model_type");
     if (type && *type != "gpt2") config.wrong("model_type", "\"gpt2\": no other architecture can be computed");
     const json* activation = config.find("activation_function");
-    // Three names of one function, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    // Three names of the same function, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     if (activation && *activation != "gelu_new" && *activation != "gelu_pytorch_tanh" && *activation != "gelu_fast")
         config.wrong("activation_function", "\"gelu_new\", the tanh form of GELU");
     const json* epsilon = config.find("layer_norm_epsilon");
@@ -98,7 +98,7 @@ HFConfig read_hf_config(const std::string& dir) {
     return parse_hf_config(read_file(path, 1 << 20), path);
 }
 
-// null: the vocabulary has no such token, and nothing else tells which one ends a text.
+// The id of <|endoftext|>, or null if it is outside of the vocabulary: no other source names the token.
 static nlohmann::ordered_json end_of_text_json(const HFConfig& config) {
     if (config.end_of_text >= config.model.V) return nullptr;
     return config.end_of_text;
@@ -106,7 +106,7 @@ static nlohmann::ordered_json end_of_text_json(const HFConfig& config) {
 
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
-    // Dropouts are 0, as in our training, so that fine-tuning elsewhere continues what was trained here.
+    // Dropouts are 0, as in this program's training, so that fine-tuning elsewhere continues the same model.
     const nlohmann::ordered_json object = {
         {"architectures", {"GPT2LMHeadModel"}},
         {"model_type", "gpt2"},

@@ -11,11 +11,11 @@ struct HFConfig {
 };
 
 // Reads config.json with the defaults and aliases of transformers' GPT2Config; unknown keys are ignored. Refuses
-// (EXIT_BAD_DATA) what this program does not compute, with the key, its value and the reason: another activation than
-// the tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
+// (EXIT_BAD_DATA) a model that this program does not implement, with the key, its value and the reason: an activation
+// other than tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
 HFConfig parse_hf_config(const std::string& text, const std::string& path);
 HFConfig read_hf_config(const std::string& dir);  // DIR/config.json; missing: EXIT_NO_INPUT
 
-// The texts of the files; torch_dtype: "float32" or "bfloat16", what model.safetensors holds.
+// The contents of the files. torch_dtype is the dtype of model.safetensors: "float32" or "bfloat16".
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
 std::string hf_generation_config_json(const HFConfig& config);

@@ -19,8 +19,8 @@ static std::vector<int64_t> hf_shape(const ParamLayout& layout, Param p) {
     return {rows, cols};
 }
 
-// out (cols, rows) = inp (rows, cols), in blocks that fit the first-level cache. On one thread it takes 0.3 s for the
-// 1.5 GB of a 124M checkpoint, whose disk takes seconds.
+// Transposes inp (rows, cols) into out (cols, rows), in blocks that fit the L1 cache. On one thread it takes 0.3 s for
+// the 1.5 GB of a 124M checkpoint; writing that to disk takes seconds.
 static void transpose(float* out, const float* inp, int rows, int cols) {
     constexpr int block = 32;
     for (int r0 = 0; r0 < rows; r0 += block)
@@ -30,7 +30,7 @@ static void transpose(float* out, const float* inp, int rows, int cols) {
                     out[int64_t(c) * rows + r] = inp[int64_t(r) * cols + c];
 }
 
-// Room for one tensor as it is in memory, and for one matrix as it is in the file.
+// Buffers for one tensor in memory layout and one matrix in file layout.
 struct TensorBuffers {
     std::unique_ptr<float[]> memory, file;
 
@@ -83,7 +83,7 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
                 transpose(buffers.file.get(), data, layout.rows(p), layout.cols(p));
                 data = buffers.file.get();
             }
-            writer.write(data, writer.tensors[writer.next].elements());  // less than in memory: no padded rows
+            writer.write(data, writer.tensors[writer.next].elements());  // without padded rows
         });
     return writer.finish();
 }
@@ -96,7 +96,7 @@ static std::string describe_model(const GPT2Config& config) {
     return format("a model of %d layers and %d channels", config.L, config.C);
 }
 
-// The tensor called `name`, refused with both shapes if it has not the one of (p, l).
+// Returns the tensor called `name`. Refuses it, naming both shapes, if its shape is not that of (p, l).
 static const TensorInfo& find_tensor(const Safetensors& file, const std::string& name, const ParamLayout& layout,
                                      Param p) {
     const TensorInfo* tensor = file.find(name);
@@ -108,10 +108,10 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
     return *tensor;
 }
 
-// Every computation with NaN or infinity is lost, and a checkpoint made of them would look like any other. A number
-// above the largest of bf16 becomes infinite in a bf16 model.
+// Refuses NaN and infinity: they spread to every result, and a later checkpoint would not show the damage. A value
+// above bf16's largest becomes infinite in a bf16 model.
 static void check_finite(const Safetensors& file, const TensorInfo& tensor, const float* values) {
-    constexpr float largest = 0x1.fep127f;  // of bf16: 3.39e38
+    constexpr float largest = 0x1.fep127f;  // the largest finite bf16: 3.39e38
     constexpr int64_t block = 4096;         // the inner loop has no exit, so it is vectorized
     const int64_t n = tensor.elements();
     for (int64_t at = 0; at < n; at += block) {
@@ -132,7 +132,7 @@ static void check_finite(const Safetensors& file, const TensorInfo& tensor, cons
     }
 }
 
-// One tensor in memory layout, padded rows zero.
+// Reads one tensor into memory layout; padded rows are zero.
 static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
                        TensorBuffers& buffers) {
     float* memory = buffers.memory.get();
@@ -150,7 +150,7 @@ static void read_param(const Safetensors& file, const TensorInfo& tensor, const 
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write) {
     TensorBuffers buffers(layout);
-    for_each_tensor(layout, [&](Param p, int l) {  // all shapes before the first tensor moves
+    for_each_tensor(layout, [&](Param p, int l) {  // check all shapes before the first call of write
         find_tensor(file, group.prefix + hf_name(p, l), layout, p);
     });
     for_each_tensor(layout, [&](Param p, int l) {
@@ -171,7 +171,7 @@ static Safetensors open_model(const std::string& dir) {
     fail(EXIT_NO_INPUT, "%s: has no model.safetensors", dir.c_str());
 }
 
-// lm_head.weight may be there if it says the same as wte, bit for bit.
+// Accepts lm_head.weight only if it equals wte bit for bit.
 static void check_tied(const Safetensors& file, const TensorInfo& head, const TensorInfo& wte) {
     constexpr int64_t chunk = 1 << 20;
     const auto refuse = [&] {
@@ -188,7 +188,7 @@ static void check_tied(const Safetensors& file, const TensorInfo& head, const Te
     }
 }
 
-// Causal masks that older files carry in each layer.
+// Whether the tensor is a causal mask; older files contain one in each layer.
 static bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }

@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
 constexpr size_t max_dimensions = 8, max_name_bytes = 4096;
-constexpr int64_t chunk_elements = 1 << 20;  // of a conversion, in a buffer that stays in the cache
+constexpr int64_t chunk_elements = 1 << 20;  // converted at a time, in a buffer that stays in the cache
 
 int64_t TensorInfo::elements() const {
     int64_t count = 1;
@@ -42,8 +42,8 @@ static int dtype_bits(const std::string& dtype) {
     return found == bits.end() ? 0 : found->second;
 }
 
-// Bytes of the tensor, or nothing when they are not whole or not countable. Multiplies from the left, as the reference
-// does, so that [2^40, 2^40, 0] is refused.
+// Size of the tensor in bytes, or nothing if it is not a whole number or overflows. Multiplies from left to right, as
+// the reference implementation does, so that [2^40, 2^40, 0] is refused.
 static std::optional<int64_t> shape_bytes(const TensorInfo& tensor) {
     int64_t bits = 1;
     for (int64_t n : tensor.shape)
@@ -52,7 +52,7 @@ static std::optional<int64_t> shape_bytes(const TensorInfo& tensor) {
     return bits / 8;
 }
 
-// The header, event by event: a hostile one of 100 MB would fill gigabytes as a tree of JSON values.
+// Parses the header with a SAX parser: as a tree of JSON values, a hostile header of 100 MB would need gigabytes.
 struct HeaderParser : json::json_sax_t {
     const std::string& path;
     std::vector<TensorInfo> tensors;
@@ -139,7 +139,7 @@ struct HeaderParser : json::json_sax_t {
     }
     bool null() override { return unexpected(); }
     bool boolean(bool) override { return unexpected(); }
-    bool number_integer(int64_t) override { return unexpected(); }  // only negative ones come here
+    bool number_integer(int64_t) override { return unexpected(); }  // called for negative numbers only
     bool number_float(double, const std::string&) override { return unexpected(); }
     bool binary(json::binary_t&) override { return unexpected(); }
     bool parse_error(size_t position, const std::string&, const json::exception&) override {
@@ -148,7 +148,7 @@ struct HeaderParser : json::json_sax_t {
     }
 };
 
-// Every tensor has a known dtype and the bytes of its shape, and together they tile the data.
+// Checks that every tensor has a known dtype and the byte count of its shape, and that together they tile the data.
 static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& path, int64_t data_bytes) {
     std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -202,7 +202,7 @@ Safetensors open_safetensors(const std::string& path) {
 }
 
 Safetensors open_safetensors_index(const std::string& path) {
-    constexpr size_t max_files = 512;  // all are open at the same time
+    constexpr size_t max_files = 512;  // all files are open at the same time
     const json index = read_json_object(path, max_header_bytes);
     const auto map = index.find("weight_map");
     if (map == index.end() || !map->is_object())
@@ -266,8 +266,8 @@ void Safetensors::read(float* out, const TensorInfo& tensor, int64_t first, int6
     }
 }
 
-// Sets the ranges of the tensors and returns the header with its length in front. Padded by spaces, so that the data
-// start at a multiple of 8.
+// Sets the byte ranges of the tensors and returns the header, preceded by its length. The header is padded with spaces,
+// so that the data start at a multiple of 8.
 static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
     nlohmann::ordered_json header;
     header["__metadata__"] = {{"format", "pt"}};
@@ -278,7 +278,7 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
         t.begin = at, t.end = at += *shape_bytes(t);
         header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {t.begin, t.end}}};
     }
-    assert(header.size() == tensors.size() + 1);  // no name twice
+    assert(header.size() == tensors.size() + 1);  // no duplicate name
     std::string text = header.dump();
     text.resize(round_up<size_t>(text.size(), 8), ' ');
     const uint64_t length = text.size();

@@ -1,9 +1,9 @@
-// safetensors.h: reading and writing safetensors files; knows nothing about models.
+// safetensors.h: reads and writes safetensors files. This code does not depend on the model.
 //
-// A file is the length of its header (8 bytes, little-endian), the header (a JSON object: for each tensor its dtype,
-// shape and range of bytes) and the data, row-major. Read as untrusted: the header is checked as the format's reference
-// implementation does (tensors tile the data without gap, overlap or rest, and each length is that of its shape) before
-// anything of its size is allocated. What does not hold is EXIT_BAD_DATA, with the path and the tensor.
+// A file consists of the header's length (8 bytes, little-endian), the header (a JSON object with the dtype, shape and
+// byte range of each tensor) and the data, row-major. Files are untrusted: before any allocation of the stated sizes,
+// the header is checked as the reference implementation does (tensors tile the data without gap, overlap or rest, and
+// each byte range has the length of its shape). An invalid file is EXIT_BAD_DATA, with the path and the tensor.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 
 struct TensorInfo {
     std::string name;
-    std::string dtype;           // as in the file: "F32", "BF16", "F16" can be read here, others only listed
+    std::string dtype;           // as in the file; "F32", "BF16" and "F16" can be read, others only listed
     std::vector<int64_t> shape;  // empty for a scalar
     int64_t begin = 0, end = 0;  // bytes, counted from the start of the data
     int file = 0;                // index in Safetensors::files
@@ -26,11 +26,11 @@ std::string shape_string(const std::vector<int64_t>& shape);
 
 using Metadata = std::map<std::string, std::string>;  // __metadata__: strings only
 
-// One file, or the files that an index joins.
+// One file, or all files of an index.
 struct Safetensors {
     std::string path;  // what was opened, for messages
     std::vector<InputFile> files;
-    std::vector<int64_t> data_begin;            // of each file: where its data start
+    std::vector<int64_t> data_begin;            // of each file: offset of its data
     std::map<std::string, TensorInfo> tensors;  // by name
     Metadata metadata;                          // of the first file
 
@@ -41,22 +41,22 @@ struct Safetensors {
 };
 
 Safetensors open_safetensors(const std::string& path);
-// model.safetensors.index.json: its weight_map names the file of each tensor, all in the directory of the index.
+// Opens model.safetensors.index.json. Its weight_map names the file of each tensor, in the directory of the index.
 Safetensors open_safetensors_index(const std::string& path);
 
-// Writes a file tensor by tensor, so that memory never holds more than the caller's current one.
+// Writes a file tensor by tensor, so that memory holds only the caller's current tensor.
 struct SafetensorsWriter {
     OutputFile file;
-    std::vector<TensorInfo> tensors;  // with their ranges, in the order of the file
-    size_t next = 0;                  // the tensor whose data come next
-    int64_t written = 0;              // elements of it already there
+    std::vector<TensorInfo> tensors;  // with their byte ranges, in file order
+    size_t next = 0;                  // the tensor that write() continues
+    int64_t written = 0;              // elements of that tensor already written
 
-    // names, shapes and dtypes ("F32", "BF16") of all tensors, in the order in which their data will come. `metadata`
-    // is written beside {"format": "pt"}, without which transformers refuses the file.
+    // `tensors`: names, shapes and dtypes ("F32", "BF16") of all tensors, in the order in which write() gets their
+    // data. `metadata` is written in addition to {"format": "pt"}, without which transformers refuses the file.
     SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata);
-    // The next elements of the current tensor, rounded to its dtype (to nearest, ties to even).
+    // Writes the next elements of the current tensor, rounded to its dtype (to nearest, ties to even).
     void write(const float* data, int64_t count);
-    FileSum finish();  // refuses (a bug) if data are missing; then as OutputFile
+    FileSum finish();  // fails if data are missing (a bug); else as OutputFile::finish
 };
-// Bytes of the file that the writer makes for these tensors: header and data.
+// Size in bytes of the file that the writer makes for these tensors: header and data.
 int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata);
