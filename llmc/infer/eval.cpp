@@ -3,13 +3,13 @@
 #include <cstring>
 #include <exception>
 
-// A sample's losses are added on its rank, samples in their order by every rank, all in double: the mean over a large
-// set keeps its digits.
+// Each rank adds up the losses of each of its samples. Then every rank adds the samples' sums in the order of the
+// samples. All sums are in double, so that the mean over a large set stays precise.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
                                const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {
     const int64_t batches = loader.num_batches, B = loader.config.B;
-    std::vector<double> numbers;  // the sum of each sample, and at last how many tokens that were
+    std::vector<double> numbers;  // the loss sum of each sample, then the number of tokens
     int64_t tokens = 0;
     std::exception_ptr error;
     for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {

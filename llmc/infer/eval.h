@@ -1,4 +1,4 @@
-// eval.h: the loss on a fixed set of text.
+// eval.h: computes the mean loss on a fixed set of text (validation and the `eval` command).
 #pragma once
 #include <functional>
 #include <optional>
@@ -7,12 +7,12 @@
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 
-// Mean loss, in nats per token, over one pass of the loaders of all ranks with fixed_set; leaves them at the start of
-// the next pass. Its bits depend neither on the number of ranks nor on the micro-batch.
+// Mean loss, in nats per token, over one pass of all ranks' loaders, which have fixed_set; the loaders then stand at
+// the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
 //
-// go_on(batches done, of how many, whether this rank has met an error) is called before each batch; false ends the pass
-// early. Where any rank has not come to its end, none has a result. What the loader threw is thrown at the end, when
-// the other ranks know.
+// go_on(batches done, number of batches, whether this rank has met an error) is called before each batch; false ends
+// the pass early. If any rank did not finish its pass, no rank has a result. An error of the loader is thrown at the
+// end, after the other ranks have learned of it.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
                                const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on);

@@ -1,4 +1,4 @@
-// generate.h: text from the model, a token at a time, keys and values kept from one to the next.
+// generate.h: generates text from the model, one token at a time, with a key-value cache.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,9 +9,9 @@
 
 // Refuses a prompt that is empty or longer than the model's T.
 void check_prompt(const std::vector<int>& prompt, int T);
-// Continues the prompt (at least one token, at most model.T) by up to max_tokens tokens; each goes to emit, which
-// returns false to stop. When the context is full, its later half becomes the prompt and generation goes on.
-// The model needs Purpose::generate or train, and B of at least 1. `text` numbers the random draws (sampler.h).
+// Continues the prompt (1 to model.T tokens) by up to max_tokens tokens. emit is called with each token and returns
+// false to stop. When the context is full, its second half becomes the new prompt and generation continues. The model
+// needs Purpose::generate or train, and B of at least 1. `text` numbers the random draws (sampler.h).
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
               const std::function<bool(int token)>& emit);

@@ -8,22 +8,22 @@
 #include "base/common.h"
 #include "base/random.h"
 
-// Returns the likeliest token.
+// Returns the most likely token.
 static int check_logits(const float* logits, int V) {
     int best = 0;
     for (int v = 0; v < V; v++) {
         if (std::isnan(logits[v]) || logits[v] == std::numeric_limits<float>::infinity())
             fail(EXIT_BAD_DATA, "the model gives token %d a logit of %g: its weights are damaged or training diverged",
-                 v, std::fabs(double(logits[v])));  // not -nan
+                 v, std::fabs(double(logits[v])));  // prints nan, never -nan
         if (logits[v] > logits[best]) best = v;
     }
     if (!std::isfinite(logits[best])) fail(EXIT_BAD_DATA, "the model leaves none of %d tokens possible", V);
     return best;
 }
 
-// In [0, 1), with 53 bits: a token of probability 1e-9 must have its share.
+// A uniform number in [0, 1) with 53 bits, so that even a token of probability 1e-9 is drawn with its probability.
 static double draw(uint64_t seed, uint64_t text, uint64_t position) {
-    const auto x = Philox{seed, uint64_t(1) << 63 | text}(position);  // apart from the streams of the weights
+    const auto x = Philox{seed, uint64_t(1) << 63 | text}(position);  // not a stream of the weights
     return double((uint64_t(x[0]) << 32 | x[1]) >> 11) * 0x1p-53;
 }
 
@@ -41,7 +41,7 @@ int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t
         std::nth_element(s.candidates.begin(), s.candidates.begin() + s.top_k, s.candidates.end(), likelier);
         s.candidates.resize(s.top_k);
     }
-    // Sorted also without top-p: nth_element leaves an order that is the library's, and the draw goes by order.
+    // Sorted even without top-p: the draw depends on the order, and nth_element's order depends on the library.
     if (s.top_p < 1.0f || s.candidates.size() < size_t(V))
         std::sort(s.candidates.begin(), s.candidates.end(), likelier);
 
@@ -60,7 +60,7 @@ int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t
     }
 
     double left = draw(s.seed, text, position) * total;
-    int last = best;  // where rounding leaves a rest after the last candidate
+    int last = best;  // the result if rounding leaves a rest after the last candidate
     for (size_t i = 0; i < s.weights.size(); i++) {
         if (s.weights[i] == 0.0) continue;
         last = s.candidates[i];

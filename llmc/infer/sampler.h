@@ -1,18 +1,18 @@
-// sampler.h: the next token from a row of logits.
+// sampler.h: samples the next token from a row of logits (temperature, top-k, top-p).
 #pragma once
 #include <cstdint>
 #include <vector>
 
 struct Sampler {
-    float temperature = 1.0f;  // divides the logits; 0: always the likeliest token
-    int top_k = 0;             // only the likeliest k are candidates; 0: all
-    float top_p = 1.0f;        // only the likeliest whose probabilities sum to p, one at least; 1: all
+    float temperature = 1.0f;  // divides the logits; 0: always the most likely token
+    int top_k = 0;             // only the k most likely tokens are candidates; 0: all
+    float top_p = 1.0f;        // only the most likely tokens whose probabilities sum to p, at least one; 1: all
     uint64_t seed = 0;
     std::vector<int> candidates;  // working memory
     std::vector<double> weights;
 };
 
-// A token in [0, V). The same for the same logits, settings, seed, text and position, whatever was sampled before: text
-// and position number the random draw. Among equal logits the lower token counts as the likelier. Refuses logits with
-// NaN or +infinity, and a row without a finite logit (EXIT_BAD_DATA); -infinity is a token that cannot come.
+// Returns a token in [0, V). It depends only on the logits, settings, seed, text and position, not on earlier samples:
+// text and position number the random draw. Of equal logits, the lower token counts as more likely. Refuses logits with
+// NaN or +infinity, and a row without a finite logit (EXIT_BAD_DATA). A token with logit -infinity is never sampled.
 int sample_token(Sampler& sampler, const float* logits, int V, uint64_t text, uint64_t position);
