@@ -5,11 +5,11 @@
 #include <stdexcept>
 #include <string>
 
-// What the process returns to its caller (sysexits.h where it has a number; timeout(1) for the watchdog).
+// Exit codes of the process: sysexits.h's where it has one, and timeout(1)'s for the watchdog.
 enum ExitCode {
     EXIT_INTERNAL = 1,        // a bug, or a machine that failed
-    EXIT_USAGE = 2,           // options that cannot be
-    EXIT_BAD_DATA = 65,       // a file is there, but is not what it should be
+    EXIT_USAGE = 2,           // invalid options
+    EXIT_BAD_DATA = 65,       // a file exists, but its content is invalid
     EXIT_NO_INPUT = 66,       // a file is missing
     EXIT_CANNOT_CREATE = 73,  // an output cannot be created
     EXIT_IO = 74,             // reading or writing failed
@@ -25,10 +25,11 @@ struct Error : std::runtime_error {
 // printf into a string.
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 
-// Throws Error. The text is one sentence for the user: what is wrong, the values, what to try.
+// Throws Error. The text is one sentence for the user: what is wrong, the values, and what to try.
 [[noreturn]] void fail(int exit_code, const char* text, ...) __attribute__((format(printf, 2, 3)));
 
-// Refuses arguments or options that cannot work. For what a user can cause; assert() is for what only a bug can break.
+// Throws Error (EXIT_USAGE) if arguments or options are invalid. Use it for errors that a user can cause, and assert()
+// for conditions that only a bug can break.
 #define ENSURE(condition, ...)                           \
     do {                                                 \
         if (!(condition)) fail(EXIT_USAGE, __VA_ARGS__); \
@@ -44,7 +45,7 @@ constexpr Int round_up(Int a, Int multiple) {
     return ceil_div(a, multiple) * multiple;
 }
 
-// int64_t to int, refused when it does not fit.
+// Converts int64_t to int; refuses a value that does not fit.
 inline int narrow(int64_t value) {
     ENSURE(value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max(),
            "%lld does not fit in 32 bits", static_cast<long long>(value));

@@ -1,5 +1,6 @@
-// device.h: memory, copies, streams and events of the device, declared once; defined in cuda/device.cu and
-// cpu/device.cpp. On the CPU device memory is host memory and every call is complete when it returns.
+// device.h: memory, copies, streams and events of the device (a GPU or the CPU). One declaration for both backends,
+// which are defined in cuda/device.cu and cpu/device.cpp. On the CPU, device memory is host memory and every call is
+// synchronous.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,47 +16,47 @@ using Graph = struct CUgraphExec_st*;
 
 struct DeviceInfo {
     std::string name;        // "NVIDIA H100 80GB HBM3", "2 threads, avx512 + amx"
-    int64_t memory_bytes;    // in all
+    int64_t memory_bytes;    // total
     double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
     std::string peak_source;   // "data sheet", "measured at start", or why there is none
-    std::string cpu_isa = {};  // CPU_ISA's value that the operations run on; empty: they run on a GPU
+    std::string cpu_isa = {};  // instruction set of the CPU operations, a value of CPU_ISA; empty on a GPU
 };
 
-// Set by --debug-sync: every kernel is waited for, so that its error names it. Slow.
+// Set by --debug-sync: the host waits for every kernel, so that an error names its kernel. Slow.
 inline bool device_debug_sync = false;
 
-// To be called once, before anything else here. threads: CPU threads to use, 0 = one per core.
+// Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
-std::string device_id();         // which GPU this is, of all that there are: "GPU-3f9c..." (UUID); empty on the CPU
-bool device_memory_is_host();    // the CPU's pointers are the host's
-bool device_bf16_is_faster();    // than fp32, in the matrix products: what --precision auto chooses by
-std::string device_libraries();  // those that do the products, with versions: "cuBLASLt 13.1, cuDNN 9.19"
-// From now on each shape of a product runs by the algorithm that is fastest here, timed when it first comes, and kept
-// in this file for later runs. Another choice may round differently: only runs with the same file have the same bits.
-// An empty name ends that. On the CPU refused: there is nothing to choose.
+std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the CPU
+bool device_memory_is_host();    // true on the CPU
+bool device_bf16_is_faster();    // than fp32 in matrix products; decides --precision auto
+std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
+// Turns on autotuning of matrix products: at the first use of a shape, the algorithms are timed and the fastest is kept
+// in this cache file for later runs. Different algorithms may round differently, so only runs with the same file are
+// bitwise equal. An empty name turns autotuning off. Refused on the CPU, which has no choice of algorithms.
 void device_autotune(const std::string& cache_file);
 
-// Set by a communicator, and called again and again while the host waits for the device, with the seconds that this
-// wait has lasted: it throws when what the device waits for will never come, because another rank is gone.
+// Set by a communicator. Called repeatedly while the host waits for the device, with the duration of the wait in
+// seconds. It throws if the device's work can never complete because another rank is gone.
 inline void (*while_host_waits)(double seconds) = nullptr;
 
-// Zeroed memory, aligned to 64 bytes at least. Fails with the purpose and what was asked for. nbytes 0 gives null.
+// Allocates zeroed memory, aligned to at least 64 bytes. The error names the purpose and the size. 0 bytes give null.
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
-// The advice for when there is no memory for this purpose. What the model itself takes does not depend on the batch.
+// Advice for the out-of-memory error of this purpose. Weights, gradients and moments do not depend on the batch size.
 inline const char* memory_advice(std::string_view purpose) {
     for (const char* of_model : {"weights", "gradients", "moments"})
         if (purpose.find(of_model) != purpose.npos)
             return "the model is too large for this machine; lower --layers or --channels";
     return "lower --micro-batch, or try --recompute or --logit-chunks";
 }
-int64_t device_bytes_allocated();  // now, by device_allocate
-// That each of so many processes of this host could still allocate, with some left for the libraries.
+int64_t device_bytes_allocated();  // currently allocated by device_allocate
+// Bytes that each of `processes` processes on this host can still allocate, minus a reserve for the libraries.
 int64_t device_bytes_free(int processes = 1);
-// Host memory that the device copies from and to without a detour (pinned on CUDA).
+// Host memory for direct copies from and to the device (pinned on CUDA).
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);
 
@@ -66,30 +67,30 @@ void wait_for_device();
 Event create_event();
 void destroy_event(Event event);
 void record_event(Event event, Stream stream);
-void stream_wait_event(Stream stream, Event event);  // what is queued on stream later runs after the event
-bool event_done(Event event);                        // without blocking; on the CPU always
+void stream_wait_event(Stream stream, Event event);  // later work on the stream waits for the event
+bool event_done(Event event);                        // does not block; always true on the CPU
 void wait_for_event(Event event);                    // blocks the host
-// An event that also keeps the time at which it is reached; and of two such that have been, the seconds between them.
+// An event that also records the time at which it completes. seconds_between takes two completed timers.
 Event create_timer();
 double seconds_between(Event from, Event to);
 
-// What is queued on the stream from begin_graph to end_graph is recorded and not run; run_graph queues all of it as
-// one, for the price of one launch, with the same pointers and numbers each time. Not on the CPU, where calls run as
-// they come.
+// CUDA graphs. Work queued on the stream between begin_graph and end_graph is captured and not run. run_graph queues
+// all of it with one launch, with the same pointers and arguments each time. Not on the CPU, where calls are
+// synchronous.
 bool device_has_graphs();
 void begin_graph(Stream stream);  // not the null stream
 Graph end_graph(Stream stream);
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
 
-// A named range on the time line of a profiler; on the CPU, nothing.
+// A named range in a profiler's timeline; does nothing on the CPU.
 struct ProfileRange {
     explicit ProfileRange(const char* name);
     ProfileRange(const ProfileRange&) = delete;
     ~ProfileRange();
 };
 
-// A stream of one's own.
+// A stream that is destroyed with its owner.
 struct OwnedStream {
     Stream stream = create_stream();
 
@@ -103,9 +104,9 @@ void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void fill_zero(void* device, int64_t bytes, Stream stream);
 
-// Working memory of the operations, shared by all of them (they run one after another). device_reserve_scratch makes
-// it at least that large, before training starts; device_scratch hands it out and grows it only for callers that
-// reserved nothing (tests).
+// Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes it at least this
+// large; call it before training starts. device_scratch returns the memory, and grows it only if nothing was reserved
+// (tests).
 void device_reserve_scratch(int64_t bytes);
 void* device_scratch(int64_t bytes);
 
@@ -131,7 +132,7 @@ struct DeviceBuffer {
 template <class T>
 std::vector<T> to_host(const T* device, int64_t size) {
     std::vector<T> host(size);
-    wait_for_device();  // the null stream does not wait for the others
+    wait_for_device();  // the null stream does not synchronize with other streams
     copy_to_host(host.data(), device, size * int64_t(sizeof(T)), nullptr);
     wait_for_device();
     return host;

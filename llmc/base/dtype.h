@@ -1,4 +1,4 @@
-// dtype.h: bf16, a storage type, and what every operation is written with: Stream and INSTANTIATE.
+// dtype.h: the storage type bf16, the type Stream, and INSTANTIATE for templates on the element type.
 #pragma once
 #include <cstdint>
 
@@ -8,15 +8,16 @@
 #define HOST_DEVICE
 #endif
 
-// __builtin_bit_cast: std::bit_cast would be a function, which the linker may share between units of other instruction
-// sets, and which device code may not call.
+// This file uses __builtin_bit_cast. std::bit_cast is a function: the linker may share one copy of it between units
+// that are compiled for different instruction sets, and device code may not call it.
 
-// The upper half of a float. No arithmetic, and conversions are explicit: kernels widen, compute in float, round once.
+// The upper half of a float. It has no arithmetic, and conversions are explicit: kernels convert to float, compute in
+// float and round once.
 struct bf16 {
     uint16_t bits;
 
     bf16() = default;
-    // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN: which one only a GPU forgets, all are 0x7fff there.
+    // Rounds to nearest, ties to even. A NaN stays a quiet NaN. On a GPU every NaN becomes 0x7fff.
     HOST_DEVICE __attribute__((always_inline)) explicit bf16(float x) {
 #if defined(__CUDA_ARCH__)
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -31,7 +32,7 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// Distance from 1 to the next larger value.
+// Machine epsilon: the distance from 1 to the next larger value.
 template <class floatX>
 constexpr float epsilon();
 template <>
@@ -43,7 +44,7 @@ constexpr float epsilon<bf16>() {
     return 0x1p-7f;
 }
 
-// float or bf16 as a value, for code that touches no element.
+// The element type as a run-time value, for code that does not touch elements.
 enum class Dtype { fp32, bf16 };
 
 template <class floatX>
@@ -51,16 +52,16 @@ constexpr Dtype dtype_of = sizeof(floatX) == sizeof(float) ? Dtype::fp32 : Dtype
 
 constexpr const char* dtype_name(Dtype dtype) { return dtype == Dtype::fp32 ? "fp32" : "bf16"; }
 
-// f(float{}) or f(bf16{}), to call templates.
+// Calls f(float{}) or f(bf16{}), to dispatch to a template.
 template <class F>
 auto with_dtype(Dtype dtype, const F& f) {
     return dtype == Dtype::fp32 ? f(float{}) : f(bf16{});
 }
 
-// A queue of device work, in order: a CUDA stream, or nothing on the CPU, where a call returns when its work is done.
+// An in-order queue of device work: a CUDA stream. Unused on the CPU, where every call is synchronous.
 using Stream = struct CUstream_st*;
 
-// Both instances of an operation that is declared in a header: INSTANTIATE(cpu::layernorm_forward);
+// Instantiates an operation, declared in a header, for float and bf16: INSTANTIATE(cpu::layernorm_forward);
 #define INSTANTIATE(op)                     \
     template decltype(op<float>) op<float>; \
     template decltype(op<bf16>) op<bf16>

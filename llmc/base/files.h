@@ -1,7 +1,7 @@
-// files.h: files that survive a crash, and files that cannot be trusted.
+// files.h: durable writes (a crash loses no finished file), careful reads of untrusted files, and directories.
 //
-// Errors name the path and what the system said: EXIT_NO_INPUT (missing), EXIT_BAD_DATA (not what it should be),
-// EXIT_CANNOT_CREATE (an output cannot be made or given its name), EXIT_IO (reading or writing failed, disk full).
+// Errors name the path and the system's reason: EXIT_NO_INPUT (missing), EXIT_BAD_DATA (invalid content),
+// EXIT_CANNOT_CREATE (an output cannot be created or renamed), EXIT_IO (reading or writing failed, disk full).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,73 +13,73 @@
 
 struct XXH3_state_s;  // xxhash.h
 
-// What a file holds, to tell later whether it still does.
+// Size and hash of a file, to detect later damage.
 struct FileSum {
     int64_t size = 0;
     uint64_t xxh3 = 0;  // XXH3-64 of all bytes
     bool operator==(const FileSum&) const = default;
 };
 
-// An open regular file of a size that was asked once. Read by pread, not mapped: a file that shrinks while it is open
-// becomes an error, not SIGBUS.
+// An open regular file; its size is read once, at opening. It is read by pread and not mapped, so a file that shrinks
+// while it is open causes an error and not SIGBUS.
 struct InputFile {
     std::string path;
     int fd = -1;
     int64_t size = 0;
 
-    explicit InputFile(const std::string& path);  // refuses what is missing or no regular file
+    explicit InputFile(const std::string& path);  // refuses a missing file, or one that is not regular
     InputFile(InputFile&& other) noexcept;
     ~InputFile();
-    // All of [offset, offset + bytes), or an error. Safe to call from several threads.
+    // Reads all of [offset, offset + bytes) or throws. Thread-safe.
     void read_at(void* out, int64_t offset, int64_t bytes) const;
 };
 
-// A new file, written from front to back. Nothing counts as written before finish(), which has it on disk; a file that
-// is destroyed unfinished is only closed.
+// A new file, written sequentially. Data are on disk only after finish(). The destructor of an unfinished file only
+// closes it.
 struct OutputFile {
     std::string path;
     int fd = -1;
     int64_t size = 0;
     std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
 
-    explicit OutputFile(const std::string& path);  // replaces nothing: refuses a path that exists
+    explicit OutputFile(const std::string& path);  // refuses a path that exists
     OutputFile(const OutputFile&) = delete;
     ~OutputFile();
     void write(const void* data, int64_t bytes);
     FileSum finish();  // fsync and close
 };
 
-// The whole file, refused above max_bytes (EXIT_BAD_DATA).
+// Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA).
 std::string read_file(const std::string& path, int64_t max_bytes);
-// A new file with this content, on disk when the call returns.
+// Writes a new file; its content is on disk when the call returns.
 FileSum write_file(const std::string& path, const std::string& content);
-// The same for a file that may exist: readers, and a crash, see the old content or the new, never a part.
+// Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
 void replace_file(const std::string& path, const std::string& content);
 FileSum checksum_file(const std::string& path);
-// Brings to disk what somebody else wrote.
+// Syncs to disk a file that other code wrote.
 void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
-bool is_deleted(const std::string& path);  // nothing has that name; what cannot be asked for counts as there
+bool is_deleted(const std::string& path);  // no such name; false if it cannot be determined
 bool is_directory(const std::string& path);
-// f, which reads files of a directory. If it fails and the directory is gone, the error says so (EXIT_NO_INPUT).
+// Calls f, which reads files of a directory. If f fails and the directory is gone, the error says so (EXIT_NO_INPUT).
 void read_from(const std::string& dir, const std::function<void()>& f);
-// Fails with EXIT_NO_INPUT where that is no directory, or one that may not be searched and so looks empty.
+// Refuses (EXIT_NO_INPUT) a path that is no directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
-bool is_denied(const std::string& dir);                           // it is there, but it or a file in it may not be read
+bool is_denied(const std::string& dir);                           // it exists, but it or a file in it may not be read
 std::vector<std::string> list_directory(const std::string& dir);  // names, sorted; missing: EXIT_NO_INPUT
-void make_directories(const std::string& dir);                    // with its parents, all on disk; fine if it exists
-void sync_directory(const std::string& dir);                      // names in it become durable
+void make_directories(const std::string& dir);                    // and its parents, synced to disk; it may exist
+void sync_directory(const std::string& dir);                      // makes its entries durable
 void rename_path(const std::string& from, const std::string& to);
-void remove_tree(const std::string& path);              // fine if it is missing; follows no links
-int64_t free_bytes(const std::string& dir);             // for an ordinary user, on the file system of dir
-int64_t free_files(const std::string& dir);             // that can still be made there
-int64_t bytes_on_disk(const std::string& dir);          // that the files in it take
-bool is_file_name(const std::string& name);             // of a file in the same directory: no path, not . or ..
+void remove_tree(const std::string& path);              // may be missing; does not follow links
+int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system
+int64_t free_files(const std::string& dir);             // files that can still be created there
+int64_t bytes_on_disk(const std::string& dir);          // disk space of the files in it
+bool is_file_name(const std::string& name);             // a bare name: no path, not . or ..
 std::string parent_directory(const std::string& path);  // "." for a bare name
-std::string current_directory();                        // "" where it was removed
+std::string current_directory();                        // "" if it was removed
 
 // Throws Error: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);
-// For a message: text from a file, cut at 100 bytes, control characters shown as \x1b.
+// Text from a file, made safe for a message: cut at 100 bytes, control characters shown as \x1b.
 std::string printable(const std::string& text);

@@ -3,6 +3,6 @@
 #include <string>
 
 std::string host_name();
-// Equal for processes that share a kernel and a network, whatever their host names are. Containers may share a host
-// name, but not this.
+// An id that is equal for processes on the same kernel and network, whatever their host names are. Containers with
+// networks of their own may have the same host name, but not the same id.
 std::string boot_id();

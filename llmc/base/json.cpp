@@ -10,8 +10,8 @@
 
 using nlohmann::json;
 
-// Builds the value and checks what json::parse does not. json::parse with a callback could check it too, but searches
-// all of a list at the end of each object in it: a long list of objects would take quadratic time.
+// Builds the value and adds the checks that json::parse lacks. json::parse with a callback could do them too, but it
+// searches a whole list at the end of each object in it: a long list of objects would take quadratic time.
 struct CheckedValue : nlohmann::json_sax<json> {
     static constexpr size_t MAX_DEPTH = 32;
     const std::string& where;

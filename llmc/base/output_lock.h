@@ -1,9 +1,9 @@
-// output_lock.h: one run at a time writes to an output directory.
+// output_lock.h: a lock on an output directory, so that only one run at a time writes to it.
 //
-// OUTPUT/run.lock is locked (flock) while the run lives. The kernel drops the lock when the process ends, in whatever
-// way, so a dead run is no obstacle. The file says whose it is, for the message to a second run. Where the file system
-// has no locks, as some network file systems, a thread renews the file's modification time instead, and a file that was
-// not renewed for LOCK_BEATS beats belongs to nobody.
+// The run holds an flock on OUTPUT/run.lock. The kernel releases the lock when the process ends in any way, so a dead
+// run never blocks another. The file identifies its owner, for the message to a second run. Some network file systems
+// have no locks. There a thread renews the file's modification time instead, and a file that was not renewed for
+// LOCK_BEATS beats counts as abandoned.
 #pragma once
 #include <sys/file.h>
 
@@ -16,7 +16,7 @@
 constexpr int LOCK_BEATS = 6;
 using LockCall = int (*)(int fd, int operation);  // flock
 
-// Directories that were missing, outermost first. Those that are still empty are removed with this.
+// Creates missing directories and remembers them, outermost first. The destructor removes those that are still empty.
 struct MadeDirectories {
     std::vector<std::string> dirs;
 
@@ -30,19 +30,19 @@ struct OutputLock {
     std::string path;
     MadeDirectories made;
     int fd = -1;
-    // Only without locks of the file system:
+    // Used only if the file system has no locks:
     std::thread renewing;
     std::mutex mutex;
     std::condition_variable changed;
     bool ending = false;
 
-    // Makes the directory if it is missing. Refuses (EXIT_CANNOT_CREATE) one that another run uses, by pid, host and
-    // time. The other arguments are for tests.
+    // Creates the directory if it is missing. Refuses (EXIT_CANNOT_CREATE) a directory that another run uses; the error
+    // names its pid, host and time. The other arguments are for tests.
     explicit OutputLock(const std::string& output, LockCall lock = flock, double beat_seconds = 20.0);
     OutputLock(const OutputLock&) = delete;
     ~OutputLock();
 
-    // False: the directory was moved or removed, or run.lock in it was. Another run may use that name now.
+    // False if the directory, or run.lock in it, was moved or removed: another run may now use that name.
     bool still_held() const;
 
     void renew(double beat_seconds);

@@ -1,4 +1,4 @@
-// random.h: random numbers as a function of (seed, stream, index), so that they do not depend on threads, ranks or
+// random.h: counter-based random numbers, a function of (seed, stream, index). They do not depend on threads, ranks or
 // order.
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -10,9 +10,9 @@
 
 #include "base/dtype.h"
 
-// The logarithm, sine and cosine below are off by 2e-6 at most. They use only +, -, x and /, so they give the same bits
-// on every processor, unlike a library's functions, and a compiler can vectorize them. -ffp-contract=off (Makefile)
-// keeps the compiler from fusing x and + where the processor can: a fused operation rounds once, not twice.
+// The logarithm, sine and cosine below have errors of at most 2e-6. They use only +, -, x and /, so unlike library
+// functions they give the same bits on every processor, and a compiler can vectorize them. -ffp-contract=off (Makefile)
+// prevents fused multiply-add, which rounds once instead of twice.
 
 // ln((x + 1/2) / 2^32).
 inline float log_fraction(uint32_t x) {
@@ -25,7 +25,7 @@ inline float log_fraction(uint32_t x) {
     return float(exponent - 32) * 0.693147181f + 2.0f * s * series;
 }
 
-// Of 2 pi x / 2^32: the nearest quarter of the circle, and the series from there, at most pi / 4 away.
+// Sine and cosine of 2 pi x / 2^32: a series around the nearest multiple of pi / 2, at most pi / 4 away.
 inline void sine_and_cosine(uint32_t x, float& sine, float& cosine) {
     const uint32_t quarter = (x + (1u << 29)) >> 30;
     const float a = float(int32_t(x - (quarter << 30))) * 1.46291808e-9f, z = a * a;
@@ -36,7 +36,7 @@ inline void sine_and_cosine(uint32_t x, float& sine, float& cosine) {
     cosine = (quarter + 1) & 2 ? -across : across;
 }
 
-// Two standard normal numbers of two random words.
+// Two standard normal numbers from two random words.
 inline std::array<float, 2> box_muller(uint32_t x, uint32_t y) {
     const float radius = std::sqrt(-2.0f * log_fraction(x));
     float sine, cosine;
@@ -46,7 +46,7 @@ inline std::array<float, 2> box_muller(uint32_t x, uint32_t y) {
 
 struct Philox {
     uint64_t seed;
-    uint64_t stream;  // a tensor, a step: what must not share numbers
+    uint64_t stream;  // separate streams for tensors, steps, ...: no shared numbers
 
     // Four independent 32-bit words for each index.
     std::array<uint32_t, 4> operator()(uint64_t index) const {
@@ -66,7 +66,7 @@ struct Philox {
         }
     }
 
-    // 16 bits for each element: eight elements share the words of an index.
+    // 16 random bits for each element; eight elements share the words of one index.
     HOST_DEVICE static uint32_t bits16(const uint32_t (&x)[4], int e) { return x[e / 2] >> e % 2 * 16 & 0xffff; }
     uint32_t bits16(uint64_t element) const {
         uint32_t x[4];
@@ -74,10 +74,10 @@ struct Philox {
         return bits16(x, int(element % 8));
     }
 
-    // In [0, 1), a multiple of 2^-24.
+    // Uniform in [0, 1), a multiple of 2^-24.
     float uniform(uint64_t index) const { return float((*this)(index)[0] >> 8) * 0x1p-24f; }
 
-    // Two standard normal numbers, elements 2 pair and 2 pair + 1.
+    // Two standard normal numbers: elements 2 pair and 2 pair + 1.
     std::array<float, 2> normals(uint64_t pair) const {
         uint32_t x[4];
         words(x, pair);
@@ -87,9 +87,9 @@ struct Philox {
     float normal(uint64_t index) const { return normals(index / 2)[index % 2]; }
 };
 
-// To one of the two neighbours in bf16, by 16 random bits: up in magnitude with the probability of the distance from
-// the lower one, so that the mean is x to the last bit; what bf16 can hold stays. From the largest finite bf16 on there
-// is no upper neighbour: x is rounded to nearest, as infinities and NaN are.
+// Stochastic rounding to bf16 with 16 random bits. The probability of rounding up in magnitude is the distance from the
+// lower neighbour, so the expected value is exactly x. A value that bf16 represents stays unchanged. From the largest
+// finite bf16 on there is no upper neighbour: x is then rounded to nearest, as are infinities and NaN.
 HOST_DEVICE inline bf16 round_randomly(float x, uint32_t random) {
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
     bf16 rounded(x);

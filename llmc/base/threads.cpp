@@ -12,11 +12,11 @@
 
 #include "base/common.h"
 
-// The operations overflow a thread's stack of 20 KiB, and 24 KiB are enough; the main thread's of 32 KiB, and 40 KiB
-// are enough. (g++ 12 at -O3; smaller ones end the program before main().)
+// The operations overflow a thread's stack of 20 KiB; 24 KiB are enough. They overflow the main thread's stack of 32
+// KiB; 40 KiB are enough. (Measured with g++ 12 at -O3. Smaller stacks end the program before main().)
 static constexpr int64_t LEAST_STACK = 64 << 10;
 
-// As OpenMP reads it: a number of KiB, or with B, K, M or G behind it. -1: it is none.
+// Parses a size as OpenMP does: a number of KiB, or a number with suffix B, K, M or G. Returns -1 if it is no size.
 static int64_t bytes_of(const char* text) {
     int64_t number;
     char unit = 'K', more;
@@ -29,7 +29,7 @@ static int64_t bytes_of(const char* text) {
 
 void check_stacks() {
     const char* of_threads = getenv("OMP_STACKSIZE");
-    const int64_t bytes = of_threads ? bytes_of(of_threads) : -1;  // what is no size is ignored by OpenMP too
+    const int64_t bytes = of_threads ? bytes_of(of_threads) : -1;  // OpenMP also ignores an invalid size
     ENSURE(bytes < 0 || bytes >= LEAST_STACK,
            "OMP_STACKSIZE=%s gives each thread a stack of %s; the operations need %s: unset it", of_threads,
            human_bytes(bytes).c_str(), human_bytes(LEAST_STACK).c_str());
@@ -44,19 +44,19 @@ void check_stacks() {
 
 namespace {
 
-// A waiting thread spins this long before it sleeps. libgomp's own 300,000 turns are 8 ms on an AMD EPYC (26 ns each),
-// libomp's default is 200 ms. Whoever waits for a thread that has lost its core to another program holds a core
-// meanwhile: on 2 cores two trainings of 4 layers and 256 channels took 940 ms a step together, where one alone takes
-// 25 ms. At 100 us they take 60 ms, and one alone up to 13 % more than before (medians; the means do not differ). At 0
-// one alone takes 1.1 to 4 times as long.
+// How long a waiting thread spins before it sleeps. libgomp's default of 300,000 turns is 8 ms on an AMD EPYC (26 ns
+// each); libomp's default is 200 ms. A thread that spins until a descheduled thread returns wastes its core: on 2 cores
+// two trainings of 4 layers and 256 channels took 940 ms a step together, where one alone takes 25 ms. At 100 us they
+// take 60 ms, and one alone up to 13 % more than before (medians; the means do not differ). At 0 one alone takes 1.1 to
+// 4 times as long.
 constexpr double SPIN_SECONDS = 100e-6;
 
-// A turn of libgomp's waiting loop.
+// One turn of libgomp's spin loop.
 double seconds_of_turn() {
     constexpr int turns = 200;
     const int value = 0;
     double least = 1e-6;
-    for (int i = 0; i < 5; i++) {  // in some of which the thread may have lost its core
+    for (int i = 0; i < 5; i++) {  // the thread may be descheduled in some of them
         const double begin = seconds_now();
         for (int turn = 0; turn < turns && __atomic_load_n(&value, __ATOMIC_ACQUIRE) == 0; turn++) {
 #if defined(__x86_64__)

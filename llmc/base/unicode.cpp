@@ -1,5 +1,6 @@
-// unicode.cpp: the classes are one byte per code point in a table of 1.1 MB, filled from ranges at first use; a text
-// touches only the few cache lines of its own scripts. ASCII, most of most texts, never gets there.
+// unicode.cpp: the character classes are a table of 1.1 MB with one byte per code point, filled from ranges at first
+// use. A text touches only the few cache lines of its own scripts. ASCII, the bulk of most texts, does not use the
+// table.
 #include "base/unicode.h"
 
 #include <bit>
@@ -55,8 +56,8 @@ static constexpr ByteClasses byte_classes = [] {
 
 static CharClass byte_class(char c) { return byte_classes.of[uint8_t(c)]; }
 
-// A character outside of ASCII. The bounds of the second byte exclude overlong forms, surrogates and what is above
-// U+10FFFF.
+// Decodes a character outside of ASCII. The bounds of the second byte exclude overlong forms, surrogates and code
+// points above U+10FFFF.
 static Char multi_char_at(const char* p, const char* end) {
     const Char invalid{OTHER, 1, false};
     const auto byte = [&](int i) { return uint32_t(uint8_t(p[i])); };
@@ -87,7 +88,7 @@ Char char_at(const char* p, const char* end) {
     return type != MULTI ? Char{type, 1, true} : multi_char_at(p, end);
 }
 
-// A valid character starts one to four bytes back and ends at p; if there is none, the last byte is an invalid one.
+// A valid character starts one to four bytes before p and ends at p. Without one, the last byte is an invalid one.
 Char char_before(const char* begin, const char* p) {
     for (int bytes = 1; bytes <= 4 && bytes <= p - begin; bytes++) {
         const Char c = char_at(p - bytes, p);
@@ -96,7 +97,7 @@ Char char_before(const char* begin, const char* p) {
     return {OTHER, 1, false};
 }
 
-// Past the ASCII letters at p: eight bytes at a time, since a loop over bytes mispredicts the end of every word. In t,
+// Skips the ASCII letters at p, eight bytes at a time, since a loop over bytes mispredicts the end of every word. In t,
 // letters are lower case; the sums carry into a byte's high bit where it is at least 'a', above 'z'.
 static const char* skip_letters(const char* p, const char* end) {
     constexpr uint64_t ones = 0x0101010101010101, high = 0x80 * ones;
