@@ -194,7 +194,7 @@ CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules
 
 CorpusReader::~CorpusReader() = default;
 
-// Counts a document; whether it is one of those that are held out.
+// Counts a document. Returns whether the document is held out.
 static bool begin_document(CorpusReader& reader) {
     const double fraction = reader.rules.val_fraction;
     const int64_t number = reader.documents++;
@@ -219,7 +219,7 @@ static void open_file(CorpusReader& reader) {
         reader.part_val = chosen;
 }
 
-// Goes on to the part that is held out, or to the next file. False: there is none.
+// Moves to the held-out part of the file, or to the next file. Returns false at the end of the input.
 static bool next_part(CorpusReader& reader) {
     if (reader.input && reader.end < reader.input->size) {
         reader.end = reader.input->size;
@@ -234,7 +234,7 @@ static bool next_part(CorpusReader& reader) {
     return true;
 }
 
-// Fills chunk.documents from its bytes; returns where the first one begins that is not complete.
+// Fills chunk.documents from its bytes. Returns the offset of the first incomplete document.
 static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     const std::string_view text = chunk.bytes;
     if (!reader.many_documents) {

@@ -1,5 +1,6 @@
-// tokenize.cpp: chunks are read by one thread, encoded by all, and written in their order. A batch is four chunks per
-// thread, so a large input needs little memory; reading and writing are short beside encoding, and not overlapped.
+// tokenize.cpp: one thread reads chunks, all threads encode them, and one writes them in order. A batch is four chunks
+// per thread, so a large input needs little memory. Reading and writing are short compared with encoding and not
+// overlapped.
 #include "text/tokenize.h"
 
 #include <omp.h>
@@ -141,7 +142,7 @@ static std::vector<std::string> find_shards(const std::string& output, const cha
     return names;
 }
 
-// Shards of another run among ours would be read as if they belonged to it, with another tokenizer perhaps.
+// Shards of an earlier call in the same folder would be read as part of this data, perhaps with another tokenizer.
 static void refuse_old_shards(const std::string& output) {
     for (const std::string& name : find_shards(output, ".bin"))
         fail(EXIT_CANNOT_CREATE,

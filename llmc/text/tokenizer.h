@@ -1,8 +1,8 @@
-// tokenizer.h: byte-level BPE as GPT-2 has it: reading and writing Hugging Face's files, encoding, decoding, training.
+// tokenizer.h: GPT-2's byte-level BPE tokenizer: Hugging Face's files, encoding, decoding and training.
 //
-// A text is cut into pieces by GPT-2's pattern (unicode.h); in a piece, which starts as its bytes, the pair of
-// neighbours that is the earliest merge is joined until no pair is a merge. Any bytes can be encoded, and decoding the
-// tokens gives the same bytes. Encoding never yields a special token: "<|endoftext|>" in a text is text.
+// A text is split into pieces by GPT-2's pattern (unicode.h). A piece starts as its bytes. Then the pair of neighbours
+// with the earliest merge is joined, until no pair has a merge. Any bytes can be encoded, and decoding the tokens gives
+// the same bytes. Encoding never yields a special token: "<|endoftext|>" in a text is ordinary text.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,12 +19,13 @@ inline constexpr int MIN_VOCAB_SIZE = 257;  // the bytes and <|endoftext|>
 
 struct Merge {
     int left, right;  // tokens
-    int token;        // what they become
+    int token;        // the token of the joined pair
 };
 
-// From a pair of tokens to the merge that joins them. Open addressing; a slot is left (20 bits), right (20), rank (20).
+// Hash table from a pair of tokens to its merge's rank. Open addressing; a slot is left (20 bits), right (20), rank
+// (20).
 struct PairRanks {
-    static constexpr int NONE = 1 << 20;  // no rank is that high
+    static constexpr int NONE = 1 << 20;  // above every rank
     std::vector<uint64_t> slots;
     int shift = 0;
 
@@ -33,9 +34,9 @@ struct PairRanks {
 };
 
 struct Tokenizer {
-    std::vector<std::string> tokens;  // by id: the bytes it stands for; of a special token, its text
+    std::vector<std::string> tokens;  // by id: the token's bytes, or a special token's text
     std::vector<Merge> merges;        // by rank
-    std::vector<int> specials;        // ids that encode() never yields, rising; end_of_text among them
+    std::vector<int> specials;        // ids that encode() never yields, ascending, end_of_text included
     int end_of_text = 0;
     int byte_tokens[256] = {};
     PairRanks ranks;
@@ -43,12 +44,12 @@ struct Tokenizer {
     int vocab_size() const { return int(tokens.size()); }
 };
 
-// From tokenizer.json, a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe) of which either is named, or a
-// directory that holds one of these, or a run's output, of which `latest` names the checkpoint that does. Refuses what
-// is no byte-level BPE with GPT-2's pattern, ids with gaps, merges of or into tokens that are not there, and a
-// vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
+// Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
+// named; or a directory that holds one of these; or a run's output, whose file `latest` names a checkpoint with a
+// tokenizer. Refuses a tokenizer that is not byte-level BPE with GPT-2's pattern, gaps in the ids, merges that use or
+// make unknown tokens, and a vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
 Tokenizer load_tokenizer(const std::string& path);
-// The same from the contents of files; `where` is named in errors.
+// Parse the contents of such files; `where` is named in errors.
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
 Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where);
 
@@ -58,7 +59,7 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
 // Refuses (EXIT_USAGE) a vocabulary whose tokenizer.json would be larger than what load_tokenizer() reads.
 void check_tokenizer_size(const Tokenizer& tokenizer);
 
-// What encode() needs beside the tokenizer; one per thread, to be kept: pieces seen before are looked up.
+// A tokenizer's encoding state, one per thread. Keep it between calls: it caches pieces that were seen before.
 struct Encoder {
     // A piece of up to 24 bytes and its tokens, in one cache line.
     struct alignas(64) CachedPiece {
@@ -67,7 +68,7 @@ struct Encoder {
         uint16_t unused;
         int tokens[9];
     };
-    // 2^cache_bits pieces of 64 bytes. The default suits long texts; about 8 a prompt.
+    // The cache has 2^cache_bits entries of 64 bytes. The default suits long texts; use about 8 for a prompt.
     explicit Encoder(const Tokenizer& tokenizer, int cache_bits = 17);
 
     const Tokenizer& tokenizer;
@@ -82,9 +83,9 @@ std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
 // The bytes of the tokens. Refuses ids outside of the vocabulary. For a terminal, pass tokens[id] to TerminalText.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);
 
-// How often each piece occurs in the texts added. One per thread, merged at the end.
+// Counts how often each piece occurs in texts. Use one per thread and add them up at the end.
 struct PieceCounts {
-    // Pieces longer than that are not counted: runs of one character, encoded data. They would make training quadratic.
+    // Longer pieces are not counted: runs of one character and encoded data would make training quadratic.
     static constexpr int MAX_PIECE = 1024;
 
     struct Slot {
@@ -102,14 +103,14 @@ struct PieceCounts {
     void add(const PieceCounts& other);
 };
 
-// Learns vocab_size - 257 merges: in each round the pair of neighbours that occurs most often; of several, the one with
-// the smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, the last is
-// <|endoftext|>. The result depends on nothing but the counts; it is that of Hugging Face's BpeTrainer
-// (initial_alphabet of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, of how many) is
-// called now and then. Refuses counts that hold fewer pairs than asked for (EXIT_BAD_DATA).
+// Learns vocab_size - 257 merges. Each round merges the most frequent pair of neighbours; of several, the pair with the
+// smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the last id is
+// <|endoftext|>. The result depends only on the counts. It equals that of Hugging Face's BpeTrainer (initial_alphabet
+// of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, total) is called now and then.
+// Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress = {});
 
-// The vocabulary of the bytes and `merges`, with <|endoftext|> as the last id: ids and order as train_bpe gives them.
-// A merge's token is found by its bytes, or is a new one.
+// Builds a tokenizer from the bytes and `merges`, with <|endoftext|> as the last id: ids and order as train_bpe gives
+// them. A merge makes the existing token with the same bytes, or else a new one.
 Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges);
