@@ -1,9 +1,9 @@
-// bpe_train.cpp: counting pieces, and learning merges from the counts.
+// bpe_train.cpp: trains BPE: counts pieces and learns merges from the counts.
 //
-// A merge touches only the words that hold its pair. For each pair there is its count and a list of words that had it
-// when it was listed (a word may have lost it since: it is scanned and nothing is found). A heap holds every pair with
-// an upper bound of its count: a pair is pushed whenever its count has risen, and in between the count only falls. So:
-// take the top; if its bound is too high, push it back with its present count; else it is the best one.
+// A merge touches only the words that hold its pair. Each pair has its count and a list of words that had the pair when
+// they were listed (a word that has lost it since is scanned in vain). A heap holds every pair with an upper bound of
+// its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find the best
+// pair, take the top. If its bound is too high, push it back with its current count; otherwise it is the best pair.
 //
 // Hugging Face's BpeTrainer does the same, with the same tie-break, so the merges are equal. They differ in three
 // places. It trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. And where two

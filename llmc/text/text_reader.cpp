@@ -18,7 +18,7 @@
 namespace fs = std::filesystem;
 
 static constexpr int64_t CHUNK_BYTES = 2 << 20;
-static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; gives its end to validation
+static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is looked for
 
 // ---- which files
@@ -33,12 +33,12 @@ static bool is_text_name(const std::string& path) {
     return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
 }
 
-// Where the first byte is that is not UTF-8, of the file's first MiB; -1: all are.
+// The offset of the first invalid UTF-8 byte in the file's first MiB; -1 if there is none.
 static int64_t find_invalid_utf8(const InputFile& file) {
     std::string text(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
     file.read_at(text.data(), 0, int64_t(text.size()));
     const char *begin = text.data(), *end = begin + text.size();
-    const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may go on after the MiB
+    const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may continue after the MiB
     for (const char* p = begin; p < border;) {
         const Char c = char_at(p, end);
         if (!c.valid) return p - begin;
@@ -76,13 +76,13 @@ static bool check_content(const InputFile& file) {
 
 static std::string normal_path(const std::string& path) { return fs::path(path).lexically_normal().string(); }
 
-// The merges of a tokenizer end in .txt, but are no text.
+// A tokenizer's merges.txt has a text file's extension, but is not text.
 static bool is_merges_file(const fs::path& path) {
     const auto beside = [&](const char* name) { return path_exists((path.parent_path() / name).string()); };
     return path.filename() == "merges.txt" && (beside("vocab.json") || beside("tokenizer.json"));
 }
 
-// The text files of a folder, but not `output`; adds the other files to left_out.
+// Returns the text files of a folder, except the file `output`; adds the other files to left_out.
 static std::vector<std::string> files_in(const std::string& folder, const fs::path& output,
                                          std::set<std::string>& left_out) {
     std::vector<std::string> paths;
@@ -112,7 +112,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
     std::error_code ignored;
     const fs::path output = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
     FoundFiles found;
-    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links lead to the same
+    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links have the same device and inode
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
         for (const std::string& path :
@@ -137,7 +137,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
 
 // ---- cutting
 
-// After the first line end in the window that has text after it, or before its first space; npos: there is neither.
+// The start of the first line in the window after a line end, else the position of the first space; npos if neither.
 static size_t part_start(std::string_view window) {
     const size_t line = window.find('\n');
     return line < window.size() - 1 ? line + 1 : window.find(' ');
@@ -145,7 +145,7 @@ static size_t part_start(std::string_view window) {
 
 static int64_t held_out_from(int64_t size, double fraction) { return int64_t(double(size) * (1.0 - fraction)); }
 
-// Where the part of a file begins that is held out.
+// The offset at which the held-out part of a file begins.
 static int64_t cut_of_file(const InputFile& file, double fraction) {
     const int64_t wanted = held_out_from(file.size, fraction);
     std::string window(size_t(std::min(CUT_WINDOW, file.size - wanted)), '\0');
@@ -154,7 +154,7 @@ static int64_t cut_of_file(const InputFile& file, double fraction) {
     return start == std::string::npos ? file.size : wanted + int64_t(start);
 }
 
-// After the next blank line (\n\n or \n\r\n), or npos.
+// The position after the next blank line (\n\n or \n\r\n), or npos.
 static size_t section_end(std::string_view text, size_t from) {
     for (size_t i = text.find('\n', from); i != std::string_view::npos; i = text.find('\n', i + 1)) {
         if (text.substr(i + 1).starts_with("\n")) return i + 2;
@@ -163,7 +163,7 @@ static size_t section_end(std::string_view text, size_t from) {
     return std::string_view::npos;
 }
 
-// Where a document of a file of many ends, and where the next one begins; npos: its end has not been read.
+// The end of a document in a file with several documents, and the start of the next one; npos: its end is not read yet.
 struct Border {
     size_t end, next;
 };

@@ -39,7 +39,8 @@ struct FoundFiles {
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
-// compressed, UTF-16 or token shards (EXIT_BAD_DATA). merges.txt in output_directory does not count as text.
+// compressed, UTF-16 or token shards (EXIT_BAD_DATA). When a folder is searched,
+// merges.txt in output_directory, or beside vocab.json or tokenizer.json, does not count as text.
 FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory);
 
 struct CorpusRules {

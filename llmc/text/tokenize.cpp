@@ -244,7 +244,7 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
-// What is odd about a file that is taken all the same; "" for most.
+// A warning about a file that is read anyway; "" for most files.
 static std::string oddity(const TextFile& file) {
     if (file.binary) return "looks binary, not like text (zero bytes); its bytes become tokens as they are";
     if (file.invalid_utf8 >= 0)
@@ -331,7 +331,7 @@ int tokenize(const TokenizeOptions& o) {
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
     check_tokenizer_size(tokenizer);
-    remove_old_shards(o.output);  // not before the lock is taken and the tokenizer is there
+    remove_old_shards(o.output);  // only after the lock is taken and the tokenizer is ready
 
     ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
     const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
@@ -345,8 +345,8 @@ int tokenize(const TokenizeOptions& o) {
              files.size(), with_commas(totals.bytes).c_str());
     train.complete(), val.complete();
     save_tokenizer(tokenizer, o.output, 1024);
-    // Last, and all at once: shards without the others, or without their tokenizer, look like the whole. A kill between
-    // two renames leaves an unfinished one beside them, which glob_files() refuses.
+    // Rename all shards at the very end: a part of the shards, or shards without a tokenizer, would look complete. A
+    // kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
     val.finish(), train.finish();
     sync_directory(o.output);
     train.kept = val.kept = true;

@@ -59,8 +59,8 @@ static int merge_short(const Tokenizer& tokenizer, int* ids, int n) {
     return n;
 }
 
-// The same with a heap of (rank, place) over a linked list. A place's entry is stale when its pair has another rank
-// now.
+// The same with a heap of (rank, position) over a linked list. An entry is stale if the pair at its position now has
+// another rank.
 static void merge_long(const Tokenizer& tokenizer, std::vector<int>& ids) {
     const int n = int(ids.size());
     std::vector<int> next(ids.size()), previous(ids.size()), ranks(ids.size(), PairRanks::NONE);
@@ -96,7 +96,7 @@ static void merge_long(const Tokenizer& tokenizer, std::vector<int>& ids) {
 Encoder::Encoder(const Tokenizer& tokenizer, int cache_bits)
     : tokenizer(tokenizer), cache(size_t(1) << cache_bits), cache_shift(64 - cache_bits) {}
 
-// The bytes of a piece of at most 24, then zeros.
+// Packs the bytes of a piece of at most 24 bytes, padded with zeros.
 static void load_key(uint64_t key[3], const char* p, size_t length, const char* end) {
     if (end - p < 24) {
         key[0] = key[1] = key[2] = 0;
@@ -119,7 +119,7 @@ static uint64_t hash_key(const uint64_t key[3]) {
     return (h ^ h >> 32) * GOLDEN;
 }
 
-// The tokens of a piece, in encoder.piece.
+// Encodes a piece into encoder.piece.
 static void merge_piece(Encoder& encoder, std::string_view piece) {
     ENSURE(piece.size() <= size_t(std::numeric_limits<int>::max()), "%zu bytes without white space cannot be encoded",
            piece.size());

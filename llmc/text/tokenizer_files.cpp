@@ -85,7 +85,7 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
     return ids;
 }
 
-// Tokens that are not made of bytes. Those that the vocabulary has too must have the same id there.
+// Reads added tokens, which are not made of bytes. One that is also in the vocabulary must have the same id there.
 static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
     if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is no list", where.c_str());
     if (added.size() > MAX_VOCAB_SIZE)
@@ -266,7 +266,7 @@ static constexpr int64_t MAX_FILE_BYTES = int64_t(256) << 20;
 
 static std::string read_tokenizer_file(const std::string& path) { return read_file(path, MAX_FILE_BYTES); }
 
-// The name in the file `latest` of a run's output.
+// The directory name in the file `latest` of a run's output.
 static std::string latest_checkpoint(const std::string& output) {
     const std::string path = output + "/latest";
     std::string name = read_file(path, 4096);
