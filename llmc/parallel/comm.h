@@ -1,6 +1,6 @@
-// comm.h: what the ranks of a run do together. Collectives move device memory and are queued, like work on a stream:
-// each starts after what was queued on `after` before it, runs beside what is queued there later, and is waited for by
-// its ticket. All ranks make the same calls in the same order.
+// comm.h: collectives between the ranks of a run. Each call is asynchronous: it runs after the work already queued on
+// the stream that it is given, overlaps with later work there, and returns a ticket to wait for. Buffers are device
+// memory. All ranks make the same calls in the same order.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,68 +11,70 @@
 #include "base/trace.h"
 #include "parallel/launch.h"
 
-enum class ReduceDtype { fp32, bf16 };  // of gradients on their way between ranks
+enum class ReduceDtype { fp32, bf16 };  // type in which gradients are sent
 
 struct Comm {
     int rank = 0, world_size = 1;
-    int part = 0;  // which of the world_size equal parts of a buffer this rank has after reduce_scatter
-    // Of this rank, in all: bytes it sent, collectives it took part in, its waits for them, and the seconds that its
-    // host or a stream stood in those that are over.
+    int part = 0;  // index of the buffer part, of world_size equal parts, that reduce_scatter leaves on this rank
+    // Totals of this rank: bytes sent, collectives, waits for collectives. exposed_seconds: the time that the host or
+    // a stream was blocked in the waits that have ended.
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
-    std::unique_ptr<Trace> trace;  // null: nobody wants one
-    SpanLabel next = {};           // of the next collective, in the trace: its bytes are those sent before
+    std::unique_ptr<Trace> trace;  // null: tracing is off
+    SpanLabel next = {};           // trace label of the next collective; its bytes field holds bytes_sent before it
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
-    virtual void check_reduce_dtype(ReduceDtype) const {}  // refuses what cannot be
-    // Memory for collectives on gradients of that type, of at most so many at a time; before the first of them.
+    virtual void check_reduce_dtype(ReduceDtype) const {}  // refuses an unsupported dtype
+    // Allocates memory for gradient collectives of that dtype and of at most so many elements. Call it before the
+    // first such collective.
     virtual void reserve(ReduceDtype, int64_t) {}
 
     using Ticket = int64_t;
-    // x (count) becomes the sum over all ranks, or this rank's part of x does and the rest is lost. count is a multiple
-    // of world_size.
+    // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's part of x; the other
+    // parts become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float*, int64_t, ReduceDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float*, int64_t, ReduceDtype, Stream) { return 0; }
-    // Every rank's part of x (bytes) comes to all ranks.
+    // Copies every rank's part of x (bytes) to all ranks.
     virtual Ticket all_gather(void*, int64_t, Stream) { return 0; }
-    // x (bytes) of the rank that has part `from`.
+    // Copies x (bytes) from the rank whose part is the int argument to all ranks.
     virtual Ticket broadcast(void*, int64_t, int, Stream) { return 0; }
-    // What is queued on the stream later runs after the collective of that ticket and all before it.
+    // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
-    // The same, in the trace as time that the stream has lost.
+    // The same; the trace records the wait as a span of the training track.
     void wait(Ticket ticket, Stream stream, SpanLabel label);
-    // What the collective that is queued next is called in the trace; and that name, for who queues it.
+    // call_next sets the trace label of the next collective; the function that queues the collective takes it.
     void call_next(const char* name, int64_t number = -1);
     SpanLabel take_name();
 
-    // exposed_seconds, with those of the first so many waits, if they are over by now.
+    // exposed_seconds, after adding those of the first so many waits that have ended by now.
     virtual double exposed(int64_t) { return exposed_seconds; }
 
-    // Blocks: what each rank said, in the order of ranks. Every rank returns only when all have come.
+    // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.
     virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }
-    // Whether some rank said yes: the same answer on all ranks. It may be that of their call before this one, so that
-    // nobody waits for the slowest. Ranks joined by NCCL always get no: their hosts do not talk
-    // during a step.
+    // Logical OR over all ranks; every rank gets the same result. The result may be that of the previous call, so that
+    // no rank waits for the slowest one. With NCCL it is always false: hosts do not communicate during a step.
     virtual bool any_rank(bool yes) { return world_size == 1 && yes; }
-    // Ends all ranks, where the launcher lets one do that; and this one.
+    // Ends this rank, and all other ranks where the launcher allows it.
     [[noreturn]] virtual void abort(int exit_code);
 };
 
-// Joins the ranks of the launch: by NCCL between GPUs, else by MPI; through host memory, also between GPUs, if staged.
-// Refuses a launch that this build has no library for.
+// Connects the ranks of the launch: by NCCL between GPUs, else by MPI. staged: by MPI through host memory, also between
+// GPUs. Refuses a launch that needs a library which this build lacks.
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
-// "meets the others by MPI", or "at h0:29500", as NCCL's ranks do without MPI; empty for a single process.
+// How this rank finds the others: "meets the others by MPI", or "meets the others at h0:29500" for NCCL without MPI.
+// Empty for a single process.
 std::string describe_joining(const Launch& launch);
-// The device's own collectives; null: it has none (cuda/comm_nccl.cpp, cpu/device.cpp).
+// The device's own collectives, or null if the device has none (cuda/comm_nccl.cpp, cpu/device.cpp).
 std::unique_ptr<Comm> make_device_comm(const Launch& launch);
-bool device_joins_ranks();                                  // whether it has them
-std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, where Open MPI is there
+bool device_joins_ranks();                                  // whether the device has collectives
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, if built with Open MPI
 
-// Each rank's rank_info, a JSON object of strings, must say the same but for the names in `may_differ`: else every rank
-// fails (EXIT_USAGE) with the sentence that names the first rank that differs from rank 0, and the field.
+// Compares the ranks' rank_infos, each a JSON object of strings, except the fields in `may_differ`. If they differ,
+// every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.
 void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ);
 
-// What a rank says of its device before the ranks join, and the refusal (EXIT_USAGE) of two that have the same one.
+// device_identity: this rank's device and host, which ranks exchange before they connect. check_own_devices refuses
+// (EXIT_USAGE) two ranks on the same device.
 std::string device_identity();
 void check_own_devices(const std::vector<std::string>& rank_infos);

@@ -5,7 +5,7 @@
 
 #include "ops/ops.h"
 
-// Trees that wait while a rank goes through its virtual ranks: one of each height below that of all of them.
+// Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
 static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
 // Elements of GradientSum::partials. A virtual rank has a loss, a sum of squares for each bucket, and room for a
@@ -67,7 +67,8 @@ void GradientSum::virtual_rank_done(int v) {
     copy_on_device(partials.data + number, loss, sizeof(float), *stream);
 }
 
-// Every rank squares its own part of each bucket, in pieces of one virtual rank, and adds all pieces in one order.
+// Every rank squares its own part of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
+// order.
 void GradientSum::finish(RankStatus status) {
     const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
     RankStatus& host = host_statuses[steps++ % 2];
@@ -76,7 +77,7 @@ void GradientSum::finish(RankStatus status) {
     copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
                    *stream);
     if (!needs_reduction()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
-    for (int b = buckets - 1; b >= 0 && needs_reduction(); b--) {  // in the order in which they come
+    for (int b = buckets - 1; b >= 0 && needs_reduction(); b--) {  // in the order in which backward completes them
         comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
@@ -84,7 +85,7 @@ void GradientSum::finish(RankStatus status) {
             ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
                                 *stream);
     }
-    // A norm that is not a number: then clip_factor's result is none either, and adamw leaves the weights as they are.
+    // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.call_next("reduce loss and norm");
     comm.wait(comm.all_reduce(partials.data, partials.size, ReduceDtype::fp32, *stream), *stream,

@@ -1,16 +1,16 @@
-// missing_ranks.h: which ranks have not come, where the others wait in MPI_Init for them. That waits for ever, and says
-// nothing; but this host's processes of the job can be looked at.
+// missing_ranks.h: finds ranks that never called MPI_Init, which blocks the other ranks forever without a message, by
+// inspecting this host's processes of the job.
 #pragma once
 #include <string>
 
 #include "parallel/launch.h"
 
-// What a thread of a rank calls itself as long as it waits for the others, so that they see it.
+// Name of the thread that is in MPI_Init; other ranks find it in /proc.
 constexpr const char* WAITING_THREAD = "waits for ranks";  // at most 15 characters
 
 struct MissingRanks {
-    bool found = false;   // a rank of this host is missing; else the missing ones are on other hosts
-    bool speaks = false;  // this rank is the first of those that wait on this host
+    bool found = false;   // a rank of this host is missing; false: the missing ranks are on other hosts
+    bool speaks = false;  // this rank is the lowest one that waits on this host, so it prints the message
     std::string text;     // "rank 1 (process 4711 on h0 runs /usr/bin/sleep)"
 };
 

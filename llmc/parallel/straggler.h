@@ -1,4 +1,4 @@
-// straggler.h: names the rank that the others wait for.
+// straggler.h: detects a slow rank that the other ranks wait for.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -7,19 +7,20 @@
 #include "base/common.h"
 #include "parallel/gradients.h"
 
-// All ranks end a step together, so the slowest rank's own work, less that of the median rank, is what it costs the
-// others. Differences of a few percent, or of milliseconds in all, are noise.
+// All ranks end a step together, so a slow rank costs the others its own work time minus that of the median rank.
+// Differences of a few percent, or of milliseconds in all, are noise.
 struct Straggler {
-    static constexpr int STEPS = 20;          // over which times are added
-    static constexpr int SILENT_STEPS = 100;  // after a warning
-    static constexpr double SHARE = 0.1;      // of the time of these steps, from which on a cost is named
-    static constexpr double LEAST_MS = 50;    // in all
+    static constexpr int STEPS = 20;          // steps over which times are summed
+    static constexpr int SILENT_STEPS = 100;  // steps without a warning after one
+    static constexpr double SHARE = 0.1;      // least cost that is reported, as a fraction of the time of these steps
+    static constexpr double LEAST_MS = 50;    // least cost that is reported, in ms over these steps
 
-    std::vector<double> own_ms;  // of each rank, over `steps`
+    std::vector<double> own_ms;  // of each rank, summed over `steps`
     double all_ms = 0.0;
     int steps = 0, silent = 0;
 
-    // said: by each rank, in a step that took step_ms. Returns a line to print, every SILENT_STEPS steps at most.
+    // statuses: of all ranks, in a step that took step_ms. Returns a line to print, at most every SILENT_STEPS steps,
+    // or an empty string.
     std::string add(const RankStatus* statuses, int world_size, double step_ms) {
         if (world_size == 1) return "";
         own_ms.resize(world_size);

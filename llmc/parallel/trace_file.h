@@ -7,25 +7,25 @@
 #include "base/trace.h"
 #include "parallel/comm.h"
 
-// For rank 0, before the run: refuses (EXIT_CANNOT_CREATE) a file that could not be written, or that is there and is no
-// trace.
+// Called by rank 0 before the run. Refuses (EXIT_CANNOT_CREATE) a path that cannot be written, and an existing file
+// that is not a trace.
 void check_trace_file(const std::string& path);
-// All ranks: brings their clocks together, which are one on one machine, and elsewhere as close as half of the quickest
-// exchange.
+// Called by all ranks: aligns their clocks. Ranks of one machine share a clock; between machines the error is at most
+// half the time of the quickest exchange.
 void align_trace(Comm& comm);
-// All ranks: ends the recording; rank 0 writes the file, or throws what is in the way when all have done their part.
-// Returns "steps 0 to 19", on rank 0 also what was lost.
+// Called by all ranks: ends the recording, and rank 0 writes the file. If writing fails, rank 0 throws, after all ranks
+// have sent their events. Returns "steps 0 to 19", and the number of spans that this rank lost, if any.
 std::string write_trace(Comm& comm, const std::string& path);
 
-// What a rank tells of its clock.
+// A rank's clock readings, in seconds.
 struct RankClock {
     std::string machine;
-    double begin;                       // of its trace
-    std::vector<double> entered, left;  // the moments, of a few exchanges
+    double begin;                       // when its trace began
+    std::vector<double> entered, left;  // times at which the rank entered and left a few exchanges
 };
-// The moment on this rank's clock at which the first of all traces began.
+// The time, on this rank's clock, at which the earliest trace of all ranks began.
 double zero_of_clock(const std::vector<RankClock>& clocks, int rank);
-// One line of JSON for each span and track, with a comma between.
+// The JSON events of one rank, one per line, separated by commas.
 std::string trace_events(const Trace& trace, int rank, const std::string& host);
-// The file, of what ranks wrote.
+// The content of the file, from the events of all ranks.
 std::string trace_file(const std::vector<std::string>& events);
