@@ -1,8 +1,8 @@
-// log.h: what a run tells: lines on the terminal, log.jsonl and run.json in the output directory.
+// log.h: the output of a run: lines on the terminal, and log.jsonl and run.json in the output directory.
 //
-// log.jsonl has one JSON object per line, flushed line by line; "kind" says what it is:
-//   run          first line of each start: what is in run.json
-//   step         step, tokens, loss, grad_norm, lr, then what depends on time: step_ms, tokens_per_s, mfu,
+// log.jsonl has one JSON object per line, flushed line by line. The field "kind" is one of:
+//   run          first line of each start: the content of run.json
+//   step         step, tokens, loss, grad_norm, lr, then the fields that depend on time: step_ms, tokens_per_s, mfu,
 //                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
 //   val          step, val_loss                        sample      step, text
 //   checkpoint   step, dir, then ms                    warning     text
@@ -10,7 +10,8 @@
 // infinity, which JSON lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the
 // lines of kind step, val and sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
-// A log that cannot be written does not stop the run: one warning on stderr, then what does not fit is lost.
+// A write error of the log does not stop the run: one warning goes to stderr, and lines that cannot be written are
+// lost.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,10 +20,10 @@
 #include "base/terminal.h"
 
 struct LogOptions {
-    std::string output;              // directory, which exists; empty: no files
+    std::string output;              // existing directory; empty: no files
     std::string progress = "plain";  // auto, tty, plain
-    bool quiet = false;              // nothing on the terminal but warnings
-    bool silent = false;             // not even those: a rank that is not the first
+    bool quiet = false;              // only warnings on the terminal
+    bool silent = false;             // no warnings either: for ranks other than rank 0
     int64_t log_every = 1;           // plain lines
     int64_t total_steps = 0;
     int64_t resume_step = -1;                        // >= 0: continue log.jsonl from this step
@@ -31,27 +32,27 @@ struct LogOptions {
 
 struct StepRecord {
     int64_t step;
-    int64_t tokens;       // of the run, this step's included
+    int64_t tokens;       // of the run up to and including this step
     int64_t step_tokens;  // of this step
     float loss, grad_norm, lr;
     double step_ms;
-    double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // of step_ms, that this rank stood waiting
-    int64_t comm_bytes = -1;                             // that this rank sent; -1: there are no others
+    double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // the parts of step_ms in which this rank waited
+    int64_t comm_bytes = -1;                             // sent by this rank; -1: single rank
 };
 
-// What run.json says, beside the options. Strings are plain text, options is JSON.
+// Content of run.json. Strings are plain text, except that options is JSON.
 struct RunInfo {
     std::string options;                  // options_json
-    std::string command_line, directory;  // that it was started in
+    std::string command_line, directory;  // directory: working directory at the start
     std::string version, device, precision, libraries, data, data_fingerprint;
     int layers = 0, heads = 0, channels = 0, vocab_size = 0, positions = 0;
     int64_t parameters = 0, tokens_per_step = 0, steps = 0, train_tokens = 0;
     int world_size = 1;
-    int threads = 0;      // of OpenMP, on the first rank
-    std::string cpu_isa;  // CPU_ISA's value that the operations run on; empty, and left out: they run on a GPU
+    int threads = 0;      // OpenMP threads of rank 0
+    std::string cpu_isa;  // value of CPU_ISA that the operations use; empty, and left out of run.json, on a GPU
     uint64_t seed = 0;
     double flops_per_token = 0.0;
-    double peak_flops = 0.0;  // of one rank's device in `precision`; 0: not known
+    double peak_flops = 0.0;  // of one rank's device in `precision`; 0: unknown
     std::string peak_source;
 };
 
@@ -68,25 +69,25 @@ struct Log {
     bool stdout_broken = false;
     bool above_peak = false;  // the warning that MFU exceeds 100 % was printed
     int fd = -1;              // log.jsonl
-    int64_t written = 0;      // good bytes in it
+    int64_t written = 0;      // bytes of it that were written without an error
     int64_t lost_lines = 0;
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
-    std::vector<LinePart> live_line, last_step_line;                // what is drawn; the last step's parts of it
-    std::string narrow_text;                                        // of it, for a terminal without room for the loss
-    std::vector<std::string> of_resume_step;                        // lines of log.jsonl that are there already
+    std::vector<LinePart> live_line, last_step_line;                // the line as drawn; its parts for the last step
+    std::string narrow_text;                                        // shorter, for a terminal too narrow for the loss
+    std::vector<std::string> of_resume_step;                        // lines of resume_step that log.jsonl already has
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
     // lies beyond resume_step (steps from it on; validation, samples and checkpoints after it) and half a last line.
-    // Validation and sample of resume_step may be done again: a line that is there already is not written twice.
+    // Validation and sample of resume_step may run again: a line that log.jsonl already has is not written twice.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
 
     void run(const RunInfo& info);  // run.json and the first line
     void table(const std::vector<Row>& rows);
-    void note(const std::string& text);  // a line for whoever watches
+    void note(const std::string& text);  // an informational line
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
@@ -95,7 +96,7 @@ struct Log {
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms);
-    void finish();  // the last live line stays
+    void finish();  // leaves the last live line on the terminal
 };
 
 // "step  1200/19560 | loss  3.8121 | norm  0.41 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 43m"

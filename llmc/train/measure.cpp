@@ -8,8 +8,9 @@
 #include "train/optimizer.h"
 #include "train/plan.h"
 
-// Seconds at 30 % of the peak; CPUs come to more than that. A micro-batch that takes longer is made smaller, and is run
-// only once; where one sequence takes longer, nothing is measured.
+// Time limit of a micro-step in seconds, estimated at 30 % of the peak; CPUs reach more than that. A micro-batch with a
+// longer estimate is made smaller. If one sequence is estimated longer, nothing is measured. If the first run takes
+// longer, there is no second run.
 constexpr double LONG = 2.0;
 
 template <class floatX>

@@ -9,7 +9,7 @@ struct MeasuredStep {
     double micro_step, update;  // seconds
 };
 
-// A micro-step and an update on one rank, with fewer than B sequences where those take long. Nothing, if even one
-// sequence takes too long by the device's peak (FLOP/s), or if the memory is not free.
+// Times a micro-step and an update on one rank, with fewer than B sequences if B would take long. Returns nothing if
+// one sequence would take too long, estimated from the device's peak (FLOP/s), or if too little memory is free.
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops);

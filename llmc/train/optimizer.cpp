@@ -76,7 +76,8 @@ void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values
     wait_for_stream(model.stream);
 }
 
-// A tensor of fp32 state, whole: the owners' shards come together where the tensor's gradient was.
+// Returns a whole tensor of fp32 state. With shards, its owners broadcast their shards into the memory of the tensor's
+// gradient.
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
@@ -104,7 +105,7 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
         return;
     }
     wait_weights(bucket_of(p, l));
-    // They come into the second half of values: float i then covers at most bf16 number i, which has been read.
+    // The copy goes to the end of `values`, so that writing float i overwrites no bf16 value after value i.
     char* unwidened = reinterpret_cast<char*>(values) + size * int64_t(sizeof(float) - sizeof(floatX));
     copy_to_host(unwidened, model.w(p, l), size * int64_t(sizeof(floatX)), model.stream);
     wait_for_stream(model.stream);
@@ -121,7 +122,7 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status) {
     ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), max_norm, model.stream);
 }
 
-// The shard's elements, which the rule updates in place.
+// Applies the rule to the shard, in place.
 template <class floatX>
 void Optimizer<floatX>::update(const Shard& shard, float lr, int step) {
     UpdateArgs<floatX> args;

@@ -15,7 +15,7 @@
 
 struct OptimizerConfig {
     AdamWConfig adamw = {};
-    std::string name = "adamw";  // of the update rule
+    std::string name = "adamw";  // name of the update rule
 };
 
 template <class floatX>
@@ -25,27 +25,27 @@ struct Optimizer {
     OptimizerConfig config;
     GradientSum gradients;
     int shards, shard_index;                 // shards per bucket; this rank's shard
-    DeviceBuffer<float> master;              // (layout.total / shards); empty where the weights are their own masters
-    std::vector<DeviceBuffer<float>> state;  // of the rule, each (layout.total / shards)
+    DeviceBuffer<float> master;              // (layout.total / shards); empty if there are no separate master weights
+    std::vector<DeviceBuffer<float>> state;  // tensors of the update rule, each (layout.total / shards)
     DeviceBuffer<float> stats;               // norm, factor
 
-    // Of saving only master_weights, parts and shards matter here, which are those of the model.
+    // options: only master_weights, parts and shards are used; they must equal those of the model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, ReduceDtype wire);
 
-    // Copies a tensor from host floats in memory layout. WEIGHTS sets the master, and rounds into the model's weights,
-    // which pack_bucket must follow.
+    // Copies a tensor from host floats in memory layout. WEIGHTS sets the master weights, and rounds into the
+    // model's weights; the caller must call pack_bucket afterwards.
     void set_state(Slot slot, Param p, int l, const float* values);
-    // Copies the same tensor to the host; WEIGHTS without masters are the model's weights, widened. With shards all
-    // ranks must call it, between steps. It uses the memory of the gradients.
+    // Copies the same tensor to the host; WEIGHTS without master weights reads the model's weights, converted to
+    // fp32. With shards all ranks must call it, between steps. It overwrites the memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
 
-    // Global norm of the gradients, over all ranks; the factor that brings it to max_norm (0: never). NaN or infinite:
-    // see ops.inc.
+    // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
+    // clipping). For NaN and infinity see ops.inc.
     void clip(float max_norm, RankStatus status = {});
     // step counts from 1. With shards, weights are complete only after wait_weights.
     void step(float lr, int step);
-    // Work queued from now on may read the weights of the bucket, and its packed matrices.
+    // Work queued after this call may read the weights of the bucket and its packed matrices.
     void wait_weights(int bucket);
     bool weights_pending() const;
 
@@ -53,7 +53,8 @@ struct Optimizer {
     const float* factor() const { return stats.data + 1; }  // (1) on the device
 
   private:
-    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers, from `at` on in its own.
+    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers; it starts at element `at` of
+    // the buffers of the optimizer.
     struct Shard {
         int64_t begin, count, at;
     };
@@ -61,10 +62,10 @@ struct Optimizer {
     void update(const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
-    std::vector<Comm::Ticket> all_gather_tickets;  // of each bucket's weights; -1: they are here
+    std::vector<Comm::Ticket> all_gather_tickets;  // one per bucket; -1: the weights are complete
 };
 
-// What Optimizer(...) will allocate.
+// Memory that Optimizer(...) allocates.
 template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options = {}, int world_size = 1,
                                          const std::string& name = "adamw");

@@ -1,4 +1,5 @@
-// report.h: what a run says of itself at the start: the table on the terminal, run.json, what ranks tell each other.
+// report.h: descriptions of a run at its start: the table on the terminal, run.json, and the rank_info that ranks
+// exchange.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,24 +11,25 @@
 #include "train/plan.h"
 #include "train/run_source.h"
 
-// What the options give up for memory, with so many ranks.
+// The options that trade speed for memory, at this world size.
 MemoryOptions memory_options_of(const Options& options, int world_size);
 
-// The rows that `train` and `plan` have in common. available: bytes that each rank's device has free; 0: not known.
+// The table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
 std::string describe_data(const Corpus& corpus, int64_t samples_per_step);
-// Bytes that a rank sends in a step.
+// Text that tells how many bytes a rank sends in a step.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 
 RunInfo run_info(const Options& options, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line);
 
-// What a rank tells the others: a JSON object, in which all but those of its own (check_same) must be the same.
+// rank_info returns the JSON object that ranks exchange. All its fields must be equal on all ranks (check_same), except
+// fields_of_one_rank.
 inline const std::vector<std::string> fields_of_one_rank = {"host",   "machine",      "device",   "gpu",
                                                             "--rank", "--local-rank", "--threads"};
-// val_data: null where there are none. gpu: this rank's, of its host; -1 on the CPU.
+// val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
 std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
                       const std::string& precision, const std::string& device, int gpu);
 // "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.

@@ -1,4 +1,4 @@
-// run.h: a training run without its model: options, data, log, and how far it has come.
+// run.h: the state of a training run apart from its model: options, data, log and progress.
 #pragma once
 #include <memory>
 #include <optional>
@@ -18,24 +18,24 @@
 #include "train/schedule.h"
 
 struct Run {
-    Options options;  // with --micro-batch, --steps and the like worked out
+    Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
     Comm& comm;
     Dtype dtype;                       // of weights and activations
-    std::unique_ptr<OutputLock> lock;  // null: no --output, or not the first rank
+    std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
     RunSource source;
     BatchPlan batch;
     OwnedStream stream;
-    std::unique_ptr<DataLoader> loader, val_loader;  // the latter null: no validation
+    std::unique_ptr<DataLoader> loader, val_loader;  // val_loader is null without validation
     std::unique_ptr<Log> log;
     Schedule schedule;
-    std::string info_options, data_fingerprint;  // as checkpoints keep them
+    std::string info_options, data_fingerprint;  // in the form that checkpoints store
 
-    TrainerState state;                              // after the last step that is known to be good
-    double clock = 0.0;                              // seconds_now() when the step began whose time is measured
-    double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to then
+    TrainerState state;                              // after the last step that is known to be finite
+    double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
+    double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
     Straggler straggler;
-    bool stop = false;             // some rank was asked to stop or has to, and all know it
-    std::optional<Error> failure;  // why this rank has to
+    bool stop = false;             // some rank was asked to stop or must stop, and all ranks know
+    std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t saved_step = -1;
 
@@ -43,17 +43,17 @@ struct Run {
     bool first_rank() const { return comm.rank == 0; }
 };
 
-// Opens everything that a run needs, refuses what cannot be, and prints the table at the start of the log. All ranks.
+// Called by all ranks. Opens everything that a run needs, refuses invalid options, and prints the table at the start of
+// the log.
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line);
-// The GPU of this rank, counted among those of its host.
+// Index of this rank's GPU among the GPUs of its host.
 int device_of(const Options& options, const Launch& launch);
 
-// Starts to measure the time of a step.
+// Starts the timer of a step.
 void start_clock(Run& run);
-// All ranks, at the same point: ends the recording of the trace and writes it. A trace that cannot be written is a
-// warning.
+// Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
-// After the loop. The exit code: 0, or of a run that was stopped that of the first rank that could not go on, or
-// EXIT_PREEMPTED.
+// Called after the loop. Returns the exit code: 0 if the run is complete. If it was stopped: that of the first rank
+// that could not continue, else EXIT_PREEMPTED. A rank that could not continue itself throws its error instead.
 int end_run(Run& run);

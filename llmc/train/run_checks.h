@@ -1,4 +1,4 @@
-// run_checks.h: what is refused, worked out or warned of before the first step of a run.
+// run_checks.h: checks, automatic values and warnings before the first step of a run.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,29 +13,30 @@
 #include "train/plan.h"
 #include "train/run_source.h"
 
-// --micro-batch auto becomes the largest that fits the free memory of every rank. local_ranks: of this host.
+// Sets --micro-batch auto to the largest that fits the free memory of every rank. local_ranks: ranks on this host.
 void resolve_micro_batch(Dtype dtype, Options& options, const RunSource& source, int T, Comm& comm, int world_size,
                          int local_ranks);
 void check_tokens_at_once(int B, int T);
 // Refuses a --trace that names a file of the run itself.
 void check_trace(const Options& options);
-// Refuses numbers of virtual ranks that do not divide as a tree of sums must.
+// Refuses a --deterministic-ranks that is no power of two, is less than the number of ranks (itself a power of two), or
+// does not divide --global-batch into micro-batches.
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses a --sample-prompt that is too long, before the run rather than at its first sample.
 void check_sample_prompt(const Options& options, const RunSource& source, int T);
-// The gradients' type in collectives.
+// The data type of gradients in collectives.
 ReduceDtype reduce_dtype(const Options& options);
 
-// Warns of what makes the losses mean less than they seem to. val: null where there are no validation data.
+// Warns of data problems that make the losses misleading. val: null without validation data.
 void warn_of_data(Log& log, const Options& options, const RunSource& source, const Corpus& train, const Corpus* val);
 
 // Warns of a warmup that leaves no step for the rest of the schedule.
 void warn_of_warmup(Log& log, const Options& options);
 
-// Locks --output for as long as the result lives; null without --output. Refuses a new run among the checkpoints of
-// another.
+// Locks --output for the lifetime of the result; null without --output. Refuses a new run in a directory that holds the
+// checkpoints of another run.
 std::unique_ptr<OutputLock> lock_output(const Options& options);
-// Makes room for the next checkpoint, and so for the log, if --keep gives up others. What cannot be done is a note:
-// without that room training may still go on.
+// Deletes older checkpoints, as --keep allows, to make room for the next checkpoint and the log. A failure becomes a
+// note: training may still continue without that room.
 void make_room_to_resume(const Options& options, const RunSource& source, int64_t step,
                          std::vector<std::string>& notes);

@@ -1,4 +1,4 @@
-// setup.h: where a command starts from: the shape of its model, its weights, its tokenizer.
+// run_source.h: finds what a command starts from: the shape of its model, its weights, its tokenizer.
 #pragma once
 #include <optional>
 #include <string>
@@ -14,8 +14,8 @@ struct RunSource {
     std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
     std::string resume;       // the checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;
-    std::string tokenizer_path;      // where that was found; empty: nowhere
-    std::vector<std::string> notes;  // lines to print: what was passed over, and why
+    std::string tokenizer_path;      // where the tokenizer was found; empty: no tokenizer
+    std::vector<std::string> notes;  // lines to print: which checkpoints were skipped, and why
 };
 
 // For train and plan: --resume, else --init, else the shape that the options ask for. The vocabulary of a new model is
@@ -26,11 +26,11 @@ RunSource find_training_start(const Options& options);
 // newest checkpoint is taken. A tokenizer must be there if `need_tokenizer`.
 RunSource find_trained_model(const Options& options, bool need_tokenizer);
 
-// Whether two tokenizers (paths as of load_tokenizer) make other tokens of a text. False where one cannot be read.
+// Whether two tokenizers (paths as for load_tokenizer) differ in tokens or merges. False if one cannot be read.
 bool differ_as_tokenizers(const std::string& path, const std::string& other_path);
-// A warning where the tokens of the shards (a pattern) are those of another tokenizer than that at `path`; else empty.
-// The shards' own tokenizer is the one beside them; without it, or where one of the two cannot be read, nobody knows.
+// Returns a warning if the shards (a pattern) were made with another tokenizer than that at `path`, else an empty
+// string. The tokenizer of the shards is the one in their directory. The result is also empty if either cannot be read.
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
 
-// Options that differ from those a checkpoint was saved with (JSON objects), and can change the result: one line.
+// Returns one line with the options that differ from those of the checkpoint (JSON objects) and can change the result.
 std::string changed_options(const std::string& saved, const std::string& now);

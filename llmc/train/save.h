@@ -13,8 +13,8 @@ struct StateReader {
 
 CheckpointFormat checkpoint_format(const Options& options, const std::vector<std::string>& state);
 
-// All ranks. Saves the state of run.state.step, unless it is saved already, or the run saves nothing. Throws on every
-// rank when the first rank could not write.
+// Called by all ranks. Saves the state of run.state.step, unless it is already saved or the run saves nothing. If rank
+// 0 cannot write, rank 0 throws; with sharded state every rank throws.
 void save(Run& run, const StateReader& reader);
 // The same, but a failed save is a warning: the older checkpoints are intact, and training goes on. The third in a row
 // is an error.

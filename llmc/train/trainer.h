@@ -8,7 +8,7 @@
 #include "train/run.h"
 #include "train/save.h"
 
-// The results of a step on their way to the host.
+// The results of a step, which the device copies to the host asynchronously.
 struct PendingStep {
     struct Results {
         float loss, grad_norm, factor;  // factor: NaN, and the optimizer has left the weights as they were
@@ -17,13 +17,13 @@ struct PendingStep {
     StepRecord record;
     Results& host = *static_cast<Results*>(host_allocate(sizeof(Results)));
     Event done = create_event();
-    int64_t comm_waits = 0;  // of the communicator, up to the end of this step
+    int64_t comm_waits = 0;  // Comm::waits at the end of this step
     bool waiting = false;
 
     PendingStep() = default;
     PendingStep(const PendingStep&) = delete;
     ~PendingStep() {
-        if (waiting) wait_for_event(done);  // after an error: its results are still to be written
+        if (waiting) wait_for_event(done);  // after an error: the device may still write the results
         host_free(&host), destroy_event(done);
     }
 };

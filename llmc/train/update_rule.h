@@ -9,11 +9,11 @@
 #include "base/device.h"
 #include "ops/ops.h"
 
-// What a rule is called with: elements begin .. begin + count of the model's flat buffers.
+// Arguments of a rule: elements begin .. begin + count of the model's flat buffers.
 template <class floatX>
 struct UpdateArgs {
     floatX* weights;
-    float* master;              // null: the weights are their own masters
+    float* master;              // null: no separate master weights
     std::vector<float*> state;  // in the order of UpdateRule::state
     const float* grads;
     const float* factor;  // (1) on the device: the gradients count times this; NaN: nothing changes
@@ -27,7 +27,7 @@ struct UpdateArgs {
 
 template <class floatX>
 struct UpdateRule {
-    std::string name;                // of --optimizer
+    std::string name;                // value of --optimizer
     std::vector<std::string> state;  // fp32 tensors that it keeps for each weight: their names in checkpoints
     void (*update)(const UpdateArgs<floatX>&);
 };
