@@ -1,15 +1,15 @@
 // comm_mpi.cpp: MPI between CPU ranks, and between GPU ranks through host memory.
 //
-// Sums are made by recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
-// what arrives to the half it keeps; all-gather is the same exchanges in reverse (Thakur, Rabenseifner and Gropp 2005).
-// Every rank sends 2 (n-1)/n of a buffer, the least there is; with the ranks of a host next to each other the first
-// exchanges stay inside hosts, and 2 (H-1) buffers in all leave the H hosts. The sum is the tree ((0+1)+(2+3))+... for
-// any n, and a + b = b + a: so its bits do not depend on how many of the tree's leaves are on one rank.
-// A number of ranks that is no power of two takes MPI's own collectives, whose order of summation is theirs.
+// Reduce-scatter is recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
+// the received half to the half that it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and
+// Gropp 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
+// adjacent, the first exchanges stay inside hosts, and 2 (H-1) buffers in total leave the H hosts. The sum is the tree
+// ((0+1)+(2+3))+... for any n, and a + b = b + a, so its bits do not depend on how many leaves of the tree one rank
+// has. If the number of ranks is no power of two, MPI's own collectives are used, with their own order of summation.
 //
-// One thread makes all calls of MPI, so that the training thread can go on. It sleeps while it waits: Open MPI would
-// spin, on the core that the training needs.
-#define OMPI_SKIP_MPICXX 1  // C++ bindings, which MPI has dropped
+// One thread makes all MPI calls, so that the training thread can continue. The thread sleeps while it waits: Open MPI
+// would spin on the core that training needs.
+#define OMPI_SKIP_MPICXX 1  // no C++ bindings: MPI has removed them
 #include <mpi.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,8 +34,8 @@
 
 namespace {
 
-constexpr double QUIET_SECONDS = 10;  // in which ranks join without a word
-constexpr int64_t PIECE = 1 << 20;    // elements in one message: the next travels while this one is added
+constexpr double QUIET_SECONDS = 10;  // wait before the first warning about missing ranks
+constexpr int64_t PIECE = 1 << 20;    // elements in one message; the next message is sent while this one is added
 
 #define MPI_CHECK(call)                                                                                    \
     do {                                                                                                   \
@@ -49,14 +49,14 @@ constexpr int64_t PIECE = 1 << 20;    // elements in one message: the next trave
     fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, text);
 }
 
-// As /proc shows it (missing_ranks.h).
+// Sets the thread name that /proc shows (missing_ranks.h).
 void name_this_thread([[maybe_unused]] const char* name) {
 #if defined(__linux__)
     pthread_setname_np(pthread_self(), name);
 #endif
 }
 
-// Until the requests are done, without taking the core from the training.
+// Waits until the requests are done; sleeps between tests, to leave the core to training.
 void finish(MPI_Request* requests, int count) {
     int done = 0;
     for (int tries = 0;; tries++) {
@@ -83,7 +83,7 @@ void limit_silence() {
         if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) continue;
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds,
-                   sizeof probe_seconds);  // where only the other side sends
+                   sizeof probe_seconds);  // for connections on which only the other side sends
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
@@ -97,7 +97,7 @@ struct MpiComm : Comm {
     std::deque<std::function<void()>> jobs;
     Ticket posted = 0, done = 0;
     std::exception_ptr error;
-    double stopped_seconds = 0.0;  // of the training thread, while it waited
+    double stopped_seconds = 0.0;  // time in which this process was not running while the training thread waited
 
     struct Staged {
         void* memory;
@@ -105,12 +105,12 @@ struct MpiComm : Comm {
         Event ready;
         std::function<void(char* host)> job;
     };
-    std::deque<Staged> staged;  // collectives on device memory that nobody has waited for
+    std::deque<Staged> staged;  // collectives on device memory, not yet waited for
     Ticket queued = 0, moved = 0;
     std::unique_ptr<OwnedStream> copies;
 
-    Ticket voted = 0;    // the last any_rank; 0: none yet
-    bool votes[2] = {};  // of even and odd ones
+    Ticket voted = 0;    // ticket of the last any_rank; 0: none yet
+    bool votes[2] = {};  // of even and odd calls
     int64_t votes_begun = 0;
 
     std::vector<char> outgoing, incoming[2], staging;
@@ -126,9 +126,9 @@ struct MpiComm : Comm {
         thread.join();
     }
 
-    // MPI_Init comes back when all ranks have called it, so that one that does not would hold the others for ever. All
-    // look around at the same time, and then speak one after the other: the first ends the job, for which mpirun takes
-    // a second. A host where nobody is missing lets the others speak first.
+    // MPI_Init returns when all ranks have called it, so a rank that never calls it would block the others forever. At
+    // the timeout all ranks look for missing ranks at the same time, and report one after the other: the first to fail
+    // ends the job, for which mpirun takes a second. Ranks of a host on which no rank is missing report last.
     void join(const Launch& launch) {
         const Ticket started = post([this, launch] { start(launch); });
         const double quiet = std::min(QUIET_SECONDS, launch.join_seconds), rest = launch.join_seconds - quiet;
@@ -146,7 +146,7 @@ struct MpiComm : Comm {
         if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
     }
 
-    // Of each host its first rank that waits, so that a line comes once.
+    // Only the first waiting rank of each host prints, so that a host prints one line.
     static void say_who_is_missing(const Launch& launch, double waited, double rest) {
         const MissingRanks missing = find_missing_ranks(launch, job_name());
         if (!missing.speaks) return;
@@ -227,7 +227,8 @@ struct MpiComm : Comm {
         return ++posted;
     }
 
-    // Waits in slices. One that takes far longer was no wait for others: this process was stopped, or had no core.
+    // Waits in slices of time. A slice that takes far longer is not counted as a wait for other ranks: this process was
+    // stopped, or had no core.
     void wait_for(Ticket ticket) {
         constexpr double slice = 0.05;
         for (bool finished = false; !finished;) {
@@ -249,8 +250,8 @@ struct MpiComm : Comm {
         wait_for(post(job));
     }
 
-    // A collective on x (bytes), in which this rank sends so many. They are counted here, since the thread may come to
-    // them in the next step only. Host memory is the CPU's, whose work on it is done by now.
+    // Queues a collective on x (bytes), in which this rank sends `sent` bytes. They are counted here, since the thread
+    // may run the collective only in the next step. With the CPU backend x is host memory, and the work on it is done.
     Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
         bytes_sent += sent;
@@ -274,7 +275,7 @@ struct MpiComm : Comm {
         exposed_seconds += seconds_now() - start - (stopped_seconds - stopped_before);
     }
 
-    // Device memory is moved by the thread that waits: it alone calls the device.
+    // The waiting thread copies device memory: it is the only one that calls the device.
     void wait(Ticket ticket, Stream) override {
         expose([&] {
             if (device_memory_is_host()) wait_for(ticket);
@@ -301,7 +302,7 @@ struct MpiComm : Comm {
 
     // ---- exchanges, on the thread
 
-    // Sends `count` elements of x to the partner and hands over what it sends, piece by piece: take(at, received, n).
+    // Sends `count` elements of x to the partner and receives as many, piece by piece: take(at, received, n).
     template <class Wire, class Take>
     void trade(const float* x, int64_t count, int partner, const Take& take) {
         outgoing.resize(sizeof(Wire) * PIECE);
@@ -319,7 +320,7 @@ struct MpiComm : Comm {
                 MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
             MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][1]));
         };
-        constexpr bool ahead = std::is_same_v<Wire, float>;  // one buffer for what is rounded
+        constexpr bool ahead = std::is_same_v<Wire, float>;  // bf16 has one rounding buffer only
         if (count > 0) begin(0, 0);
         for (int64_t at = 0, slot = 0; at < count; at += PIECE, slot ^= 1) {
             const int64_t next = at + PIECE;
@@ -343,10 +344,10 @@ struct MpiComm : Comm {
         }
     }
 
-    // The parts, each of `size` bytes: blocks of them double until all are here.
+    // All-gathers the parts, each of `size` bytes: the block that a rank holds doubles with each exchange.
     void gather_parts(char* x, int64_t size) {
         constexpr int64_t most = 1 << 30;
-        int64_t have = part;  // first of the parts that are here
+        int64_t have = part;  // first part that this rank holds
         int64_t parts = 1;
         for (int distance = world_size / 2; distance >= 1; distance /= 2, parts *= 2) {
             const int64_t other = have ^ parts, bytes = parts * size;
@@ -384,12 +385,12 @@ struct MpiComm : Comm {
 
     // ---- collectives
 
-    // What else would be allocated in the first step.
+    // Allocates memory that the first step would otherwise allocate.
     void reserve(ReduceDtype, int64_t count) override {
         if (!halves()) own_sums.resize(count / world_size);
     }
 
-    // What a rank sends of `count` elements when each of them goes through all ranks once.
+    // Bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
     int64_t share(int64_t count, int64_t element) const { return count / world_size * (world_size - 1) * element; }
     static int64_t wire_size(ReduceDtype wire) { return wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float); }
 
@@ -415,8 +416,8 @@ struct MpiComm : Comm {
         });
     }
 
-    // The sums of this rank's part, rounded, come to all ranks, in the first half of x; then all are widened, from the
-    // end: float i covers only what has been read.
+    // Rounds the sums of this rank's part to bf16, and all-gathers them in the first half of x. Then converts all to
+    // float from the end, so that float i overwrites only values that were already read.
     void gather_rounded(float* x, int64_t size) {
         char* memory = reinterpret_cast<char*>(x);
         const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
@@ -445,7 +446,7 @@ struct MpiComm : Comm {
         });
     }
 
-    // Bits of a part's number are those of its rank in reverse.
+    // The number of a part is the bit-reversed number of its rank.
     int rank_of(int part) const {
         if (!halves()) return part;
         int rank = 0;
@@ -501,6 +502,6 @@ struct MpiComm : Comm {
 
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {
     MpiComm* comm = new MpiComm;
-    comm->join(launch);  // if it throws, comm is left: its thread may still be inside of MPI_Init
+    comm->join(launch);  // if it throws, comm leaks: its thread may still be in MPI_Init
     return std::unique_ptr<Comm>(comm);
 }

@@ -16,7 +16,7 @@
 // ---- the environment
 
 namespace {
-// Where a launcher says who a process is.
+// The variables or options in which a launcher gives the rank and the world size.
 struct Names {
     const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
 };
@@ -64,7 +64,7 @@ static void check_rank(const Names& names, int rank, int world_size) {
            says(names.world_size, world_size).c_str(), world_size - 1);
 }
 
-// What nobody told is known for a single process.
+// For a single process the local rank is known even if the launcher does not set it.
 static void fill_local(Launch& launch) {
     if (launch.world_size == 1) launch.local_rank = 0, launch.local_world_size = 1;
 }
@@ -124,7 +124,7 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
     if (!options.rendezvous.empty()) read_rendezvous(launch, options.rendezvous);
     launch.run_id = options.run_id;
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
-    launch.mpi = variables.has(mpirun_names.world_size);  // whose numbers are the same, or are refused
+    launch.mpi = variables.has(mpirun_names.world_size);  // find_launch compares its numbers
     return launch;
 }
 
@@ -151,7 +151,7 @@ static Launch from_torchrun(const Variables& variables) {
     return launch;
 }
 
-// A port that the steps of jobs which share a host will hardly share, below those that the system hands out.
+// A port that is unlikely to be the same for two job steps on one host, below the ephemeral ports of the system.
 static int slurm_port(int64_t job, int64_t step) { return int(20000 + job % 1000 * 10 + step % 10); }
 
 static Launch from_srun(const Variables& variables) {
@@ -174,7 +174,7 @@ static Launch from_srun(const Variables& variables) {
     return launch;
 }
 
-// Nobody told of other processes; refused if somebody started some.
+// No launcher was found: a single process. Refused if the environment shows that there are several processes.
 static Launch alone(const Variables& variables) {
     ENSURE(!variables.has("PMIX_RANK") || variables.step_tasks() == 1,
            "PMIX_RANK=%s, but nothing says how many ranks there are; start with Open MPI's mpirun, torchrun or srun",
@@ -197,7 +197,7 @@ static Launch alone(const Variables& variables) {
 
 // ---- all together
 
-// Two that count processes must count the same.
+// Two launchers that both set rank and world size must agree.
 static void refuse_other_numbers(const Launch& launch, const Names& mine, const Names& other, const Launch& others) {
     if (launch.rank == others.rank && launch.world_size == others.world_size) return;
     const bool sizes = launch.world_size != others.world_size;
@@ -285,7 +285,7 @@ static std::vector<std::string> split_list(const std::string& list, const std::s
     return parts;
 }
 
-// "007" or "007-012", with the zeros.
+// Expands "007" or "007-012"; keeps leading zeros.
 static std::vector<std::string> expand_range(const std::string& range, const std::string& whole) {
     const size_t dash = range.find('-');
     const std::string first = range.substr(0, dash), last = dash == std::string::npos ? first : range.substr(dash + 1);

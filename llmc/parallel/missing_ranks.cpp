@@ -13,9 +13,9 @@
 
 namespace fs = std::filesystem;
 
-static constexpr size_t MOST_NAMED = 8;  // ranks in one sentence
+static constexpr size_t MOST_NAMED = 8;  // ranks in one message
 
-// Files of processes that may end meanwhile, or that are another user's: empty then.
+// Content of a file of a process. Empty if the process has ended, or belongs to another user.
 static std::string content_of(const fs::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -41,7 +41,7 @@ static int number_of(const std::string& text) {
     return error == std::errc() && end == text.data() + text.size() ? number : -1;
 }
 
-// Of an environment as /proc shows it: NAME=value, each ended by a zero.
+// Reads a variable from the format of /proc/PID/environ: NAME=value strings, each ended by a zero.
 static std::string variable(const std::string& environment, const std::string& name) {
     const std::string all = '\0' + environment, wanted = '\0' + name + '=';
     const size_t at = all.find(wanted);
@@ -61,7 +61,7 @@ static char state_of(const fs::path& process) {
     return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
-// Why a process is not waiting; empty: it is.
+// Why a process does not wait in MPI_Init; empty: it waits.
 static std::string absence(const fs::path& process, const std::string& own_program, const std::string& host) {
     const std::string who = "process " + process.filename().string() + " on " + host;
     const char state = state_of(process);
@@ -72,7 +72,7 @@ static std::string absence(const fs::path& process, const std::string& own_progr
     return who + (state == 'D' ? " waits for a disk or a file system" : " is on its way");
 }
 
-// Of each rank of this host that has a process: why it is not waiting.
+// For each rank of this host that has a process: why it does not wait, as absence() returns.
 static std::map<int, std::string> ranks_here(const Launch& launch, const std::string& job, const std::string& proc) {
     const std::string host = host_name(), network = target_of(fs::path(proc) / "self/ns/net"),
                       own_program = target_of(fs::path(proc) / "self/exe");

@@ -18,11 +18,11 @@
 #include "base/common.h"
 #include "base/host.h"
 
-static constexpr double SILENCE = 5;  // seconds in which whoever connected must have spoken
-static constexpr double GRACE = 1;    // in which ranks that come late still hear why all fail
-static constexpr double CONNECT = 2;  // seconds for a connection to be made; a firewall may say nothing at all
+static constexpr double SILENCE = 5;  // seconds within which a connection must send its hello
+static constexpr double GRACE = 1;    // seconds in which late ranks still receive the reason of a failure
+static constexpr double CONNECT = 2;  // seconds for a connect; a firewall may drop packets without an answer
 
-// A sentence as it may be sent.
+// Makes a text valid for Answer::text: one line of at most MAX_TEXT bytes.
 static std::string one_line(const std::string& text) {
     std::string line = text.substr(0, MAX_TEXT);
     for (char& c : line)
@@ -55,10 +55,10 @@ struct Address {
 }  // namespace
 
 #ifndef MSG_NOSIGNAL
-constexpr int MSG_NOSIGNAL = 0;  // macOS says it of the socket: SO_NOSIGPIPE
+constexpr int MSG_NOSIGNAL = 0;  // macOS has a socket option instead: SO_NOSIGPIPE
 #endif
 
-// A socket that does not block and is closed in programs that this one starts. macOS cannot say so when it makes one.
+// Makes a socket non-blocking and close-on-exec. macOS cannot set these flags when it creates a socket.
 static Socket prepared(int fd) {
     if (fd < 0) return Socket(fd);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -72,12 +72,12 @@ static Socket prepared(int fd) {
 
 static std::string reason_of(int error) { return std::generic_category().message(error); }
 
-// Milliseconds for poll until a time of seconds_now(), not 0 before it.
+// Timeout for poll until a time of seconds_now(), rounded up: 0 only once that time has come.
 static int milliseconds_until(double time) {
     return int(std::ceil(1000 * std::clamp(time - seconds_now(), 0.0, 3600.0)));
 }
 
-// Whether the socket is ready before the time comes.
+// Waits until the socket is ready (true) or the time has come (false).
 static bool wait_for(int fd, short events, double until) {
     for (;;) {
         pollfd ready = {fd, events, 0};
@@ -87,7 +87,8 @@ static bool wait_for(int fd, short events, double until) {
     }
 }
 
-// Of a host, or (empty) of every interface of this one, to listen on. Empty, with the reason, if there is none.
+// Returns the addresses of a host; for an empty host, the wildcard addresses to listen on. If there are none, returns
+// an empty list and sets the reason.
 static std::vector<Address> find_addresses(const std::string& host, int port, std::string& reason) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_family = AF_UNSPEC, hints.ai_socktype = SOCK_STREAM;
@@ -101,7 +102,7 @@ static std::vector<Address> find_addresses(const std::string& host, int port, st
         address.length = i->ai_addrlen;
     }
     if (error == 0) freeaddrinfo(found);
-    // [::] takes IPv4 as well, 0.0.0.0 is for a kernel without IPv6.
+    // [::] accepts IPv4 too; 0.0.0.0 is for a kernel without IPv6.
     if (host.empty())
         std::stable_partition(addresses.begin(), addresses.end(),
                               [](const Address& a) { return a.storage.ss_family == AF_INET6; });
@@ -128,7 +129,7 @@ std::string rendezvous_address(const Launch& launch) {
     return ports.size() == 1 ? first : first + format("-%d", ports.back());
 }
 
-// torchrun's agents on several hosts count restarts each for itself, so that the number is not the same everywhere.
+// The restart count that all ranks agree on. torchrun's agents on several hosts count separately, so it is 0 there.
 static uint32_t attempt_of_all(const Launch& launch) {
     const bool several_agents = launch.launcher == "torchrun" && launch.local_world_size != launch.world_size;
     return several_agents ? 0 : uint32_t(launch.attempt);
@@ -141,8 +142,8 @@ struct Peer {
     Socket socket;
     std::string from;      // address
     double since;          // when it connected
-    std::string received;  // of its hello
-    int rank = -1;         // not known yet
+    std::string received;  // bytes of its hello so far
+    int rank = -1;         // -1: unknown before its hello
     uint64_t process = 0;
     bool gone = false;
 };
@@ -151,17 +152,17 @@ struct Server {
     const Launch& launch;
     double timeout, deadline;
     Socket listener;
-    std::vector<Peer> peers;              // in the order in which they came
+    std::vector<Peer> peers;              // in the order of connection
     std::vector<std::string> rank_infos;  // of each rank
     std::vector<bool> present;
-    std::string verdict;    // not empty: why these ranks cannot belong together
-    int dropped = 0;        // connections that were none of ours,
-    std::string drop_note;  // and what was wrong with the last
+    std::string verdict;    // not empty: how the ranks contradict each other
+    int dropped = 0;        // number of dropped connections
+    std::string drop_note;  // why the last one was dropped
 };
 }  // namespace
 
-// EADDRINUSE or another reason, 0: it listens. A port is shared with the leftovers of a finished run, never with a
-// listener.
+// Returns 0, or errno (EADDRINUSE or another). SO_REUSEADDR permits a port with old connections of a finished run, but
+// not one with a listener.
 static int listen_at(const Address& address, int backlog, Socket& out) {
     Socket listener = prepared(socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (listener.fd < 0) return errno;
@@ -174,8 +175,8 @@ static int listen_at(const Address& address, int backlog, Socket& out) {
 }
 
 static Socket open_listener(const Launch& launch) {
-    // A name of this host may stand for 127.0.1.1 here and for another address elsewhere, so it does not say where to
-    // listen. These do.
+    // A name of this host may resolve to 127.0.1.1 here and to another address elsewhere, so rank 0 listens on all
+    // interfaces, except for names that are always local.
     const std::string& host = launch.master_addr;
     const bool local = host == "localhost" || host.starts_with("127.") || host == "::1";
     std::string reason = "no address";
@@ -191,7 +192,7 @@ static Socket open_listener(const Launch& launch) {
          rendezvous_address(launch).c_str(), reason.c_str());
 }
 
-// Short enough for the empty buffer of the connection, so it is sent whole, or the other side is gone.
+// Sends a short answer. It fits the empty send buffer of the connection, so a failed send means that the peer is gone.
 static void tell(const Peer& peer, Status status, const std::string& text) {
     const std::string answer = encode(Answer{status, one_line(text), "", {}});
     (void)!send(peer.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -208,14 +209,14 @@ static void drop(Server& server, Peer& peer, const std::string& why) {
     peer.gone = true;
 }
 
-// All who are there, all who come soon, and rank 0 fail with the same sentence.
+// Makes all connected ranks, ranks that connect within GRACE, and rank 0 fail with the same message.
 static void pronounce(Server& server, const std::string& text) {
     server.verdict = one_line(text);
     server.deadline = std::min(server.deadline, seconds_now() + GRACE);
     tell_all(server, Status::refused, server.verdict);
 }
 
-// Why this rank cannot be one of ours; empty: it can.
+// Returns why this rank cannot belong to the run; empty: it can.
 static std::string find_contradiction(const Server& server, const Peer& peer, const Hello& hello) {
     const Launch& launch = server.launch;
     const std::string who = format("rank %u (%s)", hello.rank, peer.from.c_str());
@@ -236,7 +237,7 @@ static std::string find_contradiction(const Server& server, const Peer& peer, co
     return "";
 }
 
-// A whole hello: the peer is let in, sent on, or ends the meeting.
+// Handles a whole hello: accepts the peer, drops it as one of another run, or fails the rendezvous.
 static void admit(Server& server, Peer& peer, const Hello& hello) {
     const Launch& launch = server.launch;
     const bool mine = hello.port == uint32_t(launch.master_port) && hello.run_id == launch.run_id &&
@@ -258,12 +259,12 @@ static void admit(Server& server, Peer& peer, const Hello& hello) {
     tell(peer, server.verdict.empty() ? Status::waiting : Status::refused, server.verdict);
 }
 
-// Reads what a peer says; the end of the connection of a rank makes room for the next process with that rank.
+// Reads from a peer. If the connection of a rank ends, another process may take that rank.
 static void listen_to(Server& server, Peer& peer) {
     char buffer[8192];
     const ssize_t got = recv(peer.socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-    if (peer.rank >= 0) {  // has said all that it may say
+    if (peer.rank >= 0) {  // a rank sends nothing after its hello
         if (server.verdict.empty()) server.present[peer.rank] = false;
         peer.gone = true;
         return;
@@ -279,7 +280,7 @@ static void listen_to(Server& server, Peer& peer) {
         case Parsed::garbage:
             return drop(server, peer, "does not speak as a rank does");
         case Parsed::other_version:
-            tell(peer, Status::other, "");  // in the header of which it finds our version
+            tell(peer, Status::other, "");  // its header holds our version
             return drop(server, peer, "is a rank of another version of this program");
     }
 }
@@ -291,7 +292,8 @@ static std::string peer_name(const sockaddr_storage& peer, socklen_t length) {
     return error ? "somebody" : name;
 }
 
-// Takes whoever knocks. Of those that have not said who they are, no more stay than ranks can be on their way.
+// Accepts new connections. Drops the oldest one without a hello if there are more of those than world_size + 64, or if
+// no file descriptors are left.
 static void accept_peers(Server& server) {
     for (;;) {
         sockaddr_storage peer = {};
@@ -299,7 +301,7 @@ static void accept_peers(Server& server) {
         Socket socket = prepared(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
         const int error = socket.fd < 0 ? errno : 0;
         const bool no_room = error == EMFILE || error == ENFILE;
-        if (error != 0 && !no_room) return;  // nobody left, or the one at the door went away
+        if (error != 0 && !no_room) return;  // no pending connection, or it was aborted
         const auto unknown = [](const Peer& peer) { return peer.rank < 0 && !peer.gone; };
         const auto count = std::count_if(server.peers.begin(), server.peers.end(), unknown);
         if (no_room && count == 0)
@@ -337,7 +339,7 @@ static std::string missing_ranks(const Server& server) {
     throw Error(EXIT_INTERNAL, one_line(text));
 }
 
-// Until every rank is there.
+// Serves connections until every rank has connected.
 static void gather(Server& server) {
     std::vector<pollfd> sockets;
     while (std::count(server.present.begin(), server.present.end(), false) > 0) {
@@ -366,7 +368,7 @@ static void gather(Server& server) {
     if (!server.verdict.empty()) throw Error(EXIT_USAGE, server.verdict);
 }
 
-// All of it, at the speed of the other side.
+// Sends all bytes; waits until `until` while the send buffer is full.
 static bool send_all(const Socket& socket, const std::string& bytes, double until) {
     for (size_t sent = 0; sent < bytes.size();) {
         const ssize_t put = send(socket.fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
@@ -377,7 +379,7 @@ static bool send_all(const Socket& socket, const std::string& bytes, double unti
     return true;
 }
 
-// The same to all ranks. One that does not take it ends the run, so the others may wait for it.
+// Sends the same answer to all ranks, one after the other. A rank that does not receive it ends the run.
 static void answer_all(Server& server, const std::string& answer) {
     const double deadline = seconds_now() + std::max(server.timeout, SILENCE);
     for (Peer& peer : server.peers) {
@@ -414,10 +416,10 @@ static Rendezvous serve_rendezvous(const Launch& launch, const std::string& rank
 // ---- the other ranks
 
 namespace {
-// What became of the tries of one round.
+// The most informative failure of one round of connection attempts.
 struct Tries {
-    std::string last;      // why the one that came farthest was in vain
-    bool reached = false;  // it had somebody at the other end
+    std::string last;      // the failure; one after a connection takes precedence
+    bool reached = false;  // the attempt of `last` was connected
 
     void add(const std::string& place, const std::string& why, bool somebody) {
         if (somebody || !reached) last = place + ": " + why, reached = somebody;
@@ -425,7 +427,7 @@ struct Tries {
 };
 }  // namespace
 
-// Empty: connected.
+// Returns an empty string when connected, else the reason.
 static std::string connect_to(const Address& address, double until, Socket& out) {
     Socket socket = prepared(::socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (socket.fd < 0) return reason_of(errno);
@@ -440,7 +442,7 @@ static std::string connect_to(const Address& address, double until, Socket& out)
     return "";
 }
 
-// The next answer. Empty: it is there; else why not. received: what has come of it and of the one after it.
+// Reads the next answer. Returns an empty string, or the reason of a failure. received: bytes not parsed yet.
 static std::string read_answer(const Socket& socket, int world_size, double until, std::string& received,
                                Answer& answer) {
     for (;;) {
@@ -465,7 +467,7 @@ static std::string read_answer(const Socket& socket, int world_size, double unti
     }
 }
 
-// Empty: the meeting took place; else why not. What rank 0 says against it is thrown.
+// Returns an empty string if the rendezvous succeeded, else the reason. Throws an error that rank 0 reports.
 static std::string talk(const Socket& socket, const Hello& hello, double timeout, double deadline, Rendezvous& result) {
     const int world_size = int(hello.world_size);
     const double soon = std::min(deadline, seconds_now() + SILENCE);
@@ -523,7 +525,7 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
         if (seconds_now() >= deadline)
             fail(EXIT_INTERNAL, "rank 0 did not let rank %d in at %s within %g s (%s); is it running there?",
                  launch.rank, rendezvous_address(launch).c_str(), timeout, tries.last.c_str());
-        // Not all ranks at the same moment.
+        // Random jitter, so that ranks do not retry at the same time.
         const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
         const double rest = std::max(0.0, deadline - seconds_now());
         poll(nullptr, 0, int(std::ceil(1000 * std::min(rest, pause * jitter))));
@@ -531,7 +533,7 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
 }
 
 Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
-                  double timeout_seconds) {
+                      double timeout_seconds) {
     ENSURE(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info of %zu bytes, at most %d", rank_info.size(),
            MAX_RANK_INFO);
     if (launch.world_size == 1) return {{rank_info}, nccl_id()};

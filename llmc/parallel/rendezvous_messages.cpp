@@ -1,12 +1,12 @@
-// rendezvous_messages.cpp: what goes over the wire in a meeting, written and read; rendezvous.h has the format.
+// rendezvous_messages.cpp: encodes and parses the messages of the rendezvous; rendezvous.h describes the format.
 #include "parallel/rendezvous.h"
 
 #include <algorithm>
 
-// Two, so that a connection of a socket with itself, which happens on one host, is no conversation.
+// Two magics, so that a TCP connection of a socket to itself, which can happen on one host, is not taken for rank 0.
 static constexpr std::string_view HELLO_MAGIC = "GPT2RDZV", ANSWER_MAGIC = "GPT2MEET";
 static constexpr size_t HEADER = 16;      // magic, version, length
-static constexpr size_t HELLO_HEAD = 32;  // what stands before run id and rank_info
+static constexpr size_t HELLO_HEAD = 32;  // bytes before run_id and rank_info
 static constexpr size_t ANSWER_HEAD = 16;
 
 static void append(std::string& out, uint64_t value, int bytes) {
@@ -44,7 +44,7 @@ std::string encode(const Answer& answer) {
 }
 
 namespace {
-// Takes fields from the front of a body; one that is not all there leaves `good` false.
+// Reads fields from the front of a body; an incomplete field sets `good` to false.
 struct Fields {
     std::string_view rest;
     bool good = true;
@@ -65,7 +65,7 @@ struct Fields {
 };
 }  // namespace
 
-// Finds the body of the first frame. A length that no message has is garbage before the body is waited for.
+// Finds the body of the first frame. A length above max_body is garbage at once, before the body has arrived.
 static Parsed parse_frame(std::string_view magic, std::string_view bytes, size_t max_body, std::string_view& body) {
     if (bytes.substr(0, magic.size()) != magic.substr(0, bytes.size())) return Parsed::garbage;
     if (bytes.size() < magic.size() + 4) return Parsed::more;
