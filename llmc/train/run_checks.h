@@ -36,7 +36,7 @@ void warn_of_warmup(Log& log, const Options& options);
 // Locks --output for the lifetime of the result; null without --output. Refuses a new run in a directory that holds the
 // checkpoints of another run.
 std::unique_ptr<OutputLock> lock_output(const Options& options);
-// Deletes older checkpoints, as --keep allows, to make room for the next checkpoint and the log. A failure becomes a
-// note: training may still continue without that room.
+// If the next checkpoint does not fit, deletes older checkpoints that --keep gives up, which also makes room for the
+// log. A failure becomes a note: training may still continue without that room.
 void make_room_to_resume(const Options& options, const RunSource& source, int64_t step,
                          std::vector<std::string>& notes);
