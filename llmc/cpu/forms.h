@@ -1,6 +1,6 @@
-// forms.h: the forms in which the CPU has an operation. plain is the definition, as simple as possible, on every
-// machine; the others compute the same faster and are compared with it by the tests. cpu::<op> calls the one that
-// isa() allows (dispatch.cpp; matmul.cpp for the products).
+// forms.h: declares the implementations (forms) of each CPU operation. plain is the definition, as simple as possible,
+// and runs on every machine. The others compute the same faster, and tests compare them with plain. cpu::<op> calls the
+// one that isa() allows (dispatch.cpp; matmul.cpp for the products).
 //
 // Not every form defines every operation: avx2, avx512 and neon come from vector_ops.h; avx512bf16 and amx have the
 // products and attention of bf16 (matrix_matmul.h, matrix_attention.h).
@@ -39,6 +39,6 @@ template <class floatX>
 constexpr bool has_matrix_form = false;
 #endif
 
-// What the operations of avx2, avx512 and neon take of scratch at most; threads as OpenMP has them now.
+// Largest scratch memory that an operation of avx2, avx512 or neon uses, with OpenMP's current number of threads.
 int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp);
 }  // namespace cpu

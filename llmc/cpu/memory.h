@@ -6,15 +6,17 @@
 
 namespace cpu {
 
-// Zeroed, aligned to 64 bytes at least; fails with the purpose and what was asked for. counted: by bytes_allocated.
+// Allocates zeroed memory, aligned to at least 64 bytes. A failure names the purpose and the size. counted: whether
+// bytes_allocated includes the block.
 void* allocate(int64_t bytes, const char* purpose, bool counted);
 void release(void* pointer);
 int64_t bytes_allocated();
-// That allocate could still give each of so many processes of this host, with some left for the rest of the machine.
+// Bytes that allocate can still give to each of `processes` processes of this host, with a reserve for the rest of the
+// machine.
 int64_t available_bytes(int processes = 1);
 
-// The least that this process's control groups and those above them allow in all, and what they still allow;
-// INT64_MAX where there is no limit. root: "", or the folder that a test takes for /.
+// The smallest memory limit of this process's control groups and their parents, and the bytes still available under
+// them; INT64_MAX without a limit. root: "", or the folder that a test uses as /.
 struct ControlGroups {
     int64_t limit, available;
 };
