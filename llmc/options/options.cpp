@@ -27,20 +27,23 @@ std::string version() {
 
 static void model_options(OptionSpecs& all, Options& o) {
     Section s{all, "model"};
-    s.add("-e,--model", o.model, "", "NAME", "d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
+    s.add("-e,--model", o.model, "", "NAME",
+          "GPT-2's shape: d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
         .shown("d12, unless --init or --layers");
     s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint");
-    s.add("--layers", o.layers, 0, "N", "with --heads and --channels: a model of this shape").at_least(0).shown("");
-    s.add("--heads", o.heads, 0, "N", "heads of attention in a layer").at_least(0).shown("");
-    s.add("--channels", o.channels, 0, "N", "width; a multiple of the heads").at_least(0).shown("");
-    s.add("--vocab-size", o.vocab_size, 0, "TOKENS", "0 = the tokenizer's, or 50257").between(0, 1 << 20);
-    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+    s.add("--layers", o.layers, 0, "N", "number of layers; with --heads and --channels").at_least(0).shown("");
+    s.add("--heads", o.heads, 0, "N", "attention heads per layer").at_least(0).shown("");
+    s.add("--channels", o.channels, 0, "N", "embedding width; a multiple of --heads").at_least(0).shown("");
+    s.add("--vocab-size", o.vocab_size, 0, "TOKENS", "vocabulary size; 0 = the tokenizer's, or 50257")
+        .between(0, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "sequence length (T); 0 = the model's number of positions")
         .between(0, 1 << 20);
 }
 
 static void precision_options(OptionSpecs& all, Options& o, const char* title) {
     Section s{all, title};
-    s.add("--precision", o.precision, "auto", "fp32|bf16|auto", "weights and activations; auto = bf16 on matrix units")
+    s.add("--precision", o.precision, "auto", "fp32|bf16|auto",
+          "dtype of weights and activations; auto = bf16 where it is faster")
         .one_of_unit();
 }
 
@@ -48,92 +51,99 @@ static void data_options(OptionSpecs& all, Options& o) {
     Section s{all, "data"};
     s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'");
     s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on");
-    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "for samples and checkpoints").shown("beside the training data");
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "tokenizer for samples and checkpoints")
+        .shown("beside the training data");
 }
 
 static void batch_options(OptionSpecs& all, Options& o) {
     Section s{all, "batch"};
-    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto", "per rank and pass (B); auto = fast, and fits")
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto",
+          "sequences per rank and forward pass (B); auto = fast, and fits")
         .between(1, 1 << 20)
         .or_word("auto", 0);
     s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
-          "per optimizer step over all ranks; 0 = one micro-batch per rank")
+          "tokens per optimizer step, over all ranks; 0 = one micro-batch per rank")
         .between(0, int64_t(1) << 40)
         .shown("524288 for d12 to d48, else 0");
-    s.add("--recompute", o.recompute, "none", "none|gelu|layer", "in backward what forward need not keep, for memory")
+    s.add("--recompute", o.recompute, "none", "none|gelu|layer", "activations to recompute in backward, to save memory")
         .one_of_unit();
-    s.add("--logit-chunks", o.logit_chunks, 0, "N", "pieces in which logits are made, for memory; 0 = chosen")
+    s.add("--logit-chunks", o.logit_chunks, 0, "N", "compute the logits in N pieces, to save memory; 0 = automatic")
         .renamed_from("--head-chunks")
         .between(0, 1 << 20);
     s.add("--master-weights", o.master_weights, "on", "on|off",
-          "fp32 beside bf16; off = stochastic rounding, for memory")
+          "fp32 copies of bf16 weights; off = stochastic rounding, to save memory")
         .one_of_unit();
 }
 
 static void rank_options(OptionSpecs& all, Options& o) {
     Section s{all, "ranks"};
-    s.add("-z,--zero", o.zero, 0, "0|1", "1 = each rank keeps its share of the optimizer's state (ZeRO-1)")
-        .between(0, 1);
-    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "of gradients on their way between ranks").one_of_unit();
+    s.add("-z,--zero", o.zero, 0, "0|1", "ZeRO stage; 1 = shard the optimizer's state over ranks").between(0, 1);
+    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "dtype of gradients in collectives").one_of_unit();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
-          "the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs: sums as if there were N; 0 = off")
+          "add gradients in the order of N ranks: the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs; 0 = off")
         .between(0, 1024);
-    s.add_flag("--share-gpu", o.share_gpu, "ranks may share GPUs, through host memory: for tests");
-    s.add("--rank", o.rank, -1, "N", "of this process, where no launcher says it").between(-1, 1 << 20).shown("");
-    s.add("--world-size", o.world_size, -1, "N", "processes of the run; plan: how many to plan for")
+    s.add_flag("--share-gpu", o.share_gpu, "let ranks share a GPU, through host memory; for tests");
+    s.add("--rank", o.rank, -1, "N", "rank of this process, if no launcher sets it").between(-1, 1 << 20).shown("");
+    s.add("--world-size", o.world_size, -1, "N", "number of ranks; plan: ranks to plan for")
         .between(-1, 1 << 20)
         .shown("");
-    s.add("--local-rank", o.local_rank, -1, "N", "number of the GPU").between(-1, 1 << 20).shown("");
-    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "of rank 0, where ranks without MPI meet");
-    s.add("--run-id", o.run_id, "", "TEXT", "tells runs apart that meet at one place");
-    s.add("--rendezvous-timeout", o.rendezvous_timeout, 300.0, "SECONDS", "that ranks wait for each other at the start")
+    s.add("--local-rank", o.local_rank, -1, "N", "GPU of this rank on its host").between(-1, 1 << 20).shown("");
+    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "address of rank 0, for ranks that do not use MPI");
+    s.add("--run-id", o.run_id, "", "TEXT", "name that separates runs with the same rendezvous address");
+    s.add("--rendezvous-timeout", o.rendezvous_timeout, 300.0, "SECONDS", "time to wait for all ranks at the start")
         .between(1.0, 1e6);
-    s.add_flag("--print-launch", o.print_launch, "say which rank this is and where it meets the others, and end");
+    s.add_flag("--print-launch", o.print_launch, "print this process's rank and how it joins the others, then exit");
 }
 
 static void optimizer_options(OptionSpecs& all, Options& o) {
     Section s{all, "optimizer"};
-    s.add("-x,--steps", o.steps, 0, "STEPS", "of the whole run and its schedule; 0 or -1 = one epoch")
+    s.add("-x,--steps", o.steps, 0, "STEPS", "optimizer steps of the whole run; 0 or -1 = one epoch")
         .between(-1, std::numeric_limits<int>::max());
-    s.add("--stop-after", o.stop_after, 0, "STEPS", "end this run after that many more, schedule unchanged; 0 = off")
+    s.add("--stop-after", o.stop_after, 0, "STEPS",
+          "end this run after N more steps, without changing the schedule; 0 = off")
         .at_least(0);
     s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
     s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
-          "after warmup; wsd = constant, then 1 - sqrt over the last fifth")
+          "learning rate after warmup; wsd = constant, then 1 - sqrt in the last fifth")
         .one_of_unit();
-    s.add("-u,--warmup", o.given_warmup, -1, "STEPS", "linear from the first step on")
+    s.add("-u,--warmup", o.given_warmup, -1, "STEPS", "steps of linear warmup")
         .at_least(0)
         .shown("700, or a tenth of a shorter run");
-    s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION", "of the peak rate, reached at the last step")
+    s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION",
+          "last step's learning rate, as a fraction of --lr")
         .between(0.0, 1.0);
-    s.add("--optimizer", o.optimizer, "adamw", "adamw", "how gradients change the weights").one_of_unit();
-    s.add("-c,--weight-decay", o.weight_decay, 0.1, "FACTOR", "AdamW, of matrices and embeddings only; 0 = off")
+    s.add("--optimizer", o.optimizer, "adamw", "adamw", "update rule").one_of_unit();
+    s.add("-c,--weight-decay", o.weight_decay, 0.1, "FACTOR",
+          "AdamW's weight decay, of matrices and embeddings only; 0 = off")
         .between(0.0, 100.0);
-    s.add("--beta1", o.beta1, 0.9, "FACTOR", "AdamW, of the mean").from_to_below(0.0, 1.0);
-    s.add("--beta2", o.beta2, 0.95, "FACTOR", "AdamW, of the mean square").from_to_below(0.0, 1.0);
-    s.add("--eps", o.eps, 1e-8, "VALUE", "AdamW, added to the root").between(1e-30, 1.0);
-    s.add("--grad-clip", o.grad_clip, 1.0, "NORM", "largest global norm of the gradients; 0 = off").between(0.0, 1e9);
+    s.add("--beta1", o.beta1, 0.9, "FACTOR", "AdamW's decay rate of the first moment").from_to_below(0.0, 1.0);
+    s.add("--beta2", o.beta2, 0.95, "FACTOR", "AdamW's decay rate of the second moment").from_to_below(0.0, 1.0);
+    s.add("--eps", o.eps, 1e-8, "VALUE", "AdamW's epsilon").between(1e-30, 1.0);
+    s.add("--grad-clip", o.grad_clip, 1.0, "NORM", "clip gradients to this global norm; 0 = off").between(0.0, 1e9);
 }
 
 static void report_options(OptionSpecs& all, Options& o) {
     Section s{all, "evaluation and samples"};
-    s.add("-v,--val-every", o.val_every, 250, "STEPS", "validation loss, and after the last step; 0 = never")
+    s.add("-v,--val-every", o.val_every, 250, "STEPS",
+          "compute the validation loss every N steps and after the last; 0 = never")
         .at_least(0);
-    s.add("--val-batches", o.val_batches, 20, "BATCHES", "micro-batches of validation, always the same; 0 = all")
+    s.add("--val-batches", o.val_batches, 20, "BATCHES", "micro-batches per validation, always the same ones; 0 = all")
         .at_least(0);
-    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text; 0 = never").at_least(0);
-    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "of a sample").between(1, 1 << 20);
-    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "of a sample").shown("<|endoftext|>");
+    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text every N steps; 0 = never").at_least(0);
+    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "length of a sample").between(1, 1 << 20);
+    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "prompt of the samples").shown("<|endoftext|>");
 }
 
 static void checkpoint_options(OptionSpecs& all, Options& o) {
     Section s{all, "output"};
-    s.add("-o,--output", o.output, "out", "DIR", "logs and checkpoints; '' = write nothing");
-    s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS", "and after the last step; 0 = never").at_least(0);
-    s.add("--keep", o.keep, 3, "CHECKPOINTS", "delete older ones; 0 = keep all").at_least(0);
+    s.add("-o,--output", o.output, "out", "DIR", "directory for log and checkpoints; '' = write nothing");
+    s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS",
+          "save every N steps and after the last; 0 = never")
+        .at_least(0);
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all").at_least(0);
     s.add_flag("--resume", o.resume,
-               "from the newest checkpoint in --output (-y 1), with its run's options where none are given", "-y");
-    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "of model.safetensors").one_of_unit();
+               "continue from the newest checkpoint in --output (-y 1); options not given come from that run", "-y");
+    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "dtype of model.safetensors").one_of_unit();
 }
 
 static void seed_option(OptionSpecs& all, Options& o, const char* help) {
@@ -141,20 +151,18 @@ static void seed_option(OptionSpecs& all, Options& o, const char* help) {
 }
 
 static void threads_option(OptionSpecs& all, Options& o) {
-    Section{all, "run"}.add("--threads", o.threads, 0, "N", "of the CPU; 0 = one per core").between(0, MAX_THREADS);
+    Section{all, "run"}.add("--threads", o.threads, 0, "N", "CPU threads; 0 = one per core").between(0, MAX_THREADS);
 }
 
 static void gpu_options(OptionSpecs& all, Options& o) {
     Section s{all, "GPU"};
-    s.add("--cudnn", o.cudnn, "on", "on|off", "bf16 attention by cuDNN where it is built in; off = by our own kernels")
+    s.add("--cudnn", o.cudnn, "on", "on|off", "use cuDNN for bf16 attention; off = the program's own kernels")
         .one_of_unit();
-    s.add("--deterministic", o.deterministic, "on", "on|off",
-          "the same bits in every run; off = a faster cuDNN backward")
+    s.add("--deterministic", o.deterministic, "on", "on|off", "same bits in every run; off = faster cuDNN backward")
         .one_of_unit();
     s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
-    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "a micro-step's calls recorded and queued as one")
-        .one_of_unit();
-    s.add_flag("--autotune", o.autotune, "time the products' algorithms once per shape, kept in ~/.cache/train_gpt2");
+    s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "replay each micro-step as a CUDA graph").one_of_unit();
+    s.add_flag("--autotune", o.autotune, "time matmul algorithms once per shape; cached in ~/.cache/train_gpt2");
 }
 
 static void quiet_option(OptionSpecs& all, Options& o) {
@@ -163,55 +171,59 @@ static void quiet_option(OptionSpecs& all, Options& o) {
 
 static void log_options(OptionSpecs& all, Options& o) {
     Section s{all, "run"};
-    s.add("--log-every", o.log_every, 1, "STEPS", "lines where there is no terminal; log.jsonl has every step")
+    s.add("--log-every", o.log_every, 1, "STEPS",
+          "print a line every N steps without a terminal; log.jsonl has every step")
         .at_least(1);
-    s.add("--progress", o.progress, "auto", "auto|tty|plain", "a live line, or one line per step").one_of_unit();
-    s.add("--trace", o.trace, "", "FILE", "a time line of all ranks for ui.perfetto.dev: steps, communication, waits");
-    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "in the trace, from the start of this run on").at_least(1);
+    s.add("--progress", o.progress, "auto", "auto|tty|plain", "live line, or one line per step").one_of_unit();
+    s.add("--trace", o.trace, "", "FILE", "write a time line of all ranks for ui.perfetto.dev");
+    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "steps in the trace, from the start of this run").at_least(1);
     quiet_option(all, o);
 }
 
 static void generate_options(OptionSpecs& all, Options& o) {
     Section s{all, "generate"};
-    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
-    s.add("--prompt", o.prompt, "", "TEXT", "to continue").shown("<|endoftext|>");
-    s.add("--max-tokens", o.max_tokens, 256, "TOKENS", "to generate at most").between(1, 1 << 20);
-    s.add("--temperature", o.temperature, 0.8, "VALUE", "divides the logits; 0 = always the likeliest token")
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory, checkpoint, or a run's output (newest checkpoint)");
+    s.add("--prompt", o.prompt, "", "TEXT", "text to continue").shown("<|endoftext|>");
+    s.add("--max-tokens", o.max_tokens, 256, "TOKENS", "largest number of tokens to generate").between(1, 1 << 20);
+    s.add("--temperature", o.temperature, 0.8, "VALUE", "divisor of the logits; 0 = always the likeliest token")
         .between(0.0, 1000.0);
-    s.add("--top-k", o.top_k, 200, "TOKENS", "sample from the likeliest k only; 0 = off").at_least(0);
-    s.add("--top-p", o.top_p, 1.0, "FRACTION", "sample from the likeliest that sum to p only; 1 = off")
+    s.add("--top-k", o.top_k, 200, "TOKENS", "sample from the k likeliest tokens; 0 = off").at_least(0);
+    s.add("--top-p", o.top_p, 1.0, "FRACTION", "sample from the likeliest tokens whose probabilities sum to p; 1 = off")
         .between(1e-9, 1.0);
-    s.add("--num-samples", o.num_samples, 1, "N", "texts, one after the other").at_least(1);
+    s.add("--num-samples", o.num_samples, 1, "N", "number of texts").at_least(1);
     s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "").shown("the one in --init");
     precision_options(all, o, "generate");
 }
 
 static void eval_options(OptionSpecs& all, Options& o) {
     Section s{all, "eval"};
-    s.add("--init", o.init, "", "DIR", "Hugging Face directory or checkpoint; of a run's output the newest");
-    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards");
-    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "per forward pass (B)").between(1, 1 << 20);
-    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "per sequence (T); 0 = as many as the model has positions")
+    s.add("--init", o.init, "", "DIR", "Hugging Face directory, checkpoint, or a run's output (newest checkpoint)");
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to evaluate");
+    s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES", "sequences per forward pass (B)").between(1, 1 << 20);
+    s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "sequence length (T); 0 = the model's number of positions")
         .between(0, 1 << 20);
-    s.add("--batches", o.val_batches, 0, "BATCHES", "0 = all").at_least(0);
+    s.add("--batches", o.val_batches, 0, "BATCHES", "micro-batches to evaluate; 0 = all").at_least(0);
     precision_options(all, o, "eval");
 }
 
 static void tokenize_options(OptionSpecs& all, Options& o) {
     Section s{all, "tokenize"};
-    s.add("-o,--output", o.output, "", "DIR", "for train_*.bin, val_*.bin and the tokenizer");
+    s.add("-o,--output", o.output, "", "DIR", "directory for train_*.bin, val_*.bin and the tokenizer");
     s.add("--train-bpe", o.train_bpe, 0, "TOKENS", "train a vocabulary of this size on the text; 0 = off")
         .between(0, 1 << 20);
-    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "use this one: tokenizer.json, or vocab.json and merges.txt");
-    s.add("--val-fraction", o.val_fraction, -1, "FRACTION", "of the text held out for validation; 0 = none")
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE",
+          "existing tokenizer: tokenizer.json, or vocab.json and merges.txt");
+    s.add("--val-fraction", o.val_fraction, -1, "FRACTION", "fraction of the text held out for validation; 0 = none")
         .between(0.0, 0.5)
         .shown("0.05, unless --val-tokens");
-    s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "held out instead: the first so many of all, as llm.c; 0 = off")
+    s.add("--val-tokens", o.val_tokens, 0, "TOKENS",
+          "tokens held out instead, from the beginning, as in llm.c; 0 = off")
         .at_least(0);
-    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "in one file").between(1, int64_t(1) << 31);
-    s.add_flag("--replace", o.replace, "delete the shards in --output once no other run writes there");
-    s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "cut text files into documents").one_of_unit();
-    s.add("--text-key", o.text_key, "text", "KEY", "of the text in the objects of .jsonl files");
+    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "tokens per shard").between(1, int64_t(1) << 31);
+    s.add_flag("--replace", o.replace, "delete the shards in --output first");
+    s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "where to cut text files into documents")
+        .one_of_unit();
+    s.add("--text-key", o.text_key, "text", "KEY", "key of the text in .jsonl objects");
     threads_option(all, o);
     quiet_option(all, o);
 }
@@ -236,14 +248,14 @@ static OptionSpecs declare(Command command, Options& o) {
             optimizer_options(all, o);
             report_options(all, o);
             checkpoint_options(all, o);
-            seed_option(all, o, "of initial weights, data order and samples");
+            seed_option(all, o, "seed of initial weights, data order and samples");
             threads_option(all, o);
             gpu_options(all, o);
             log_options(all, o);
             break;
         case Command::generate:
             generate_options(all, o);
-            seed_option(all, o, "of the samples: the same seed gives the same text");
+            seed_option(all, o, "seed of the samples; the same seed gives the same text");
             threads_option(all, o);
             break;
         case Command::eval:

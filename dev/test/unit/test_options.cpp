@@ -299,9 +299,11 @@ TEST_CASE("every option is in the help of its command once, with its unit, its h
         }
     }
     const std::string help = parse({"--help"}).text;
-    CHECK(contains(help, "  -b,--micro-batch SEQUENCES|auto   per rank and pass (B); auto = fast, and fits [4]\n"));
+    CHECK(contains(
+        help,
+        "  -b,--micro-batch SEQUENCES|auto   sequences per rank and forward pass (B); auto = fast, and fits [4]\n"));
     CHECK(contains(help, "  -l,--lr RATE                      peak learning rate [0.0006]\n"));
-    CHECK(contains(help, "  --eps VALUE                       AdamW, added to the root [1e-08]\n"));
+    CHECK(contains(help, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
     CHECK(parse({"-h"}).text == help);
 }
 
