@@ -1,5 +1,7 @@
 #include "infer/generate.h"
 
+#include "base/contention.h"
+
 void check_prompt(const std::vector<int>& prompt, int T) {
     ENSURE(!prompt.empty() && int64_t(prompt.size()) <= T,
            "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), T);
@@ -25,7 +27,9 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         return logits_of_row(model, int(context.size()) - 1);
     };
     std::vector<float> logits = read_context();
+    ContentionGuard guard;
     for (int i = 0; i < max_tokens; i++) {
+        guard.adapt();
         const int token = sample_token(sampler, logits.data(), model.config.V, text, uint64_t(i));
         if (!emit(token) || i + 1 == max_tokens) return;
         context.push_back(token);
