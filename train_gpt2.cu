@@ -181,7 +181,7 @@ static Launch launch_of(const Options& o) {
 // Several processes of generate, eval or tokenize would all do the same, and mix what they print or write.
 static void check_one_process(const Options& o, const Launch& launch) {
     ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
-           "%s works in one process, and %s started %d that would do the same; start it without %s",
+           "%s works in one process, and %s started %d that would do the same; start it without %s, or with one process",
            command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
 }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -456,7 +457,9 @@ bool holds_model(const std::string& dir) {
 
 FoundCheckpoint find_model(const std::string& path) {
     check_directory(path);
-    const std::string newest = newest_directory(path);
+    // A directory that may be searched but not listed can still hold a model.
+    const bool may_list = access(path.c_str(), R_OK) == 0;
+    const std::string newest = may_list ? newest_directory(path) : "";
     ENSURE(
         newest.empty() || !holds_model(path),
         "%s holds a model of its own and the checkpoints of a run; name the checkpoint (%s), or move config.json and "

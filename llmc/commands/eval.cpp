@@ -36,9 +36,9 @@ static int eval_loss(const Options& o) {
         fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights numbers leave the range of %s",
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",
              dtype_name(dtype_of<floatX>));
-    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s windows of %d tokens\n",
+    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s window%s of %d tokens\n",
                         source.weights.c_str(), o.val_data.c_str(), loss, std::exp(loss),
-                        with_commas(loader.num_samples).c_str(), T));
+                        with_commas(loader.num_samples).c_str(), loader.num_samples == 1 ? "" : "s", T));
     return 0;
 }
 

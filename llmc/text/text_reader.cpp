@@ -103,7 +103,9 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
     if (error) fail(EXIT_NO_INPUT, "%s: cannot be searched: %s", folder.c_str(), error.message().c_str());
     std::sort(paths.begin(), paths.end());
     if (paths.empty())
-        fail(EXIT_NO_INPUT, "%s: no file in it ends in .txt .text .md .markdown .rst .jsonl or .ndjson; name the files",
+        fail(EXIT_NO_INPUT,
+             "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson; a tokenizer's merges.txt is not "
+             "text); name the files",
              folder.c_str());
     return paths;
 }

@@ -192,6 +192,9 @@ std::string warn_of_tokenizer(const std::string& path, const std::string& patter
                   pattern.c_str(), path.c_str());
 }
 
+// -1 stands for an option that was not given and whose default depends on others (--warmup).
+static std::string shown(const nlohmann::json& value) { return value == -1 ? "not given" : value.dump(); }
+
 std::string changed_options(const std::string& saved, const std::string& now) {
     // What a run may change freely: where and how often it reports.
     static constexpr const char* harmless[] = {"stop-after",
@@ -225,8 +228,8 @@ std::string changed_options(const std::string& saved, const std::string& now) {
     for (const auto& [name, value] : after.items()) {
         const bool skip = std::find(std::begin(harmless), std::end(harmless), name) != std::end(harmless);
         if (skip || !before.contains(name) || before[name] == value) continue;
-        text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), value.dump().c_str(),
-                       before[name].dump().c_str());
+        text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), shown(value).c_str(),
+                       shown(before[name]).c_str());
     }
     return text;
 }

@@ -42,6 +42,22 @@ out = subprocess.run([program, "eval", "--init", run, "--val-data", scratch + "/
 got = float(re.search(r"loss ([0-9.]+)", out).group(1))
 assert abs(got - want) < 1e-4 * want, (got, want)
 PY
+check "eval of one window" grep -q "over 1 window of 16 tokens" <("$program" eval --init "$run" \
+    --val-data "$scratch/data/val_*.bin" --seq-len 16 --micro-batch 1 --batches 1)
+not_root=()
+if [ "$(id -u)" = 0 ]; then not_root=(setpriv --reuid 65534 --regid 65534 --clear-groups); fi
+mkdir "$scratch/unlisted"
+cp -L "$run"/step_000030/*.json "$run/step_000030/model.safetensors" "$scratch/unlisted/"
+rm -f "$scratch/unlisted/trainer.json"
+chmod 755 "$scratch"
+chmod -R a+r "$scratch/unlisted"
+chmod 111 "$scratch/unlisted"
+if "${not_root[@]}" "$program" --version >/dev/null 2>&1; then
+    check "a model in a directory that may not be listed" "${not_root[@]}" "$program" generate --init "$scratch/unlisted" --max-tokens 3
+else
+    skip "a model in a directory that may not be listed" "no setpriv, or the program is in a folder of root's"
+fi
+chmod 755 "$scratch/unlisted"
 check "plan" "$program" plan --model d12 --micro-batch 4
 check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
 check "llm.c's letters" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
@@ -103,6 +119,10 @@ cp -r "$run" "$scratch/fewer"
 "$program" --resume --output "$scratch/fewer" "${train_data[@]}" --steps 33 --quiet >"$scratch/out" 2>&1
 check "--resume with some options takes the others" test "$(options_of "$scratch/fewer")" = "0.01 2 64"
 check "--resume with some options: no other has changed" grep -q "^warning: changed since the checkpoint: --steps 33 (was 30)$" "$scratch/out"
+"$program" "${train_data[@]}" --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --global-batch 0 --steps 2 --quiet \
+    --output "$scratch/no_warmup"
+"$program" --resume --output "$scratch/no_warmup" --steps 3 --warmup 1 --quiet >"$scratch/out" 2>&1
+check "--resume with a first --warmup" grep -q -- "--warmup 1 (was not given)$" "$scratch/out"
 "$program" "${train_data[@]}" "${tiny[@]}" --global-batch 0 --output "$scratch/no_batch" --steps 2 --checkpoint-every 2
 "$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
 check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \

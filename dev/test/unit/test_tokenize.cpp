@@ -428,7 +428,7 @@ TEST_CASE("inputs that are not there, or are no text") {
     run.options.inputs = {run.folder / "missing.txt"};
     check_refused(run, EXIT_NO_INPUT, "missing.txt: there is no such file or folder");
     run.options.inputs = {run.folder / "in"};
-    check_refused(run, EXIT_NO_INPUT, "in: no file in it ends in .txt");
+    check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     struct {
         const char *name, *bytes, *message;
     } const cases[] = {{"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
