@@ -320,7 +320,7 @@ if [ "$ARM" != 0 ]; then
     run arm64/test_gpt2 2400 "${qemu[@]}" "$folder/test_gpt2"
     printf '#!/bin/sh\nexec %s "%s" "$@"\n' "${qemu[*]}" "$PWD/$folder/train_gpt2" >"$folder/train"
     chmod +x "$folder/train"
-    run arm64/test_resume.sh 2400 env PROGRAM="$PWD/$folder/train" bash dev/test/cli/test_resume.sh
+    run arm64/test_resume.sh 2400 env PROGRAM="$PWD/$folder/train" SLOWER=20 bash dev/test/cli/test_resume.sh
 fi
 
 if [ "$FUZZ_SECONDS" != 0 ]; then

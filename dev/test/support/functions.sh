@@ -118,9 +118,12 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # A process that has ended and that nobody has asked for yet (Z) does not run any more.
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
+# How many times slower than usual the program runs (in an emulator of another CPU, say): waits are as much longer.
+slower=${SLOWER:-1}
+
 # wait_for FILE [TEXT]: it is there, and has the text.
 wait_for() {
-    for _ in $(seq 1000); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
+    for _ in $(seq $((1000 * slower))); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
     return 1
 }
 
