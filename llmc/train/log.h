@@ -31,11 +31,11 @@ struct LogOptions {
 };
 
 struct StepRecord {
-    int64_t step;
-    int64_t tokens;       // of the run up to and including this step
-    int64_t step_tokens;  // of this step
-    float loss, grad_norm, lr;
-    double step_ms;
+    int64_t step = 0;
+    int64_t tokens = 0;       // of the run up to and including this step
+    int64_t step_tokens = 0;  // of this step
+    float loss = 0.0f, grad_norm = 0.0f, lr = 0.0f;
+    double step_ms = 0.0;
     double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // the parts of step_ms in which this rank waited
     int64_t comm_bytes = -1;                             // sent by this rank; -1: single rank
 };

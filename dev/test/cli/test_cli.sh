@@ -8,6 +8,11 @@ train_data=(--train-data "$scratch/data/train_*.bin") val_data=(--val-data "$scr
 data=("${train_data[@]}" "${val_data[@]}")
 train=("$program" "${data[@]}" "${tiny[@]}" --output '' --steps 3)
 run=$scratch/run
+# Starts $scratch/train_gpt2, a copy that any user may start, as a user who is not root.
+chmod a+rx "$scratch" && cp "$program" "$scratch/train_gpt2"
+not_root=()
+if [ "$(id -u)" = 0 ]; then not_root=(setpriv --reuid=65534 --regid=65534 --clear-groups); fi
+may_be_another() { [ "$(id -u)" = 0 ] && "${not_root[@]}" "$scratch/train_gpt2" --version >/dev/null; }
 first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
 
 # ---- what should work
@@ -44,19 +49,12 @@ assert abs(got - want) < 1e-4 * want, (got, want)
 PY
 check "eval of one window" grep -q "over 1 window of 16 tokens" <("$program" eval --init "$run" \
     --val-data "$scratch/data/val_*.bin" --seq-len 16 --micro-batch 1 --batches 1)
-not_root=()
-if [ "$(id -u)" = 0 ]; then not_root=(setpriv --reuid 65534 --regid 65534 --clear-groups); fi
 mkdir "$scratch/unlisted"
 cp -L "$run"/step_000030/*.json "$run/step_000030/model.safetensors" "$scratch/unlisted/"
 rm -f "$scratch/unlisted/trainer.json"
-chmod 755 "$scratch"
 chmod -R a+r "$scratch/unlisted"
 chmod 111 "$scratch/unlisted"
-if "${not_root[@]}" "$program" --version >/dev/null 2>&1; then
-    check "a model in a directory that may not be listed" "${not_root[@]}" "$program" generate --init "$scratch/unlisted" --max-tokens 3
-else
-    skip "a model in a directory that may not be listed" "no setpriv, or the program is in a folder of root's"
-fi
+check "a model in a directory that may not be listed" "${not_root[@]}" "$scratch/train_gpt2" generate --init "$scratch/unlisted" --max-tokens 3
 chmod 755 "$scratch/unlisted"
 check "plan" "$program" plan --model d12 --micro-batch 4
 check "plan of every size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
@@ -264,22 +262,22 @@ check "--stop-after beyond all numbers" "$program" --resume --output "$scratch/t
 check "goes to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
 warned "another tokenizer on resume" "the tokenizer $scratch/other is not that of" "$program" --resume --output "$scratch/to_the_end" \
     --steps 32 --tokenizer "$scratch/other"
-if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
-    mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody" && chmod a+rx "$scratch"
-    refused "no thread can be started" 1 "Resource temporarily unavailable" setpriv --reuid=65534 --regid=65534 --clear-groups \
-        bash -c 'ulimit -u 1; exec "$@"' nobody "${train[@]}" --output "$scratch/nobody/run" --threads 1
+if may_be_another; then
+    mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
+    refused "no thread can be started" 1 "Resource temporarily unavailable" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
+        "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run" --threads 1
 else
     skip "no thread can be started" "only root can become another user, by setpriv"
 fi
 refused "no such shards" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "no such directory" 66 "--init $scratch/nowhere: cannot open the directory: No such file" "$program" generate --init "$scratch/nowhere"
-if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
-    mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run" && chmod a+rx "$scratch"
+if may_be_another; then
+    mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run"
     for command in generate plan; do
         refused "a directory below one that may not be searched: $command" 66 \
             "--init $scratch/closed/run: cannot open the directory: Permission denied" \
-            setpriv --reuid=65534 --regid=65534 --clear-groups "$program" "$command" --init "$scratch/closed/run"
+            "${not_root[@]}" "$scratch/train_gpt2" "$command" --init "$scratch/closed/run"
     done
 else
     skip "a directory below one that may not be searched" "only root can become another user, by setpriv"
