@@ -1,5 +1,5 @@
 // adamw.cpp: the AdamW update, the definition.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <cmath>
 #include <type_traits>

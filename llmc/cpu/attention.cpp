@@ -1,5 +1,5 @@
 // attention.cpp: causal attention, the definition. One row of scores at a time; nothing of size T x T is ever stored.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // classifier.cpp: softmax and cross entropy over the vocabulary, the definition; and the sum of the losses.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <cmath>
 

@@ -1,12 +1,12 @@
-// dispatch.cpp: cpu::<op> checks its sizes and calls the form of it that isa() allows.
-#include "cpu/forms.h"
+// dispatch.cpp: each cpu::<op> checks its sizes and calls the variant that isa() selects.
+#include "cpu/variants.h"
 
 #if defined(__x86_64__)
-#define FORM(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
+#define VARIANT_OF(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
 #elif defined(__aarch64__)
-#define FORM(op) (isa() == Isa::plain ? plain::op : neon::op)
+#define VARIANT_OF(op) (isa() == Isa::plain ? plain::op : neon::op)
 #else
-#define FORM(op) plain::op
+#define VARIANT_OF(op) plain::op
 #endif
 
 namespace cpu {
@@ -17,7 +17,7 @@ int64_t plain::scratch_bytes(int, int, int, int, int) {
 }
 
 int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp) {
-    return FORM(scratch_bytes<float>)(B, T, C, NH, Vp);
+    return VARIANT_OF(scratch_bytes<float>)(B, T, C, NH, Vp);
 }
 
 static void check_rows(const char* op, int64_t rows, int width) {
@@ -29,28 +29,28 @@ template <class floatX>
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      Stream stream) {
     check_rows("encoder_forward", int64_t(B) * T, C);
-    FORM(encoder_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
+    VARIANT_OF(encoder_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
 }
 
 template <class floatX>
 void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
                       Stream stream) {
     check_rows("encoder_backward", int64_t(B) * T, C);
-    FORM(encoder_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
+    VARIANT_OF(encoder_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
 }
 
 template <class floatX>
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream stream) {
     check_rows("layernorm_forward", N, C);
-    FORM(layernorm_forward<floatX>)(out, mean, rstd, inp, weight, bias, N, C, stream);
+    VARIANT_OF(layernorm_forward<floatX>)(out, mean, rstd, inp, weight, bias, N, C, stream);
 }
 
 template <class floatX>
 void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                                 const floatX* weight, const floatX* bias, int N, int C, Stream stream) {
     check_rows("residual_layernorm_forward", N, C);
-    FORM(residual_layernorm_forward<floatX>)(sum, out, mean, rstd, a, b, weight, bias, N, C, stream);
+    VARIANT_OF(residual_layernorm_forward<floatX>)(sum, out, mean, rstd, a, b, weight, bias, N, C, stream);
 }
 
 template <class floatX>
@@ -58,12 +58,12 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream stream) {
     check_rows("layernorm_backward", N, C);
-    FORM(layernorm_backward<floatX>)
+    VARIANT_OF(layernorm_backward<floatX>)
     (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
 }
 
-// What attention from panels takes, of bf16.
-static bool matrix_attends(int HS) { return isa() >= Isa::avx512bf16 && HS % 32 == 0 && HS <= 128; }
+// Whether the bf16 variants of attention on matrix units can run: HS is 32, 64, 96 or 128.
+static bool has_matrix_attention(int HS) { return isa() >= Isa::avx512bf16 && HS % 32 == 0 && HS <= 128; }
 
 static void check_attention(const char* op, int B, int T, int NH, int HS) {
     ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: at least one of each", op, B, T,
@@ -75,36 +75,36 @@ static void check_attention(const char* op, int B, int T, int NH, int HS) {
 template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
     check_attention("attention_forward", B, T, NH, HS);
-    if constexpr (has_matrix_form<floatX>)
-        if (matrix_attends(HS))
-            return MATRIX_FORM_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
-    FORM(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
+    if constexpr (has_matrix_variant<floatX>)
+        if (has_matrix_attention(HS))
+            return MATRIX_VARIANT_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
+    VARIANT_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
                         int T, int NH, int HS, Stream stream) {
     check_attention("attention_backward", B, T, NH, HS);
-    if constexpr (has_matrix_form<floatX>)
-        if (matrix_attends(HS))
-            return MATRIX_FORM_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
-    FORM(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
+    if constexpr (has_matrix_variant<floatX>)
+        if (has_matrix_attention(HS))
+            return MATRIX_VARIANT_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
+    VARIANT_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream stream) {
     check_attention("attention_decode", 1, T, NH, HS);
-    FORM(attention_decode<floatX>)(out, qkv, T, NH, HS, stream);
+    VARIANT_OF(attention_decode<floatX>)(out, qkv, T, NH, HS, stream);
 }
 
 template <class floatX>
 void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
-    FORM(gelu_forward<floatX>)(out, inp, count, stream);
+    VARIANT_OF(gelu_forward<floatX>)(out, inp, count, stream);
 }
 
 template <class floatX>
 void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
-    FORM(gelu_backward<floatX>)(dinp, inp, dout, count, stream);
+    VARIANT_OF(gelu_backward<floatX>)(dinp, inp, dout, count, stream);
 }
 
 template <class floatX>
@@ -112,7 +112,7 @@ void cross_entropy_forward(float* losses, const floatX* logits, const int* targe
                            Stream stream) {
     check_rows("cross_entropy_forward", N, V);
     ENSURE(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
-    FORM(cross_entropy_forward<floatX>)(losses, logits, targets, N, V, Vp, stream);
+    VARIANT_OF(cross_entropy_forward<floatX>)(losses, logits, targets, N, V, Vp, stream);
 }
 
 template <class floatX>
@@ -120,18 +120,18 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
                    Stream stream) {
     check_rows("cross_entropy", N, V);
     ENSURE(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
-    FORM(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
+    VARIANT_OF(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
 }
 
 void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
-    FORM(sum_of_squares)(out, x, count, stream);
+    VARIANT_OF(sum_of_squares)(out, x, count, stream);
 }
 
 template <class floatX>
 void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream stream) {
     check_adamw(begin, count, decay, step);
-    FORM(adamw<floatX>)(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step, stream);
+    VARIANT_OF(adamw<floatX>)(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step, stream);
 }
 
 }  // namespace cpu

@@ -1,5 +1,5 @@
 // encoder.cpp: token and position embeddings, the definition.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 template <class floatX>
 void cpu::plain::encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T,

@@ -1,5 +1,5 @@
 // gelu.cpp: GELU in its tanh form (Hendrycks and Gimpel 2016), the definition.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <cmath>
 

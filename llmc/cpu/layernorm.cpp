@@ -1,5 +1,5 @@
 // layernorm.cpp: LayerNorm over channels, the definition.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <cmath>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 // ---- The definition: sums in float, in the order of the indices, rounded once. Tests compare the fast forms with it.
 
@@ -88,13 +88,13 @@ namespace cpu {
 
 template <class floatX>
 static bool on_matrix_unit() {
-    return has_matrix_form<floatX> && isa() >= Isa::avx512bf16;
+    return has_matrix_variant<floatX> && isa() >= Isa::avx512bf16;
 }
 
 template <class floatX>
 static double sum_of_threads() {
-    if constexpr (has_matrix_form<floatX>)
-        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(measure_peak_flops)();
+    if constexpr (has_matrix_variant<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(measure_peak_flops)();
     return fast::measure_peak_flops();
 }
 
@@ -107,8 +107,8 @@ template double measure_peak_flops<bf16>();
 
 template <class floatX>
 static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
-    if constexpr (has_matrix_form<floatX>)
-        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(matmul_scratch_bytes)(N, IC, OC);
+    if constexpr (has_matrix_variant<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(matmul_scratch_bytes)(N, IC, OC);
     return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
 }
 
@@ -127,22 +127,22 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     int64_t bytes = vector_scratch_bytes(B, T, C, NH, Vp);
     const int shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};  // IC, OC
     for (const auto& [IC, OC] : shapes) bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
-    if constexpr (has_matrix_form<floatX>)
-        if (on_matrix_unit<floatX>()) bytes = std::max(bytes, MATRIX_FORM_OF(attention_scratch_bytes)(T, C / NH));
+    if constexpr (has_matrix_variant<floatX>)
+        if (on_matrix_unit<floatX>()) bytes = std::max(bytes, MATRIX_VARIANT_OF(attention_scratch_bytes)(T, C / NH));
     return bytes;
 }
 
 template <class floatX>
 int64_t packed_bytes(int OC, int IC) {
-    if constexpr (has_matrix_form<floatX>)
-        if (on_matrix_unit<floatX>()) return MATRIX_FORM_OF(packed_bytes<floatX>)(OC, IC);
+    if constexpr (has_matrix_variant<floatX>)
+        if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(packed_bytes<floatX>)(OC, IC);
     return 0;
 }
 
 template <class floatX>
 void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stream) {
-    if constexpr (has_matrix_form<floatX>)
-        if (on_matrix_unit<floatX>()) MATRIX_FORM_OF(pack_weight<floatX>)(packed, weight, OC, IC, stream);
+    if constexpr (has_matrix_variant<floatX>)
+        if (on_matrix_unit<floatX>()) MATRIX_VARIANT_OF(pack_weight<floatX>)(packed, weight, OC, IC, stream);
 }
 
 static void check_sizes(int N, int IC, int OC) {
@@ -155,9 +155,9 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
                     int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
     // One row (generation) is bound by reading the weight, and packed it is twice as large.
-    if constexpr (has_matrix_form<floatX>)
+    if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>() && N > 1)
-            return MATRIX_FORM_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+            return MATRIX_VARIANT_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
     fast::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
 }
 
@@ -166,10 +166,10 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                      Stream stream) {
     check_sizes(N, IC, OC);
-    if constexpr (has_matrix_form<floatX>)
+    if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>())
-            return MATRIX_FORM_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC,
-                                                           accumulate, stream);
+            return MATRIX_VARIANT_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC,
+                                                              OC, accumulate, stream);
     fast::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
 }
 

@@ -1,22 +1,23 @@
 // matrix_attention.h: causal attention in bf16 from panels, for heads of 32, 64, 96 or 128 channels. Compiled for AMX
-// (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_FORM of the including file.
+// (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
 //
-// A task is one head of one sequence. It packs the head's q, k, v (panels.h) and goes through blocks of 32 queries by 32
-// keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32 queries
-// for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled online);
-// backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores, softmax and all
-// sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend on threads.
+// A task is one head of one sequence. It packs the head's q, k, v (panels.h) and goes through blocks of 32 queries by
+// 32 keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32
+// queries for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled
+// online); backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores,
+// softmax and all sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend
+// on threads.
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
 #include "cpu/panels.h"
 
-namespace cpu::MATRIX_FORM {
+namespace cpu::MATRIX_VARIANT {
 
 namespace {
 
@@ -403,4 +404,4 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
         }
 }
 
-}  // namespace cpu::MATRIX_FORM
+}  // namespace cpu::MATRIX_VARIANT

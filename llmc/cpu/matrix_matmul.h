@@ -1,12 +1,12 @@
 // matrix_matmul.h: bf16 products from panels, and the packed copies of weights. Compiled for AMX (amx.cpp) and for
-// AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_FORM of the including file.
+// AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
 //
-// A product packs its activations into tiles (panels.h), then computes blocks of the result as tasks: the inner dimension
-// in steps of DEPTH tile pairs, so that the running panel of B (16 KiB) stays in the first-level cache and the block's
-// panels of A and sums stay in the second (2 MiB). Sums live in compact 32 x 32 blocks: in rows of the result they
-// would meet in few cache sets whenever the row is a multiple of 4 KiB. When the last step is done, bias, GELU or its
-// derivative are applied while the 32 x 32 sums are in the first-level cache, and the result is rounded and stored,
-// once.
+// A product packs its activations into tiles (panels.h), then computes blocks of the result as tasks: the inner
+// dimension in steps of DEPTH tile pairs, so that the running panel of B (16 KiB) stays in the first-level cache and
+// the block's panels of A and sums stay in the second (2 MiB). Sums live in compact 32 x 32 blocks: in rows of the
+// result they would meet in few cache sets whenever the row is a multiple of 4 KiB. When the last step is done, bias,
+// GELU or its derivative are applied while the 32 x 32 sums are in the first-level cache, and the result is rounded and
+// stored, once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks: the bits depend
 // neither on the number of threads nor on how the work is split.
@@ -15,12 +15,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
 #include "cpu/panels.h"
 
-namespace cpu::MATRIX_FORM {
+namespace cpu::MATRIX_VARIANT {
 
 namespace {
 
@@ -517,4 +517,4 @@ double measure_peak_flops() {
     return flops;
 }
 
-}  // namespace cpu::MATRIX_FORM
+}  // namespace cpu::MATRIX_VARIANT

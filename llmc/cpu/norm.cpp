@@ -1,5 +1,5 @@
 // norm.cpp: the global gradient norm, the definition, and the factor that clips it.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 
 #include <cmath>
 #include <limits>

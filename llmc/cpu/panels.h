@@ -1,6 +1,6 @@
-// panels.h: what the bf16 kernels are made of: operands packed into panels, the innermost product, and a few functions of
-// 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_FORM of the
-// including file; both read the same panels.
+// panels.h: what the bf16 kernels are made of: operands packed into panels, the innermost product, and a few functions
+// of 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of
+// the including file; both read the same panels.
 //
 // A tile is 16 rows of 64 bytes. The sums of a block are a tile of 16 x 16 floats, the product of two bf16 tiles: A, 16
 // rows of 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n. AMX multiplies two
@@ -27,7 +27,7 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
-namespace cpu::MATRIX_FORM {
+namespace cpu::MATRIX_VARIANT {
 
 #define FORCE_INLINE inline __attribute__((always_inline))
 
@@ -49,8 +49,8 @@ struct Ahead {
     }
 };
 
-// multiply_panels: sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called once for each,
-// for work that the out-of-order core can do beside the product: prefetching, and storing the block before.
+// multiply_panels: sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called once for
+// each, for work that the out-of-order core can do beside the product: prefetching, and storing the block before.
 #if defined(MATRIX_TILES)
 
 struct alignas(64) TileConfig {
@@ -69,7 +69,8 @@ struct TileRegisters {
     TileRegisters(const TileRegisters&) = delete;
 };
 
-// Four tiles of sums. At each step four loads and four tile products, 64 cycles, behind which the work of step(k) hides.
+// Four tiles of sums. At each step four loads and four tile products, 64 cycles, behind which the work of step(k)
+// hides.
 template <class Step>
 FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
     constexpr int stride = PANEL * sizeof(float);
@@ -335,4 +336,4 @@ FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
     return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), bend, s);
 }
 
-}  // namespace cpu::MATRIX_FORM
+}  // namespace cpu::MATRIX_VARIANT

@@ -8,7 +8,7 @@
 //
 // Bound: 4 HS flops forward, 10 HS backward, for each pair of query and key, at fp32's FMA rate.
 
-namespace cpu::VECTOR_FORMS {
+namespace cpu::VECTOR_VARIANT {
 
 constexpr int QUERIES = 32;      // in a block: the width of a panel of scores
 constexpr int KEYS = 64;         // in a block
@@ -362,4 +362,4 @@ void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Str
     for (int h = 0; h < NH; h++) attention_decode_task(out + h * HS, qkv + h * HS, T, NH * HS, HS);
 }
 
-}  // namespace cpu::VECTOR_FORMS
+}  // namespace cpu::VECTOR_VARIANT

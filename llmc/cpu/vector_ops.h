@@ -1,5 +1,6 @@
-// vector_ops.h: the operations in vector registers, for the instruction set and into the namespace VECTOR_FORMS of the
-// including file (avx2.cpp, avx512.cpp, neon.cpp). The definitions they must agree with are in encoder.cpp, layernorm.cpp, ...
+// vector_ops.h: the operations in vector registers, for the instruction set and into the namespace VECTOR_VARIANT of
+// the including file (avx2.cpp, avx512.cpp, neon.cpp). The definitions they must agree with are in encoder.cpp,
+// layernorm.cpp, ...
 //
 // All of them are bound by memory, but for the exponentials of the classifier, and touch each array once. Work is split
 // into pieces that depend on the sizes alone, and each piece is summed in one order: the bits do not depend on the
@@ -9,11 +10,11 @@
 #include <math.h>  // the C functions: std::log(float) is an inline function with a public name
 #include <omp.h>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cpu/memory.h"
 #include "cpu/vec.h"
 
-namespace cpu::VECTOR_FORMS {
+namespace cpu::VECTOR_VARIANT {
 
 // body(begin, end) for pieces of [0, count).
 template <class Body>
@@ -381,11 +382,11 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
     }
 }
 
-}  // namespace cpu::VECTOR_FORMS
+}  // namespace cpu::VECTOR_VARIANT
 
 #include "cpu/vector_attention.h"
 
-namespace cpu::VECTOR_FORMS {
+namespace cpu::VECTOR_VARIANT {
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
@@ -396,19 +397,19 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     return most;
 }
 
-}  // namespace cpu::VECTOR_FORMS
+}  // namespace cpu::VECTOR_VARIANT
 
-INSTANTIATE(cpu::VECTOR_FORMS::scratch_bytes);
-INSTANTIATE(cpu::VECTOR_FORMS::encoder_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::encoder_backward);
-INSTANTIATE(cpu::VECTOR_FORMS::layernorm_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::residual_layernorm_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::layernorm_backward);
-INSTANTIATE(cpu::VECTOR_FORMS::attention_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::attention_backward);
-INSTANTIATE(cpu::VECTOR_FORMS::attention_decode);
-INSTANTIATE(cpu::VECTOR_FORMS::gelu_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::gelu_backward);
-INSTANTIATE(cpu::VECTOR_FORMS::cross_entropy_forward);
-INSTANTIATE(cpu::VECTOR_FORMS::cross_entropy);
-INSTANTIATE(cpu::VECTOR_FORMS::adamw);
+INSTANTIATE(cpu::VECTOR_VARIANT::scratch_bytes);
+INSTANTIATE(cpu::VECTOR_VARIANT::encoder_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::encoder_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::residual_layernorm_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::attention_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::attention_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::attention_decode);
+INSTANTIATE(cpu::VECTOR_VARIANT::gelu_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::gelu_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy);
+INSTANTIATE(cpu::VECTOR_VARIANT::adamw);

@@ -3,7 +3,7 @@
 // scores; NaN. The same source runs on a GPU and in the emulator.
 #include <cstring>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/attention.cuh"
 #include "gpu/on_gpu.h"
 

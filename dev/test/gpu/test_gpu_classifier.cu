@@ -1,7 +1,7 @@
 // test_gpu_classifier.cu: softmax and cross entropy of llmc/cuda against their definition in cpu::plain, at GPT-2's
 // vocabulary and at awkward ones, with rows that shared memory holds and rows that it does not; known losses; huge
 // logits; ignored targets; padded columns; NaN and infinity; the sum of the losses.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/classifier.cuh"
 #include "gpu/on_gpu.h"
 

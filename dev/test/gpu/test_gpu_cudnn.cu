@@ -3,7 +3,7 @@
 // emulator; with it a fallback to kernels of ours is a failure.
 #include <cstring>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/attention.cuh"
 #include "gpu/on_gpu.h"
 #include "support/temporary.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/encoder.cuh"
 #include "gpu/on_gpu.h"
 

@@ -1,6 +1,6 @@
 // test_gpu_layernorm.cu: LayerNorm of llmc/cuda against its definition in cpu::plain, forward and backward, at GPT-2's
 // widths and at awkward ones, in bf16 and fp32.
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/layernorm.cuh"
 #include "gpu/on_gpu.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/files.h"
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/matmul.h"
 #include "gpu/on_gpu.h"
 #include "support/temporary.h"

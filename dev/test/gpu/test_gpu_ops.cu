@@ -2,7 +2,7 @@
 // ones, in bf16 and fp32. The same source runs on a GPU and in the emulator.
 #include <cstring>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cuda/adamw.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/norm.cuh"

@@ -2,10 +2,10 @@
 #if defined(__x86_64__)
 #define MATRIX_TILES
 #if defined(EMULATED_UNITS)
-#define MATRIX_FORM emulated_form
+#define MATRIX_VARIANT emulated_variant
 #define UNITS emulated_units
 #else
-#define MATRIX_FORM real_form
+#define MATRIX_VARIANT real_variant
 #define UNITS real_units
 #endif
 #include "cpu/panels.h"
@@ -20,7 +20,7 @@ const Units UNITS = {
                                                       _mm512_loadu_si512(b)));
     },
     [](float* sums, const uint16_t* a, const uint16_t* b) {
-        const cpu::MATRIX_FORM::TileRegisters registers;
+        const cpu::MATRIX_VARIANT::TileRegisters registers;
         TILE_LOAD(0, sums, 64);
         TILE_LOAD(1, a, 64);
         TILE_LOAD(2, b, 64);

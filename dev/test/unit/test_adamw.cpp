@@ -1,6 +1,6 @@
 // test_adamw.cpp: ten steps of AdamW against its definition and against the paper's formula in double; what is decayed;
 // weights without masters: their bits and their mean; a factor that is NaN.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 constexpr int steps = 10;
 constexpr float lr = 1e-2f;
@@ -64,7 +64,7 @@ static Results run(decltype(&cpu::adamw<floatX>) op, const std::vector<Tensor<fl
 template <class floatX>
 static void compare(int64_t count, DecayPattern decay) {
     const auto grads = gradients(count);
-    check_forms(run<floatX>(cpu::plain::adamw, grads, decay), [&] { return run<floatX>(cpu::adamw, grads, decay); });
+    check_variants(run<floatX>(cpu::plain::adamw, grads, decay), [&] { return run<floatX>(cpu::adamw, grads, decay); });
 }
 
 TEST_CASE_TEMPLATE("AdamW of any count, decaying any part", floatX, float, bf16) {

@@ -1,7 +1,7 @@
 // test_attention.cpp: causal attention against its definition, at heads like GPT-2's and at awkward sizes; inputs whose
 // result can be read off; huge scores; NaN; decoding against the last row of the whole. (The AMX form has a test of its
 // own: test_amx_attention.cpp.)
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 struct Shape {
     int B, T, NH, HS;
@@ -52,7 +52,7 @@ template <class floatX>
 static void compare(Shape s) {
     CAPTURE(s.T);
     CAPTURE(s.HS);
-    check_forms(
+    check_variants(
         run(definition<floatX>, s), [=] { return run(chosen<floatX>, s); }, Isa::avx512);
 }
 

@@ -1,6 +1,6 @@
 // test_classifier.cpp: softmax and cross entropy against their definition, at GPT-2's vocabulary and at awkward ones;
 // known losses; huge logits; ignored targets; padded columns; NaN and infinity; the sum of the losses.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 struct Shape {
     int N, V, Vp;
@@ -45,8 +45,8 @@ static Results run(decltype(&cpu::cross_entropy_forward<floatX>) forward, declty
 template <class floatX>
 static void compare(Shape s, float spread = 2.0f) {
     CAPTURE(s.V);
-    check_forms(run<floatX>(cpu::plain::cross_entropy_forward, cpu::plain::cross_entropy, s, spread),
-                [=] { return run<floatX>(cpu::cross_entropy_forward, cpu::cross_entropy, s, spread); });
+    check_variants(run<floatX>(cpu::plain::cross_entropy_forward, cpu::plain::cross_entropy, s, spread),
+                   [=] { return run<floatX>(cpu::cross_entropy_forward, cpu::cross_entropy, s, spread); });
 }
 
 TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary", floatX, float, bf16) { compare<floatX>({7, 50257, 50304}); }

@@ -1,5 +1,5 @@
 // test_dispatch.cpp: the working memory that vector_scratch_bytes promises is enough for the operations, in every form.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 // Once memory is reserved, an operation that asks for more throws.
 TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {

@@ -1,6 +1,6 @@
 // test_encoder.cpp: embeddings against their definition: exactly, since each number is one sum in one order; known
 // values; "=" and "+=".
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 struct Shape {
     int B, T, C, V;
@@ -26,8 +26,8 @@ static Results run(decltype(&cpu::encoder_forward<floatX>) forward, decltype(&cp
 
 template <class floatX>
 static void compare(Shape s) {
-    check_forms(run<floatX>(cpu::plain::encoder_forward, cpu::plain::encoder_backward, s),
-                [=] { return run<floatX>(cpu::encoder_forward, cpu::encoder_backward, s); });
+    check_variants(run<floatX>(cpu::plain::encoder_forward, cpu::plain::encoder_backward, s),
+                   [=] { return run<floatX>(cpu::encoder_forward, cpu::encoder_backward, s); });
 }
 
 TEST_CASE_TEMPLATE("embeddings at GPT-2 sizes", floatX, float, bf16) {

@@ -1,5 +1,5 @@
 // test_gelu.cpp: GELU and its slope against their definition and against the formula in double; huge inputs; NaN.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 template <class floatX>
 static Results run(decltype(&cpu::gelu_forward<floatX>) forward, decltype(&cpu::gelu_backward<floatX>) backward,
@@ -18,8 +18,8 @@ static Results run(decltype(&cpu::gelu_forward<floatX>) forward, decltype(&cpu::
 
 template <class floatX>
 static void compare(int64_t count) {
-    check_forms(run<floatX>(cpu::plain::gelu_forward, cpu::plain::gelu_backward, count),
-                [=] { return run<floatX>(cpu::gelu_forward, cpu::gelu_backward, count); });
+    check_variants(run<floatX>(cpu::plain::gelu_forward, cpu::plain::gelu_backward, count),
+                   [=] { return run<floatX>(cpu::gelu_forward, cpu::gelu_backward, count); });
 }
 
 TEST_CASE_TEMPLATE("GELU of an MLP's activations", floatX, float, bf16) { compare<floatX>(16 * 3072); }

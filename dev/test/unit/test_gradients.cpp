@@ -4,7 +4,7 @@
 // with (loss(x_i + h) - loss(x_i - h)) / 2h. With h = 2^-8 and inputs of about 1, the cubic term leaves h^2/6 = 3e-6
 // times a third derivative, of up to about 100 here; outputs are floats, each wrong by some 2^-24 of itself: a hundred
 // of them, over 2h, 8e-5 in the mean. Hence 1e-3, which a wrong term exceeds by far.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 constexpr float h = 0x1p-8f;
 constexpr double tolerance = 1e-3;

@@ -1,6 +1,6 @@
 // test_layernorm.cpp: LayerNorm, alone and with the residual sum, against its definition, at the sizes of GPT-2 and at
 // awkward ones; far from zero; "=" and "+="; NaN.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 // Gradients start at a value that must still be in them.
 constexpr float before = 0.25f;
@@ -88,7 +88,7 @@ static void compare(int N, int C, float offset = 0.0f) {
     CAPTURE(N);
     CAPTURE(C);
     const Inputs<floatX> in(N, C, offset);
-    check_forms(run(definition<floatX>, in), [&] { return run(chosen<floatX>, in); });
+    check_variants(run(definition<floatX>, in), [&] { return run(chosen<floatX>, in); });
 }
 
 TEST_CASE_TEMPLATE("LayerNorm at GPT-2 sizes", floatX, float, bf16) {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <functional>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cpu/isa.h"
 #include "support/test.h"
 

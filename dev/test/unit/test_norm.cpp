@@ -1,5 +1,5 @@
 // test_norm.cpp: the sum of squares against its definition in double, and the factor that clips gradients.
-#include "support/each_form.h"
+#include "support/each_variant.h"
 
 static Results run(decltype(&cpu::sum_of_squares) op, const Tensor<float>& x) {
     const int64_t count = x.size();
@@ -16,7 +16,7 @@ TEST_CASE("the sum of squares of any count") {
     for (const int64_t count : {0, 1, 7, 17, 64, 65, 4095, 4096, 4097, 1 << 20, (1 << 21) + 4097}) {
         CAPTURE(count);
         const auto x = random_tensor<float>(count, 1, 1.0f, 0.5f);
-        check_forms(run(cpu::plain::sum_of_squares, x), [&] { return run(cpu::sum_of_squares, x); });
+        check_variants(run(cpu::plain::sum_of_squares, x), [&] { return run(cpu::sum_of_squares, x); });
     }
 }
 

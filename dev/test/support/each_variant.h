@@ -1,15 +1,15 @@
-// each_form.h: an operation in every form that this machine offers against its definition in cpu::plain.
+// each_variant.h: compares every variant of an operation that this machine can run with its reference, cpu::plain.
 #pragma once
 #include <cstring>
 #include <functional>
 
 #include <omp.h>
 
-#include "cpu/forms.h"
+#include "cpu/variants.h"
 #include "cpu/isa.h"
 #include "support/test.h"
 
-// One output, widened to float, and how far the forms may be apart: absolute + relative * |definition|.
+// One output (rows, columns), widened to float. Tolerance of an element: absolute + relative * |reference|.
 struct Result {
     std::string name;
     Tensor<float> values;
@@ -26,7 +26,7 @@ Result result(const std::string& name, const Tensor<T>& tensor, int columns, flo
 
 using Results = std::vector<Result>;
 
-// Sets what the operations run on, and puts it back.
+// Sets the instruction set and the number of threads of the operations until the end of the scope.
 struct RunsOn {
     Isa isa_before = isa();
     int threads_before = omp_get_max_threads();
@@ -46,17 +46,18 @@ inline std::vector<Isa> available_isas(Isa highest = best_isa()) {
     return levels;
 }
 
-// At each level: the results are those of the definition, and have the same bits on 1, 2 and 3 threads.
-inline void check_forms(const Results& definition, const std::function<Results()>& run, Isa highest = best_isa()) {
+// Checks run() with each instruction set up to `highest`: its results are within the tolerance of the reference, and
+// have the same bits on 1, 2 and 3 threads.
+inline void check_variants(const Results& reference, const std::function<Results()>& run, Isa highest = best_isa()) {
     for (const Isa level : available_isas(highest)) {
         Results first;
         for (int threads = 1; threads <= 3; threads++) {
             const RunsOn setting(level, threads);
             Results got = run();
-            REQUIRE(got.size() == definition.size());
+            REQUIRE(got.size() == reference.size());
             if (threads == 1) {
                 for (size_t i = 0; i < got.size(); i++) {
-                    const Result& want = definition[i];
+                    const Result& want = reference[i];
                     expect_close(std::string(isa_name(level)) + " " + want.name, got[i].values, want.values,
                                  want.columns, want.relative, want.absolute);
                 }
@@ -71,8 +72,8 @@ inline void check_forms(const Results& definition, const std::function<Results()
     }
 }
 
-// The step from a rounded result to its neighbour: both forms round once, perhaps to different sides. For float there
-// are more roundings on the way, of which 8 cover every operation here.
+// Relative tolerance of two variants. bf16: one step, because each variant rounds the result once, perhaps in different
+// directions. float: 8 steps, which cover the roundings inside every operation tested here.
 template <class floatX>
 constexpr float rounding() {
     return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
