@@ -1,5 +1,5 @@
-// matmul.cpp: the matrix products: their definition in plain loops, the choice between the fast forms, and the working
-// memory that all operations share.
+// matmul.cpp: the reference implementation of the matmul, the choice of the variant that runs, and the size of the
+// scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
 #include "cpu/matmul.h"
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 #include "base/threads.h"
 #include "cpu/variants.h"
 
-// ---- The definition: sums in float, in the order of the indices, rounded once. Tests compare the fast forms with it.
+// ---- The reference: float sums in the order of the indices, rounded once. Tests compare the other variants with it.
 
 namespace cpu::plain {
 
 static float gelu(float x) { return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x))); }
 
 static float gelu_derivative(float x) {
-    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)), bend = 1 - t * t;
-    // Where the curve no longer bends, x^2 may overflow.
-    return 0.5f * (1 + t) + (bend == 0 ? 0 : 0.5f * x * bend * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
+    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)), sech2 = 1 - t * t;
+    // Where sech2 is 0, x^2 may overflow.
+    return 0.5f * (1 + t) + (sech2 == 0 ? 0 : 0.5f * x * sech2 * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
 }
 
 template <class floatX>
@@ -82,7 +82,7 @@ INSTANTIATE(matmul_backward);
 
 }  // namespace cpu::plain
 
-// ---- Which form runs: for bf16 the matrix unit where there is one, else fp32 products.
+// ---- The choice of a variant: bf16 runs on the matrix unit if isa() has one, else widened to fp32.
 
 namespace cpu {
 
@@ -95,11 +95,11 @@ template <class floatX>
 static double sum_of_threads() {
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(measure_peak_flops)();
-    return fast::measure_peak_flops();
+    return fp32::measure_peak_flops();
 }
 
 template <class floatX>
-double measure_peak_flops() {  // the fastest runs of threads that share a core are all at its full rate
+double measure_peak_flops() {  // threads that share a core each measure its full rate, hence the factor
     return sum_of_threads<floatX>() * std::min(1.0, double(omp_get_num_procs()) / openmp_threads());
 }
 template double measure_peak_flops<float>();
@@ -109,7 +109,7 @@ template <class floatX>
 static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(matmul_scratch_bytes)(N, IC, OC);
-    return fast::matmul_scratch_bytes<floatX>(N, IC, OC);
+    return fp32::matmul_scratch_bytes<floatX>(N, IC, OC);
 }
 
 void set_attention(AttentionChoice) {}
@@ -119,7 +119,7 @@ std::string prepare_attention(int, int, int, int, bool) {
 }
 INSTANTIATE(prepare_attention);
 
-int preferred_logit_rows() { return 2048; }  // the logits of GPT-2's vocabulary are 206 MB then, in bf16
+int preferred_logit_rows() { return 2048; }  // bf16 logits of GPT-2's vocabulary take 206 MB
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
@@ -146,7 +146,7 @@ void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stre
 }
 
 static void check_sizes(int N, int IC, int OC) {
-    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a product of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
+    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
            OC);
 }
 
@@ -154,11 +154,11 @@ template <class floatX>
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
                     int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
-    // One row (generation) is bound by reading the weight, and packed it is twice as large.
+    // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>() && N > 1)
             return MATRIX_VARIANT_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
-    fast::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+    fp32::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
 }
 
 template <class floatX>
@@ -170,7 +170,7 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
         if (on_matrix_unit<floatX>())
             return MATRIX_VARIANT_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC,
                                                               OC, accumulate, stream);
-    fast::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+    fp32::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
 }
 
 INSTANTIATE(scratch_bytes);

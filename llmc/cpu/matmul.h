@@ -1,9 +1,10 @@
-// matmul.h: what the forms of the matrix products share with each other and with device.cpp.
+// matmul.h: declarations that the variants of the matmul share with each other and with device.cpp.
 //
-// matmul.cpp       the definition (cpu::plain), which form runs, and the working memory of all operations
-// matmul_fp32.cpp  fp32 products, and bf16 ones widened to fp32
-// strips.h         the loops of those, compiled for each instruction set
-// matrix_matmul.h  bf16 products on matrix units, compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp)
+// matmul.cpp          the reference (cpu::plain), the choice of a variant, and the scratch size of all operations
+// matmul_fp32.cpp     fp32 matmul, and bf16 matmul widened to fp32
+// microkernel_fp32.h  its innermost loops, compiled for each instruction set
+// matrix_matmul.h     bf16 matmul on matrix units, compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp)
+// microkernel_bf16.h  its innermost loops, which bf16 attention uses too
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,14 +13,14 @@
 
 namespace cpu {
 
-// FLOP/s of the innermost product on operands in the near caches, on all threads, of which those count for which there
-// are cores: what MFU is a share of. Takes 0.05 s.
-// For bf16: of the matrix unit, or of the fp32 product where there is none.
+// The peak FLOP/s that MFU is relative to: the microkernel's rate on operands in the nearest caches, summed over all
+// threads, or over as many of them as there are cores. bf16: the matrix unit's microkernel, or the fp32 one on CPUs
+// without a matrix unit. Takes 0.05 s.
 template <class floatX>
 double measure_peak_flops();
 
-// The highest rate of run(), which does flop operations each time, in 0.02 s on the calling thread, or longer where
-// other programs have taken its core.
+// The highest FLOP/s of run(), which does `flop` operations per call. The calling thread repeats it for 0.02 s, and at
+// least 10 times, which takes longer when other programs use its core.
 template <class Run>
 double peak_of(const Run& run, double flop) {
     double best = 0.0;
@@ -32,7 +33,7 @@ double peak_of(const Run& run, double flop) {
     return best;
 }
 
-namespace fast {  // by strips: float itself, bf16 widened to float
+namespace fp32 {  // computes in fp32: floatX is float, or bf16 widened to float
 
 double measure_peak_flops();
 template <class floatX>
@@ -45,7 +46,7 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                      Stream stream);
 
-}  // namespace fast
+}  // namespace fp32
 
 namespace avx512bf16 {
 

@@ -1,11 +1,12 @@
-// matmul_fp32.cpp: fp32 products, and bf16 ones where there are no matrix units, widened to fp32 where they are packed.
+// matmul_fp32.cpp: the fp32 matmul, and the bf16 matmul on CPUs without a matrix unit: it widens bf16 to fp32 as it
+// packs.
 //
-// The operands are copied into strips, in the order in which the innermost product (strips.h) reads them: DEPTH of
-// the inner dimension at a time, b by all threads together, a by each thread for its own task. A strip of a stays in
-// the first-level cache while a piece of b passes it, which stays in the second (after Goto and van de Geijn 2008).
-// Every element of the result is a sum in the order of k, so the bits depend neither on the number of threads nor on
-// the cut into tasks.
-// Bias, GELU and its derivative are applied to a piece of the result while it is in the cache.
+// The loops are those of BLIS (after Goto and van de Geijn 2008). K is cut into blocks of KC. For each block, all
+// threads together pack b, and each thread packs the rows of a that its task needs, into micro-panels in the order in
+// which the microkernel reads them (microkernel_fp32.h). A micro-panel of a stays in the first-level cache while a
+// block of b, which stays in the second-level cache, passes it. Every element of the result is a sum in the order of k,
+// so its bits depend neither on the number of threads nor on how the work is cut into tasks. The epilogue (bias, GELU
+// or its derivative) is applied to a part of the result while that part is in the cache.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,211 +16,220 @@
 #include "cpu/isa.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
-#include "cpu/strips.h"
+#include "cpu/microkernel_fp32.h"
 
-namespace cpu::fast {
+namespace cpu::fp32 {
 
 namespace {
 
-using strips::DEPTH, strips::Operand;
+constexpr int MAX_TASK_PANELS = 24, MIN_TASK_PANELS = 6;  // micro-panels of a: 512 KiB, and enough to pay for packed b
+constexpr int B_BLOCK_PANELS = 8;                         // micro-panels of b in a block: 384 KiB
+constexpr int PACK_PANELS = 2;                            // micro-panels of b that one task packs
+constexpr int MAX_ROWS = 2048;                            // of a result block whose sums are in scratch
+constexpr int NC = 3072;                                  // columns of a result block
+constexpr int GEMV_COLUMNS = 64;                          // results per task where N = 1
 
-constexpr int MOST_STRIPS = 24, FEWEST_STRIPS = 6;      // of a, per task: 512 KiB, and enough to pay for packed b
-constexpr int PIECE_STRIPS = 8;                         // of b, until the result is finished: 384 KiB
-constexpr int PACK_STRIPS = 2;                          // of b, packed by a thread in one go
-constexpr int CHUNK_ROWS = 2048, CHUNK_COLUMNS = 3072;  // of the result at a time; rows: where it has no room for sums
-constexpr int GEMV_COLUMNS = 64;                        // results per task of a product with one row
-
-// Calls run with the loops of isa().
+// Calls run with the kernels of isa().
 template <class Run>
-auto with_strips(const Run& run) {
+auto with_kernels(const Run& run) {
 #if defined(__x86_64__)
-    if (isa() >= Isa::avx512) return run(strips::Avx512{});
-    if (isa() >= Isa::avx2) return run(strips::Avx2{});
+    if (isa() >= Isa::avx512) return run(Avx512{});
+    if (isa() >= Isa::avx2) return run(Avx2{});
 #endif
-    return run(strips::Plain{});
+    return run(Plain{});
 }
 
-// How the tasks of a product are cut, for at most M rows and N columns. The bits do not depend on it: every element of
-// the result is summed in the order of k, in pieces of DEPTH.
-template <class Strips>
-struct Cut {
-    int M, strips, row_tasks, columns, tasks;  // columns of a task, whole strips
-    Cut(int M, int N) : M(M), strips(ceil_div(M, Strips::rows)) {
+// How a result block (M, N) is cut into tasks: row_tasks ranges of rows, times ranges of `columns` columns. A range of
+// rows is whole micro-panels of a, and a range of columns is whole micro-panels of b.
+template <class Kernels>
+struct TaskGrid {
+    int M, panels, row_tasks, columns, tasks;  // panels: micro-panels of a; tasks: their number
+    TaskGrid(int M, int N) : M(M), panels(ceil_div(M, Kernels::MR)) {
         const int threads = omp_get_max_threads();
-        row_tasks = round_up(ceil_div(strips, MOST_STRIPS), threads);
-        row_tasks = std::max(1, std::min(row_tasks, strips / FEWEST_STRIPS));
+        row_tasks = round_up(ceil_div(panels, MAX_TASK_PANELS), threads);
+        row_tasks = std::max(1, std::min(row_tasks, panels / MIN_TASK_PANELS));
         const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
-        columns = round_up(ceil_div(N, column_tasks), Strips::columns);
+        columns = round_up(ceil_div(N, column_tasks), Kernels::NR);
         tasks = row_tasks * ceil_div(N, columns);
     }
-    // Where the rows of a task begin; those of the next one follow. The first tasks have the strip more that some have, so
-    // that threads which take two tasks each end together.
-    int begin(int task) const {
-        const int fewer = strips / row_tasks, with_more = strips % row_tasks;
-        return std::min(M, (task * fewer + std::min(task, with_more)) * Strips::rows);
+    // The first row of a range; it ends where the next one begins. If the micro-panels cannot be divided evenly, the
+    // first ranges have one more than the others: threads that take two tasks each then end together.
+    int first_row(int range) const {
+        const int quotient = panels / row_tasks, remainder = panels % row_tasks;
+        return std::min(M, (range * quotient + std::min(range, remainder)) * Kernels::MR);
     }
 };
 
-int chunk_rows(int M, bool in_place) { return in_place ? M : std::min(M, CHUNK_ROWS); }
+int block_rows(int M, bool in_place) { return in_place ? M : std::min(M, MAX_ROWS); }
 
-// Floats of working memory: packed strips of b for two blocks, of a for each thread, and sums where the result has no
-// room for them.
-template <class Strips>
-struct Workspace {
-    static constexpr int64_t packed_a = int64_t(DEPTH) * MOST_STRIPS * Strips::rows;
+// Floats of scratch: packed b for two blocks, packed a for each thread, and the sums of one result block unless they
+// are in place (in c).
+template <class Kernels>
+struct ScratchLayout {
+    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * Kernels::MR;
     int64_t packed_b, sums;
-    Workspace(int M, int N, bool in_place) {
-        const int columns = std::min(N, CHUNK_COLUMNS), rows = chunk_rows(M, in_place);
-        packed_b = int64_t(DEPTH) * round_up(columns, Strips::columns);
+    ScratchLayout(int M, int N, bool in_place) {
+        const int columns = std::min(N, NC), rows = block_rows(M, in_place);
+        packed_b = int64_t(KC) * round_up(columns, Kernels::NR);
         sums = in_place ? 0 : int64_t(rows) * columns;
     }
     int64_t bytes() const { return int64_t(sizeof(float)) * (2 * packed_b + packed_a * omp_get_max_threads() + sums); }
 };
 
-// c (rows, columns) = or += packed strips of a times packed strips of b.
-template <class Strips>
-void multiply_packed(float* c, int ldc, const float* a, const float* b, int rows, int columns, int depth, bool add) {
-    float tile[Strips::rows * Strips::columns];
-    for (int i = 0; i < rows; i += Strips::rows)
-        for (int j = 0; j < columns; j += Strips::columns) {
-            float* at = c + int64_t(i) * ldc + j;
-            const float *strip_a = a + int64_t(i) * depth, *strip_b = b + int64_t(j) * depth;
-            const int height = std::min(Strips::rows, rows - i), width = std::min(Strips::columns, columns - j);
-            if (height == Strips::rows && width == Strips::columns) {
-                Strips::multiply(at, ldc, strip_a, strip_b, depth, add);
+// c (rows, columns) = a b, or += if accumulate, for packed a (rows, depth) and packed b (depth, columns). Where c ends
+// inside a micro-panel, the microkernel computes a whole tile apart from c.
+template <class Kernels>
+void macrokernel(float* c, int ldc, const float* a, const float* b, int rows, int columns, int depth, bool accumulate) {
+    static constexpr int MR = Kernels::MR, NR = Kernels::NR;  // static, because std::min takes references
+    float tile[MR * NR];
+    for (int i = 0; i < rows; i += MR)
+        for (int j = 0; j < columns; j += NR) {
+            float* c_tile = c + int64_t(i) * ldc + j;
+            const float *a_panel = a + int64_t(i) * depth, *b_panel = b + int64_t(j) * depth;
+            const int height = std::min(MR, rows - i), width = std::min(NR, columns - j);
+            if (height == MR && width == NR) {
+                Kernels::microkernel(c_tile, ldc, a_panel, b_panel, depth, accumulate);
                 continue;
             }
-            for (int r = 0; r < height && add; r++)
-                std::copy_n(at + int64_t(r) * ldc, width, tile + r * Strips::columns);
-            Strips::multiply(tile, Strips::columns, strip_a, strip_b, depth, add);
-            for (int r = 0; r < height; r++) std::copy_n(tile + r * Strips::columns, width, at + int64_t(r) * ldc);
+            for (int r = 0; r < height && accumulate; r++) std::copy_n(c_tile + int64_t(r) * ldc, width, tile + r * NR);
+            Kernels::microkernel(tile, NR, a_panel, b_panel, depth, accumulate);
+            for (int r = 0; r < height; r++) std::copy_n(tile + r * NR, width, c_tile + int64_t(r) * ldc);
         }
 }
 
-// A chunk of the result, and DEPTH or fewer steps of the inner dimension for it.
+// A block of the result (rows, columns) and the block of k (depth <= KC) that is added to it.
 struct Block {
     int row, rows, column, columns, k, depth;
 };
 
-// c (M, N) = or += a (M, K) b (K, N); c may be null: the sums are then working memory. finish(row, column, columns,
-// sums) gets every row of the result, in pieces, once it is complete.
-template <class Strips, class floatX, class Finish>
-struct Product {
+// c (M, N) = a (M, K) b (K, N), or += if accumulate. c may be null: the sums are then kept in scratch.
+// epilogue(row, column, columns, sums) is called when the sums of `columns` elements of a row are complete; every
+// element of the result is in one such call.
+template <class Kernels, class floatX, class Epilogue>
+struct Matmul {
     float* c;
     Operand<floatX> a, b;
     int M, N, K;
     bool accumulate;
-    Finish finish;
-    int height = chunk_rows(M, c != nullptr), chunks = ceil_div(N, CHUNK_COLUMNS), depths = ceil_div(K, DEPTH);
-    Workspace<Strips> workspace{M, N, c != nullptr};
-    float* packed_b = static_cast<float*>(scratch(workspace.bytes()));
-    float *packed_a = packed_b + 2 * workspace.packed_b, *own = packed_a + workspace.packed_a * omp_get_max_threads();
+    Epilogue epilogue;
+    int height = block_rows(M, c != nullptr), column_blocks = ceil_div(N, NC), k_blocks = ceil_div(K, KC);
+    ScratchLayout<Kernels> layout{M, N, c != nullptr};
+    float* packed_b = static_cast<float*>(scratch(layout.bytes()));
+    float* packed_a = packed_b + 2 * layout.packed_b;
+    float* scratch_sums = packed_a + layout.packed_a * omp_get_max_threads();
 
     Block block(int i) const {
-        const int chunk = i / depths, k = i % depths * DEPTH;
-        const int row = chunk / chunks * height, column = chunk % chunks * CHUNK_COLUMNS;
-        return {row, std::min(height, M - row), column, std::min(CHUNK_COLUMNS, N - column), k, std::min(DEPTH, K - k)};
+        const int result_block = i / k_blocks, k = i % k_blocks * KC;
+        const int row = result_block / column_blocks * height, column = result_block % column_blocks * NC;
+        return {row, std::min(height, M - row), column, std::min(NC, N - column), k, std::min(KC, K - k)};
     }
-    float* packed_b_of(int i) const { return packed_b + i % 2 * workspace.packed_b; }
+    float* packed_b_of(int i) const { return packed_b + i % 2 * layout.packed_b; }
 
-    // One block after the other, with one wait for each. The last tasks beside the products of one are to pack b of the
-    // next: they are small, so that the threads end together.
+    // Computes the blocks in order, with one barrier for each. The tasks of one parallel loop compute block i - 1 and,
+    // after that, pack b for block i. The packing tasks are last because they are small: the threads end together.
     void run() const {
-        const int blocks = ceil_div(M, height) * chunks * depths;
+        const int blocks = ceil_div(M, height) * column_blocks * k_blocks;
 #pragma omp parallel
         for (int i = 0; i <= blocks; i++) {
-            const Block now = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
-            const Cut<Strips> cut(now.rows, now.columns);
-            const int tasks = i > 0 ? cut.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
+            const Block current = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
+            const TaskGrid<Kernels> grid(current.rows, current.columns);
+            const int tasks = i > 0 ? grid.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
 #pragma omp for schedule(dynamic, 1)
             for (int task = 0; task < tasks + packs; task++)
-                task < tasks ? multiply(now, cut, task, packed_b_of(i + 1)) : pack(next, task - tasks, packed_b_of(i));
+                task < tasks ? compute(current, grid, task, packed_b_of(i + 1))
+                             : pack(next, task - tasks, packed_b_of(i));
         }
     }
 
-    static constexpr int PACK_COLUMNS = PACK_STRIPS * Strips::columns;
+    static constexpr int PACK_COLUMNS = PACK_PANELS * Kernels::NR;
 
-    void pack(const Block& block, int task, float* to) const {
+    // Packs the PACK_COLUMNS columns of b (block.depth, block.columns) that belong to one packing task.
+    void pack(const Block& block, int task, float* packed) const {
         const int column = task * PACK_COLUMNS, columns = std::min(PACK_COLUMNS, block.columns - column);
-        Strips::pack_b(to + int64_t(column) * block.depth, b.from(block.k, block.column + column), columns,
-                       block.depth);
+        Kernels::pack_b(packed + int64_t(column) * block.depth, b.at(block.k, block.column + column), columns,
+                        block.depth);
     }
 
-    void multiply(const Block& block, const Cut<Strips>& cut, int task, const float* from) const {
-        constexpr int piece = PIECE_STRIPS * Strips::columns;
-        const int part = task % cut.row_tasks, first = cut.begin(part), rows = cut.begin(part + 1) - first;
-        const int begin = task / cut.row_tasks * cut.columns, end = std::min(begin + cut.columns, block.columns);
+    void compute(const Block& block, const TaskGrid<Kernels>& grid, int task, const float* block_b) const {
+        constexpr int step = B_BLOCK_PANELS * Kernels::NR;
+        const int range = task % grid.row_tasks, first = grid.first_row(range);
+        const int rows = grid.first_row(range + 1) - first;
+        const int begin = task / grid.row_tasks * grid.columns, end = std::min(begin + grid.columns, block.columns);
         const int row = block.row + first, ld = c ? N : block.columns;
-        float* own_a = packed_a + workspace.packed_a * omp_get_thread_num();
-        float* sums = c ? c + int64_t(row) * N + block.column : own + int64_t(first) * ld;
-        Strips::pack_a(own_a, a.from(row, block.k), rows, block.depth);
-        for (int j = begin; j < end; j += piece) {
-            const int columns = std::min(piece, end - j);
-            multiply_packed<Strips>(sums + j, ld, own_a, from + int64_t(j) * block.depth, rows, columns, block.depth,
-                                    accumulate || block.k > 0);
+        float* own_a = packed_a + layout.packed_a * omp_get_thread_num();
+        float* sums = c ? c + int64_t(row) * N + block.column : scratch_sums + int64_t(first) * ld;
+        Kernels::pack_a(own_a, a.at(row, block.k), rows, block.depth);
+        for (int j = begin; j < end; j += step) {
+            const int columns = std::min(step, end - j);
+            macrokernel<Kernels>(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
+                                 accumulate || block.k > 0);
             if (block.k + block.depth == K)
-                for (int r = 0; r < rows; r++) finish(row + r, block.column + j, columns, sums + int64_t(r) * ld + j);
+                for (int r = 0; r < rows; r++) epilogue(row + r, block.column + j, columns, sums + int64_t(r) * ld + j);
         }
     }
 };
 
-template <class Strips, class floatX, class Finish>
-void product(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
-             const Finish& finish) {
-    Product<Strips, floatX, Finish>{c, a, b, M, N, K, accumulate, finish}.run();
+template <class Kernels, class floatX, class Epilogue>
+void matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
+            const Epilogue& epilogue) {
+    Matmul<Kernels, floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue}.run();
 }
 
-// One row times the weight's rows: bound by reading the weight once.
-template <class Strips, class floatX>
+// matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.
+template <class Kernels, class floatX>
 void forward_one_row(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
                      int OC) {
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < OC; first += GEMV_COLUMNS) {
         const int count = std::min(GEMV_COLUMNS, OC - first);
         float sums[GEMV_COLUMNS];
-        for (int i = 0; i < count; i++) sums[i] = Strips::dot(inp, weight + int64_t(first + i) * IC, IC);
-        Strips::finish(out + first, pre_gelu ? pre_gelu + first : nullptr, sums, bias ? bias + first : nullptr, count);
+        for (int i = 0; i < count; i++) sums[i] = Kernels::dot(inp, weight + int64_t(first + i) * IC, IC);
+        Kernels::forward_epilogue(out + first, pre_gelu ? pre_gelu + first : nullptr, sums,
+                                  bias ? bias + first : nullptr, count);
     }
 }
 
-template <class Strips, class floatX>
+// sums (columns) = the column sums of x (N, columns), or += if accumulate.
+template <class Kernels, class floatX>
 void column_sums(float* sums, const floatX* x, int N, int columns, bool accumulate) {
     constexpr int chunk = 256;
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < columns; first += chunk) {
         const int count = std::min(chunk, columns - first);
         float total[chunk] = {};
-        for (int n = 0; n < N; n++) Strips::add(total, x + int64_t(n) * columns + first, count);
+        for (int n = 0; n < N; n++) Kernels::add(total, x + int64_t(n) * columns + first, count);
         for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
     }
 }
 
-// Where an fp32 product leaves its sums: in the result itself. bf16 results have no room for them.
-inline float* as_float(float* x) { return x; }
-inline float* as_float(bf16*) { return nullptr; }
+// Where the fp32 sums of a result are kept: in the result itself, or in scratch (null) if the result is bf16.
+inline float* sums_in(float* result) { return result; }
+inline float* sums_in(bf16*) { return nullptr; }
 
 }  // namespace
 
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     constexpr bool in_place = std::is_same_v<floatX, float>;
-    return with_strips([&]<class Strips>(Strips) {
-        using Space = Workspace<Strips>;
-        return std::max({Space(N, OC, in_place).bytes(), Space(N, IC, in_place).bytes(), Space(OC, IC, true).bytes()});
+    return with_kernels([&]<class Kernels>(Kernels) {
+        using Layout = ScratchLayout<Kernels>;
+        return std::max(
+            {Layout(N, OC, in_place).bytes(), Layout(N, IC, in_place).bytes(), Layout(OC, IC, true).bytes()});
     });
 }
 
 template <class floatX>
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
                     int IC, int OC, Stream) {
-    with_strips([&]<class Strips>(Strips) {
-        if (N == 1) return forward_one_row<Strips>(out, pre_gelu, inp, weight.rows, bias, IC, OC);
+    with_kernels([&]<class Kernels>(Kernels) {
+        if (N == 1) return forward_one_row<Kernels>(out, pre_gelu, inp, weight.rows, bias, IC, OC);
         const Operand<floatX> x{inp, false, IC}, w{weight.rows, true, IC};
-        const bool finished = std::is_same_v<floatX, float> && !bias && !pre_gelu;
-        product<Strips>(as_float(out), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
+        const bool no_epilogue = std::is_same_v<floatX, float> && !bias && !pre_gelu;
+        matmul<Kernels>(sums_in(out), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
             const int64_t at = int64_t(n) * OC + o;
-            if (!finished)
-                Strips::finish(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr, count);
+            if (!no_epilogue)
+                Kernels::forward_epilogue(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr,
+                                          count);
         });
     });
 }
@@ -227,16 +237,16 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
 template <class floatX>
 void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
-    with_strips([&]<class Strips>(Strips) {
+    with_kernels([&]<class Kernels>(Kernels) {
         const Operand<floatX> dy{dout, false, OC}, dy_transposed{dout, true, OC}, x{inp, false, IC};
         const Operand<floatX> w{weight.rows, false, IC};
-        const bool finished = std::is_same_v<floatX, float> && !pre_gelu;
-        product<Strips>(as_float(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
+        const bool no_epilogue = std::is_same_v<floatX, float> && !pre_gelu;
+        matmul<Kernels>(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
             const int64_t at = int64_t(n) * IC + i;
-            if (!finished) Strips::finish_gradient(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
+            if (!no_epilogue) Kernels::dinp_epilogue(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
         });
-        product<Strips>(dweight, dy_transposed, x, OC, IC, N, accumulate, [](int, int, int, const float*) {});
-        if (dbias) column_sums<Strips>(dbias, dout, N, OC, accumulate);
+        matmul<Kernels>(dweight, dy_transposed, x, OC, IC, N, accumulate, [](int, int, int, const float*) {});
+        if (dbias) column_sums<Kernels>(dbias, dout, N, OC, accumulate);
     });
 }
 
@@ -246,17 +256,17 @@ INSTANTIATE(matmul_forward);
 INSTANTIATE(matmul_backward);
 
 double measure_peak_flops() {
-    return with_strips([]<class Strips>(Strips) {
+    return with_kernels([]<class Kernels>(Kernels) {
         double flops = 0.0;
 #pragma omp parallel reduction(+ : flops)
         {
-            constexpr int rows = Strips::rows, columns = Strips::columns;
-            std::vector<float> a(DEPTH * rows, 1.0f), b(DEPTH * columns, 1.0f), c(rows * columns);
-            flops = peak_of([&] { Strips::multiply(c.data(), columns, a.data(), b.data(), DEPTH, false); },
-                            2.0 * rows * columns * DEPTH);
+            constexpr int MR = Kernels::MR, NR = Kernels::NR;
+            std::vector<float> a(KC * MR, 1.0f), b(KC * NR, 1.0f), c(MR * NR);
+            flops =
+                peak_of([&] { Kernels::microkernel(c.data(), NR, a.data(), b.data(), KC, false); }, 2.0 * MR * NR * KC);
         }
         return flops;
     });
 }
 
-}  // namespace cpu::fast
+}  // namespace cpu::fp32
