@@ -1,12 +1,12 @@
-// matrix_attention.h: causal attention in bf16 from panels, for heads of 32, 64, 96 or 128 channels. Compiled for AMX
-// (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
+// matrix_attention.h: causal attention in bf16 on matrix units, for heads of 32, 64, 96 or 128 channels. Compiled for
+// AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
 //
-// A task is one head of one sequence. It packs the head's q, k, v (panels.h) and goes through blocks of 32 queries by
-// 32 keys; what lies above the diagonal is skipped. T x T numbers are never stored: forward keeps the scores of 32
-// queries for up to FORWARD_KEYS keys and takes their exact softmax (longer sequences: in chunks of keys, rescaled
-// online); backward keeps P^T and dS^T of CHUNK x CHUNK blocks, 1 MiB in all, in the second-level cache. Scores,
-// softmax and all sums are float; P and dS are rounded to bf16 as operands. Chunks are constants, so bits do not depend
-// on threads.
+// A task is one head of one sequence. It packs the head's q, k and v (microkernel_bf16.h) and visits blocks of 32
+// queries by 32 keys; it skips the blocks above the diagonal. No T x T matrix is stored. Forward keeps the scores of 32
+// queries for up to FORWARD_KEYS key blocks and computes their exact softmax; longer sequences take several such chunks
+// of keys, rescaled online. Backward keeps P^T and dS^T of a chunk of CHUNK x CHUNK blocks, 1 MiB together, in
+// the second-level cache. Scores, softmax and all sums are float; P and dS are rounded to bf16 as operands. The chunks'
+// sizes are constants, so the bits do not depend on the number of threads.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,32 +15,33 @@
 #include "cpu/variants.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
-#include "cpu/panels.h"
+#include "cpu/microkernel_bf16.h"
 
 namespace cpu::MATRIX_VARIANT {
 
 namespace {
 
-constexpr int FORWARD_KEYS = 64;  // panels of 32: the scores take 256 KiB
-constexpr int CHUNK = 16;         // panels of queries and of keys in backward
+constexpr int FORWARD_KEYS = 64;  // blocks of 32 keys: the scores take 256 KiB
+constexpr int CHUNK = 16;         // blocks of 32 queries, and of 32 keys, in backward
 
-// One head of q, k, v, out or one of their gradients: T rows of HS channels, ld numbers apart.
+// One head of q, k, v, out or one of their gradients (T, HS); ld: numbers from one row to the next.
 struct Head {
     bf16* data;
     int T, HS, ld;
 };
 
-// Memory of one thread, handed out piece by piece.
-struct Arena {
+// Hands out arrays from one thread's scratch memory.
+struct ThreadArena {
     char* next;
     template <class T>
     T* take(int64_t count) {
-        T* piece = reinterpret_cast<T*>(next);
+        T* array = reinterpret_cast<T*>(next);
         next += round_up<int64_t>(count * int64_t(sizeof(T)), 64);
-        return piece;
+        return array;
     }
 };
 
+// Bytes of scratch memory for a task of forward, and of backward.
 int64_t forward_bytes(int T, int HS) {
     const int64_t blocks = panels_of(T), keys = std::min<int64_t>(blocks, FORWARD_KEYS), head = blocks * PANEL * HS;
     return 3 * head * int64_t(sizeof(bf16)) + keys * BLOCK * int64_t(sizeof(float) + sizeof(bf16)) +
@@ -53,45 +54,48 @@ int64_t backward_bytes(int T, int HS) {
            (2 * int64_t(CHUNK) * PANEL * HS + 2 * BLOCK) * int64_t(sizeof(float)) + 4096;
 }
 
-// Panels of 32 tokens, the channels inside (pack_rows, pack_rows_as_b), or panels of 32 channels, the tokens inside
-// (pack_columns, pack_columns_as_b): the latter are as many pairs apart as there are blocks of tokens.
+// Packs a head. With inner_tokens false, the micro-panels are 32 tokens each and the inner dimension is the channels:
+// pack is pack_rows_as_a or pack_rows_as_b. With inner_tokens true, the micro-panels are 32 channels each and the inner
+// dimension is the tokens: pack is pack_columns_as_a or pack_columns_as_b.
 template <class Pack>
-void pack_head(bf16* packed, const Head& head, bool tokens_inside, const Pack& pack) {
+void pack_head(bf16* packed, const Head& head, bool inner_tokens, const Pack& pack) {
     const int blocks = panels_of(head.T), channels = head.HS / PANEL;
     for (int i = 0; i < blocks; i++)
         for (int c = 0; c < channels; c++) {
             __m512i x[32];
             load_block(x, head.data + int64_t(i) * PANEL * head.ld + c * PANEL, head.ld, head.T - i * PANEL, PANEL);
-            pack(packed + int64_t(tokens_inside ? c * blocks + i : i * channels + c) * TILE_PAIR, x);
+            pack(packed + int64_t(inner_tokens ? c * blocks + i : i * channels + c) * TILE_PAIR, x);
         }
 }
 
 void pack_as_a(bf16* packed, const Head& head) {
-    pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows(pair, x); });
+    pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows_as_a(pair, x); });
 }
 void pack_as_b(bf16* packed, const Head& head) {
     pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows_as_b(pair, x); });
 }
-void pack_as_a_tokens_inside(bf16* packed, const Head& head) {
-    pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns(pair, x); });
+void pack_as_a_inner_tokens(bf16* packed, const Head& head) {
+    pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns_as_a(pair, x); });
 }
-void pack_as_b_tokens_inside(bf16* packed, const Head& head) {
+void pack_as_b_inner_tokens(bf16* packed, const Head& head) {
     pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns_as_b(pair, x); });
 }
 
-// Keys that query r of a block sees among the first and the last 16 of 32 keys.
-struct Visible {
+// The keys that query r of a block may attend to, among the first and the last 16 of 32 keys. diagonal: the block is on
+// the diagonal; otherwise the query sees all keys.
+struct CausalMask {
     __mmask16 first, last;
-    Visible(bool diagonal, int r)
-        : first(diagonal ? first_of_16(r + 1) : 0xffff), last(diagonal ? first_of_16(r + 1 - 16) : 0xffff) {}
+    CausalMask(bool diagonal, int r)
+        : first(diagonal ? lane_mask16(r + 1) : 0xffff), last(diagonal ? lane_mask16(r + 1 - 16) : 0xffff) {}
 };
 
-// Rows block * 32 ... of a head from sums: 32-column blocks, times factor[r].
+// Stores 32 rows of a head, from row block * 32 on: sums (HS / 32 blocks of 32 x 32) times factor[row], or 1 if it is
+// null. STREAM: with non-temporal stores.
 template <bool STREAM>
 void store_rows(const Head& head, int block, const float* sums, const float* factor) {
     for (int c = 0; c < head.HS / PANEL; c++)
         for (int r = 0; r < std::min(PANEL, head.T - block * PANEL); r++) {
-            const __m512 f = all(factor ? factor[r] : 1.0f);
+            const __m512 f = broadcast(factor ? factor[r] : 1.0f);
             const float* x = sums + c * BLOCK + r * PANEL;
             store_row<STREAM>(head.data + int64_t(block * PANEL + r) * head.ld + c * PANEL,
                               _mm512_mul_ps(f, _mm512_load_ps(x)), _mm512_mul_ps(f, _mm512_load_ps(x + 16)), ~0u);
@@ -99,7 +103,7 @@ void store_rows(const Head& head, int block, const float* sums, const float* fac
 }
 
 void store_block(const Head& head, int block, const float* sums, const float* factor = nullptr) {
-    if (whole_lines(head.data, head.ld, 0))
+    if (can_stream(head.data, head.ld, 0))
         store_rows<true>(head, block, sums, factor);
     else
         store_rows<false>(head, block, sums, factor);
@@ -107,56 +111,57 @@ void store_block(const Head& head, int block, const float* sums, const float* fa
 
 // ---- Forward
 
-// The softmax of 32 queries as it grows over chunks of keys.
+// The softmax of 32 queries over the key chunks so far.
 struct Softmax {
-    alignas(64) float largest[PANEL], sum[PANEL];  // of scale * score, and of exp(scale * score - largest)
-    alignas(64) float rescale[PANEL];              // what the last chunk made of the sums before it
+    alignas(64) float row_max[PANEL], row_sum[PANEL];  // of scale * score, and of exp(scale * score - row_max)
+    alignas(64) float rescale[PANEL];                  // exp(old row_max - new row_max): a factor for earlier sums
 };
 
-// Scores of query block i and keys j0 ... j1 - 1, 32 x 32 blocks one after the other; then softmax.largest and rescale.
-void scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, int i, int j0, int j1, int channels,
-            float scale) {
-    alignas(64) float best[PANEL][16];
-    for (int r = 0; r < PANEL; r++) _mm512_store_ps(best[r], all(-INFINITY));
+// out = q k^T for query block i and key blocks j0 to j1 - 1, as consecutive 32 x 32 blocks. Updates softmax.row_max and
+// softmax.rescale.
+void compute_scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, int i, int j0, int j1, int channels,
+                    float scale) {
+    alignas(64) float block_max[PANEL][16];
+    for (int r = 0; r < PANEL; r++) _mm512_store_ps(block_max[r], broadcast(-INFINITY));
     for (int j = j0; j < j1; j++) {
         float* s = out + (j - j0) * BLOCK;
-        multiply_panels(s, q + int64_t(i) * channels * TILE_PAIR, k + int64_t(j) * channels * TILE_PAIR, channels,
-                        false);
+        microkernel(s, q + int64_t(i) * channels * TILE_PAIR, k + int64_t(j) * channels * TILE_PAIR, channels, false);
         for (int r = 0; r < PANEL; r++) {
-            const Visible visible(i == j, r);
-            __m512 x = _mm512_load_ps(best[r]);
-            x = _mm512_mask_max_ps(x, visible.first, x, _mm512_load_ps(s + r * PANEL));
-            x = _mm512_mask_max_ps(x, visible.last, x, _mm512_load_ps(s + r * PANEL + 16));
-            _mm512_store_ps(best[r], x);
+            const CausalMask mask(i == j, r);
+            __m512 x = _mm512_load_ps(block_max[r]);
+            x = _mm512_mask_max_ps(x, mask.first, x, _mm512_load_ps(s + r * PANEL));
+            x = _mm512_mask_max_ps(x, mask.last, x, _mm512_load_ps(s + r * PANEL + 16));
+            _mm512_store_ps(block_max[r], x);
         }
     }
     for (int r = 0; r < PANEL; r++) {
-        const float before = softmax.largest[r],
-                    now = std::max(before, scale * _mm512_reduce_max_ps(_mm512_load_ps(best[r])));
-        softmax.rescale[r] = before == now ? 1.0f : std::exp(before - now);
-        softmax.largest[r] = now;
+        const float old_max = softmax.row_max[r];
+        const float new_max = std::max(old_max, scale * _mm512_reduce_max_ps(_mm512_load_ps(block_max[r])));
+        softmax.rescale[r] = old_max == new_max ? 1.0f : std::exp(old_max - new_max);
+        softmax.row_max[r] = new_max;
     }
 }
 
-// p = exp(scale * score - largest) as an A operand, and its sums.
-void exponentials(bf16* p, Softmax& softmax, const float* score, int i, int j0, int j1, float scale) {
+// p = exp(scale * score - row_max) as an A operand, 0 where masked. Updates softmax.row_sum.
+void compute_exponentials(bf16* p, Softmax& softmax, const float* score, int i, int j0, int j1, float scale) {
     alignas(64) float sums[PANEL][16] = {};
     for (int j = j0; j < j1; j++, score += BLOCK, p += TILE_PAIR)
         for (int r = 0; r < PANEL; r++) {
-            const Visible visible(i == j, r);
-            const __m512 largest = all(softmax.largest[r]);
-            const __m512 x0 = _mm512_fmsub_ps(all(scale), _mm512_load_ps(score + r * PANEL), largest);
-            const __m512 x1 = _mm512_fmsub_ps(all(scale), _mm512_load_ps(score + r * PANEL + 16), largest);
-            const __m512 p0 = _mm512_maskz_mov_ps(visible.first, exp16(x0));
-            const __m512 p1 = _mm512_maskz_mov_ps(visible.last, exp16(x1));
+            const CausalMask mask(i == j, r);
+            const __m512 row_max = broadcast(softmax.row_max[r]);
+            const __m512 x0 = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(score + r * PANEL), row_max);
+            const __m512 x1 = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(score + r * PANEL + 16), row_max);
+            const __m512 p0 = _mm512_maskz_mov_ps(mask.first, exp16(x0));
+            const __m512 p1 = _mm512_maskz_mov_ps(mask.last, exp16(x1));
             _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(p0, p1)));
             _mm512_store_si512(p + r * 32, narrow(p0, p1));
         }
     for (int r = 0; r < PANEL; r++)
-        softmax.sum[r] = softmax.sum[r] * softmax.rescale[r] + _mm512_reduce_add_ps(_mm512_load_ps(sums[r]));
+        softmax.row_sum[r] = softmax.row_sum[r] * softmax.rescale[r] + _mm512_reduce_add_ps(_mm512_load_ps(sums[r]));
 }
 
-void head_forward(const Head& out, float* lse, const Head& q, const Head& k, const Head& v, Arena arena) {
+// Forward of one head: out, q, k, v (T, HS), lse (T).
+void head_forward(const Head& out, float* lse, const Head& q, const Head& k, const Head& v, ThreadArena arena) {
     const int T = q.T, HS = q.HS, blocks = panels_of(T), channels = HS / PANEL;
     const float scale = 1.0f / std::sqrt(float(HS));
     const int64_t size = int64_t(blocks) * PANEL * HS;
@@ -166,29 +171,28 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
     float* sums = arena.take<float>(PANEL * HS);
     pack_as_a(packed_q, q);
     pack_as_b(packed_k, k);
-    pack_as_b_tokens_inside(packed_v, v);
+    pack_as_b_inner_tokens(packed_v, v);
 
     for (int i = 0; i < blocks; i++) {
         Softmax softmax;
-        std::fill_n(softmax.largest, PANEL, -INFINITY);
-        std::fill_n(softmax.sum, PANEL, 0.0f);
+        std::fill_n(softmax.row_max, PANEL, -INFINITY);
+        std::fill_n(softmax.row_sum, PANEL, 0.0f);
         for (int j0 = 0; j0 <= i; j0 += FORWARD_KEYS) {
             const int j1 = std::min(i + 1, j0 + FORWARD_KEYS);
-            scores(score, softmax, packed_q, packed_k, i, j0, j1, channels, scale);
-            exponentials(p, softmax, score, i, j0, j1, scale);
+            compute_scores(score, softmax, packed_q, packed_k, i, j0, j1, channels, scale);
+            compute_exponentials(p, softmax, score, i, j0, j1, scale);
             if (j0 > 0)
                 for (int c = 0; c < channels; c++)
                     for (int r = 0; r < PANEL; r++)
                         for (float* x : {sums + c * BLOCK + r * PANEL, sums + c * BLOCK + r * PANEL + 16})
-                            _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), all(softmax.rescale[r])));
+                            _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), broadcast(softmax.rescale[r])));
             for (int c = 0; c < channels; c++)
-                multiply_panels(sums + c * BLOCK, p, packed_v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0,
-                                j0 > 0);
+                microkernel(sums + c * BLOCK, p, packed_v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0, j0 > 0);
         }
         alignas(64) float factor[PANEL];
         for (int r = 0; r < PANEL; r++) {
-            factor[r] = 1.0f / softmax.sum[r];
-            if (i * PANEL + r < T) lse[i * PANEL + r] = softmax.largest[r] + std::log(softmax.sum[r]);
+            factor[r] = 1.0f / softmax.row_sum[r];
+            if (i * PANEL + r < T) lse[i * PANEL + r] = softmax.row_max[r] + std::log(softmax.row_sum[r]);
         }
         store_block(out, i, sums, factor);
     }
@@ -197,51 +201,53 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
 // ---- Backward: with P = exp(scale q k^T - lse), dP = dout v^T and D = row sums of dout * out,
 //      dS = scale P (dP - D), dq = dS k, dk = dS^T q, dv = P^T dout.
 //
-// Blocks of P and dS are computed transposed, a row for each key: as they are, their rows are then A operands for dk
-// and dv, and pairs of rows the B operand for dq^T = k^T dS^T. Only dq has to be turned back, once.
+// Blocks of P and dS are computed transposed, a row for each key. In this layout their rows are A operands for dk and
+// dv, and pairs of their rows are the B operand of dq^T = k^T dS^T. Only dq must be transposed, once.
 
-// Of the 32 queries of a block.
-struct QueryNumbers {
+// lse and D of the 32 queries of a block.
+struct QueryStats {
     alignas(64) float lse[PANEL], D[PANEL];
 };
 
-QueryNumbers query_numbers(const Head& out, const Head& dout, const float* lse, int block) {
-    QueryNumbers numbers = {};
+QueryStats query_stats(const Head& out, const Head& dout, const float* lse, int block) {
+    QueryStats stats = {};
     for (int r = 0; r < std::min(PANEL, out.T - block * PANEL); r++) {
         const int64_t t = block * PANEL + r;
-        __m512 sum = all(0.0f);
+        __m512 sum = broadcast(0.0f);
         for (int c = 0; c < out.HS; c += 16)
             sum = _mm512_fmadd_ps(load16(out.data + t * out.ld + c, 0xffff),
                                   load16(dout.data + t * dout.ld + c, 0xffff), sum);
-        numbers.D[r] = _mm512_reduce_add_ps(sum);
-        numbers.lse[r] = lse[t];
+        stats.D[r] = _mm512_reduce_add_ps(sum);
+        stats.lse[r] = lse[t];
     }
-    return numbers;
+    return stats;
 }
 
-// Rows of P^T and dS^T for a key: 32 queries, as bf16.
+// A key's row of P^T and of dS^T: 32 queries, as bf16.
 struct KeyRow {
     __m512i p, ds;
 };
 
-FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryNumbers& queries, int key, bool diagonal,
+// s and dp: the key's row of the sums k q^T and v dout^T. diagonal: queries before the key (0 to 31) are masked.
+FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& queries, int key, bool diagonal,
                             float scale) {
-    const __mmask32 sees = diagonal ? ~0u << key : ~0u;  // queries from the key on
+    const __mmask32 mask = diagonal ? ~0u << key : ~0u;  // the queries from the key on
     __m512 p[2], ds[2];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         const int at = 16 * half;
-        const __m512 x = _mm512_fmsub_ps(all(scale), _mm512_load_ps(s + at), _mm512_load_ps(queries.lse + at));
-        p[half] = _mm512_maskz_mov_ps(__mmask16(sees >> at), exp16(x));
-        ds[half] = _mm512_mul_ps(_mm512_mul_ps(p[half], all(scale)),
+        const __m512 x = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(s + at), _mm512_load_ps(queries.lse + at));
+        p[half] = _mm512_maskz_mov_ps(__mmask16(mask >> at), exp16(x));
+        ds[half] = _mm512_mul_ps(_mm512_mul_ps(p[half], broadcast(scale)),
                                  _mm512_sub_ps(_mm512_load_ps(dp + at), _mm512_load_ps(queries.D + at)));
     }
     return {narrow(p[0], p[1]), narrow(ds[0], ds[1])};
 }
 
-// Panels of A operands for dv and dk, and of the B operand for dq^T, from the sums of a block.
-FORCE_INLINE void probabilities(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* s, const float* dp,
-                                const QueryNumbers& queries, bool diagonal, float scale) {
+// P^T and dS^T of a block (32 keys, 32 queries) from its sums s and dp: p_t and ds_t are tile pairs of A operands for
+// dv and dk, ds_b is a tile pair of the B operand for dq^T.
+FORCE_INLINE void probability_blocks(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* s, const float* dp,
+                                     const QueryStats& queries, bool diagonal, float scale) {
     for (int r = 0; r < PANEL; r += 2) {
         const KeyRow even = key_row(s + r * PANEL, dp + r * PANEL, queries, r, diagonal, scale);
         const KeyRow odd = key_row(s + (r + 1) * PANEL, dp + (r + 1) * PANEL, queries, r + 1, diagonal, scale);
@@ -254,7 +260,7 @@ FORCE_INLINE void probabilities(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* 
     }
 }
 
-// A 32 x 32 block of sums, turned in place.
+// Transposes a 32 x 32 block of sums in place.
 void transpose_block(float* block) {
     __m512i quarter[2][2][16];
     for (int i = 0; i < 2; i++)
@@ -267,21 +273,23 @@ void transpose_block(float* block) {
             for (int r = 0; r < 16; r++) _mm512_store_si512(block + (16 * i + r) * PANEL + 16 * j, quarter[j][i][r]);
 }
 
+// Backward of one head. All matrices are (T, HS), lse is (T).
 struct HeadBackward {
     Head dq, dk, dv;
     Head dout, out, q, k, v;
     const float* lse;
     int blocks, channels;
     float scale;
-    bf16 *k_a, *v_a;           // A operands: a block's channels inside
-    bf16 *q_b, *dout_b;        // B operands: the same
-    bf16* k_t;                 // A operand: tokens inside
-    bf16 *q_cols, *dout_cols;  // B operands: the same
-    bf16 *p_t, *ds_t, *ds_b;   // P^T and dS^T of a chunk, panels of keys, queries inside; dS of one block of queries
+    bf16 *k_a, *v_a;           // A operands; inner dimension: channels
+    bf16 *q_b, *dout_b;        // B operands; inner dimension: channels
+    bf16* k_t;                 // A operand; inner dimension: tokens
+    bf16 *q_cols, *dout_cols;  // B operands; inner dimension: tokens
+    bf16 *p_t, *ds_t;          // P^T and dS^T of a chunk, A operands; inner dimension: queries
+    bf16* ds_b;                // dS^T of one block of queries, B operand; inner dimension: keys
     float *dq_t, *dk_sums, *dv_sums, *s, *dp;
 
     HeadBackward(const Head& dq, const Head& dk, const Head& dv, const Head& dout, const Head& out, const float* lse,
-                 const Head& q, const Head& k, const Head& v, Arena arena)
+                 const Head& q, const Head& k, const Head& v, ThreadArena arena)
         : dq(dq),
           dk(dk),
           dv(dv),
@@ -304,14 +312,19 @@ struct HeadBackward {
     }
 
     void run() {
-        pack_as_a(k_a, k), pack_as_a(v_a, v), pack_as_b(q_b, q), pack_as_b(dout_b, dout);
-        pack_as_a_tokens_inside(k_t, k), pack_as_b_tokens_inside(q_cols, q), pack_as_b_tokens_inside(dout_cols, dout);
+        pack_as_a(k_a, k);
+        pack_as_a(v_a, v);
+        pack_as_b(q_b, q);
+        pack_as_b(dout_b, dout);
+        pack_as_a_inner_tokens(k_t, k);
+        pack_as_b_inner_tokens(q_cols, q);
+        pack_as_b_inner_tokens(dout_cols, dout);
         for (int j0 = 0; j0 < blocks; j0 += CHUNK) {
             const int j1 = std::min(blocks, j0 + CHUNK);
             for (int i0 = j0; i0 < blocks; i0 += CHUNK) {
                 const int i1 = std::min(blocks, i0 + CHUNK);
-                for (int i = i0; i < i1; i++) queries(i, i0, j0, std::min(j1, i + 1));
-                for (int j = j0; j < j1; j++) keys(j, j0, i0, i1);
+                for (int i = i0; i < i1; i++) backward_queries(i, i0, j0, std::min(j1, i + 1));
+                for (int j = j0; j < j1; j++) backward_keys(j, j0, i0, i1);
             }
             for (int j = j0; j < j1; j++) {
                 store_block(dk, j, dk_sums + int64_t(j - j0) * channels * BLOCK);
@@ -320,40 +333,41 @@ struct HeadBackward {
         }
     }
 
-    // P^T and dS^T of query block i and keys j0 ... j1 - 1, and what they add to dq.
-    void queries(int i, int i0, int j0, int j1) {
-        const QueryNumbers numbers = query_numbers(out, dout, lse, i);
+    // Computes P^T and dS^T of query block i and key blocks j0 to j1 - 1, and adds their part to dq.
+    void backward_queries(int i, int i0, int j0, int j1) {
+        const QueryStats stats = query_stats(out, dout, lse, i);
         for (int j = j0; j < j1; j++) {
-            multiply_panels(s, k_a + int64_t(j) * channels * TILE_PAIR, q_b + int64_t(i) * channels * TILE_PAIR,
-                            channels, false);
-            multiply_panels(dp, v_a + int64_t(j) * channels * TILE_PAIR, dout_b + int64_t(i) * channels * TILE_PAIR,
-                            channels, false);
+            microkernel(s, k_a + int64_t(j) * channels * TILE_PAIR, q_b + int64_t(i) * channels * TILE_PAIR, channels,
+                        false);
+            microkernel(dp, v_a + int64_t(j) * channels * TILE_PAIR, dout_b + int64_t(i) * channels * TILE_PAIR,
+                        channels, false);
             const int64_t at = (int64_t(j - j0) * CHUNK + i - i0) * TILE_PAIR;
-            probabilities(p_t + at, ds_t + at, ds_b + (j - j0) * TILE_PAIR, s, dp, numbers, i == j, scale);
+            probability_blocks(p_t + at, ds_t + at, ds_b + (j - j0) * TILE_PAIR, s, dp, stats, i == j, scale);
         }
         float* sums = dq_t + int64_t(i) * channels * BLOCK;
         for (int c = 0; c < channels; c++)
-            multiply_panels(sums + c * BLOCK, k_t + (int64_t(c) * blocks + j0) * TILE_PAIR, ds_b, j1 - j0, j0 > 0);
+            microkernel(sums + c * BLOCK, k_t + (int64_t(c) * blocks + j0) * TILE_PAIR, ds_b, j1 - j0, j0 > 0);
         if (j1 < i + 1) return;
         for (int c = 0; c < channels; c++) transpose_block(sums + c * BLOCK);
         store_block(dq, i, sums);
     }
 
-    // What the query blocks i0 ... i1 - 1 add to dk and dv of key block j.
-    void keys(int j, int j0, int i0, int i1) {
+    // Adds the part of query blocks i0 to i1 - 1 to dk and dv of key block j.
+    void backward_keys(int j, int j0, int i0, int i1) {
         const int first = std::max(i0, j);
         const int64_t from = (int64_t(j - j0) * CHUNK + first - i0) * TILE_PAIR;
         for (int c = 0; c < channels; c++) {
             const int64_t to = (int64_t(j - j0) * channels + c) * BLOCK;
             const int64_t inside = (int64_t(c) * blocks + first) * TILE_PAIR;
-            multiply_panels(dk_sums + to, ds_t + from, q_cols + inside, i1 - first, i0 > j0);
-            multiply_panels(dv_sums + to, p_t + from, dout_cols + inside, i1 - first, i0 > j0);
+            microkernel(dk_sums + to, ds_t + from, q_cols + inside, i1 - first, i0 > j0);
+            microkernel(dv_sums + to, p_t + from, dout_cols + inside, i1 - first, i0 > j0);
         }
     }
 };
 
 void check_head_size(int HS) {
-    ENSURE(HS % PANEL == 0 && HS <= 128, "attention from panels: %d channels per head; it takes 32, 64, 96 or 128", HS);
+    ENSURE(HS % PANEL == 0 && HS <= 128, "attention on matrix units: %d channels per head; it takes 32, 64, 96 or 128",
+           HS);
 }
 
 }  // namespace
@@ -372,12 +386,12 @@ void attention_forward<bf16>(bf16* out, float* lse, const bf16* qkv, int B, int 
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
             const TileRegisters registers;
-            const auto part = [&](int which) {
-                bf16* rows = const_cast<bf16*>(qkv) + int64_t(b) * T * 3 * C + which * C + h * HS;
+            const auto head = [&](int index) {  // 0: q, 1: k, 2: v
+                bf16* rows = const_cast<bf16*>(qkv) + int64_t(b) * T * 3 * C + index * C + h * HS;
                 return Head{rows, T, HS, 3 * C};
             };
-            head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, part(0),
-                         part(1), part(2), {scratch + own * omp_get_thread_num()});
+            head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, head(0),
+                         head(1), head(2), {scratch + own * omp_get_thread_num()});
             _mm_sfence();
         }
 }
@@ -393,12 +407,12 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
             const TileRegisters registers;
-            const auto part = [&](const bf16* matrix, int which, int ld) {
-                return Head{const_cast<bf16*>(matrix) + int64_t(b) * T * ld + which * C + h * HS, T, HS, ld};
+            const auto head = [&](const bf16* matrix, int index, int ld) {  // index: q, k, v as in qkv
+                return Head{const_cast<bf16*>(matrix) + int64_t(b) * T * ld + index * C + h * HS, T, HS, ld};
             };
-            HeadBackward(part(dqkv, 0, 3 * C), part(dqkv, 1, 3 * C), part(dqkv, 2, 3 * C), part(dout, 0, C),
-                         part(out, 0, C), lse + (int64_t(b) * NH + h) * T, part(qkv, 0, 3 * C), part(qkv, 1, 3 * C),
-                         part(qkv, 2, 3 * C), {scratch + own * omp_get_thread_num()})
+            HeadBackward(head(dqkv, 0, 3 * C), head(dqkv, 1, 3 * C), head(dqkv, 2, 3 * C), head(dout, 0, C),
+                         head(out, 0, C), lse + (int64_t(b) * NH + h) * T, head(qkv, 0, 3 * C), head(qkv, 1, 3 * C),
+                         head(qkv, 2, 3 * C), {scratch + own * omp_get_thread_num()})
                 .run();
             _mm_sfence();
         }

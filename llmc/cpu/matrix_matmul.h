@@ -1,15 +1,15 @@
-// matrix_matmul.h: bf16 products from panels, and the packed copies of weights. Compiled for AMX (amx.cpp) and for
+// matrix_matmul.h: bf16 matmul on matrix units, and the packed copies of weights. Compiled for AMX (amx.cpp) and for
 // AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
 //
-// A product packs its activations into tiles (panels.h), then computes blocks of the result as tasks: the inner
-// dimension in steps of DEPTH tile pairs, so that the running panel of B (16 KiB) stays in the first-level cache and
-// the block's panels of A and sums stay in the second (2 MiB). Sums live in compact 32 x 32 blocks: in rows of the
-// result they would meet in few cache sets whenever the row is a multiple of 4 KiB. When the last step is done, bias,
-// GELU or its derivative are applied while the 32 x 32 sums are in the first-level cache, and the result is rounded and
-// stored, once.
+// A matmul packs its activations into tiles (microkernel_bf16.h). Its tasks then compute blocks of the result, in steps
+// of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the first-level cache, and
+// the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32 x 32 blocks: in rows as
+// long as those of the result, they would fall into few cache sets whenever a row is a multiple of 4 KiB. After the
+// last step the epilogue (bias, GELU or its derivative) runs while the 32 x 32 sums are in the first-level cache, and
+// the result is rounded and stored, once.
 //
-// Every element is one chain of additions in the order of the inner dimension, whatever the tasks: the bits depend
-// neither on the number of threads nor on how the work is split.
+// Every element is one chain of additions in the order of the inner dimension, whatever the tasks are: the bits depend
+// neither on the number of threads nor on the task grid.
 #include <omp.h>
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 #include "cpu/variants.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
-#include "cpu/panels.h"
+#include "cpu/microkernel_bf16.h"
 
 namespace cpu::MATRIX_VARIANT {
 
 namespace {
 
-constexpr int DEPTH = 8;  // tile pairs of one step along the inner dimension: 256 numbers
+constexpr int KC = 8;  // tile pairs of one step along the inner dimension: 256 numbers
 
-// An operand in tiles: panels of `depth` tile pairs, `stride` numbers from one panel to the next.
-struct Packed {
+// A packed operand: `panels` micro-panels of `depth` tile pairs each, `stride` numbers apart.
+struct PackedOperand {
     const bf16* data;
     int panels, depth;
     int64_t stride;
@@ -35,26 +35,29 @@ struct Packed {
     const bf16* at(int panel, int k) const { return data + panel * stride + int64_t(k) * TILE_PAIR; }
 };
 
-Packed packed(const bf16* data, int panels, int depth) { return {data, panels, depth, int64_t(depth) * TILE_PAIR}; }
+PackedOperand packed_operand(const bf16* data, int panels, int depth) {
+    return {data, panels, depth, int64_t(depth) * TILE_PAIR};
+}
 
+// The bf16 numbers of a packed operand.
 int64_t operand_size(int outer, int inner) { return int64_t(panels_of(outer)) * panels_of(inner) * TILE_PAIR; }
 
-// The copy for the forward product, then that for the input gradient.
-Packed packed_forward(const void* copies, int OC, int IC) {
-    return packed(static_cast<const bf16*>(copies), panels_of(OC), panels_of(IC));
+// A packed weight (OC, IC) is two operands: B of the forward matmul, then B of the input gradient's matmul.
+PackedOperand packed_forward(const void* copies, int OC, int IC) {
+    return packed_operand(static_cast<const bf16*>(copies), panels_of(OC), panels_of(IC));
 }
-Packed packed_backward(const void* copies, int OC, int IC) {
-    return packed(static_cast<const bf16*>(copies) + operand_size(OC, IC), panels_of(IC), panels_of(OC));
+PackedOperand packed_backward(const void* copies, int OC, int IC) {
+    return packed_operand(static_cast<const bf16*>(copies) + operand_size(OC, IC), panels_of(IC), panels_of(OC));
 }
 
-// Panels of the result that make one task: as many as leave room in the second-level cache for their sums (4 KiB each),
-// but several tasks for each thread.
-struct Split {
+// The size of a task in micro-panels (rows of a, columns of b), and the number of tasks. A task is as large as the room
+// for its sums in the second-level cache (4 KiB per block) allows, but each thread has several tasks.
+struct TaskGrid {
     int rows, columns, row_tasks, column_tasks;
 };
 constexpr int TASK_PANELS = 128, TASK_ROWS = 16;
 
-Split split(int row_panels, int column_panels) {
+TaskGrid task_grid(int row_panels, int column_panels) {
     int rows = std::min(TASK_ROWS, row_panels), columns = std::min(TASK_PANELS / rows, column_panels);
     const auto tasks = [&] { return ceil_div(row_panels, rows) * ceil_div(column_panels, columns); };
     while (tasks() < 3 * omp_get_num_threads() && rows * columns > 4)
@@ -65,89 +68,92 @@ Split split(int row_panels, int column_panels) {
     return {rows, columns, ceil_div(row_panels, rows), ceil_div(column_panels, columns)};
 }
 
-// A task of a product: panels i0 ... i1 - 1 of a times panels j0 ... j1 - 1 of b.
+// Task `number` of the grid: micro-panels i0 to i1 - 1 of a times micro-panels j0 to j1 - 1 of b.
 struct Task {
     int i0, i1, j0, j1;
 
-    Task(const Split& split, const Packed& a, const Packed& b, int number) {
-        // The larger operand is walked through once, and the smaller one, which the caches may hold, again and again.
+    Task(const TaskGrid& grid, const PackedOperand& a, const PackedOperand& b, int number) {
+        // The tasks read the larger operand once. They read the smaller one, which the caches may hold, many times.
         const bool walk_b = b.panels > a.panels;
-        const int row = walk_b ? number % split.row_tasks : number / split.column_tasks;
-        const int column = walk_b ? number / split.row_tasks : number % split.column_tasks;
-        i0 = row * split.rows, i1 = std::min(a.panels, i0 + split.rows);
-        j0 = column * split.columns, j1 = std::min(b.panels, j0 + split.columns);
+        const int row = walk_b ? number % grid.row_tasks : number / grid.column_tasks;
+        const int column = walk_b ? number / grid.row_tasks : number % grid.column_tasks;
+        i0 = row * grid.rows, i1 = std::min(a.panels, i0 + grid.rows);
+        j0 = column * grid.columns, j1 = std::min(b.panels, j0 + grid.columns);
     }
 };
 
-// To be called by all threads of a parallel region, which does not wait at the end. store.rows(sums, i, j, r0, r1) gets
-// rows r0 ... r1 - 1 of each 32 x 32 block of a b, in rows of 32 floats, at panel i of a and panel j of b. scratch: the
-// calling thread's sums of a task.
-template <class Store>
-void multiply(float* scratch, const Packed& a, const Packed& b, const Store& store) {
-    const Split s = split(a.panels, b.panels);
-    const int tasks = s.row_tasks * s.column_tasks;
+// The matmul a b, without its result: epilogue.apply(sums, i, j, r0, r1) gets the complete sums of each 32 x 32 block,
+// at micro-panel i of a and j of b, a few rows (r0 to r1 - 1) at a time. All threads of a parallel region call it;
+// there is no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
+template <class Epilogue>
+void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue) {
+    const TaskGrid grid = task_grid(a.panels, b.panels);
+    const int tasks = grid.row_tasks * grid.column_tasks;
 #pragma omp for schedule(dynamic, 1) nowait
     for (int number = 0; number < tasks; number++) {
-        const Task task(s, a, b, number), next(s, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
+        const Task task(grid, a, b, number), next(grid, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
         const int rows = task.i1 - task.i0, columns = task.j1 - task.j0;
         const TileRegisters registers;
         struct {
             const float* sums = nullptr;
             int i = 0, j = 0;
-        } finished;  // stored while the next block is computed: the stores alone would wait for memory
-        for (int k = 0; k < a.depth; k += DEPTH) {
-            const int depth = std::min(DEPTH, a.depth - k), rows_per_step = ceil_div(PANEL, depth);
+        } pending;  // the block whose epilogue runs beside the next microkernel, which hides the stores' latency
+        for (int k = 0; k < a.depth; k += KC) {
+            const int depth = std::min(KC, a.depth - k), rows_per_step = ceil_div(PANEL, depth);
             const bool last = k + depth == a.depth;
-            // While this step runs, fetch what the next one reads: each product a part of one panel of a and of b.
-            const Task& then = last ? next : task;
-            const int then_k = last ? 0 : k + depth;
-            Ahead ahead;
-            ahead.a_lines = ceil_div(TILE_PAIR * 2 / 64, columns), ahead.b_lines = ceil_div(TILE_PAIR * 2 / 64, rows);
+            // Prefetch the next step's operands: each microkernel call takes a part of a micro-panel of a and of b.
+            const Task& next_task = last ? next : task;
+            const int next_k = last ? 0 : k + depth;
+            Prefetcher prefetcher;
+            prefetcher.a_lines = ceil_div(TILE_PAIR * 2 / 64, columns);
+            prefetcher.b_lines = ceil_div(TILE_PAIR * 2 / 64, rows);
             for (int j = 0; j < columns; j++)
                 for (int i = 0; i < rows; i++) {
                     float* sums = scratch + (j * rows + i) * BLOCK;
-                    const int a_part = depth * ahead.a_lines * 64, b_part = depth * ahead.b_lines * 64;
-                    ahead.a =
-                        reinterpret_cast<const char*>(a.at(std::min(then.i0 + i, then.i1 - 1), then_k)) + j * a_part;
-                    ahead.b =
-                        reinterpret_cast<const char*>(b.at(std::min(then.j0 + j, then.j1 - 1), then_k)) + i * b_part;
-                    multiply_panels(sums, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, [&](int step) {
-                        ahead.step();
+                    const int a_part = depth * prefetcher.a_lines * 64, b_part = depth * prefetcher.b_lines * 64;
+                    prefetcher.a =
+                        reinterpret_cast<const char*>(a.at(std::min(next_task.i0 + i, next_task.i1 - 1), next_k)) +
+                        j * a_part;
+                    prefetcher.b =
+                        reinterpret_cast<const char*>(b.at(std::min(next_task.j0 + j, next_task.j1 - 1), next_k)) +
+                        i * b_part;
+                    microkernel(sums, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, [&](int step) {
+                        prefetcher.step();
                         if (last)
-                            store.fetch(task.i0 + i, task.j0 + j, std::min(PANEL, step * rows_per_step),
-                                        std::min(PANEL, (step + 1) * rows_per_step));
-                        if (finished.sums)
-                            store.rows(finished.sums, finished.i, finished.j, std::min(PANEL, step * rows_per_step),
-                                       std::min(PANEL, (step + 1) * rows_per_step));
+                            epilogue.prefetch(task.i0 + i, task.j0 + j, std::min(PANEL, step * rows_per_step),
+                                              std::min(PANEL, (step + 1) * rows_per_step));
+                        if (pending.sums)
+                            epilogue.apply(pending.sums, pending.i, pending.j, std::min(PANEL, step * rows_per_step),
+                                           std::min(PANEL, (step + 1) * rows_per_step));
                     });
-                    if (last) finished = {sums, task.i0 + i, task.j0 + j};
+                    if (last) pending = {sums, task.i0 + i, task.j0 + j};
                 }
         }
-        store.rows(finished.sums, finished.i, finished.j, 0, PANEL);
+        epilogue.apply(pending.sums, pending.i, pending.j, 0, PANEL);
     }
     _mm_sfence();  // streaming stores are seen by other threads after the next barrier
 }
 
-constexpr int64_t SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
+constexpr int64_t TASK_SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
 
-// Working memory, handed out piece by piece.
-struct Pieces {
-    void* base;  // null: only counts
+// Hands out arrays from scratch memory at base. With base null it only counts their bytes.
+struct Arena {
+    void* base;
     int64_t bytes = 0;
 
     template <class T>
     T* take(int64_t count) {
-        T* piece = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
+        T* array = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
         bytes += round_up<int64_t>(count * int64_t(sizeof(T)), 4096);
-        return piece;
+        return array;
     }
 };
 
-// Packs a row-major matrix (rows, columns) block by block; all threads of a parallel region, without waiting. pack gets
-// the block's 32 rows in x, its panel row and its panel column.
+// Calls pack(x, r, c) for each 32 x 32 block of a row-major matrix (rows, columns): x is the block's rows, r and c its
+// position in blocks. All threads of a parallel region call it; there is no barrier at its end.
 template <class Pack>
 void for_each_block(const bf16* matrix, int rows, int columns, const Pack& pack) {
-    constexpr int group = 8;  // panel columns
+    constexpr int group = 8;  // columns of blocks
     const int row_panels = panels_of(rows), column_panels = panels_of(columns);
 #pragma omp for collapse(2) schedule(static) nowait
     for (int r = 0; r < row_panels; r++)
@@ -160,35 +166,38 @@ void for_each_block(const bf16* matrix, int rows, int columns, const Pack& pack)
             }
 }
 
+// Tile pair k of a micro-panel of a packed operand, `depth` pairs to a micro-panel.
 bf16* pair_at(bf16* packed, int panel, int k, int depth) { return packed + (int64_t(panel) * depth + k) * TILE_PAIR; }
 
-// A part of the lines of a row-major matrix at block (i, j), rows r0 ... r1 - 1, into the first-level cache.
+// Prefetches rows r0 to r1 - 1 of block (i, j) of a row-major matrix (rows, columns) into the first-level cache.
 template <class T>
-FORCE_INLINE void fetch_rows(const T* matrix, int rows, int columns, int i, int j, int r0, int r1) {
+FORCE_INLINE void prefetch_rows(const T* matrix, int rows, int columns, int i, int j, int r0, int r1) {
     const T* from = matrix + int64_t(i * PANEL + r0) * columns + j * PANEL;
     for (int r = r0; r < std::min(r1, rows - i * PANEL); r++, from += columns)
         for (int line = 0; line < PANEL * int(sizeof(T)); line += 64)
             _mm_prefetch(reinterpret_cast<const char*>(from) + line, _MM_HINT_T0);
 }
 
-// What becomes of the sums of a forward product.
-struct ForwardStore {
+// ---- Epilogues: prefetch(), and later apply(), of rows r0 to r1 - 1 of the sums (32, 32) of block (i, j).
+
+// out (N, OC) = sums + bias, or its GELU; pre_gelu (N, OC) = sums + bias. bias and pre_gelu may be null.
+struct ForwardEpilogue {
     bf16 *out, *pre_gelu;
     const bf16* bias;
     int N, OC;
 
-    FORCE_INLINE void fetch(int, int, int, int) const {}
+    FORCE_INLINE void prefetch(int, int, int, int) const {}
 
-    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, N - i * PANEL);
-        whole_lines(out, OC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
+        can_stream(out, OC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
     FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
-        const __mmask32 mask = first_of_32(OC - column);
-        __m512 bias0 = all(0.0f), bias1 = all(0.0f);
+        const __mmask32 mask = lane_mask32(OC - column);
+        __m512 bias0 = broadcast(0.0f), bias1 = broadcast(0.0f);
         if (bias) {
             const __m512i x = _mm512_maskz_loadu_epi16(mask, bias + column);
             bias0 = widen(_mm512_castsi512_si256(x)), bias1 = widen(_mm512_extracti64x4_epi64(x, 1));
@@ -206,25 +215,26 @@ struct ForwardStore {
     }
 };
 
-struct InputGradientStore {
+// dinp (N, IC) = (partial + sums) gelu'(pre_gelu). pre_gelu and partial may be null.
+struct InputGradientEpilogue {
     bf16* dinp;
     const bf16* pre_gelu;
-    const float* partial;  // of PartialStore, or null
+    const float* partial;  // written by PartialSumEpilogue
     int N, IC;
 
-    FORCE_INLINE void fetch(int i, int j, int r0, int r1) const {
-        if (pre_gelu) fetch_rows(pre_gelu, N, IC, i, j, r0, r1);
+    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+        if (pre_gelu) prefetch_rows(pre_gelu, N, IC, i, j, r0, r1);
     }
 
-    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, N - i * PANEL);
-        whole_lines(dinp, IC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
+        can_stream(dinp, IC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
     FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
-        const __mmask32 mask = first_of_32(IC - column);
+        const __mmask32 mask = lane_mask32(IC - column);
         int64_t at = int64_t(i * PANEL + r0) * IC + column;
         for (int r = r0; r < r1; r++, at += IC) {
             __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
@@ -242,18 +252,19 @@ struct InputGradientStore {
     }
 };
 
-struct WeightGradientStore {
+// dweight (OC, IC) = sums, or += if accumulate.
+struct WeightGradientEpilogue {
     float* dweight;
     int OC, IC;
     bool accumulate;
 
-    FORCE_INLINE void fetch(int i, int j, int r0, int r1) const {
-        if (accumulate) fetch_rows(dweight, OC, IC, i, j, r0, r1);
+    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+        if (accumulate) prefetch_rows(dweight, OC, IC, i, j, r0, r1);
     }
 
-    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, OC - i * PANEL);
-        if (!accumulate && whole_lines(dweight, IC, j * PANEL))
+        if (!accumulate && can_stream(dweight, IC, j * PANEL))
             store<true>(sums, i, j, r0, r1);
         else
             store<false>(sums, i, j, r0, r1);
@@ -262,7 +273,7 @@ struct WeightGradientStore {
     template <bool STREAM>
     FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
-        const __mmask16 mask0 = first_of_16(IC - column), mask1 = first_of_16(IC - column - 16);
+        const __mmask16 mask0 = lane_mask16(IC - column), mask1 = lane_mask16(IC - column - 16);
         float* to = dweight + int64_t(i * PANEL + r0) * IC + column;
         for (int r = r0; r < r1; r++, to += IC) {
             __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
@@ -281,15 +292,15 @@ struct WeightGradientStore {
     }
 };
 
-// The sums of an input gradient over a part of the output channels, on their way to the next part.
-struct PartialStore {
-    float* partial;  // 32 x 32 blocks, columns panels in a row of blocks
+// partial = sums if first, else += sums: an input gradient's sums over the output channels so far, in float.
+struct PartialSumEpilogue {
+    float* partial;  // 32 x 32 blocks, `columns` blocks to a row of blocks
     int columns;
     bool first;
 
-    FORCE_INLINE void fetch(int, int, int, int) const {}
+    FORCE_INLINE void prefetch(int, int, int, int) const {}
 
-    FORCE_INLINE void rows(const float* sums, int i, int j, int r0, int r1) const {
+    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         float* to = partial + (int64_t(i) * columns + j) * BLOCK;
         for (int x = r0 * PANEL; x < r1 * PANEL; x += 16)
             _mm512_store_ps(to + x, first ? _mm512_load_ps(sums + x)
@@ -297,7 +308,7 @@ struct PartialStore {
     }
 };
 
-// Adds the 32 rows of a packed block (pack_rows) to two vectors of sums, of the even and of the odd columns.
+// Adds the 32 rows of a block packed by pack_rows_as_a to the sums of its even columns and of its odd columns.
 FORCE_INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
     const __m512i high = _mm512_set1_epi32(int(0xffff0000));
     for (int r = 0; r < 32; r++) {
@@ -307,7 +318,7 @@ FORCE_INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
     }
 }
 
-// Both copies of a weight, by all threads of a parallel region, without waiting.
+// Packs both operands of a weight (OC, IC). All threads of a parallel region call it; there is no barrier at its end.
 void pack_both(void* packed, const bf16* weight, int OC, int IC) {
     bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
     const int row_panels = panels_of(OC), column_panels = panels_of(IC);
@@ -315,81 +326,81 @@ void pack_both(void* packed, const bf16* weight, int OC, int IC) {
         pack_rows_as_b<true>(pair_at(forward, r, c, column_panels), x);
         pack_columns_as_b<true>(pair_at(backward, c, r, row_panels), x);
     });
-    _mm_sfence();  // as in multiply
+    _mm_sfence();  // as in matmul
 }
 
-// How a product is cut so that its working memory stays bounded: rows at a time, and in backward output channels.
+// These bound the scratch memory: a matmul runs on blocks of rows, and backward on blocks of output channels as well.
 constexpr int MAX_ROWS = 4096;
-constexpr int MAX_PACKED = 8 << 20;  // numbers of dout that are packed at a time, twice
-constexpr int BIAS_PANELS = 4;       // row panels whose bias gradients are summed in one go
+constexpr int MAX_PACKED = 8 << 20;  // numbers of dout that are packed at a time, as two operands
+constexpr int BIAS_PANELS = 4;       // micro-panels of rows that share one partial sum of the bias gradient
 
-int rows_at_a_time(int N) { return std::min(N, MAX_ROWS); }
-int channels_at_a_time(int rows, int OC) {
+int row_block(int N) { return std::min(N, MAX_ROWS); }
+int channel_block(int rows, int OC) {
     const int channels = MAX_PACKED / (panels_of(rows) * PANEL) / PANEL * PANEL;
     return std::min(round_up(OC, PANEL), channels);
 }
 
-// Working memory of the backward product.
+// Scratch memory of matmul_backward.
 struct BackwardScratch {
-    bf16* own_copy;  // of the weight, where the caller has none
-    bf16 *inp, *dout_rows, *dout_columns;
+    bf16* packed_weight;                   // used if the caller passes no packed weight
+    bf16 *inp, *dout_rows, *dout_columns;  // packed operands; rows and columns are the outer dimension
     float *partial, *bias_sums, *sums;
 
-    // Lays it out from base, which may be null, and returns its size in bytes.
+    // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
     int64_t lay_out(void* base, int N, int IC, int OC) {
-        Pieces pieces{base};
-        const int rows = rows_at_a_time(N), channels = channels_at_a_time(rows, OC);
-        own_copy = pieces.take<bf16>(2 * operand_size(OC, IC));
-        inp = pieces.take<bf16>(operand_size(rows, IC));
-        dout_rows = pieces.take<bf16>(operand_size(rows, channels));
-        dout_columns = pieces.take<bf16>(operand_size(rows, channels));
-        partial = pieces.take<float>(channels < OC ? operand_size(rows, IC) : 0);
-        bias_sums = pieces.take<float>(int64_t(ceil_div(panels_of(rows), BIAS_PANELS)) * round_up(OC, PANEL));
-        sums = pieces.take<float>(SUMS * omp_get_max_threads());
-        return pieces.bytes;
+        Arena arena{base};
+        const int rows = row_block(N), channels = channel_block(rows, OC);
+        packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
+        inp = arena.take<bf16>(operand_size(rows, IC));
+        dout_rows = arena.take<bf16>(operand_size(rows, channels));
+        dout_columns = arena.take<bf16>(operand_size(rows, channels));
+        partial = arena.take<float>(channels < OC ? operand_size(rows, IC) : 0);
+        bias_sums = arena.take<float>(int64_t(ceil_div(panels_of(rows), BIAS_PANELS)) * round_up(OC, PANEL));
+        sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
+        return arena.bytes;
     }
 };
 
-// The gradients of one product of at most MAX_ROWS rows.
+// matmul_backward for a block of N <= MAX_ROWS rows: dout (N, OC), inp, pre_gelu and dinp (N, IC), dweight (OC, IC).
 struct Backward {
     const bf16 *dout, *inp, *pre_gelu;
     bf16* dinp;
     float *dweight, *dbias;
-    Packed weight;
+    PackedOperand weight;
     int N, IC, OC;
     bool accumulate;
     BackwardScratch scratch;
     int n_panels = panels_of(N), ic_panels = panels_of(IC);
 
-    // Of a parallel region: all threads.
+    // All threads of a parallel region call it.
     void run() const {
         for_each_block(inp, N, IC, [&](const __m512i(&x)[32], int r, int c) {
             pack_columns_as_b(pair_at(scratch.inp, c, r, n_panels), x);
         });
-        const int channels = channels_at_a_time(N, OC);
+        const int channels = channel_block(N, OC);
         for (int o = 0; o < OC; o += channels) {
             pack_dout(o, std::min(channels, OC - o));
 #pragma omp barrier
-            part(o, std::min(channels, OC - o));
+            backward_channels(o, std::min(channels, OC - o));
 #pragma omp barrier
         }
         if (dbias) bias_gradient();
     }
 
-    // Output channels o ... of dout as both operands, and the sums of their columns.
+    // Packs output channels o to o + channels - 1 of dout as both operands, and sums their columns for dbias.
     void pack_dout(int o, int channels) const {
         const int panels = panels_of(channels), chunks = ceil_div(n_panels, BIAS_PANELS);
 #pragma omp for collapse(2) schedule(static) nowait
         for (int chunk = 0; chunk < chunks; chunk++)
             for (int c = 0; c < panels; c++) {
-                __m512 even = all(0.0f), odd = all(0.0f);
+                __m512 even = broadcast(0.0f), odd = broadcast(0.0f);
                 for (int r = chunk * BIAS_PANELS; r < std::min(n_panels, (chunk + 1) * BIAS_PANELS); r++) {
                     __m512i x[32];
                     const int column = o + c * PANEL;
                     load_block(x, dout + int64_t(r) * PANEL * OC + column, OC, N - r * PANEL, OC - column);
                     bf16* rows = pair_at(scratch.dout_rows, r, c, panels);
-                    pack_rows(rows, x);
-                    pack_columns(pair_at(scratch.dout_columns, c, r, n_panels), x);
+                    pack_rows_as_a(rows, x);
+                    pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
                     if (dbias) add_rows(even, odd, rows);
                 }
                 float* to = bias_sums(chunk) + o + c * PANEL;
@@ -398,19 +409,20 @@ struct Backward {
             }
     }
 
-    // What these output channels give: a part of the sums of dinp, and their rows of dweight.
-    void part(int o, int channels) const {
-        float* sums = scratch.sums + SUMS * omp_get_thread_num();
+    // The contribution of output channels o to o + channels - 1: partial sums of dinp, and their rows of dweight.
+    void backward_channels(int o, int channels) const {
+        float* sums = scratch.sums + TASK_SUMS * omp_get_thread_num();
         const int panels = panels_of(channels);
         const bool first = o == 0, last = o + channels == OC;
-        const Packed rows = packed(scratch.dout_rows, n_panels, panels);
-        const Packed w{weight.at(0, o / PANEL), ic_panels, panels, weight.stride};
+        const PackedOperand rows = packed_operand(scratch.dout_rows, n_panels, panels);
+        const PackedOperand w{weight.at(0, o / PANEL), ic_panels, panels, weight.stride};
         if (last)
-            multiply(sums, rows, w, InputGradientStore{dinp, pre_gelu, first ? nullptr : scratch.partial, N, IC});
+            matmul(sums, rows, w, InputGradientEpilogue{dinp, pre_gelu, first ? nullptr : scratch.partial, N, IC});
         else
-            multiply(sums, rows, w, PartialStore{scratch.partial, ic_panels, first});
-        multiply(sums, packed(scratch.dout_columns, panels, n_panels), packed(scratch.inp, ic_panels, n_panels),
-                 WeightGradientStore{dweight + int64_t(o) * IC, channels, IC, accumulate});
+            matmul(sums, rows, w, PartialSumEpilogue{scratch.partial, ic_panels, first});
+        matmul(sums, packed_operand(scratch.dout_columns, panels, n_panels),
+               packed_operand(scratch.inp, ic_panels, n_panels),
+               WeightGradientEpilogue{dweight + int64_t(o) * IC, channels, IC, accumulate});
     }
 
     float* bias_sums(int chunk) const { return scratch.bias_sums + int64_t(chunk) * round_up(OC, PANEL); }
@@ -439,30 +451,30 @@ void pack_weight<bf16>(void* packed, const bf16* weight, int OC, int IC, Stream)
     pack_both(packed, weight, OC, IC);
 }
 
-// Backward takes more than forward.
+// Backward needs more scratch than forward.
 int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
 
 template <>
 void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias, int N,
                           int IC, int OC, Stream) {
-    Pieces pieces{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
-    bf16* own_copy = pieces.take<bf16>(2 * operand_size(OC, IC));
-    bf16* packed_inp = pieces.take<bf16>(operand_size(rows_at_a_time(N), IC));
-    float* sums = pieces.take<float>(SUMS * omp_get_max_threads());
+    Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
+    bf16* packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
+    bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
+    float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
     const int depth = panels_of(IC);
-    const Packed w = packed_forward(weight.packed ? weight.packed : own_copy, OC, IC);
+    const PackedOperand w = packed_forward(weight.packed ? weight.packed : packed_weight, OC, IC);
 #pragma omp parallel
     {
-        if (!weight.packed) pack_both(own_copy, weight.rows, OC, IC);
+        if (!weight.packed) pack_both(packed_weight, weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const int rows = std::min(N - int(n), MAX_ROWS);
             for_each_block(inp + n * IC, rows, IC, [&](const __m512i(&x)[32], int r, int c) {
-                pack_rows(pair_at(packed_inp, r, c, depth), x);
+                pack_rows_as_a(pair_at(packed_inp, r, c, depth), x);
             });
 #pragma omp barrier
             bf16* pre = pre_gelu ? pre_gelu + n * OC : nullptr;
-            multiply(sums + SUMS * omp_get_thread_num(), packed(packed_inp, panels_of(rows), depth), w,
-                     ForwardStore{out + n * OC, pre, bias, rows, OC});
+            matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth), w,
+                   ForwardEpilogue{out + n * OC, pre, bias, rows, OC});
 #pragma omp barrier
         }
     }
@@ -473,10 +485,10 @@ void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16*
                            Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
     BackwardScratch scratch;
     scratch.lay_out(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
-    const Packed w = packed_backward(weight.packed ? weight.packed : scratch.own_copy, OC, IC);
+    const PackedOperand w = packed_backward(weight.packed ? weight.packed : scratch.packed_weight, OC, IC);
 #pragma omp parallel
     {
-        if (!weight.packed) pack_both(scratch.own_copy, weight.rows, OC, IC);
+        if (!weight.packed) pack_both(scratch.packed_weight, weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const bf16* pre = pre_gelu ? pre_gelu + n * IC : nullptr;
             Backward{dout + n * OC,
@@ -502,17 +514,17 @@ double measure_peak_flops() {
 #pragma omp parallel reduction(+ : flops)
     {
         const TileRegisters registers;
-        std::vector<bf16> memory(3 * DEPTH * TILE_PAIR);
+        std::vector<bf16> memory(3 * KC * TILE_PAIR);
         for (size_t i = 0; i < memory.size(); i++)
             memory[i] = bf16(float(i * 37 % 101) - 50.0f);  // zeros would be faster
         const auto* a = reinterpret_cast<bf16*>(round_up<uintptr_t>(uintptr_t(memory.data()), 64));
         alignas(64) float sums[BLOCK];
-        const auto run = [&] { multiply_panels(sums, a, a + DEPTH * TILE_PAIR, DEPTH, false); };
+        const auto run = [&] { microkernel(sums, a, a + KC * TILE_PAIR, KC, false); };
         flops = peak_of(
             [&] {
                 for (int i = 0; i < 100; i++) run();
             },
-            200.0 * PANEL * PANEL * PANEL * DEPTH);
+            200.0 * PANEL * PANEL * PANEL * KC);
     }
     return flops;
 }

@@ -1,10 +1,10 @@
-// matrix_units.h: the instructions for bf16 matrices, behind one name each: AMX tiles, products of pairs (VDPBF16PS)
-// and rounding to bf16 (VCVTNE2PS2BF16). For translation units compiled for them. Nothing else in the program uses
-// these instructions, so a test build can put plain C++ in their place (dev/test/support/emulated_units.h).
+// matrix_units.h: one function or macro for each bf16 instruction: AMX tiles, dot products of pairs (VDPBF16PS) and
+// rounding to bf16 (VCVTNE2PS2BF16). Only translation units compiled for these instructions include it. The rest of the
+// program does not use them, so a test build can replace this file by plain C++ (dev/test/support/emulated_units.h).
 //
-// All of them ignore the control register: denormal numbers count as zero and rounding is to nearest even.
+// The instructions ignore the control register MXCSR: denormal numbers count as zero, and rounding is to nearest even.
 #pragma once
-// gcc 12 takes the undefined operands inside its own intrinsics for mistakes of ours.
+// gcc 12 warns of the undefined operands inside its own intrinsics.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #if !defined(__clang__)
@@ -16,12 +16,12 @@
 namespace cpu {
 namespace {
 
-// 32 floats as bf16, those of `first` in the lower half.
+// Rounds 32 floats to bf16; those of `first` are in the lower half.
 inline __attribute__((always_inline)) __m512i narrow(__m512 first, __m512 second) {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
-// sums[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 lanes i: two fused multiply-adds, the odd one first.
+// sums[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 lanes i, as two fused multiply-adds, the odd one first.
 inline __attribute__((always_inline)) __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
 }
@@ -29,8 +29,8 @@ inline __attribute__((always_inline)) __m512 add_pair_products(__m512 sums, __m5
 }  // namespace
 }  // namespace cpu
 
-// Tiles are numbered 0 to 7. Macros, because gcc 12 makes the register's name of the digit itself.
-// Not _tile_loadconfig: gcc 12 takes it to read 8 bytes only, and removes the rest of config.
+// Tiles are numbered 0 to 7. These are macros because gcc 12 needs the number as a literal, to name the register.
+// TILE_CONFIG does not use _tile_loadconfig: gcc 12 assumes that it reads 8 bytes only, and removes the rest of config.
 #define TILE_CONFIG(config) asm volatile("ldtilecfg %0" ::"m"(config))
 #define TILE_RELEASE() _tile_release()
 #define TILE_ZERO(tile) _tile_zero(tile)

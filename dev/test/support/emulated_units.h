@@ -1,7 +1,7 @@
-// emulated_units.h: the instructions of llmc/cpu/matrix_units.h in plain C++, after Intel's manual (Software Developer's
-// Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). A build with -DEMULATED_UNITS and this file included
-// first runs the AMX and AVX512-BF16 sources on any machine with AVX-512, and under AddressSanitizer. test_units.cpp
-// compares the bits with those of the real instructions, where they are.
+// emulated_units.h: the instructions of llmc/cpu/matrix_units.h in plain C++, after Intel's manual (Software
+// Developer's Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). A build with -DEMULATED_UNITS that
+// includes this file first runs the AMX and AVX512-BF16 sources on any machine with AVX-512, also under
+// AddressSanitizer. test_units.cpp compares the bits with those of the real instructions, if the machine has them.
 #pragma once
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -23,13 +23,13 @@ namespace {
 typedef float float16 __attribute__((vector_size(64)));
 typedef uint32_t uint16 __attribute__((vector_size(64)));
 
-// Denormal numbers become zero of the same sign.
+// Replaces denormal numbers by a zero of the same sign.
 inline float16 flush(float16 x) {
     const uint16 bits = (uint16)x;
     return (float16)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
 
-// a * b + c, rounded once, without denormal numbers going in or coming out.
+// a * b + c, rounded once. Denormal operands and results are zero.
 inline float16 fma_flushed(float16 a, float16 b, float16 c) {
     a = flush(a), b = flush(b), c = flush(c);
     float16 x;
@@ -60,7 +60,7 @@ inline __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
     return (__m512)fma_flushed(even(a), even(b), after_odd);
 }
 
-// ---- Tiles. What the processor would answer with a fault ends the program with a sentence.
+// ---- Tiles. Where the processor would raise a fault, the program prints a message and aborts.
 
 struct Tiles {
     bool configured = false;
@@ -122,7 +122,7 @@ inline void tile_store(int tile, void* rows, int64_t stride) {
         memcpy(static_cast<char*>(rows) + r * stride, t.data[tile][r], size_t(t.row_bytes[tile]));
 }
 
-// Even and odd products are two sums, which are added to each other first and then to what was there.
+// The products of even and of odd elements have a sum each. The two sums are added to each other, then to the old sum.
 inline void tile_multiply(int sums, int a, int b) {
     for (const int tile : {sums, a, b}) check_tile(tile);
     Tiles& t = tiles();

@@ -1,4 +1,4 @@
-// units.cpp: see units.h.
+// units.cpp: the functions of units.h, by the real instructions or by emulated_units.h (-DEMULATED_UNITS).
 #if defined(__x86_64__)
 #define MATRIX_TILES
 #if defined(EMULATED_UNITS)
@@ -8,7 +8,7 @@
 #define MATRIX_VARIANT real_variant
 #define UNITS real_units
 #endif
-#include "cpu/panels.h"
+#include "cpu/microkernel_bf16.h"
 #include "support/units.h"
 
 const Units UNITS = {
@@ -16,8 +16,8 @@ const Units UNITS = {
         _mm512_storeu_si512(out, cpu::narrow(_mm512_loadu_ps(in), _mm512_loadu_ps(in + 16)));
     },
     [](float* sums, const uint16_t* a, const uint16_t* b) {
-        _mm512_storeu_ps(sums, cpu::add_pair_products(_mm512_loadu_ps(sums), _mm512_loadu_si512(a),
-                                                      _mm512_loadu_si512(b)));
+        _mm512_storeu_ps(sums,
+                         cpu::add_pair_products(_mm512_loadu_ps(sums), _mm512_loadu_si512(a), _mm512_loadu_si512(b)));
     },
     [](float* sums, const uint16_t* a, const uint16_t* b) {
         const cpu::MATRIX_VARIANT::TileRegisters registers;

@@ -1,14 +1,15 @@
-// units.h: the instructions of matrix_units.h on arrays, so that a test which every machine can run calls them. Defined
-// by units.cpp, compiled twice: for the real instructions, and for those of emulated_units.h.
+// units.h: the instructions of matrix_units.h as functions on arrays, for test_units.cpp, which must compile for and
+// run on every machine. units.cpp defines them. It is compiled twice: with the real instructions, and with
+// emulated_units.h.
 #pragma once
 #include <cstdint>
 
 struct Units {
-    // 32 floats as bf16.
+    // out (32) = in (32), rounded to bf16.
     void (*narrow)(uint16_t* out, const float* in);
-    // 16 sums and 16 pairs of bf16 numbers each.
+    // sums (16) += the dot products of a (16 pairs of bf16 numbers) and b (16 pairs).
     void (*add_pair_products)(float* sums, const uint16_t* a, const uint16_t* b);
-    // sums (16, 16) += a (16, 32) b (16 rows of 16 pairs), on tiles.
+    // sums (16, 16) += a (16, 32) b (32, 16), on tiles. b is stored as 16 rows of 16 pairs.
     void (*tile_multiply)(float* sums, const uint16_t* a, const uint16_t* b);
 };
 

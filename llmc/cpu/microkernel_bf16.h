@@ -1,23 +1,24 @@
-// panels.h: what the bf16 kernels are made of: operands packed into panels, the innermost product, and a few functions
-// of 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of
-// the including file; both read the same panels.
+// microkernel_bf16.h: the parts that bf16 matmul and bf16 attention share: packing of operands into micro-panels, the
+// microkernel, and a few functions of 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into
+// the namespace MATRIX_VARIANT of the including file. Both read the same packed operands.
 //
-// A tile is 16 rows of 64 bytes. The sums of a block are a tile of 16 x 16 floats, the product of two bf16 tiles: A, 16
-// rows of 32 numbers, and B, where row k holds the pairs (b[2k][n], b[2k+1][n]) for 16 columns n. AMX multiplies two
-// tiles in 16 cycles (tdpbf16ps). AVX512-BF16 multiplies one pair of A, in all lanes, by a row of B (vdpbf16ps).
+// A tile is 16 rows of 64 bytes. A tile of A holds 16 rows of 32 bf16 numbers. A tile of B holds 16 columns: its row k
+// is the pairs (b[2k][n], b[2k+1][n]) for 16 columns n. Their product is a tile of 16 x 16 float sums. AMX multiplies
+// two tiles in 16 cycles (tdpbf16ps). AVX512-BF16 broadcasts one pair of A and multiplies it by a row of B (vdpbf16ps).
 //
-// A packed operand is cut into panels of 32 rows of A or 32 columns of B; a panel is a sequence of tile pairs, one pair
-// (outer 0..15, outer 16..31) for each 32 steps of the inner dimension. Edges are filled with zeros. Four ways to pack
-// a row-major 32 x 32 block cover every product of the model without a transposed copy of anything:
-//                          outer      inner
-//   A  pack_rows           rows       columns      activations, forward; output gradients for input gradients
-//   B  pack_rows_as_b      rows       columns      weights, forward
-//   A  pack_columns        columns    rows         output gradients for weight gradients
-//   B  pack_columns_as_b   columns    rows         weights for input gradients; activations for weight gradients
+// The outer dimension of an operand is that of the result: rows of A, columns of B. The inner dimension is summed over.
+// A packed operand is cut into micro-panels of 32 rows of A or 32 columns of B. A micro-panel is a sequence of tile
+// pairs (outer 0..15, outer 16..31), one pair for each 32 steps of the inner dimension. Edges are padded with zeros.
+// Four ways to pack a row-major 32 x 32 block cover every matmul of the model without a transposed copy of an operand:
+//                             outer      inner
+//   A  pack_rows_as_a         rows       columns      activations, forward; output gradients for input gradients
+//   B  pack_rows_as_b         rows       columns      weights, forward
+//   A  pack_columns_as_a      columns    rows         output gradients for weight gradients
+//   B  pack_columns_as_b      columns    rows         weights for input gradients; activations for weight gradients
 //
-// Denormal numbers count as zero in all of this, and rounding to bf16 is to nearest even.
+// Everywhere here denormal numbers count as zero, and bf16 is rounded to nearest even.
 #pragma once
-#if !defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h stands for it then
+#if !defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h replaces it
 #include "cpu/matrix_units.h"
 #endif
 
@@ -31,17 +32,18 @@ namespace cpu::MATRIX_VARIANT {
 
 #define FORCE_INLINE inline __attribute__((always_inline))
 
-constexpr int PANEL = 32;             // rows or columns
+constexpr int PANEL = 32;             // rows or columns of a micro-panel
 constexpr int TILE = 512;             // bf16 numbers in a tile
-constexpr int TILE_PAIR = 2 * TILE;   // and in the 32 x 32 block of a panel
-constexpr int BLOCK = PANEL * PANEL;  // floats of a 32 x 32 result
+constexpr int TILE_PAIR = 2 * TILE;   // bf16 numbers in a 32 x 32 block of a micro-panel
+constexpr int BLOCK = PANEL * PANEL;  // floats of a 32 x 32 block of a result
 
+// The number of micro-panels in `size` rows or columns.
 FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
 
-// Memory to bring into the second-level cache during a product, a few lines at each step: the operands of a later one.
-struct Ahead {
+// Prefetches the operands of a later microkernel call into the second-level cache, a few cache lines per step.
+struct Prefetcher {
     const char *a = nullptr, *b = nullptr;
-    int a_lines = 0, b_lines = 0;  // of 64 bytes, at each step
+    int a_lines = 0, b_lines = 0;  // of 64 bytes, per step
 
     FORCE_INLINE void step() {
         for (int i = 0; i < a_lines; i++, a += 64) _mm_prefetch(a, _MM_HINT_T1);
@@ -49,8 +51,8 @@ struct Ahead {
     }
 };
 
-// multiply_panels: sums (32 x 32) = or += the product of `depth` tile pairs of a and of b. step(k) is called once for
-// each, for work that the out-of-order core can do beside the product: prefetching, and storing the block before.
+// microkernel: sums (32, 32) = a b, or += if accumulate, for micro-panels a and b of `depth` tile pairs. step(k) is
+// called once for each tile pair: it prefetches, or stores an earlier block, while the out-of-order core multiplies.
 #if defined(MATRIX_TILES)
 
 struct alignas(64) TileConfig {
@@ -59,7 +61,7 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Configures the tile registers of the calling thread, all eight as 16 rows of 64 bytes, until the end of the scope.
+// Configures the eight tile registers of the calling thread as 16 rows of 64 bytes each, until the end of the scope.
 struct TileRegisters {
     TileRegisters() {
         const TileConfig config;
@@ -69,12 +71,11 @@ struct TileRegisters {
     TileRegisters(const TileRegisters&) = delete;
 };
 
-// Four tiles of sums. At each step four loads and four tile products, 64 cycles, behind which the work of step(k)
-// hides.
+// The sums are four tiles. Each step loads four tiles and multiplies four times, in 64 cycles that hide step(k).
 template <class Step>
-FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
+FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
     constexpr int stride = PANEL * sizeof(float);
-    if (add) {
+    if (accumulate) {
         TILE_LOAD(0, sums, stride);
         TILE_LOAD(1, sums + 16, stride);
         TILE_LOAD(2, sums + BLOCK / 2, stride);
@@ -105,20 +106,21 @@ FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int
 #else
 
 struct TileRegisters {
-    TileRegisters() {}  // so that a scope may have them and not use them
+    TileRegisters() {}  // user-provided, so that an object which is not used gives no warning
 };
 
-// Rows whose sums stay in registers: 16 vectors, so many that two units of four cycles never wait for a sum.
+// Rows whose sums stay in registers, as 16 vectors: two units with a latency of four cycles then never wait for a sum.
 constexpr int ROWS = 8;
 
-// ROWS rows of the block. Each pair of a row of A is loaded into all lanes and meets both vectors of a row of B.
-__attribute__((noinline)) inline void multiply_rows(float* sums, const bf16* a, const bf16* b, int depth, bool add) {
+// ROWS rows of sums (32, 32). Each pair of a row of A is broadcast and multiplied by both vectors of a row of B.
+__attribute__((noinline)) inline void microkernel_rows(float* sums, const bf16* a, const bf16* b, int depth,
+                                                       bool accumulate) {
     __m512 x[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++)
-            x[r][half] = add ? _mm512_load_ps(sums + r * PANEL + 16 * half) : _mm512_setzero_ps();
+            x[r][half] = accumulate ? _mm512_load_ps(sums + r * PANEL + 16 * half) : _mm512_setzero_ps();
     for (int k = 0; k < depth; k++, a += TILE_PAIR, b += TILE_PAIR)
         for (int pair = 0; pair < 16; pair++) {
             const __m512i b0 = _mm512_load_si512(b + 32 * pair), b1 = _mm512_load_si512(b + TILE + 32 * pair);
@@ -138,39 +140,40 @@ __attribute__((noinline)) inline void multiply_rows(float* sums, const bf16* a, 
 }
 
 template <class Step>
-FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add, const Step& step) {
+FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
     constexpr int groups = PANEL / ROWS;
     for (int group = 0; group < groups; group++) {
         for (int k = depth * group / groups; k < depth * (group + 1) / groups; k++) step(k);
-        multiply_rows(sums + group * ROWS * PANEL, a + group * ROWS * 32, b, depth, add);  // rows of both tiles follow
+        microkernel_rows(sums + group * ROWS * PANEL, a + group * ROWS * 32, b, depth,
+                         accumulate);  // rows of both tiles follow
     }
 }
 
 #endif
 
-FORCE_INLINE void multiply_panels(float* sums, const bf16* a, const bf16* b, int depth, bool add) {
-    multiply_panels(sums, a, b, depth, add, [](int) {});
+FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate) {
+    microkernel(sums, a, b, depth, accumulate, [](int) {});
 }
 
-// The first count of 32, or of 16, lanes.
-FORCE_INLINE __mmask32 first_of_32(int count) { return count >= 32 ? ~0u : (1u << std::max(count, 0)) - 1; }
-FORCE_INLINE __mmask16 first_of_16(int count) { return __mmask16(first_of_32(std::min(count, 16))); }
+// A mask of the first `count` of 32 lanes, or of 16 lanes.
+FORCE_INLINE __mmask32 lane_mask32(int count) { return count >= 32 ? ~0u : (1u << std::max(count, 0)) - 1; }
+FORCE_INLINE __mmask16 lane_mask16(int count) { return __mmask16(lane_mask32(std::min(count, 16))); }
 
-// ---- Packing: load_block, then one of the four.
+// ---- Packing: load_block, then one of the four pack functions, which write one tile pair.
 
-// Row r of a 32 x 32 block in x[r]; what lies beyond rows and columns is zero and is not read.
+// x[r] = row r of block (rows, columns), padded with zeros to 32 x 32. ld: numbers from one row to the next.
 FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, int rows, int columns) {
     if (rows >= 32 && columns >= 32) {
 #pragma GCC unroll 32
         for (int r = 0; r < 32; r++) x[r] = _mm512_loadu_si512(block + r * ld);
     } else {
-        const __mmask32 mask = first_of_32(columns);
+        const __mmask32 mask = lane_mask32(columns);
         for (int r = 0; r < 32; r++)
             x[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, block + r * ld) : _mm512_setzero_si512();
     }
 }
 
-// The same from floats.
+// The same for a whole block of floats, rounded to bf16.
 FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
 #pragma GCC unroll 32
     for (int r = 0; r < 32; r++) x[r] = narrow(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
@@ -206,7 +209,7 @@ FORCE_INLINE void transpose(__m512i* x) {
     for (int i = 0; i < 16; i++) x[i] = y[i];
 }
 
-// STREAM: around the caches, for what is not read again soon.
+// STREAM: a non-temporal store, for memory that is not read again soon.
 template <bool STREAM>
 FORCE_INLINE void store_line(bf16* line, __m512i x) {
     STREAM ? _mm512_stream_si512(reinterpret_cast<__m512i*>(line), x) : _mm512_store_si512(line, x);
@@ -218,7 +221,7 @@ FORCE_INLINE void store_tile(bf16* tile, const __m512i* x) {
     for (int i = 0; i < 16; i++) store_line<STREAM>(tile + 32 * i, x[i]);
 }
 
-FORCE_INLINE void pack_rows(bf16* pair, const __m512i (&x)[32]) {
+FORCE_INLINE void pack_rows_as_a(bf16* pair, const __m512i (&x)[32]) {
     store_tile(pair, x);
     store_tile(pair + TILE, x + 16);
 }
@@ -234,7 +237,7 @@ FORCE_INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
     }
 }
 
-// Columns 16 half ... 16 half + 15 of two rows, interleaved.
+// Columns 16 half to 16 half + 15 of two rows, interleaved.
 FORCE_INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
     alignas(64) static constexpr uint16_t order[2][32] = {
         {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -252,7 +255,7 @@ FORCE_INLINE void pack_columns_as_b(bf16* pair, const __m512i (&x)[32]) {
             store_line<STREAM>(pair + half * TILE + 32 * i, interleave(x[2 * i], x[2 * i + 1], half));
 }
 
-FORCE_INLINE void pack_columns(bf16* pair, const __m512i (&x)[32]) {
+FORCE_INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++) {
         __m512i y[16];
 #pragma GCC unroll 16
@@ -264,8 +267,9 @@ FORCE_INLINE void pack_columns(bf16* pair, const __m512i (&x)[32]) {
 
 // ---- Results
 
-// Whole lines go around the caches: to write them there, the core would have to read them first, one latency of the
-// third level each (half of a product's time). STREAM: every row of the block is a whole, aligned line of out.
+// Stores the masked ones of 32 floats as bf16. STREAM: the 32 numbers are a whole aligned cache line, which a
+// non-temporal store writes. A store through the caches would first read the line, at a latency of the third-level
+// cache each (half of a matmul's time).
 template <bool STREAM>
 FORCE_INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
     if constexpr (STREAM)
@@ -274,66 +278,66 @@ FORCE_INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 ma
         _mm512_mask_storeu_epi16(out, mask, narrow(first, second));
 }
 
-// Whether a panel of columns of a row-major matrix consists of such lines.
+// Whether the 32 columns from `column` on of a row-major matrix (rows, ld) are whole aligned cache lines in every row.
 template <class T>
-bool whole_lines(const T* matrix, int ld, int column) {
+bool can_stream(const T* matrix, int ld, int column) {
     return (uintptr_t(matrix + column) | ld * sizeof(T)) % 64 == 0 && column + PANEL <= ld;
 }
 
 // ---- 16 floats
 
-FORCE_INLINE __m512 all(float x) { return _mm512_set1_ps(x); }
+FORCE_INLINE __m512 broadcast(float x) { return _mm512_set1_ps(x); }
 
-// 16 of bf16 as floats.
+// 16 bf16 numbers as floats.
 FORCE_INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 FORCE_INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x for x <= 127: a polynomial on [-1/2, 1/2] and a change of the exponent; relative error 2e-7. NaN stays NaN.
+// 2^x for x <= 127: a polynomial on [-1/2, 1/2], then the exponent is changed. Relative error 2e-7. NaN stays NaN.
 FORCE_INLINE __m512 exp2_16(__m512 x) {
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), f = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_fmadd_ps(all(0.00133908634f), f, all(0.00967603192f));
-    p = _mm512_fmadd_ps(p, f, all(0.0555035711f));
-    p = _mm512_fmadd_ps(p, f, all(0.240221075f));
-    p = _mm512_fmadd_ps(p, f, all(0.693147188f));
-    p = _mm512_fmadd_ps(p, f, all(1.0f));
+    __m512 p = _mm512_fmadd_ps(broadcast(0.00133908634f), f, broadcast(0.00967603192f));
+    p = _mm512_fmadd_ps(p, f, broadcast(0.0555035711f));
+    p = _mm512_fmadd_ps(p, f, broadcast(0.240221075f));
+    p = _mm512_fmadd_ps(p, f, broadcast(0.693147188f));
+    p = _mm512_fmadd_ps(p, f, broadcast(1.0f));
     return _mm512_scalef_ps(p, n);
 }
 
-// e^x for x <= 88: relative error 2e-7 near 0, 1e-5 at -87, below which it is about 0. NaN stays NaN.
-FORCE_INLINE __m512 exp16(__m512 x) { return exp2_16(_mm512_mul_ps(x, all(LOG2_E))); }
+// e^x for x <= 88: relative error 2e-7 near 0 and 1e-5 at -87; about 0 below -87. NaN stays NaN.
+FORCE_INLINE __m512 exp16(__m512 x) { return exp2_16(_mm512_mul_ps(x, broadcast(LOG2_E))); }
 
 // 1 / x, by an estimate and one step of Newton's method: a division takes as long as ten multiplications.
 FORCE_INLINE __m512 reciprocal(__m512 x) {
     const __m512 r = _mm512_rcp14_ps(x);
-    return _mm512_mul_ps(r, _mm512_fnmadd_ps(x, r, all(2.0f)));
+    return _mm512_mul_ps(r, _mm512_fnmadd_ps(x, r, broadcast(2.0f)));
 }
 
 // The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), with
-// u = sqrt(2 / pi) (x + 0.044715 x^3). Beyond +-9 that is 1 or 0 to more digits than a float has, and x is taken to be
-// the end: nothing overflows.
-constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f, GELU_END = 9.0f;  // 2 sqrt(2 / pi)
+// u = sqrt(2 / pi) (x + 0.044715 x^3). Beyond x = +-9 the logistic function is 1 or 0 to more digits than a float has,
+// so x is clamped there and nothing overflows.
+constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f, GELU_CLAMP = 9.0f;  // 2 sqrt(2 / pi)
 
 FORCE_INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
     constexpr float slope = -GELU_SLOPE * LOG2_E;
-    const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(all(slope * GELU_CUBIC), x_squared, all(slope)));
-    return reciprocal(_mm512_add_ps(all(1.0f), exp2_16(u)));
+    const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(broadcast(slope * GELU_CUBIC), x_squared, broadcast(slope)));
+    return reciprocal(_mm512_add_ps(broadcast(1.0f), exp2_16(u)));
 }
 
-// min and max return their second operand where one is NaN.
+// The operands' order keeps NaN: min and max return their second operand where one is NaN.
 FORCE_INLINE __m512 gelu16(__m512 x) {
-    x = _mm512_max_ps(all(-GELU_END), x);
-    const __m512 end = _mm512_min_ps(all(GELU_END), x);
-    return _mm512_mul_ps(x, gelu_logistic(end, _mm512_mul_ps(end, end)));
+    x = _mm512_max_ps(broadcast(-GELU_CLAMP), x);
+    const __m512 clamped = _mm512_min_ps(broadcast(GELU_CLAMP), x);
+    return _mm512_mul_ps(x, gelu_logistic(clamped, _mm512_mul_ps(clamped, clamped)));
 }
 
 FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
-    x = _mm512_min_ps(all(GELU_END), _mm512_max_ps(all(-GELU_END), x));
+    x = _mm512_min_ps(broadcast(GELU_CLAMP), _mm512_max_ps(broadcast(-GELU_CLAMP), x));
     const __m512 x_squared = _mm512_mul_ps(x, x), s = gelu_logistic(x, x_squared);
-    const __m512 slope = _mm512_fmadd_ps(all(GELU_SLOPE * 3 * GELU_CUBIC), x_squared, all(GELU_SLOPE));
-    const __m512 bend = _mm512_fnmadd_ps(s, s, s);
-    return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), bend, s);
+    const __m512 slope = _mm512_fmadd_ps(broadcast(GELU_SLOPE * 3 * GELU_CUBIC), x_squared, broadcast(GELU_SLOPE));
+    const __m512 ds = _mm512_fnmadd_ps(s, s, s);
+    return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), ds, s);
 }
 
 }  // namespace cpu::MATRIX_VARIANT
