@@ -1,4 +1,4 @@
-// adamw.cpp: the AdamW update, the definition.
+// adamw.cpp: reference implementation of the AdamW update.
 #include "cpu/variants.h"
 
 #include <cmath>

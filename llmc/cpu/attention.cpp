@@ -1,4 +1,4 @@
-// attention.cpp: causal attention, the definition. One row of scores at a time; nothing of size T x T is ever stored.
+// attention.cpp: reference implementation of causal attention. It keeps one row of scores at a time, no T x T matrix.
 #include "cpu/variants.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ static float dot(const float* a, const float* b, int count) {
     return sum;
 }
 
-// Rows of one head as floats: (rows, HS), where one row starts stride elements after the other.
+// One head (rows, HS) as contiguous floats; stride: elements from one row of `head` to the next.
 template <class floatX>
 static std::vector<float> widen(const floatX* head, int rows, int HS, int64_t stride) {
     std::vector<float> wide(size_t(rows) * HS);
@@ -20,21 +20,21 @@ static std::vector<float> widen(const floatX* head, int rows, int HS, int64_t st
     return wide;
 }
 
-// One query against the first `keys` keys and values: out is their weighted mean; returns log(sum(exp(score))).
-// scores: working memory for one number per key.
+// Attention of one query (HS) to the first `keys` rows of k and v (T, HS): out (HS) is the weighted mean of the values.
+// Returns log(sum(exp(score))). scores: scratch for `keys` floats.
 template <class floatX>
 static float attend(floatX* out, const float* query, const float* k, const float* v, float* scores, int keys, int HS) {
     const float scale = 1.0f / std::sqrt(float(HS));
     for (int t = 0; t < keys; t++) scores[t] = scale * dot(query, k + int64_t(t) * HS, HS);
-    const float largest = *std::max_element(scores, scores + keys);
+    const float row_max = *std::max_element(scores, scores + keys);
     float sum = 0.0f;
-    for (int t = 0; t < keys; t++) sum += scores[t] = std::exp(scores[t] - largest);
+    for (int t = 0; t < keys; t++) sum += scores[t] = std::exp(scores[t] - row_max);
     for (int i = 0; i < HS; i++) {
         float mean = 0.0f;
         for (int t = 0; t < keys; t++) mean += scores[t] / sum * v[int64_t(t) * HS + i];
         out[i] = floatX(mean);
     }
-    return largest + std::log(sum);
+    return row_max + std::log(sum);
 }
 
 template <class floatX>
@@ -65,8 +65,8 @@ void cpu::plain::attention_decode(floatX* out, const floatX* qkv, int T, int NH,
     }
 }
 
-// With p = exp(score - lse) and score = scale * q.k, for each query t and each key j it sees:
-//   dv[j] += p dout[t]      dp = dout[t].v[j]      dscore = p (dp - sum over j of p dp)      that sum is dout[t].out[t]
+// With score = scale * q[t].k[j] and p = exp(score - lse[t]), for each query t and each key j <= t:
+//   dv[j] += p dout[t]      dp = dout[t].v[j]      dscore = p (dp - D), where D = sum over j of p dp = dout[t].out[t]
 //   dq[t] += scale dscore k[j]                     dk[j] += scale dscore q[t]
 template <class floatX>
 void cpu::plain::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
@@ -83,11 +83,11 @@ void cpu::plain::attention_backward(floatX* dqkv, const floatX* dout, const floa
             std::vector<float> dq(size_t(T) * HS), dk(size_t(T) * HS), dv(size_t(T) * HS);
             for (int t = 0; t < T; t++) {
                 const float *qt = &q[size_t(t) * HS], *dt = &d[size_t(t) * HS];
-                const float dp_mean = dot(dt, &o[size_t(t) * HS], HS);
+                const float D = dot(dt, &o[size_t(t) * HS], HS);
                 for (int j = 0; j <= t; j++) {
                     const size_t row = size_t(j) * HS;
                     const float p = std::exp(scale * dot(qt, &k[row], HS) - lse[(int64_t(b) * NH + h) * T + t]);
-                    const float dscore = p * (dot(dt, &v[row], HS) - dp_mean);
+                    const float dscore = p * (dot(dt, &v[row], HS) - D);
                     for (int i = 0; i < HS; i++) {
                         dq[size_t(t) * HS + i] += scale * dscore * k[row + i];
                         dk[row + i] += scale * dscore * qt[i];

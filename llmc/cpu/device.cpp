@@ -1,4 +1,5 @@
-// device.cpp: device.h on the CPU. Device memory is host memory, streams and events do nothing.
+// device.cpp: device.h on the CPU. Device memory is host memory. All calls are synchronous: streams and events do
+// nothing.
 #include "base/device.h"
 
 #include <unistd.h>
@@ -17,7 +18,7 @@
 
 namespace {
 
-// Denormal numbers slow some instructions down up to 75 times and mean nothing here: make them zero.
+// Makes denormal numbers zero: they slow some instructions down up to 75 times, and their values do not matter here.
 void flush_denormals() {
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ
@@ -39,10 +40,10 @@ std::string cpu_model() {
 }  // namespace
 
 void device_init(int, int threads) {
-    isa();  // asks Linux for AMX, which must come before the first thread
+    isa();  // asks Linux for AMX, which must be done before the first thread starts
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
-    flush_denormals();  // threads made from here on inherit it
+    flush_denormals();  // later threads inherit it
 #pragma omp parallel
     flush_denormals();
 }
@@ -67,7 +68,7 @@ std::string device_id() { return ""; }
 bool device_memory_is_host() { return true; }
 bool device_bf16_is_faster() { return isa() == Isa::amx || (isa() == Isa::avx512bf16 && has_fast_vdpbf16ps()); }
 
-std::string device_libraries() { return "none: every product is a kernel of this program"; }
+std::string device_libraries() { return "none: every matmul is a kernel of this program"; }
 
 void* device_allocate(int64_t bytes, const char* purpose) { return cpu::allocate(bytes, purpose, true); }
 void device_free(void* pointer) { cpu::release(pointer); }
@@ -76,7 +77,7 @@ void host_free(void* pointer) { cpu::release(pointer); }
 int64_t device_bytes_free(int processes) { return cpu::available_bytes(processes); }
 int64_t device_bytes_allocated() { return cpu::bytes_allocated(); }
 
-// Everything is done when its call returns, so there is nothing to wait for.
+// Every call has finished its work when it returns, so there is nothing to wait for.
 Stream create_stream() { return nullptr; }
 void destroy_stream(Stream) {}
 void wait_for_stream(Stream) {}
@@ -112,7 +113,7 @@ void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) 
     copy_on_device(host, device, bytes, stream);
 }
 
-// Large copies by all threads: one core reaches a third of the memory's bandwidth.
+// All threads share a large copy: one core reaches a third of the memory bandwidth.
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream) {
     constexpr int64_t chunk = 1 << 20;
 #pragma omp parallel for schedule(static) if (bytes > 4 * chunk)
@@ -133,5 +134,5 @@ void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }
 void* device_scratch(int64_t bytes) { return cpu::scratch(bytes); }
 
 void device_autotune(const std::string&) {
-    fail(EXIT_USAGE, "--autotune times the algorithms of a GPU's products, and this program runs on the CPU");
+    fail(EXIT_USAGE, "--autotune times the matmul algorithms of a GPU, and this program runs on the CPU");
 }

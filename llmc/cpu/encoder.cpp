@@ -1,4 +1,4 @@
-// encoder.cpp: token and position embeddings, the definition.
+// encoder.cpp: reference implementation of the token and position embeddings.
 #include "cpu/variants.h"
 
 template <class floatX>
@@ -11,7 +11,7 @@ void cpu::plain::encoder_forward(floatX* out, const int* tokens, const floatX* w
                 floatX(float(wte[int64_t(tokens[n]) * C + c]) + float(wpe[int64_t(n % T) * C + c]));
 }
 
-// Serial: two rows of dout may meet in one row of dwte, and then their order counts.
+// Serial, because several rows of dout may be added to the same row of dwte, and the order changes the rounding.
 template <class floatX>
 void cpu::plain::encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
                                   int, Stream) {

@@ -1,3 +1,4 @@
+// isa.cpp: detects the instruction sets of the CPU that the kernel supports, and reads CPU_ISA.
 #include "cpu/isa.h"
 
 #include <cstdlib>
@@ -24,7 +25,7 @@ static constexpr const char* known_names = "plain, avx2, avx512, avx512bf16 or a
 const char* isa_name(Isa isa) { return int(isa) < int(std::size(names)) ? names[int(isa)] : "another"; }
 
 #if defined(__x86_64__)
-// Linux gives the AMX tile registers on request only, to the whole process: before threads exist.
+// Linux gives AMX tile registers to a process on request only. The request must be made before other threads exist.
 static bool request_amx() {
 #if defined(__linux__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
@@ -41,11 +42,11 @@ static Isa detect() {
     if (!osxsave || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return Isa::plain;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     unsigned low, high;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // register states that the kernel saves
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // the register states that the kernel saves
     const auto saved = [&](unsigned mask) { return (low & mask) == mask; };
     const bool avx2 = fma && f16c && (b7 >> 5 & 1) && saved(0x6);
     const bool avx512 = avx2 && (b7 >> 16 & 1) && (b7 >> 17 & 1) && (b7 >> 30 & 1) && (b7 >> 31 & 1) && saved(0xe6);
-#if defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h stands for the matrix units
+#if defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h replaces the matrix units
     if (avx512) return Isa::amx;
 #endif
     const bool avx512bf16 = avx512 && (a71 >> 5 & 1);

@@ -1,9 +1,9 @@
-// layernorm.cpp: LayerNorm over channels, the definition.
+// layernorm.cpp: reference implementation of LayerNorm over channels.
 #include "cpu/variants.h"
 
 #include <cmath>
 
-// Variance in two passes: E[x^2] - E[x]^2 would cancel in float where |mean| >> std.
+// Normalizes x (C). The variance takes two passes: E[x^2] - E[x]^2 would cancel in float where |mean| >> std.
 template <class floatX>
 static void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight,
                           const floatX* bias, int C) {
@@ -13,7 +13,8 @@ static void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x
     for (int c = 0; c < C; c++) squares += (float(x[c]) - m) * (float(x[c]) - m);
     const float r = 1.0f / std::sqrt(squares / C + 1e-5f);
     for (int c = 0; c < C; c++) out[c] = floatX((float(x[c]) - m) * r * float(weight[c]) + float(bias[c]));
-    *mean = m, *rstd = r;
+    *mean = m;
+    *rstd = r;
 }
 
 template <class floatX>
@@ -38,8 +39,8 @@ void cpu::plain::residual_layernorm_forward(floatX* sum, floatX* out, float* mea
     }
 }
 
-// With norm = (inp - mean) * rstd and dnorm = dout * weight, mean and rstd depending on inp as well:
-// the gradient through it is rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)), averages over the row.
+// With norm = (inp - mean) * rstd and dnorm = dout * weight, where mean and rstd depend on inp too, LayerNorm's input
+// gradient is rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)). The averages are over a row's channels.
 template <class floatX>
 void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                                     const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
@@ -55,8 +56,8 @@ void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, 
         }
         for (int c = 0; c < C; c++) {
             const int64_t at = int64_t(n) * C + c;
-            const float past = dresidual ? float(dresidual[at]) : 0.0f;
-            dinp[at] = floatX(past + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
+            const float residual = dresidual ? float(dresidual[at]) : 0.0f;
+            dinp[at] = floatX(residual + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
         }
     }
 #pragma omp parallel for
@@ -67,7 +68,8 @@ void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, 
             db += float(dout[int64_t(n) * C + c]);
             dbranch += float(dinp[int64_t(n) * C + c]);
         }
-        dweight[c] += dw, dbias[c] += db;
+        dweight[c] += dw;
+        dbias[c] += db;
         if (dbranch_bias) dbranch_bias[c] += dbranch;
     }
 }

@@ -1,12 +1,13 @@
-// matmul_fp32.cpp: the fp32 matmul, and the bf16 matmul on CPUs without a matrix unit: it widens bf16 to fp32 as it
-// packs.
+// matmul_fp32.cpp: the fp32 matmul, and the bf16 matmul where no matrix unit is used: packing widens bf16 to fp32.
 //
 // The loops are those of BLIS (after Goto and van de Geijn 2008). K is cut into blocks of KC. For each block, all
 // threads together pack b, and each thread packs the rows of a that its task needs, into micro-panels in the order in
 // which the microkernel reads them (microkernel_fp32.h). A micro-panel of a stays in the first-level cache while a
-// block of b, which stays in the second-level cache, passes it. Every element of the result is a sum in the order of k,
-// so its bits depend neither on the number of threads nor on how the work is cut into tasks. The epilogue (bias, GELU
-// or its derivative) is applied to a part of the result while that part is in the cache.
+// block of b, which stays in the second-level cache, passes it.
+//
+// Every element of the result is a sum in the order of k, so its bits depend neither on the number of threads nor on
+// how the work is cut into tasks. The epilogue (bias, GELU or its derivative) is applied to a part of the result while
+// that part is in the cache.
 #include <omp.h>
 
 #include <algorithm>

@@ -117,8 +117,8 @@ struct Softmax {
     alignas(64) float rescale[PANEL];                  // exp(old row_max - new row_max): a factor for earlier sums
 };
 
-// out = q k^T for query block i and key blocks j0 to j1 - 1, as consecutive 32 x 32 blocks. Updates softmax.row_max and
-// softmax.rescale.
+// out = q k^T for query block i and key blocks j0 to j1 - 1, one 32 x 32 block after the other. Sets softmax.row_max
+// and softmax.rescale to include these keys.
 void compute_scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, int i, int j0, int j1, int channels,
                     float scale) {
     alignas(64) float block_max[PANEL][16];

@@ -1,7 +1,7 @@
-// memory.cpp: host memory on huge pages, and the working memory of the CPU's operations.
+// memory.cpp: host memory on huge pages, and the scratch memory of the CPU's operations.
 //
-// Large blocks are mapped on huge pages (about 25 % of the speed of L3-sized arrays) and touched at once, so that a
-// lack of memory is a message here and not a kill in the middle of training: Linux promises more than it has.
+// Large blocks are mapped on huge pages, which give about 25 % of the speed of L3-sized arrays. Their pages are touched
+// at allocation: Linux overcommits memory, and a lack of it must be an error message here, not a kill during training.
 #include "cpu/memory.h"
 
 #include <sys/mman.h>
@@ -32,15 +32,15 @@ namespace {
 
 constexpr int64_t HUGE_PAGE = 2 << 20;
 #ifdef ADDRESS_SANITIZER
-constexpr int64_t MAPPED_FROM = INT64_MAX;  // all from the heap, where the sanitizer guards both ends
+constexpr int64_t MAPPED_FROM = INT64_MAX;  // all blocks from the heap, where the sanitizer guards both ends
 #else
 constexpr int64_t MAPPED_FROM = HUGE_PAGE;
 #endif
 constexpr int64_t KEEP_FREE = 128 << 20;  // for the rest of the process and of the machine
 
 struct Block {
-    int64_t bytes, mapped;  // asked for; mapped 0: from the heap
-    bool counted;           // by device_bytes_allocated
+    int64_t bytes, mapped;  // requested bytes; mapped bytes, or 0 if the block is from the heap
+    bool counted;           // in device_bytes_allocated
 };
 
 struct Memory {
@@ -49,20 +49,20 @@ struct Memory {
     int64_t allocated = 0;
 };
 
-// Never destroyed: buffers of static duration may be freed after it would be.
+// Never destroyed, because buffers of static storage duration may be freed later.
 Memory& memory() {
     static Memory& memory = *new Memory;
     return memory;
 }
 
-// The number in the first line of a file such as memory.max, or "otherwise" where there is none.
+// The number in the first line of a file such as memory.max, or `otherwise` if there is none.
 int64_t number_in(const std::string& path, int64_t otherwise) {
     int64_t value;
     std::ifstream file(path);
     return file >> value ? value : otherwise;
 }
 
-// The number after a name in a file such as /proc/meminfo.
+// The number after `name` in a file such as /proc/meminfo, or `otherwise`.
 int64_t field(const std::string& path, const std::string& name, int64_t otherwise) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);)
@@ -70,18 +70,20 @@ int64_t field(const std::string& path, const std::string& name, int64_t otherwis
     return otherwise;
 }
 
-// Its file cache is counted as free: the kernel drops it before it kills.
+// The limit of one control group's folder. File cache counts as available, because the kernel drops it before it kills.
 cpu::ControlGroups limit_in(const std::string& folder, bool version_2) {
-    int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);  // or "max"
-    if (version_2) limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // above which all is slow
-    if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for none
+    int64_t limit =
+        number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);  // the file may say "max"
+    if (version_2)
+        limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // the kernel throttles above it
+    if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for no limit
     const std::string stat = folder + "memory.stat", all = version_2 ? "" : "total_";
     const int64_t cache = field(stat, all + "active_file ", 0) + field(stat, all + "inactive_file ", 0);
     const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), 0);
     return {limit, limit - used + cache};
 }
 
-// What `ulimit -v` leaves of the address space.
+// The bytes of address space left under `ulimit -v`.
 int64_t address_space_left() {
     rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INT64_MAX;
@@ -90,7 +92,7 @@ int64_t address_space_left() {
 
 }  // namespace
 
-// Lines of /proc/self/cgroup: "0::/a/b" of version 2, "9:memory:/a/b" or "9:cpu,memory:/a/b" of version 1.
+// Lines of /proc/self/cgroup: "0::/a/b" (version 2), "9:memory:/a/b" or "9:cpu,memory:/a/b" (version 1).
 cpu::ControlGroups cpu::control_groups(const std::string& root) {
     std::ifstream file(root + "/proc/self/cgroup");
     ControlGroups least = {INT64_MAX, INT64_MAX};
@@ -133,11 +135,11 @@ namespace {
          limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str(), memory_advice(purpose));
 }
 
-// Has the kernel give every page now. False: it has none left. Before Linux 5.14, which does not know
-// MADV_POPULATE_WRITE, by writing to them, so that a lack is a kill.
+// Makes the kernel allocate every page now; returns false if memory is exhausted. Before Linux 5.14, which does not
+// know MADV_POPULATE_WRITE, it writes to every page, and then exhausted memory is a kill.
 bool touch_pages(char* begin, int64_t bytes) {
 #if defined(__linux__)
-    constexpr int MADVISE_POPULATE_WRITE = 23;  // older headers lack its name
+    constexpr int MADVISE_POPULATE_WRITE = 23;  // older headers do not define it
     int result;
     do result = madvise(begin, bytes, MADVISE_POPULATE_WRITE);
     while (result != 0 && errno == EINTR);
@@ -156,7 +158,7 @@ void* map_zeroed(int64_t mapped) {
     if (begin > wide) munmap(wide, begin - wide);
     munmap(begin + mapped, wide + HUGE_PAGE - begin);
 #if defined(__linux__)
-    madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it the pages are small
+    madvise(begin, mapped, MADV_HUGEPAGE);  // if it fails, the pages are small
 #endif
     if (touch_pages(begin, mapped)) return begin;
     munmap(begin, mapped);
@@ -178,7 +180,8 @@ void grow_scratch(int64_t bytes) {
     Scratch& s = the_scratch();
     if (bytes <= s.bytes) return;
     cpu::release(s.data);
-    s.data = nullptr, s.bytes = 0;  // in case the next line throws
+    s.data = nullptr;  // in case allocate throws
+    s.bytes = 0;
     s.data = cpu::allocate(bytes, "working memory of the operations", true);
     s.bytes = bytes;
 }
@@ -191,7 +194,7 @@ void* allocate(int64_t bytes, const char* purpose, bool counted) {
     ENSURE(bytes >= 0, "%s: %lld bytes asked", purpose, static_cast<long long>(bytes));
     if (bytes == 0) return nullptr;
     const bool large = bytes >= MAPPED_FROM;
-    // A lack of address space needs no foresight: the kernel refuses it.
+    // A lack of address space needs no check: mmap fails.
     if (bytes >= HUGE_PAGE && bytes > memory_left() - KEEP_FREE) out_of_memory(bytes, purpose);
     const int64_t whole = round_up<int64_t>(bytes, large ? HUGE_PAGE : 64);
     void* block = large ? map_zeroed(whole) : aligned_alloc(64, whole);

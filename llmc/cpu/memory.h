@@ -1,13 +1,13 @@
-// memory.h: host memory: the CPU backend's device memory, and the working memory of its operations, which a CUDA build
-// has too (its tests compare gpu with cpu).
+// memory.h: allocates host memory: device memory of the CPU backend, and scratch memory of its operations. A CUDA build
+// has both too, because its tests compare gpu:: with cpu::.
 #pragma once
 #include <cstdint>
 #include <string>
 
 namespace cpu {
 
-// Allocates zeroed memory, aligned to at least 64 bytes. A failure names the purpose and the size. counted: whether
-// bytes_allocated includes the block.
+// Allocates zeroed memory, aligned to at least 64 bytes. The error message of a failure names the purpose and the size.
+// counted: whether bytes_allocated includes the block.
 void* allocate(int64_t bytes, const char* purpose, bool counted);
 void release(void* pointer);
 int64_t bytes_allocated();
@@ -22,7 +22,7 @@ struct ControlGroups {
 };
 ControlGroups control_groups(const std::string& root = "");
 
-// device.h's reserve_scratch and scratch for operations on the CPU.
+// What device.h's device_reserve_scratch and device_scratch do, for operations on the CPU.
 void reserve_scratch(int64_t bytes);
 void* scratch(int64_t bytes);
 

@@ -1,9 +1,9 @@
 // microkernel_fp32.h: the innermost loops of the fp32 matmul in BLIS's scheme, written once and compiled for each
 // instruction set: packing of operands into micro-panels, the microkernel, and the epilogues of result rows.
 //
-// c (M, N) = a (M, K) b (K, N). A micro-panel of a is MR of its rows, and one of b is NR of its columns: a block of
-// MR x NR sums fills the vector registers. A micro-panel is stored by k: the MR (or NR) elements of one k are
-// contiguous.
+// c (M, N) = a (M, K) b (K, N). A micro-panel of a is MR of its rows, and one of b is NR of its columns: a block of MR
+// x NR sums fills the vector registers. A micro-panel is stored in the order of k, with the MR (or NR) elements of one
+// k together.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -81,8 +81,7 @@ struct VectorOf<16> {
     typedef float type __attribute__((vector_size(64), aligned(4), may_alias));
 };
 
-// The loops for vectors of LANES floats. MR: rows of a micro-panel of a. NR: columns of a micro-panel of b, two
-// vectors.
+// The loops for vectors of LANES floats. A micro-panel has MR rows of a, or NR columns of b, which are two vectors.
 template <int LANES, int ROWS>
 struct KernelLoops {
     static constexpr int MR = ROWS, NR = 2 * LANES;

@@ -1,4 +1,4 @@
-// norm.cpp: the global gradient norm, the definition, and the factor that clips it.
+// norm.cpp: reference implementation of the gradients' sum of squares; conversions of gradients; the clip factor.
 #include "cpu/variants.h"
 
 #include <cmath>

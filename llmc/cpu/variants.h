@@ -27,8 +27,8 @@ namespace cpu::amx {
 #include "ops/ops.inc"
 }
 
-// The bf16 variant of op for the matrix unit that isa() selects. Requires isa() >= Isa::avx512bf16 and
-// has_matrix_variant.
+// The bf16 variant of op for the matrix unit that isa() selects. isa() is avx512bf16 or amx, and has_matrix_variant
+// holds.
 #define MATRIX_VARIANT_OF(op) (isa() == Isa::amx ? amx::op : avx512bf16::op)
 
 namespace cpu {

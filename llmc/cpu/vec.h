@@ -1,9 +1,9 @@
-// vec.h: VL floats in a vector register, by GNU vector extensions: the same source for every instruction set. bf16 is
-// widened by loads and rounded by stores.
+// vec.h: arithmetic on a vector register of VL floats by GNU vector extensions, the same source for every instruction
+// set. Loads widen bf16 to float, and stores round float to bf16.
 //
-// Included by translation units that are compiled for one instruction set. Everything is in a nameless namespace: an
-// inline function with a public name could be the copy that the linker keeps for the whole program, AVX-512 and all.
-// For the same reason these files include little else.
+// The translation units that include it are each compiled for one instruction set. Everything is in a nameless
+// namespace: of an inline function with external linkage the linker keeps one copy for the whole program, perhaps one
+// with AVX-512 instructions. For the same reason this file includes few others.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -11,7 +11,7 @@
 #include "base/dtype.h"
 
 #if defined(__AVX2__)
-#include <immintrin.h>  // for what the extensions lack
+#include <immintrin.h>  // for operations that the GNU extensions lack
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -33,29 +33,29 @@ typedef float floatv __attribute__((vector_size(4 * VL)));
 typedef uint32_t uintv __attribute__((vector_size(4 * VL)));
 typedef uint16_t shortv __attribute__((vector_size(2 * VL)));
 
-// The same anywhere in memory.
+// The same vectors at any address, aliasing any type.
 typedef float floatv_memory __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef uint16_t shortv_memory __attribute__((vector_size(2 * VL), aligned(2), may_alias));
 
-// How many lanes a load or store touches: all, or the first few, where the others are loaded as 0.
+// The lanes that a load or store touches: all of them, or the first `lanes`. A partial load sets the others to 0.
 struct Full {
     static constexpr int lanes = VL;
 };
-struct Part {
+struct Partial {
     int lanes;
 };
 
-// body(index, Full or Part) for count elements, VL at a time.
+// Calls body(index, width) for every VL of count elements; width is Full, or Partial for the last ones.
 template <class Body>
 VEC_INLINE void for_vectors(int64_t count, Body body) {
     int64_t i = 0;
     for (; i + VL <= count; i += VL) body(i, Full{});
-    if (i < count) body(i, Part{int(count - i)});
+    if (i < count) body(i, Partial{int(count - i)});
 }
 
-VEC_INLINE floatv broadcast(float x) { return x - floatv{}; }  // x + 0 would have to be computed: -0 + 0 is 0
+VEC_INLINE floatv broadcast(float x) { return x - floatv{}; }  // not x + 0, which is a real addition: -0 + 0 is 0
 
-// From 16 to 32 bits and back; gcc 12 needs several instructions for __builtin_convertvector (on arm64 four loads).
+// Conversions between 16 and 32 bits. __builtin_convertvector is several instructions with gcc 12, on arm64 four loads.
 VEC_INLINE uintv to_uint(shortv x) {
 #if defined(__AVX512F__)
     return (uintv)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
@@ -83,14 +83,14 @@ VEC_INLINE floatv widen(shortv x) {
 #endif
 }
 
-// To nearest, ties to even; a NaN stays a quiet NaN.
+// Rounds to nearest, ties to even. A NaN stays a quiet NaN.
 VEC_INLINE shortv round_to_bf16(floatv x) {
     const uintv u = (uintv)x, high = u >> 16;
     const uintv rounded = (u + 0x7fff + (high & 1)) >> 16;
     return to_short(x == x ? rounded : high | 0x40);
 }
 
-// round_randomly of random.h.
+// Stochastic rounding to bf16 with 16 random bits per lane, the same as round_randomly of random.h.
 VEC_INLINE shortv round_randomly(floatv x, shortv random) {
     const uintv u = (uintv)x;
     const shortv up_or_down = to_short((u + to_uint(random)) >> 16);
@@ -104,35 +104,35 @@ VEC_INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cas
 VEC_INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
 VEC_INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
 
-// Full vectors, rounded at random.
-VEC_INLINE void store_at_random(bf16* p, floatv x, const uint16_t* random) {
+// Stores VL elements by stochastic rounding, with random (VL).
+VEC_INLINE void store_stochastic(bf16* p, floatv x, const uint16_t* random) {
     *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, *reinterpret_cast<const shortv_memory*>(random));
 }
 
-VEC_INLINE floatv load(const float* p, Part part) {
+VEC_INLINE floatv load(const float* p, Partial partial) {
     floatv x = {};
-    __builtin_memcpy(&x, p, part.lanes * sizeof(float));
+    __builtin_memcpy(&x, p, partial.lanes * sizeof(float));
     return x;
 }
-VEC_INLINE floatv load(const bf16* p, Part part) {
+VEC_INLINE floatv load(const bf16* p, Partial partial) {
     shortv x = {};
-    __builtin_memcpy(&x, p, part.lanes * sizeof(bf16));
+    __builtin_memcpy(&x, p, partial.lanes * sizeof(bf16));
     return widen(x);
 }
-VEC_INLINE void store(float* p, floatv x, Part part) { __builtin_memcpy(p, &x, part.lanes * sizeof(float)); }
-VEC_INLINE void store(bf16* p, floatv x, Part part) {
+VEC_INLINE void store(float* p, floatv x, Partial partial) { __builtin_memcpy(p, &x, partial.lanes * sizeof(float)); }
+VEC_INLINE void store(bf16* p, floatv x, Partial partial) {
     const shortv rounded = round_to_bf16(x);
-    __builtin_memcpy(p, &rounded, part.lanes * sizeof(bf16));
+    __builtin_memcpy(p, &rounded, partial.lanes * sizeof(bf16));
 }
 
-// x in the lanes in use, `other` in the rest.
-VEC_INLINE floatv keep(floatv x, float, Full) { return x; }
-VEC_INLINE floatv keep(floatv x, float other, Part part) {
-    for (int i = part.lanes; i < VL; i++) x[i] = other;
+// x in the lanes that width touches, `other` in the rest.
+VEC_INLINE floatv mask_lanes(floatv x, float, Full) { return x; }
+VEC_INLINE floatv mask_lanes(floatv x, float other, Partial partial) {
+    for (int i = partial.lanes; i < VL; i++) x[i] = other;
     return x;
 }
 
-// Stores x and returns what a load would: x as it was rounded.
+// Stores x and returns the value stored, x rounded to the element type.
 VEC_INLINE floatv store_rounded(float* p, floatv x, auto width) {
     store(p, x, width);
     return x;
@@ -143,9 +143,9 @@ VEC_INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
     return widen(rounded);
 }
 
-VEC_INLINE floatv larger(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
+VEC_INLINE floatv max(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
 
-// 0 where x < limit, else the value. For arm64 gcc 12 computes the ?: from x >= limit and two tests for NaN.
+// 0 where x < limit, else value. On arm64 gcc 12 compiles ?: to x >= limit and two tests for NaN, hence the intrinsics.
 VEC_INLINE floatv zero_below(floatv x, float limit, floatv value) {
 #if defined(__aarch64__)
     return (floatv)vbicq_u32((uint32x4_t)value, vcltq_f32((float32x4_t)x, vdupq_n_f32(limit)));
@@ -154,15 +154,15 @@ VEC_INLINE floatv zero_below(floatv x, float limit, floatv value) {
 #endif
 }
 
-// Over the lanes, in the order of a tree.
-VEC_INLINE float sum(floatv x) {
+// The sum and the maximum of the lanes, as a binary tree.
+VEC_INLINE float reduce_sum(floatv x) {
     float lane[VL];
     __builtin_memcpy(lane, &x, sizeof x);
     for (int half = VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     return lane[0];
 }
-VEC_INLINE float largest(floatv x) {
+VEC_INLINE float reduce_max(floatv x) {
     float lane[VL];
     __builtin_memcpy(lane, &x, sizeof x);
     for (int half = VL / 2; half > 0; half /= 2)
@@ -183,10 +183,10 @@ VEC_INLINE floatv square_root(floatv x) {
 #endif
 }
 
-// e^x within 1e-7, relative; 0 below -87.3, infinity above 88.3, NaN for NaN. x = n ln 2 + f with |f| <= ln 2 / 2, and
-// e^f = 1 + f + f^2 q(f), q fitted to the smallest relative error (3e-9). ln 2 is taken off in two parts, the first of
-// which has few enough digits for n times it to be exact; so is x / ln 2 rounded by adding 1.5 * 2^23, whose sum
-// carries n in its low bits.
+// e^x with a relative error of 1e-7; 0 below -87.3, infinity above 88.3, NaN for NaN. x = n ln 2 + f with |f| <= ln 2 /
+// 2, and e^f = 1 + f + f^2 q(f), with q fitted to the smallest relative error (3e-9). Adding 1.5 * 2^23 rounds x / ln 2
+// to n, and leaves n in the low bits of the sum. n ln 2 is subtracted in two parts; the first part of ln 2 has so few
+// digits that its product with n is exact.
 VEC_INLINE floatv exp(floatv x) {
     const floatv rounder = broadcast(0x1.8p23f);
     const floatv shifted = x * 1.44269504f + rounder, n = shifted - rounder;
@@ -202,40 +202,43 @@ VEC_INLINE floatv exp(floatv x) {
     return zero_below(x, -87.3f, bounded);
 }
 
-// tanh-GELU as x s with s = 1 / (1 + exp(-2u)), which is (1 + tanh u) / 2 without its cancellation for negative u;
-// u = sqrt(2/pi) (x + 0.044715 x^3).
+// tanh-GELU as x s, where s = 1 / (1 + exp(-2u)) is the logistic function of 2u and u = sqrt(2/pi) (x + 0.044715 x^3).
+// s is (1 + tanh u) / 2 without its cancellation for negative u.
 constexpr float gelu_slope = 1.5957691216f, gelu_cubic = 0.044715f;  // 2 sqrt(2/pi)
 
-VEC_INLINE floatv gelu_gate(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
+VEC_INLINE floatv gelu_logistic(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
 
-VEC_INLINE floatv gelu(floatv x) { return x * gelu_gate(x); }
+VEC_INLINE floatv gelu(floatv x) { return x * gelu_logistic(x); }
 
-// d gelu / dx = s + x s (1 - s) 2u'. Past |x| = 40, s is 0 or 1 and the second term 0, but x^3 may overflow: hence the
-// bounds.
+// d gelu / dx = s + x s (1 - s) 2u'. Beyond |x| = 40, s is 0 or 1 and the second term is 0. x is clamped there, because
+// x^3 may overflow.
 VEC_INLINE floatv gelu_derivative(floatv x) {
-    const floatv gate = gelu_gate(x);
-    const floatv below = x > 40.0f ? broadcast(40.0f) : x, bounded = below < -40.0f ? broadcast(-40.0f) : below;
-    const floatv bend = gate * (1.0f - gate);
-    return gate + bounded * bend * gelu_slope * (1.0f + 3.0f * gelu_cubic * bounded * bounded);
+    const floatv s = gelu_logistic(x);
+    const floatv below = x > 40.0f ? broadcast(40.0f) : x;
+    const floatv clamped = below < -40.0f ? broadcast(-40.0f) : below;
+    const floatv ds = s * (1.0f - s);
+    return s + clamped * ds * gelu_slope * (1.0f + 3.0f * gelu_cubic * clamped * clamped);
 }
 
-// In x[i] and x[i + HALF], the lanes whose number has the bit HALF, or lacks it, trade places.
+// One step of a transposition, for rows a = x[i] and b = x[i + HALF]: swaps the lanes of a whose number has the bit
+// HALF with the lanes of b whose number lacks it.
 template <int HALF, int... L>
-VEC_INLINE void trade_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
-    const floatv low = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + VL : L)...);
-    const floatv high = __builtin_shufflevector(a, b, (L & HALF ? L + VL : L + HALF)...);
-    a = low, b = high;
+VEC_INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
+    const floatv new_a = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + VL : L)...);
+    const floatv new_b = __builtin_shufflevector(a, b, (L & HALF ? L + VL : L + HALF)...);
+    a = new_a;
+    b = new_b;
 }
 
 // x[i][j] = x[j][i]
 template <int HALF = VL / 2>
 VEC_INLINE void transpose(floatv (&x)[VL]) {
     for (int i = 0; i < VL; i++)
-        if (!(i & HALF)) trade_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
+        if (!(i & HALF)) swap_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
     if constexpr (HALF > 1) transpose<HALF / 2>(x);
 }
 
-// The products of 64 bits of each lane and the factor.
+// high, low: the upper and lower 32 bits of the 64-bit products of each lane of x and the factor.
 VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor) {
 #if defined(__AVX512F__) || defined(__AVX2__)
     typedef uint64_t longv __attribute__((vector_size(4 * VL)));
@@ -248,7 +251,7 @@ VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor)
         return (longv)_mm256_mul_epu32((__m256i)lanes, _mm256_set1_epi64x(factor));
     };
 #endif
-    const longv even = products((longv)x), odd = products((longv)x >> 32);  // of the lower halves of 64 bits
+    const longv even = products((longv)x), odd = products((longv)x >> 32);  // vpmuludq takes the even lanes
     low = (uintv)((even & 0xffffffff) | odd << 32);
     high = (uintv)(even >> 32 | (odd & 0xffffffff00000000));
 #elif defined(__aarch64__)
@@ -259,20 +262,22 @@ VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor)
 #else
     for (int i = 0; i < VL; i++) {
         const uint64_t product = uint64_t(x[i]) * factor;
-        low[i] = uint32_t(product), high[i] = uint32_t(product >> 32);
+        low[i] = uint32_t(product);
+        high[i] = uint32_t(product >> 32);
     }
 #endif
 }
 
-// a, b become a[0], b[0], a[1], b[1], ...
+// a, b = a[0], b[0], a[1], b[1], ...
 template <int... L>
 VEC_INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
     const uintv low = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL)...);
     const uintv high = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL + VL / 2)...);
-    a = low, b = high;
+    a = low;
+    b = high;
 }
 
-// Philox{seed, stream} of random.h at the indices from `first` on, one a lane: bits16 of 8 VL elements, in their order.
+// The bits16 of 8 VL consecutive elements by Philox{seed, stream} of random.h, for VL indices from `first` on.
 VEC_INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t stream, uint64_t first) {
     uintv x[4] = {uintv{} + uint32_t(first), {}, uintv{} + uint32_t(stream), uintv{} + uint32_t(stream >> 32)};
     for (int i = 0; i < VL; i++) x[0][i] += uint32_t(i);
@@ -282,13 +287,19 @@ VEC_INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t 
         uintv high0, low0, high2, low2;
         multiply_wide(high0, low0, x[0], 0xD2511F53);
         multiply_wide(high2, low2, x[2], 0xCD9E8D57);
-        x[0] = high2 ^ x[1] ^ key[0], x[1] = low2, x[2] = high0 ^ x[3] ^ key[1], x[3] = low0;
-        key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
+        x[0] = high2 ^ x[1] ^ key[0];
+        x[1] = low2;
+        x[2] = high0 ^ x[3] ^ key[1];
+        x[3] = low0;
+        key[0] += 0x9E3779B9;
+        key[1] += 0xBB67AE85;
     }
-    // x[w][lane] is word w of a lane, and the four words of a lane belong side by side.
+    // x[w][lane] is word w of a lane; in memory the four words of a lane are contiguous.
     constexpr std::make_integer_sequence<int, VL> lanes{};
-    interleave(x[0], x[2], lanes), interleave(x[1], x[3], lanes);
-    interleave(x[0], x[1], lanes), interleave(x[2], x[3], lanes);
+    interleave(x[0], x[2], lanes);
+    interleave(x[1], x[3], lanes);
+    interleave(x[0], x[1], lanes);
+    interleave(x[2], x[3], lanes);
     __builtin_memcpy(bits, x, sizeof x);
 }
 

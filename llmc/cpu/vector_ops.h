@@ -1,13 +1,12 @@
-// vector_ops.h: the operations in vector registers, for the instruction set and into the namespace VECTOR_VARIANT of
-// the including file (avx2.cpp, avx512.cpp, neon.cpp). The definitions they must agree with are in encoder.cpp,
-// layernorm.cpp, ...
+// vector_ops.h: all operations but the matmul in vector registers (vec.h), compiled for the instruction set of the
+// including file (avx2.cpp, avx512.cpp, neon.cpp), into its namespace VECTOR_VARIANT. The reference implementations are
+// in encoder.cpp, layernorm.cpp, ...; ops.inc has the shapes.
 //
-// All of them are bound by memory, but for the exponentials of the classifier, and touch each array once. Work is split
-// into pieces that depend on the sizes alone, and each piece is summed in one order: the bits do not depend on the
-// number of threads. Pieces are handed out as threads ask for them, so that a thread which loses its core holds up
-// nobody.
+// The operations are bound by memory, except for the exponentials of the classifier, and read each array once. Work is
+// split into chunks that depend on the sizes only, and each chunk is summed in a fixed order: the bits do not depend on
+// the number of threads. The schedule is dynamic, so that a thread which loses its core does not hold up the others.
 #include <assert.h>
-#include <math.h>  // the C functions: std::log(float) is an inline function with a public name
+#include <math.h>  // C functions: std::log(float) is an inline function with external linkage (vec.h)
 #include <omp.h>
 
 #include "cpu/variants.h"
@@ -16,11 +15,11 @@
 
 namespace cpu::VECTOR_VARIANT {
 
-// body(begin, end) for pieces of [0, count).
+// Calls body(begin, end) for chunks of [0, count), on all threads.
 template <class Body>
-static void for_pieces(int64_t count, int64_t piece, Body body) {
-#pragma omp parallel for schedule(dynamic) if (count > piece)
-    for (int64_t begin = 0; begin < count; begin += piece) body(begin, begin + piece < count ? begin + piece : count);
+static void for_chunks(int64_t count, int64_t chunk, Body body) {
+#pragma omp parallel for schedule(dynamic) if (count > chunk)
+    for (int64_t begin = 0; begin < count; begin += chunk) body(begin, begin + chunk < count ? begin + chunk : count);
 }
 
 // ---- embeddings
@@ -28,7 +27,7 @@ static void for_pieces(int64_t count, int64_t piece, Body body) {
 template <class floatX>
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      Stream) {
-    for_pieces(int64_t(B) * T, 32, [=](int64_t begin, int64_t end) {
+    for_chunks(int64_t(B) * T, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++) {
             const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + n % T * C;
             for_vectors(C, [&](int64_t c, auto width) {
@@ -38,11 +37,11 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
     });
 }
 
-// A piece is a range of channels, over all tokens in their order: whatever rows meet, they are added in that order.
+// A chunk is a range of channels and all tokens: rows of dout for the same row of dwte are added in the tokens' order.
 template <class floatX>
 void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int,
                       Stream) {
-    for_pieces(C, 64, [=](int64_t begin, int64_t end) {
+    for_chunks(C, 64, [=](int64_t begin, int64_t end) {
         for (int64_t n = 0; n < int64_t(B) * T; n++) {
             float *token = dwte + int64_t(tokens[n]) * C + begin, *position = dwpe + n % T * C + begin;
             for_vectors(end - begin, [&](int64_t c, auto width) {
@@ -56,28 +55,30 @@ void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* t
 
 // ---- LayerNorm
 
-// total: the lanes of the sum over the row. The second pass over x and the third find it in the nearest cache.
+// Computes out (C), mean and rstd from x (C). total: the lanes of the row's sum, which the caller computes as it reads
+// x from memory. The two passes over x here read it from the nearest cache.
 template <class floatX>
 static inline void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x, floatv total,
                                  const floatX* weight, const floatX* bias, int C) {
-    const float m = sum(total) / C;
+    const float m = reduce_sum(total) / C;
     floatv squares = {};
     for_vectors(C, [&](int64_t c, auto width) {
-        const floatv d = keep(load(x + c, width) - m, 0.0f, width);
+        const floatv d = mask_lanes(load(x + c, width) - m, 0.0f, width);
         squares += d * d;
     });
-    const float r = 1.0f / sqrtf(sum(squares) / C + 1e-5f);
+    const float r = 1.0f / sqrtf(reduce_sum(squares) / C + 1e-5f);
     for_vectors(C, [&](int64_t c, auto width) {
         const floatv norm = (load(x + c, width) - m) * r;
         store(out + c, norm * load(weight + c, width) + load(bias + c, width), width);
     });
-    *mean = m, *rstd = r;
+    *mean = m;
+    *rstd = r;
 }
 
 template <class floatX>
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream) {
-    for_pieces(N, 32, [=](int64_t begin, int64_t end) {
+    for_chunks(N, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++) {
             const floatX* x = inp + n * C;
             floatv total = {};
@@ -90,7 +91,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 template <class floatX>
 void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                                 const floatX* weight, const floatX* bias, int N, int C, Stream) {
-    for_pieces(N, 32, [=](int64_t begin, int64_t end) {
+    for_chunks(N, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++) {
             floatX* x = sum + n * C;
             floatv total = {};
@@ -102,7 +103,7 @@ void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rs
     });
 }
 
-// The sums over rows that backward makes, of C channels each, one behind the other.
+// The sums over rows in layernorm_backward, (C) each and contiguous; dbranch_bias may be null.
 struct ColumnSums {
     float *dweight, *dbias, *dbranch_bias;
 };
@@ -110,62 +111,62 @@ constexpr int COLUMN_SUMS = 3;
 
 VEC_INLINE void add_to(float* sum, floatv x, auto width) { store(sum, load(sum, width) + x, width); }
 
-// dinp of one row, and the row's part of the sums. dresidual null: zero.
+// dinp (C) of one row; adds the row to the sums. dresidual null: zero.
 template <class floatX>
 static inline void layernorm_backward_row(floatX* dinp, ColumnSums sums, const floatX* dout, const floatX* inp,
                                           const floatX* weight, float mean, float rstd, const floatX* dresidual,
                                           int C) {
     floatv total = {}, total_norm = {};
     for_vectors(C, [&](int64_t c, auto width) {
-        const floatv norm = keep((load(inp + c, width) - mean) * rstd, 0.0f, width), d = load(dout + c, width);
+        const floatv norm = mask_lanes((load(inp + c, width) - mean) * rstd, 0.0f, width), d = load(dout + c, width);
         const floatv dnorm = d * load(weight + c, width);
         total += dnorm;
         total_norm += dnorm * norm;
         add_to(sums.dweight + c, d * norm, width);
         add_to(sums.dbias + c, d, width);
     });
-    const float average = sum(total) / C, average_norm = sum(total_norm) / C;
+    const float average = reduce_sum(total) / C, average_norm = reduce_sum(total_norm) / C;
     for_vectors(C, [&](int64_t c, auto width) {
         const floatv norm = (load(inp + c, width) - mean) * rstd;
         const floatv dnorm = load(dout + c, width) * load(weight + c, width);
-        const floatv past = dresidual ? load(dresidual + c, width) : floatv{};
-        const floatv through = rstd * (dnorm - average - norm * average_norm);
-        const floatv d = store_rounded(dinp + c, past + through, width);
+        const floatv residual = dresidual ? load(dresidual + c, width) : floatv{};
+        const floatv gradient = rstd * (dnorm - average - norm * average_norm);
+        const floatv d = store_rounded(dinp + c, residual + gradient, width);
         if (sums.dbranch_bias) add_to(sums.dbranch_bias + c, d, width);
     });
 }
 
-// Rows in a piece, each of which has sums of its own: at most 256 pieces, so that these stay few.
-static int layernorm_piece(int N) { return N > 32 * 256 ? ceil_div(N, 256) : 32; }
+// Rows in a chunk. Each chunk has sums of its own, so there are at most 256 chunks.
+static int layernorm_chunk(int N) { return N > 32 * 256 ? ceil_div(N, 256) : 32; }
 
 static int64_t layernorm_scratch_bytes(int N, int C) {
-    return int64_t(ceil_div(N, layernorm_piece(N))) * COLUMN_SUMS * C * int64_t(sizeof(float));
+    return int64_t(ceil_div(N, layernorm_chunk(N))) * COLUMN_SUMS * C * int64_t(sizeof(float));
 }
 
 template <class floatX>
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream) {
-    const int piece = layernorm_piece(N), pieces = ceil_div(N, piece);
+    const int chunk = layernorm_chunk(N), chunks = ceil_div(N, chunk);
     const int64_t stride = int64_t(COLUMN_SUMS) * C;
     float* scratch = static_cast<float*>(cpu::scratch(layernorm_scratch_bytes(N, C)));
     const auto sums_of = [=](int64_t i) {
-        float* own = scratch + i * stride;
-        return ColumnSums{own, own + C, dbranch_bias ? own + 2 * C : nullptr};
+        float* sums = scratch + i * stride;
+        return ColumnSums{sums, sums + C, dbranch_bias ? sums + 2 * C : nullptr};
     };
-    for_pieces(N, piece, [=](int64_t begin, int64_t end) {
-        const ColumnSums own = sums_of(begin / piece);
-        __builtin_memset(own.dweight, 0, stride * sizeof(float));
+    for_chunks(N, chunk, [=](int64_t begin, int64_t end) {
+        const ColumnSums sums = sums_of(begin / chunk);
+        __builtin_memset(sums.dweight, 0, stride * sizeof(float));
         for (int64_t n = begin; n < end; n++)
-            layernorm_backward_row(dinp + n * C, own, dout + n * C, inp + n * C, weight, mean[n], rstd[n],
+            layernorm_backward_row(dinp + n * C, sums, dout + n * C, inp + n * C, weight, mean[n], rstd[n],
                                    dresidual ? dresidual + n * C : nullptr, C);
     });
-    for (int i = 0; i < pieces; i++) {
-        const ColumnSums own = sums_of(i);
+    for (int i = 0; i < chunks; i++) {
+        const ColumnSums sums = sums_of(i);
         for_vectors(C, [&](int64_t c, auto width) {
-            add_to(dweight + c, load(own.dweight + c, width), width);
-            add_to(dbias + c, load(own.dbias + c, width), width);
-            if (dbranch_bias) add_to(dbranch_bias + c, load(own.dbranch_bias + c, width), width);
+            add_to(dweight + c, load(sums.dweight + c, width), width);
+            add_to(dbias + c, load(sums.dbias + c, width), width);
+            if (dbranch_bias) add_to(dbranch_bias + c, load(sums.dbranch_bias + c, width), width);
         });
     }
 }
@@ -174,7 +175,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
 
 template <class floatX>
 void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream) {
-    for_pieces(count, 1 << 14, [=](int64_t begin, int64_t end) {
+    for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
         for_vectors(end - begin,
                     [&](int64_t i, auto width) { store(out + begin + i, gelu(load(inp + begin + i, width)), width); });
     });
@@ -182,7 +183,7 @@ void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream) {
 
 template <class floatX>
 void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
-    for_pieces(count, 1 << 14, [=](int64_t begin, int64_t end) {
+    for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
         for_vectors(end - begin, [&](int64_t i, auto width) {
             const floatv d = load(dout + begin + i, width);
             store(dinp + begin + i, d * gelu_derivative(load(inp + begin + i, width)), width);
@@ -192,69 +193,71 @@ void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t 
 
 // ---- softmax and cross entropy
 
-// Logits are taken in by blocks: while the exponentials of one are computed, the next is on its way from memory.
-constexpr int LOGITS = 2048;
+// Logits are read in blocks: while the exponentials of one block are computed, the next one is read from memory.
+constexpr int LOGIT_BLOCK = 2048;
 
-// Of the logits so far: the largest (from the lowest float on, so that minus infinity less it is minus infinity), and
-// the sum of exp(logit - largest).
-struct SoftmaxSum {
-    float top = -0x1.fffffep127f;
-    floatv total = {};
+// The softmax of the logits so far. row_max: their maximum; it starts at the lowest float, so that -infinity - row_max
+// is -infinity and not NaN. row_sum: the lanes of the sum of exp(logit - row_max).
+struct OnlineSoftmax {
+    float row_max = -0x1.fffffep127f;
+    floatv row_sum = {};
 };
 
-// keep_exponential(v, exp(logits[v] - s.top), width) for the logits of one block.
-template <class floatX, class Keep>
-static inline void add_block(SoftmaxSum& s, const floatX* logits, int64_t begin, int64_t end, Keep keep_exponential) {
-    floatv tops = broadcast(s.top);
+// Adds logits begin to end - 1 to s, and calls store_exp(v, exp(logits[v] - s.row_max), width) for them.
+template <class floatX, class StoreExp>
+static inline void add_block(OnlineSoftmax& s, const floatX* logits, int64_t begin, int64_t end, StoreExp store_exp) {
+    floatv block_max = broadcast(s.row_max);
     for_vectors(end - begin, [&](int64_t v, auto width) {
-        tops = larger(keep(load(logits + begin + v, width), s.top, width), tops);
+        block_max = max(mask_lanes(load(logits + begin + v, width), s.row_max, width), block_max);
     });
-    const float top = largest(tops);
-    s.total *= exp(broadcast(s.top - top));
-    s.top = top;
+    const float new_max = reduce_max(block_max);
+    s.row_sum *= exp(broadcast(s.row_max - new_max));
+    s.row_max = new_max;
     floatv total = {};
     for_vectors(end - begin, [&](int64_t v, auto width) {
-        const floatv e = keep(exp(load(logits + begin + v, width) - top), 0.0f, width);
-        keep_exponential(begin + v, e, width);
+        const floatv e = mask_lanes(exp(load(logits + begin + v, width) - new_max), 0.0f, width);
+        store_exp(begin + v, e, width);
         total += e;
     });
-    s.total += total;
+    s.row_sum += total;
 }
 
 template <class floatX>
 void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp, Stream) {
-    for_pieces(N, 1, [=](int64_t n, int64_t) {
+    for_chunks(N, 1, [=](int64_t n, int64_t) {
         losses[n] = 0.0f;
         if (targets[n] < 0) return;
         const floatX* row = logits + n * Vp;
-        SoftmaxSum s;
-        for (int64_t v = 0; v < V; v += LOGITS)
-            add_block(s, row, v, v + LOGITS < V ? v + LOGITS : V, [](int64_t, floatv, auto) {});
-        losses[n] = logf(sum(s.total)) + (s.top - float(row[targets[n]]));
+        OnlineSoftmax s;
+        for (int64_t v = 0; v < V; v += LOGIT_BLOCK)
+            add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V, [](int64_t, floatv, auto) {});
+        losses[n] = logf(reduce_sum(s.row_sum)) + (s.row_max - float(row[targets[n]]));
     });
 }
 
-// Of one thread: a row's exponentials, and the largest logit that those of each block refer to.
-static int64_t exponentials_bytes(int V) { return round_up(V + ceil_div(V, LOGITS), 16) * int64_t(sizeof(float)); }
+// Scratch of one thread: a row's exponentials, and for each block the row_max that was subtracted from its logits.
+static int64_t exponentials_bytes(int V) { return round_up(V + ceil_div(V, LOGIT_BLOCK), 16) * int64_t(sizeof(float)); }
 
-// Exponentials are what this costs: each is computed once, and stays in the second cache as a float.
+// row (Vp): logits in, gradients out; returns the loss. The exponentials take most of the time: each is computed once
+// and stays in the second-level cache as a float.
 template <class floatX>
 static inline float cross_entropy_row(floatX* row, float* exponentials, int target, int V, int Vp, float scale) {
-    float* tops = exponentials + V;
-    SoftmaxSum s;
-    for (int64_t v = 0; v < V; v += LOGITS) {
-        add_block(s, row, v, v + LOGITS < V ? v + LOGITS : V,
+    float* block_max = exponentials + V;
+    OnlineSoftmax s;
+    for (int64_t v = 0; v < V; v += LOGIT_BLOCK) {
+        add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V,
                   [&](int64_t i, floatv e, auto width) { store(exponentials + i, e, width); });
-        tops[v / LOGITS] = s.top;
+        block_max[v / LOGIT_BLOCK] = s.row_max;
     }
-    const float all = sum(s.total), loss = logf(all) + (s.top - float(row[target]));
-    for (int64_t v = 0; v < V; v += LOGITS) {
-        const floatv share = exp(broadcast(tops[v / LOGITS] - s.top)) * (scale / all);
-        for_vectors(v + LOGITS < V ? LOGITS : V - v, [&](int64_t i, auto width) {
-            store(row + v + i, load(exponentials + v + i, width) * share, width);
+    const float row_sum = reduce_sum(s.row_sum), loss = logf(row_sum) + (s.row_max - float(row[target]));
+    for (int64_t v = 0; v < V; v += LOGIT_BLOCK) {
+        const floatv factor = exp(broadcast(block_max[v / LOGIT_BLOCK] - s.row_max)) * (scale / row_sum);
+        for_vectors(v + LOGIT_BLOCK < V ? LOGIT_BLOCK : V - v, [&](int64_t i, auto width) {
+            store(row + v + i, load(exponentials + v + i, width) * factor, width);
         });
     }
-    const floatv probability = exp(broadcast(tops[target / LOGITS] - s.top)) * (exponentials[target] / all);
+    const floatv probability =
+        exp(broadcast(block_max[target / LOGIT_BLOCK] - s.row_max)) * (exponentials[target] / row_sum);
     row[target] = floatX((probability[0] - 1.0f) * scale);
     __builtin_memset(row + V, 0, (Vp - V) * sizeof(floatX));
     return loss;
@@ -264,7 +267,7 @@ template <class floatX>
 void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale, Stream) {
     const int64_t bytes = exponentials_bytes(V);
     char* scratch = static_cast<char*>(cpu::scratch(bytes * omp_get_max_threads()));
-    for_pieces(N, 1, [=](int64_t n, int64_t) {
+    for_chunks(N, 1, [=](int64_t n, int64_t) {
         floatX* row = logits + n * Vp;
         float* exponentials = reinterpret_cast<float*>(scratch + bytes * omp_get_thread_num());
         losses[n] = 0.0f;
@@ -277,18 +280,19 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
 
 // ---- gradient norm and AdamW
 
-// A lane sums a part of its piece in float, the rest is in double.
+// The lanes sum a chunk in float; lanes and chunks are added in double.
 void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
-    constexpr int max_pieces = 1024;
-    constexpr int64_t ahead = 2048 / sizeof(float);  // what the hardware fetches by itself fills half of the bandwidth
-    // At least 1, although count may be 0: OpenMP allows no step of 0, and clang's loop divides by it.
-    const int64_t piece = round_up<int64_t>(ceil_div<int64_t>(count > 0 ? count : 1, max_pieces), 4096);
-    double sums[max_pieces] = {};
-    for_pieces(count, piece, [=, &sums](int64_t begin, int64_t end) {
-        floatv a = {}, b = {}, c = {}, d = {};  // four, so that an addition need not wait for the one before it
+    constexpr int max_chunks = 1024;
+    // Software prefetch: the hardware's alone reaches half of the memory bandwidth.
+    constexpr int64_t prefetch_distance = 2048 / sizeof(float);
+    // The chunk is at least 1 although count may be 0: OpenMP allows no step of 0, and clang's loop divides by it.
+    const int64_t chunk = round_up<int64_t>(ceil_div<int64_t>(count > 0 ? count : 1, max_chunks), 4096);
+    double sums[max_chunks] = {};
+    for_chunks(count, chunk, [=, &sums](int64_t begin, int64_t end) {
+        floatv a = {}, b = {}, c = {}, d = {};  // four, to hide the latency of an addition
         int64_t i = begin;
         for (; i + 4 * VL <= end; i += 4 * VL) {
-            for (int line = 0; line < 4 * VL; line += 16) __builtin_prefetch(x + i + ahead + line);
+            for (int line = 0; line < 4 * VL; line += 16) __builtin_prefetch(x + i + prefetch_distance + line);
             const floatv p = load(x + i), q = load(x + i + VL), r = load(x + i + 2 * VL), s = load(x + i + 3 * VL);
             a += p * p, b += q * q, c += r * r, d += s * s;
         }
@@ -296,34 +300,35 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
             const floatv p = load(x + i + j, width);
             a += p * p;
         });
-        const floatv all = (a + b) + (c + d);
+        const floatv squares = (a + b) + (c + d);
         double lanes = 0.0;
-        for (int j = 0; j < VL; j++) lanes += double(all[j]);
-        sums[begin / piece] = lanes;
+        for (int j = 0; j < VL; j++) lanes += double(squares[j]);
+        sums[begin / chunk] = lanes;
     });
     double total = 0.0;
     for (double s : sums) total += s;
     *out = float(total);
 }
 
-// What is the same for all elements.
+// The constants of one AdamW step.
 struct AdamWStep {
     float factor, beta1, beta2, correction1, correction2, eps, lr, weight_decay;
     uint64_t seed, stream;
 };
 
-// A run of elements that all decay, or all do not, from `index` of the flat buffer on. AT_RANDOM: without a master.
-template <bool AT_RANDOM, class floatX>
+// Updates a run of `count` elements that all have the same weight decay, from element `index` of the flat buffer on.
+// STOCHASTIC: there are no master weights; weights are rounded stochastically.
+template <bool STOCHASTIC, class floatX>
 static inline void adamw_run(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t count,
                              float decay, int64_t index, const AdamWStep& s) {
-    constexpr int block = 8 * VL;  // of random bits
+    constexpr int block = 8 * VL;  // elements whose random bits are drawn at once
     static_assert(FLAT_ALIGN % VL == 0);
     for (int64_t begin = 0; begin < count; begin += block) {
         uint16_t bits[block];
-        if constexpr (AT_RANDOM) random_bits16(bits, s.seed, s.stream, uint64_t(index + begin) / 8);
+        if constexpr (STOCHASTIC) random_bits16(bits, s.seed, s.stream, uint64_t(index + begin) / 8);
         for (int64_t i = begin; i < count && i < begin + block; i += VL) {
             floatv w;
-            if constexpr (AT_RANDOM)
+            if constexpr (STOCHASTIC)
                 w = load(weight + i);
             else
                 w = load(master + i);
@@ -334,8 +339,8 @@ static inline void adamw_run(floatX* weight, float* master, float* m, float* v, 
             const floatv next = w - s.lr * (update + decay * w);
             store(m + i, mi);
             store(v + i, vi);
-            if constexpr (AT_RANDOM) {
-                store_at_random(weight + i, next, bits + (i - begin));
+            if constexpr (STOCHASTIC) {
+                store_stochastic(weight + i, next, bits + (i - begin));
             } else {
                 store(master + i, next);
                 if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
@@ -344,15 +349,15 @@ static inline void adamw_run(floatX* weight, float* master, float* m, float* v, 
     }
 }
 
-template <bool AT_RANDOM, class floatX>
+template <bool STOCHASTIC, class floatX>
 static void adamw_all(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t first,
                       int64_t count, DecayPattern decay, const AdamWStep& s) {
-    for_pieces(count, 1 << 16, [=, &s](int64_t begin, int64_t end) {
+    for_chunks(count, 1 << 16, [=, &s](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end;) {
             const DecayPattern::Run run = decay.run(first + i);
             const int64_t n = (run.end - first < end ? run.end - first : end) - i;
-            adamw_run<AT_RANDOM>(weight + i, master + i, m + i, v + i, grad + i, n, run.decays ? s.weight_decay : 0.0f,
-                                 first + i, s);
+            adamw_run<STOCHASTIC>(weight + i, master + i, m + i, v + i, grad + i, n, run.decays ? s.weight_decay : 0.0f,
+                                  first + i, s);
             i += n;
         }
     });

@@ -1,6 +1,6 @@
-// cpu_model.h: the loss of GPT-2 and its gradients in float, by the CPU's operations on host memory, whatever backend
-// the program has: what test_gpt2 compares the model on the device with. Written apart from gpt2.cpp: one buffer for
-// each result, nothing in place, all rows of logits at once.
+// cpu_model.h: GPT-2's loss and gradients in float, by the CPU's operations on host memory. test_gpt2 compares the
+// model of the program's backend with it. It is independent of gpt2.cpp: one buffer for each result, no operation in
+// place, all rows of logits at once.
 #pragma once
 #include <vector>
 
@@ -15,7 +15,7 @@ struct CpuModel {
     ParamLayout layout;
     Floats weights, grads;  // (layout.total)
     Floats logits;          // (N, Vp)
-    float loss = 0.0f;      // the mean over the tokens
+    float loss = 0.0f;      // mean over the tokens
 
     explicit CpuModel(const GPT2Config& config)
         : config(config), layout(config), weights(size_t(layout.total)), grads(size_t(layout.total)) {}
@@ -24,8 +24,8 @@ struct CpuModel {
     float* g(Param p, int l = 0) { return grads.data() + layout.offset(p, l); }
 
     void run(const std::vector<int>& tokens, const std::vector<int>& targets, int B, int T) {
-        // The operations refuse to take more working memory than was reserved, and where the device is the CPU, a
-        // smaller model may have reserved it.
+        // The operations refuse to take more scratch memory than was reserved. If the device is the CPU, another model
+        // may have reserved less than this one needs.
         cpu::reserve_scratch(cpu::scratch_bytes<float>(B, T, config.C, config.NH, config.Vp()));
         forward(tokens, B, T);
         backward(tokens, targets, B, T);
@@ -48,7 +48,8 @@ struct CpuModel {
                                       C, nullptr);
     }
 
-    Floats product(const Floats& inp, Floats* pre_gelu, Param weight, const float* bias, int l, int N, int OC) {
+    // out (N, OC) from inp (N, IC). With pre_gelu, out is its GELU.
+    Floats matmul(const Floats& inp, Floats* pre_gelu, Param weight, const float* bias, int l, int N, int OC) {
         Floats out = floats(int64_t(N) * OC);
         if (pre_gelu) *pre_gelu = out;
         cpu::matmul_forward<float>(out.data(), pre_gelu ? pre_gelu->data() : nullptr, inp.data(),
@@ -71,24 +72,24 @@ struct CpuModel {
         for (int l = 0; l < config.L; l++) {
             Layer& a = layers[size_t(l)];
             layernorm(a.ln1, a.mean1, a.rstd1, *x, ln1w, ln1b, l, N);
-            a.qkv = product(a.ln1, nullptr, qkvw, w(qkvb, l), l, N, 3 * C);
+            a.qkv = matmul(a.ln1, nullptr, qkvw, w(qkvb, l), l, N, 3 * C);
             a.att = floats(int64_t(N) * C), a.lse = floats(int64_t(N) * NH);
             cpu::attention_forward<float>(a.att.data(), a.lse.data(), a.qkv.data(), B, T, NH, C / NH, nullptr);
-            a.attproj = product(a.att, nullptr, attprojw, w(attprojb, l), l, N, C);
+            a.attproj = matmul(a.att, nullptr, attprojw, w(attprojb, l), l, N, C);
             a.residual2 = sum(*x, a.attproj);
             layernorm(a.ln2, a.mean2, a.rstd2, a.residual2, ln2w, ln2b, l, N);
-            a.gelu = product(a.ln2, &a.fc, fcw, w(fcb, l), l, N, 4 * C);
-            a.fcproj = product(a.gelu, nullptr, fcprojw, w(fcprojb, l), l, N, C);
+            a.gelu = matmul(a.ln2, &a.fc, fcw, w(fcb, l), l, N, 4 * C);
+            a.fcproj = matmul(a.gelu, nullptr, fcprojw, w(fcprojb, l), l, N, C);
             a.residual3 = sum(a.residual2, a.fcproj);
             x = &a.residual3;
         }
         layernorm(lnf, mean, rstd, *x, lnfw, lnfb, 0, N);
-        logits = product(lnf, nullptr, wte, nullptr, 0, N, config.Vp());
+        logits = matmul(lnf, nullptr, wte, nullptr, 0, N, config.Vp());
     }
 
-    // The gradient of inp; adds those of weight and bias.
-    Floats product_backward(const Floats& dout, const Floats& inp, const Floats* pre_gelu, Param weight, float* dbias,
-                            int l, int N) {
+    // Returns the gradient of inp (N, IC) from dout (N, OC). Adds to the gradients of weight and bias.
+    Floats matmul_backward(const Floats& dout, const Floats& inp, const Floats* pre_gelu, Param weight, float* dbias,
+                           int l, int N) {
         const int IC = int(int64_t(inp.size()) / N), OC = int(int64_t(dout.size()) / N);
         Floats dinp = floats(int64_t(N) * IC);
         cpu::matmul_backward<float>(dinp.data(), g(weight, l), dbias, dout.data(), inp.data(), {w(weight, l), nullptr},
@@ -96,12 +97,13 @@ struct CpuModel {
         return dinp;
     }
 
-    // The gradient of inp, of what goes past the LayerNorm as well.
-    Floats layernorm_backward(const Floats& dout, const Floats& past, const Floats& inp, const Floats& means,
+    // Returns dresidual + LayerNorm's input gradient, (N, C).
+    Floats layernorm_backward(const Floats& dout, const Floats& dresidual, const Floats& inp, const Floats& means,
                               const Floats& rstds, Param weight, Param bias, int l, int N) {
         Floats dinp = floats(int64_t(N) * config.C);
         cpu::layernorm_backward<float>(dinp.data(), g(weight, l), g(bias, l), nullptr, dout.data(), inp.data(),
-                                       w(weight, l), means.data(), rstds.data(), past.data(), N, config.C, nullptr);
+                                       w(weight, l), means.data(), rstds.data(), dresidual.data(), N, config.C,
+                                       nullptr);
         return dinp;
     }
 
@@ -114,20 +116,20 @@ struct CpuModel {
         double total = 0.0;
         for (float x : losses) total += double(x);
         loss = float(total / N);
-        const Floats dlnf = product_backward(dlogits, lnf, nullptr, wte, nullptr, 0, N);
+        const Floats dlnf = matmul_backward(dlogits, lnf, nullptr, wte, nullptr, 0, N);
         Floats dx =
             layernorm_backward(dlnf, floats(int64_t(N) * C), layers.back().residual3, mean, rstd, lnfw, lnfb, 0, N);
         for (int l = config.L - 1; l >= 0; l--) {
             const Layer& a = layers[size_t(l)];
             const Floats& x = l == 0 ? encoded : layers[size_t(l - 1)].residual3;
-            const Floats dfc = product_backward(dx, a.gelu, &a.fc, fcprojw, g(fcprojb, l), l, N);
-            const Floats dln2 = product_backward(dfc, a.ln2, nullptr, fcw, g(fcb, l), l, N);
+            const Floats dfc = matmul_backward(dx, a.gelu, &a.fc, fcprojw, g(fcprojb, l), l, N);
+            const Floats dln2 = matmul_backward(dfc, a.ln2, nullptr, fcw, g(fcb, l), l, N);
             dx = layernorm_backward(dln2, dx, a.residual2, a.mean2, a.rstd2, ln2w, ln2b, l, N);
-            const Floats datt = product_backward(dx, a.att, nullptr, attprojw, g(attprojb, l), l, N);
+            const Floats datt = matmul_backward(dx, a.att, nullptr, attprojw, g(attprojb, l), l, N);
             Floats dqkv = floats(int64_t(N) * 3 * C);
             cpu::attention_backward<float>(dqkv.data(), datt.data(), a.att.data(), a.lse.data(), a.qkv.data(), B, T, NH,
                                            C / NH, nullptr);
-            const Floats dln1 = product_backward(dqkv, a.ln1, nullptr, qkvw, g(qkvb, l), l, N);
+            const Floats dln1 = matmul_backward(dqkv, a.ln1, nullptr, qkvw, g(qkvb, l), l, N);
             dx = layernorm_backward(dln1, dx, x, a.mean1, a.rstd1, ln1w, ln1b, l, N);
         }
         cpu::encoder_backward<float>(g(wte), g(wpe), dx.data(), tokens.data(), B, T, C, config.V, nullptr);

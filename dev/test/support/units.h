@@ -1,6 +1,5 @@
-// units.h: the instructions of matrix_units.h as functions on arrays, for test_units.cpp, which must compile for and
-// run on every machine. units.cpp defines them. It is compiled twice: with the real instructions, and with
-// emulated_units.h.
+// units.h: the instructions of matrix_units.h as functions on arrays, for test_units.cpp, which must compile for every
+// machine. units.cpp defines them. It is compiled twice: with the real instructions, and with emulated_units.h.
 #pragma once
 #include <cstdint>
 

@@ -40,7 +40,7 @@ TEST_CASE("rounding at random is that of random.h, for every bf16 and what lies 
             const uint16_t random[] = {0, 1, 0x8000, 0xffff};
             static_assert(VL == 4);
             bf16 got[VL];
-            store_at_random(got, broadcast(x), random);
+            store_stochastic(got, broadcast(x), random);
             for (int i = 0; i < VL; i++) REQUIRE(got[i].bits == round_randomly(x, random[i]).bits);
         }
 }
@@ -61,12 +61,12 @@ TEST_CASE_TEMPLATE("parts of a vector touch no more than their lanes", floatX, f
     for (int lanes = 1; lanes < VL; lanes++) {
         floatX in[VL], out[VL];
         for (int i = 0; i < VL; i++) in[i] = floatX(float(i + 1)), out[i] = floatX(-1.0f);
-        const floatv x = load(in, Part{lanes});
-        store(out, x, Part{lanes});
+        const floatv x = load(in, Partial{lanes});
+        store(out, x, Partial{lanes});
         for (int i = 0; i < VL; i++) {
             CHECK(x[i] == (i < lanes ? float(i + 1) : 0.0f));
             CHECK(float(out[i]) == (i < lanes ? float(i + 1) : -1.0f));
-            CHECK(float(keep(x, 9.0f, Part{lanes})[i]) == (i < lanes ? float(i + 1) : 9.0f));
+            CHECK(float(mask_lanes(x, 9.0f, Partial{lanes})[i]) == (i < lanes ? float(i + 1) : 9.0f));
         }
     }
 }
@@ -84,9 +84,9 @@ TEST_CASE("a count is covered once, whole vectors first") {
 TEST_CASE("sums, maxima, square roots, transposition") {
     floatv x;
     for (int i = 0; i < VL; i++) x[i] = float((i + 1) * (i + 1));
-    CHECK(sum(x) == float(VL * (VL + 1) * (2 * VL + 1) / 6));
-    CHECK(largest(x) == float(VL * VL));
-    CHECK(largest(-x) == -1.0f);
+    CHECK(reduce_sum(x) == float(VL * (VL + 1) * (2 * VL + 1) / 6));
+    CHECK(reduce_max(x) == float(VL * VL));
+    CHECK(reduce_max(-x) == -1.0f);
     floatv rows[VL];
     for (int i = 0; i < VL; i++) {
         CHECK(square_root(x)[i] == float(i + 1));
