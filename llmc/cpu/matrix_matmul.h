@@ -77,8 +77,10 @@ struct Task {
         const bool walk_b = b.panels > a.panels;
         const int row = walk_b ? number % grid.row_tasks : number / grid.column_tasks;
         const int column = walk_b ? number / grid.row_tasks : number % grid.column_tasks;
-        i0 = row * grid.rows, i1 = std::min(a.panels, i0 + grid.rows);
-        j0 = column * grid.columns, j1 = std::min(b.panels, j0 + grid.columns);
+        i0 = row * grid.rows;
+        i1 = std::min(a.panels, i0 + grid.rows);
+        j0 = column * grid.columns;
+        j1 = std::min(b.panels, j0 + grid.columns);
     }
 };
 
