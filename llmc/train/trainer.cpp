@@ -86,7 +86,7 @@ static void log_step(Run& run, PendingStep& step) {
 template <class floatX>
 void Trainer<floatX>::finish_step(PendingStep& step) {
     if (!step.waiting) return;
-    const Span span(run.comm.trace.get(), Track::host, {"settle step", step.record.step});
+    const Span span(run.comm.trace.get(), Track::host, {"finish step", step.record.step});
     wait_for_event(step.done);
     step.waiting = false;
     if (!read_rank_statuses(run, step)) return;

@@ -86,7 +86,7 @@ gpu=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --global-batch 128 --
 check "a GPU, with graphs" "$emulated" "${gpu[@]}" --output "$scratch/gpu" --trace "$scratch/gpu.json" --trace-steps 3
 check "its steps" holds "$scratch/gpu.json" "$scratch/gpu" 1 0 3 4 gpu
 check "a recorded micro-step is one span" test "$(grep -c forward "$scratch/gpu.json")" = 0
-check "its host" grep -q '"settle step 2"' "$scratch/gpu.json"
+check "its host" grep -q '"finish step 2"' "$scratch/gpu.json"
 for zero in 0 1; do
     out=$scratch/gpus_$zero
     check "2 staged GPUs, --zero $zero" ranks 2 "$emulated" "${gpu[@]}" --share-gpu --zero $zero --output "$out" --trace "$out.json" \
