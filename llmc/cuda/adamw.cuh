@@ -1,9 +1,10 @@
 // adamw.cuh: the AdamW update (Loshchilov and Hutter 2019) over flat buffers, in one launch.
 //
-// A thread owns as many elements as 16 bytes of floatX hold, so that every access is 16 bytes wide. In bf16 30 bytes
-// move per parameter (gradient read; master, m, v read and written; weight written), without master 24, in fp32 28,
-// which bounds the time (3.7 GB for 124M parameters). The clip factor is read on the device: the host never waits for
-// the norm. Without master a thread's eight roundings take one call of Philox, some 60 instructions of integers.
+// A thread owns as many elements as 16 bytes of floatX hold, so that every access is 16 bytes wide. Memory traffic
+// bounds the time. In bf16 it is 30 bytes per parameter (gradient read; master, m and v read and written; weight
+// written), 24 without master weights, and in fp32 28: 3.7 GB for 124M parameters in bf16. The kernel reads the clip
+// factor from device memory, so the host never waits for the norm. Without master weights, a thread needs one call of
+// Philox, about 60 integer instructions, for the stochastic rounding of its eight weights.
 #pragma once
 #include <cmath>
 
@@ -11,13 +12,13 @@
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-// What is the same for all elements: config, and the corrections of the moments' start from zero.
+// Constants of one optimizer step. correction1 and correction2 are the bias corrections of the moments, 1 - beta^step.
 struct AdamWStep {
     float beta1, beta2, correction1, correction2, eps, lr, weight_decay;
     Philox random;
 };
 
-// The new value of a weight w; m and v in place.
+// Returns the new value of weight w. Updates the moments m and v in place.
 __device__ inline float adamw_element(float w, float& m, float& v, float g, float decay, const AdamWStep& s) {
     m = s.beta1 * m + (1.0f - s.beta1) * g;
     v = s.beta2 * v + (1.0f - s.beta2) * g * g;
@@ -25,46 +26,54 @@ __device__ inline float adamw_element(float w, float& m, float& v, float g, floa
     return w - s.lr * (update + decay * w);
 }
 
-// Where the weight at full precision is.
-enum class Master { apart, weight_itself };
+// Where the fp32 master weight is: in a buffer of its own, or nowhere else than in `weight` (fp32 training, and bf16
+// without master weights).
+enum class Master { separate, weight_itself };
 
-template <class floatX, Master WHERE>
+// weight, master, m, v (count) =, from grad (count) and the clip factor (1). Element 0 of the buffers has index `begin`
+// in the flat parameter buffer, which decides its weight decay and its random bits.
+//
+// Grid: blocks of 256 threads; a thread owns Vec<floatX>::size consecutive elements.
+
+template <class floatX, Master MASTER>
 __global__ void __launch_bounds__(256)
     adamw_kernel(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,
                  int64_t begin, int64_t count, DecayPattern decay, AdamWStep s) {
     using V = Vec<float>;
-    constexpr int own = Vec<floatX>::size, vecs = own / V::size;
-    constexpr bool apart = WHERE == Master::apart, at_random = !apart && sizeof(floatX) != sizeof(float);
-    static_assert(FLAT_ALIGN % own == 0);
+    constexpr int per_thread = Vec<floatX>::size, vecs = per_thread / V::size;
+    constexpr bool has_master = MASTER == Master::separate;
+    constexpr bool stochastic = !has_master && sizeof(floatX) != sizeof(float);  // rounding of the weights
+    static_assert(FLAT_ALIGN % per_thread == 0);
     const float f = *factor;
-    if (std::isnan(f)) return;  // every thread of every block: the step is not taken
-    const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * own;
+    if (std::isnan(f)) return;  // the same for all threads: the step is skipped
+    const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * per_thread;
     if (first >= count) return;
-    const float own_decay = decay.run(begin + first).decays ? s.weight_decay : 0.0f;  // FLAT_ALIGN: the same for all
+    // All elements of a thread have the same decay, because runs are multiples of FLAT_ALIGN.
+    const float weight_decay = decay.run(begin + first).decays ? s.weight_decay : 0.0f;
     uint32_t random[4] = {};
-    if constexpr (at_random) s.random.words(random, uint64_t(begin + first) / own);
+    if constexpr (stochastic) s.random.words(random, uint64_t(begin + first) / per_thread);
 
     Vec<floatX> weights;
-    if constexpr (!apart) weights = load128(weight + first);
+    if constexpr (!has_master) weights = load128(weight + first);
     UNROLL
     for (int j = 0; j < vecs; j++) {
         const int64_t at = first + j * V::size;
         const V g = load128cs(grad + at);
         V w, mi = load128cs(m + at), vi = load128cs(v + at);
-        if constexpr (apart) w = load128cs(master + at);
+        if constexpr (has_master) w = load128cs(master + at);
         UNROLL
         for (int k = 0; k < V::size; k++) {
             floatX& rounded = weights[j * V::size + k];
-            if constexpr (!apart) w[k] = float(rounded);
-            w[k] = adamw_element(w[k], mi[k], vi[k], g[k] * f, own_decay, s);
-            if constexpr (at_random)
+            if constexpr (!has_master) w[k] = float(rounded);
+            w[k] = adamw_element(w[k], mi[k], vi[k], g[k] * f, weight_decay, s);
+            if constexpr (stochastic)
                 rounded = round_randomly(w[k], Philox::bits16(random, j * V::size + k));
             else
                 rounded = floatX(w[k]);
         }
         store128cs(m + at, mi);
         store128cs(v + at, vi);
-        if constexpr (apart) store128cs(master + at, w);
+        if constexpr (has_master) store128cs(master + at, w);
     }
     store128(weight + first, weights);  // the next forward pass reads it
 }
@@ -89,6 +98,6 @@ void gpu::adamw(floatX* weight, float* master, float* m, float* v, const float* 
                      grad, factor, begin, count, decay, s);
     };
     if constexpr (sizeof(floatX) != sizeof(float))
-        if (master) return launch(adamw_kernel<floatX, Master::apart>);
+        if (master) return launch(adamw_kernel<floatX, Master::separate>);
     launch(adamw_kernel<floatX, Master::weight_itself>);
 }

@@ -1,9 +1,10 @@
-// attention.cuh: causal attention: forward, backward, and decoding, which makes the last row alone.
+// attention.cuh: causal attention: forward, backward, and decoding (attention of the last token only).
 //
-// bf16 heads of 64 (every GPT-2) and 128 channels run on tensor cores (attention_mma.cuh), fp32 and other heads in
-// float arithmetic (attention_plain.cuh): multiples of 16 bytes, up to 256 channels, any B and T. Nothing of size T x T
-// is stored, nothing is atomic, and the same input gives the same bits. Where cuDNN is built in (USE_CUDNN), bf16 sizes
-// that prepare_attention has found a plan for run by it (attention_cudnn.h).
+// bf16 heads of 64 channels (every GPT-2) and of 128 channels run on tensor cores (attention_mma.cuh). fp32 and other
+// head sizes run on the FMA units (attention_plain.cuh): HS * sizeof(floatX) must be a multiple of 16, HS at most 256,
+// B and T are arbitrary. The kernels here store no (T, T) matrix and use no atomics: the same input gives the same
+// bits. In a build with cuDNN (USE_CUDNN), cuDNN runs the bf16 sizes for which prepare_attention found a plan
+// (attention_cudnn.h).
 #pragma once
 #include <algorithm>
 #include <string>
@@ -16,11 +17,11 @@
 #include "ops/ops.h"
 
 namespace gpu {
-// Bytes that attention_forward and attention_backward take of device_scratch.
+// Bytes of device_scratch that attention_forward and attention_backward use.
 template <class floatX>
 int64_t attention_scratch_bytes(int B, int T, int NH, int HS);
 
-#ifndef USE_CUDNN  // then nothing is by cuDNN
+#ifndef USE_CUDNN  // built without cuDNN: the kernels below do all the work
 inline void set_attention(AttentionChoice) {}
 inline std::string cudnn_prepare_attention(int, int, int, int, bool) { return "kernels of ours: built without cuDNN"; }
 inline int64_t cudnn_attention_scratch_bytes(int, int, int, int) { return 0; }
@@ -34,13 +35,13 @@ inline bool cudnn_attention_backward(bf16*, const bf16*, const bf16*, const floa
 
 template <class floatX>
 void check_attention(const char* op, int B, int T, int NH, int HS) {
-    constexpr int size = Vec<floatX>::size, most = 256;
+    constexpr int size = Vec<floatX>::size, max_channels = 256;
     ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: there must be at least one of each",
            op, B, T, NH);
     ENSURE(int64_t(T) * 3 * NH * HS <= std::numeric_limits<int>::max(),
            "%s of %d tokens, %d heads of %d channels: a sequence has 2147483647 numbers at most", op, T, NH, HS);
-    ENSURE(HS >= 1 && HS % size == 0 && HS <= most, "%s: heads of %d channels must be a multiple of %d, at most %d", op,
-           HS, size, most);
+    ENSURE(HS >= 1 && HS % size == 0 && HS <= max_channels,
+           "%s: heads of %d channels must be a multiple of %d, at most %d", op, HS, size, max_channels);
 }
 
 template <class floatX>
@@ -88,9 +89,12 @@ void gpu::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out
 
 constexpr int DECODE_THREADS = 256, DECODE_LANES = 8, DECODE_GROUPS = DECODE_THREADS / DECODE_LANES;
 
-// A block per head. 8 lanes share a key and its value, 16 bytes at a time; the block's 32 groups of lanes take every
-// 32nd key, each with a softmax of its own, and what they have is joined at the end. Every key and value is read once:
-// 2 T C sizeof(floatX) bytes. VECS: 16-byte vectors per lane, so HS <= VECS * 8 * Vec::size.
+// out (C) = attention of the last of T tokens, from qkv (T, 3, NH, HS).
+//
+// Grid: one block of 256 threads per head. A group of 8 lanes reads one key and its value, 16 bytes per lane and load.
+// The block's 32 groups take every 32nd key; each keeps an online softmax of its own, and the block combines them at
+// the end. Every key and value is read once: 2*T*C*sizeof(floatX) bytes. VECS: 16-byte vectors per lane, so
+// HS <= VECS * 8 * Vec::size.
 template <class floatX, int VECS>
 __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(floatX* out, const floatX* qkv, AttentionShape s) {
@@ -107,8 +111,8 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     UNROLL
     for (int i = 0; i < VECS; i++) query[i] = load(q, s.T - 1, i);
 
-    float largest = -INFINITY, sum = 0.0f, o[VECS][V::size] = {};
-    for (int first = 0; first < s.T; first += DECODE_GROUPS) {  // all lanes: they shuffle
+    float row_max = -INFINITY, sum = 0.0f, o[VECS][V::size] = {};
+    for (int first = 0; first < s.T; first += DECODE_GROUPS) {  // every lane makes every iteration, for the shuffles
         const int t = first + group;
         float score = 0.0f;
         UNROLL
@@ -119,10 +123,11 @@ __global__ void __launch_bounds__(DECODE_THREADS)
         }
         for (int distance = DECODE_LANES / 2; distance > 0; distance /= 2)
             score += __shfl_xor_sync(FULL_MASK, score, distance);
-        if (t >= s.T) continue;  // the last round
-        score = rounded_product(score, s.scale);
-        const float m = fmaxf(largest, score), rescale = expf(largest - m), weight = expf(score - m);
-        largest = m;
+        if (t >= s.T) continue;  // in the last iteration
+        score = mul_rn(score, s.scale);
+        const float new_max = fmaxf(row_max, score);
+        const float rescale = expf(row_max - new_max), weight = expf(score - new_max);
+        row_max = new_max;
         sum = sum * rescale + weight;
         UNROLL
         for (int i = 0; i < VECS; i++) {
@@ -132,22 +137,26 @@ __global__ void __launch_bounds__(DECODE_THREADS)
         }
     }
 
-    SHARED(group_largest, float[DECODE_GROUPS]);
+    SHARED(group_max, float[DECODE_GROUPS]);
     SHARED(group_sum, float[DECODE_GROUPS]);
     SHARED(group_out, float[DECODE_GROUPS][VECS * step]);
     UNROLL
-    for (int i = 0; i < VECS; i++) UNROLL
-    for (int e = 0; e < V::size; e++) group_out[group][lane * V::size + i * step + e] = o[i][e];
-    if (lane == 0) group_largest[group] = largest, group_sum[group] = sum;
+    for (int i = 0; i < VECS; i++)
+        UNROLL
+        for (int e = 0; e < V::size; e++) group_out[group][lane * V::size + i * step + e] = o[i][e];
+    if (lane == 0) {
+        group_max[group] = row_max;
+        group_sum[group] = sum;
+    }
     __syncthreads();
 
-    float m = -INFINITY, total = 0.0f;
-    for (int g = 0; g < DECODE_GROUPS; g++) m = fmaxf(m, group_largest[g]);
-    for (int g = 0; g < DECODE_GROUPS; g++) total += group_sum[g] * expf(group_largest[g] - m);
+    float block_max = -INFINITY, block_sum = 0.0f;
+    for (int g = 0; g < DECODE_GROUPS; g++) block_max = fmaxf(block_max, group_max[g]);
+    for (int g = 0; g < DECODE_GROUPS; g++) block_sum += group_sum[g] * expf(group_max[g] - block_max);
     for (int c = int(threadIdx.x); c < s.HS; c += DECODE_THREADS) {
-        float mean = 0.0f;
-        for (int g = 0; g < DECODE_GROUPS; g++) mean += group_out[g][c] * expf(group_largest[g] - m);
-        out[int(blockIdx.x) * s.HS + c] = floatX(mean / total);
+        float sum = 0.0f;
+        for (int g = 0; g < DECODE_GROUPS; g++) sum += group_out[g][c] * expf(group_max[g] - block_max);
+        out[int(blockIdx.x) * s.HS + c] = floatX(sum / block_sum);
     }
 }
 

@@ -1,13 +1,13 @@
-// attention_cudnn.cpp: runs the plans of cudnn_plan.h.
+// attention_cudnn.cpp: bf16 attention by cuDNN: chooses, times and executes the plans of cudnn_plan.h.
 //
-// Bytes: forward reads qkv and writes out once, and lse. Backward, not deterministic, adds up dQ in float memory of its
-// own, mostly in the second-level cache. The deterministic form writes dS, (B, NH, T, T) in bf16, and reads it again:
-// 3.2 GB a layer for B = 64, NH = 12, T = 1024. It is the default all the same: the same seed gives the same bits. It
-// takes the micro-batch in parts, so that dS has part_bytes at most, whatever B is; the other has nothing to gain by
-// them.
+// Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
+// buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
+// per layer for B = 64, NH = 12, T = 1024. It is nevertheless the default, so that the same seed gives the same bits.
+// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B. Non-deterministic backward
+// would gain nothing from parts.
 //
-// cuDNN cannot be asked whether an engine is deterministic: it has a note for those that are not, and sets it on none.
-// test_gpu_cudnn.cu compares the bits of several runs.
+// cuDNN does not say whether an engine is deterministic: it defines a behaviour note for engines that are not, but sets
+// it on none. test_gpu_cudnn.cu compares the bits of several runs instead.
 #include "cuda/attention_cudnn.h"
 
 #include <algorithm>
@@ -30,7 +30,8 @@ AttentionChoice& choice() {
     return choice;
 }
 
-// Never destroyed: at exit the driver may be gone. One host thread queues the work of a GPU.
+// Never destroyed: at exit the driver may already be unloaded. One host thread queues all work of a GPU, so one handle
+// is enough.
 cudnnHandle_t handle() {
     static const cudnnHandle_t handle = [] {
         cudnnHandle_t h;
@@ -42,8 +43,8 @@ cudnnHandle_t handle() {
 
 std::string version_text(size_t v) { return format("%d.%d.%d", int(v / 10000), int(v / 100 % 100), int(v % 100)); }
 
-// Why cuDNN, as it is here, is not to be used for any shape; empty: nothing is in its way.
-std::string obstacle() {
+// Why this cuDNN is not used for any shape; empty if it can be used.
+std::string unavailable() {
     const size_t version = cudnnGetVersion();
     if (!choice().cudnn) return "as chosen";
     if (version < OLDEST_CUDNN || version / 10000 != CUDNN_MAJOR)
@@ -55,16 +56,16 @@ std::string obstacle() {
 // ---- Plans
 
 struct Prepared {
-    CudnnPlans found;
+    CudnnPlans candidates;
     size_t chosen = 0;
-    bool final = true;     // false: to be timed when it first runs
-    std::string obstacle;  // why there is no plan
+    bool is_final = true;     // false: the candidates are timed at the first run
+    std::string unavailable;  // why there is no plan
 };
 
 using Key = std::pair<AttentionPass, CudnnShape>;
 
 std::map<Key, Prepared>& prepared() {
-    static std::map<Key, Prepared>& prepared = *new std::map<Key, Prepared>;  // never destroyed, as the handle
+    static std::map<Key, Prepared>& prepared = *new std::map<Key, Prepared>;  // never destroyed, like the handle
     return prepared;
 }
 
@@ -79,37 +80,37 @@ std::string choice_key(const Key& key) {
                   version_text(cudnnGetVersion()).c_str(), names[int(key.first)], B, T, NH, HS);
 }
 
-// What an earlier run chose, if it is still offered.
+// Takes the choice of an earlier run from the autotune file, if cuDNN still offers that plan.
 void recall_choice(const Key& key, Prepared& p) {
     size_t index = 0;
     int engine = 0;
-    const bool is_kept = sscanf(choice_for(choice_key(key)).c_str(), "%zu %d", &index, &engine) == 2;
-    if (is_kept && index < p.found.plans.size() && p.found.plans[index].engine == engine)
+    const bool was_kept = sscanf(choice_for(choice_key(key)).c_str(), "%zu %d", &index, &engine) == 2;
+    if (was_kept && index < p.candidates.plans.size() && p.candidates.plans[index].engine == engine)
         p.chosen = index;
     else
-        p.final = p.found.plans.size() == 1;
+        p.is_final = p.candidates.plans.size() == 1;
 }
 
 const Prepared& prepare(const Key& key) {
-    constexpr size_t candidates = 4;  // of one engine and another, which the heuristics offer
+    constexpr size_t max_candidates = 4;  // plans to time, out of those that the heuristics offer
     const auto [at, is_new] = prepared().try_emplace(key);
     Prepared& p = at->second;
     if (!is_new) return p;
     try {
-        p.found = plan_attention(key.first, key.second, {handle(), ""}, autotuning() ? candidates : 1);
-        if (p.found.plans.empty()) p.obstacle = "cuDNN has no engine for this shape on this GPU";
+        p.candidates = plan_attention(key.first, key.second, {handle(), ""}, autotuning() ? max_candidates : 1);
+        if (p.candidates.plans.empty()) p.unavailable = "cuDNN has no engine for this shape on this GPU";
     } catch (const Error& error) {
-        p.obstacle = error.what();
+        p.unavailable = error.what();
     }
-    if (!p.found.plans.empty() && autotuning()) recall_choice(key, p);
+    if (!p.candidates.plans.empty() && autotuning()) recall_choice(key, p);
     return p;
 }
 
-// Null where the shape was not prepared, or cuDNN has nothing for it.
+// Null if the shape was not prepared, or if cuDNN has no plan for it.
 Prepared* find(const Key& key) {
-    if (!obstacle().empty()) return nullptr;
+    if (!unavailable().empty()) return nullptr;
     const auto at = prepared().find(key);
-    return at == prepared().end() || !at->second.obstacle.empty() ? nullptr : &at->second;
+    return at == prepared().end() || !at->second.unavailable.empty() ? nullptr : &at->second;
 }
 
 // ---- Running
@@ -122,7 +123,10 @@ struct Binding {
 void execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
     std::vector<int64_t> ids;
     std::vector<const void*> addresses;
-    for (const auto& [uid, address] : tensors) ids.push_back(uid), addresses.push_back(address);
+    for (const auto& [uid, address] : tensors) {
+        ids.push_back(uid);
+        addresses.push_back(address);
+    }
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     set_attribute(pack.handle, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, int64_t(ids.size()), ids.data());
     set_attribute(pack.handle, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, int64_t(addresses.size()),
@@ -139,48 +143,51 @@ bool is_capturing(Stream stream) {
     return status != cudaStreamCaptureStatusNone;
 }
 
-// Runs every candidate on the call's own operands: results are written and not added to, so they come out right.
+// Times every candidate on the operands of the current call. That is safe because a plan overwrites its results and
+// does not accumulate into them.
 void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
-    constexpr float clearly = 0.98f;  // else the first stays
+    constexpr float max_ratio = 0.98f;  // a later candidate must take less than this share of the best time
     float best_ms = 0.0f, first_ms = 0.0f;
-    for (const CudnnPlan& plan : p.found.plans) {
-        const size_t i = size_t(&plan - p.found.plans.data());
-        const float ms = least_ms(stream, [&] { execute(plan, tensors, workspace, stream); });
+    for (const CudnnPlan& plan : p.candidates.plans) {
+        const size_t i = size_t(&plan - p.candidates.plans.data());
+        const float ms = measure_ms(stream, [&] { execute(plan, tensors, workspace, stream); });
         if (i == 0) first_ms = ms;
-        if (i != 0 && ms >= clearly * best_ms) continue;
-        p.chosen = i, best_ms = ms;
+        if (i != 0 && ms >= max_ratio * best_ms) continue;
+        p.chosen = i;
+        best_ms = ms;
     }
-    p.final = true;
-    keep_choice(choice_key(key), format("%zu %d %.4f %.4f", p.chosen, p.found.plans[p.chosen].engine, double(best_ms),
-                                        double(first_ms)));
+    p.is_final = true;
+    keep_choice(choice_key(key), format("%zu %d %.4f %.4f", p.chosen, p.candidates.plans[p.chosen].engine,
+                                        double(best_ms), double(first_ms)));
 }
 
 void run(const Key& key, Prepared& p, std::vector<Binding> tensors, void* workspace, Stream stream) {
-    // The numbers are read before execute returns.
+    // cuDNN reads these host values before execute returns.
     const float scale = 1.0f / std::sqrt(float(key.second.HS)), masked = -INFINITY, one = 1.0f;
     tensors.push_back({uid_scale, &scale});
     tensors.push_back({uid_masked, &masked});
     if (key.first != AttentionPass::forward) tensors.push_back({uid_one, &one});
-    if (!p.final && autotuning() && !is_capturing(stream)) choose_fastest(key, p, tensors, workspace, stream);
-    execute(p.found.plans[p.chosen], tensors, workspace, stream);
+    if (!p.is_final && autotuning() && !is_capturing(stream)) choose_fastest(key, p, tensors, workspace, stream);
+    execute(p.candidates.plans[p.chosen], tensors, workspace, stream);
 }
 
-// ---- Parts of a micro-batch, and where their working memory is
+// ---- Parts of a micro-batch, and their workspace
 
-// Sequences that backward takes at a time, as even as can be. Each part's lse begins at a multiple of 16 bytes.
+// Number of sequences that backward processes at a time; the parts are as equal as possible. Each part's lse begins at
+// a multiple of 16 bytes.
 int part_size(AttentionPass pass, const CudnnShape& all) {
     if (pass != AttentionPass::deterministic_backward) return all.B;
     const int64_t T = all.T, ds_bytes = all.NH * T * T * int64_t(sizeof(bf16));
-    const int64_t step = all.NH * T % 4 == 0 ? 1 : 4, most = std::max(step, choice().part_bytes / ds_bytes);
-    if (most >= all.B) return all.B;
-    return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, most)), step));
+    const int64_t step = all.NH * T % 4 == 0 ? 1 : 4, max_part = std::max(step, choice().part_bytes / ds_bytes);
+    if (max_part >= all.B) return all.B;
+    return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, max_part)), step));
 }
 
 CudnnShape part_of(const CudnnShape& all, int sequences) { return {sequences, all.T, all.NH, all.HS}; }
 
-// Offsets into device_scratch, for a part.
+// Layout of device_scratch for one part: row sums at offset 0, then the float sums of dQ, then cuDNN's workspace.
 struct BackwardScratch {
-    int64_t dq_sums, workspace, bytes;  // after the row sums
+    int64_t dq_sums, workspace, bytes;  // two offsets, and the total size
 
     BackwardScratch(AttentionPass pass, const CudnnShape& part) {
         constexpr int64_t alignment = 256;
@@ -197,7 +204,7 @@ struct BackwardScratch {
 void set_attention(AttentionChoice chosen) { choice() = chosen; }
 
 int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS) {
-    if (!obstacle().empty()) return 0;
+    if (!unavailable().empty()) return 0;
     const CudnnShape all{B, T, NH, HS};
     const int64_t forward = workspace_limit(AttentionPass::forward, all);
     return std::max(forward, BackwardScratch(backward_pass(), part_of(all, part_size(backward_pass(), all))).bytes);
@@ -205,18 +212,18 @@ int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS) {
 
 std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward) {
     const CudnnShape all{B, T, NH, HS};
-    if (!obstacle().empty()) return "kernels of ours: " + obstacle();
+    if (!unavailable().empty()) return "kernels of ours: " + unavailable();
     const std::string cudnn = "cuDNN " + version_text(cudnnGetVersion());
     const Key forward{AttentionPass::forward, all};
     const Prepared& forward_plans = prepare(forward);
-    std::string text = forward_plans.obstacle.empty() ? cudnn : "kernels of ours: " + forward_plans.obstacle;
+    std::string text = forward_plans.unavailable.empty() ? cudnn : "kernels of ours: " + forward_plans.unavailable;
     if (!backward) return text;
 
     const AttentionPass pass = backward_pass();
-    const int part = part_size(pass, all), rest = B % part;
+    const int part = part_size(pass, all), last_part = B % part;
     const Prepared* plans = &prepare({pass, part_of(all, part)});
-    if (rest && plans->obstacle.empty()) plans = &prepare({pass, part_of(all, rest)});
-    if (!plans->obstacle.empty()) return text + "; backward kernels of ours: " + plans->obstacle;
+    if (last_part && plans->unavailable.empty()) plans = &prepare({pass, part_of(all, last_part)});
+    if (!plans->unavailable.empty()) return text + "; backward kernels of ours: " + plans->unavailable;
     text += "; backward " + cudnn + (choice().deterministic ? ", deterministic" : ", not deterministic");
     return part == B ? text : text + format(", %d of %d sequences at a time", part, B);
 }
@@ -236,8 +243,8 @@ bool cudnn_attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, con
                               int T, int NH, int HS, Stream stream) {
     const CudnnShape all{B, T, NH, HS};
     const AttentionPass pass = backward_pass();
-    const int part = part_size(pass, all), rest = B % part;
-    if (!find({pass, part_of(all, part)}) || (rest && !find({pass, part_of(all, rest)}))) return false;
+    const int part = part_size(pass, all), last_part = B % part;
+    if (!find({pass, part_of(all, part)}) || (last_part && !find({pass, part_of(all, last_part)}))) return false;
 
     const int64_t C = int64_t(NH) * HS;
     const BackwardScratch at(pass, part_of(all, part));

@@ -1,4 +1,5 @@
-// attention_cudnn.h: bf16 attention by cuDNN. attention.cuh asks here first, where cuDNN is built in (USE_CUDNN).
+// attention_cudnn.h: bf16 attention by cuDNN. In a build with cuDNN (USE_CUDNN), attention.cuh calls these functions
+// first.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,15 +8,16 @@
 
 namespace gpu {
 
-// Makes the plans for these sizes, and says in words by what attention will run, and why. Only what was prepared runs
-// by cuDNN: a plan takes up to a second, so prompts, each of another length, are not worth one, and none may be made
-// while a CUDA graph is captured.
+// Makes the execution plans for these sizes. Returns a description, for the log, of which kernels attention will use
+// and why. cuDNN runs only the sizes that were prepared: making a plan takes up to a second, which is too slow for
+// prompts, each of which has another length, and it is not allowed while a CUDA graph is captured.
 std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward);
 
-// What backward takes of device_scratch.
+// Bytes of device_scratch that forward and backward use.
 int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS);
 
-// As in ops.inc; false: not prepared, or not by cuDNN, and nothing was done.
+// attention_forward and attention_backward as in ops.inc. They return false, and do nothing, for sizes that were not
+// prepared or that cuDNN does not support.
 bool cudnn_attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream stream);
 bool cudnn_attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B,
                               int T, int NH, int HS, Stream stream);

@@ -1,35 +1,39 @@
-// attention_mma.cuh: causal attention in bf16 on tensor cores, for heads of 64 and 128 channels, in the way of
-// FlashAttention-2 (Dao 2023).
+// attention_mma.cuh: causal attention in bf16 on tensor cores, for heads of 64 and 128 channels, after FlashAttention-2
+// (Dao 2023).
 //
-// A block owns a tile of queries (forward, dq) or of keys (dk, dv), a warp 16 or 32 rows of it, and walks over the
-// tiles of the other side that it sees, which cp.async brings one ahead. Scores and their gradients never leave the
-// registers: what a product leaves there is what the next one takes as its operand. 32 rows per warp, because each
-// ldmatrix (4 clocks of the shared memory's bandwidth) then feeds four mma instead of two. Rows of shared tiles are
-// xored (SharedTile), so that no access has bank conflicts.
+// A block owns a tile of queries (forward, dq) or of keys (dk, dv); each of its 4 warps owns 16 or 32 rows of the tile.
+// The block loops over the tiles of the other operand that the causal mask leaves; cp.async loads them one tile ahead
+// (double buffering). Scores and their gradients never leave the registers: the accumulator of one matmul is the A
+// operand of the next. 32 rows per warp are faster than 16, because each ldmatrix (4 clocks of shared-memory bandwidth)
+// then feeds four mma instructions instead of two. The rows of shared tiles are swizzled by XOR (SharedTile), so that
+// no access has bank conflicts.
 //
-// Backward recomputes the scores in two kernels, one for dq and one for dk and dv: 7 products where 5 would do if dq
-// were added up in memory over the tiles of keys. That takes atomics, whose order is not the same in every run, or a
-// copy of dq in float per tile of keys, and at T = 1024 writing and summing these (4.5 copies on average) takes as long
-// as the two products. The dq kernel also makes delta = sum of dout * out, which dk and dv need: dout is there anyway.
+// Backward recomputes the scores in two kernels, one for dq and one for dk and dv. That takes 7 matmuls; 5 would be
+// enough if dq were accumulated in memory over the tiles of keys. Such an accumulation needs either atomics, whose
+// order differs from run to run, or one float copy of dq per tile of keys. At T = 1024, writing and summing these
+// copies (4.5 on average) takes as long as the two extra matmuls. The dq kernel also computes delta = rowsum(dout *
+// out), which the dk and dv kernel reads, because it has loaded dout anyway.
 //
-// Bound: 4 and 14 FLOP per score, channel and head (10 are needed); at T = 1024, HS = 64, memory (4 and 9 numbers of C
-// per token) takes a third of the time or less. Numbers: products of bf16 summed in float; the weights and their
-// gradients are rounded to bf16 once, as operands. Base-2 exponentials: one FMA makes scale * score - largest, and
-// every weight of a row has the same factor of about 1 from its rounding, which the division by their sum removes.
+// Bound: tensor cores, with 4 FLOP (forward) and 14 FLOP (backward; the minimum is 10) per score, channel and head. At
+// T = 1024, HS = 64, memory traffic (4 and 9 elements of C per token) takes a third of that time or less. Numerics: mma
+// multiplies bf16 and accumulates in float; the softmax weights and their gradients are rounded to bf16 once, as
+// operands. Exponentials are in base 2: one FMA computes scale * score - row_max. The rounding of its last term
+// multiplies all weights of a row by the same factor of about 1, which the division by their sum removes.
 #pragma once
 #include <cmath>
 
 #include "cuda/attention_heads.cuh"
 
 constexpr int MMA_WARPS = 4, MMA_THREADS = MMA_WARPS * WARP_SIZE;
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+constexpr float LOG2_E = 1.44269504f;
 
-// The place of a lane's first number in the sums of mma_m16n8k16; the others are a column and 8 rows on.
+// Row and column of a lane's first element in the (16, 8) accumulator of mma_m16n8k16. Its other three elements are in
+// the next column and 8 rows below.
 __device__ inline int lane_row() { return int(threadIdx.x) % WARP_SIZE / 4; }
 __device__ inline int lane_column() { return int(threadIdx.x) % 4 * 2; }
 
-// Rows of HS channels in shared memory. Row r has its chunk c of 16 bytes at place c ^ (r % 8): the same chunk of eight
-// rows, which ldmatrix reads at once, is in eight different groups of four banks.
+// A tile in shared memory: rows of HS channels, swizzled. Chunk c (16 bytes) of row r is stored at position
+// c ^ (r % 8). ldmatrix reads the same chunk of eight rows at once; these lie in eight different groups of four banks.
 template <int HS>
 struct SharedTile {
     static constexpr int chunks = HS / 8;
@@ -38,7 +42,8 @@ struct SharedTile {
     __device__ bf16* at(int row, int chunk) const { return data + row * HS + (chunk ^ (row & 7)) * 8; }
     __device__ SharedTile from(int row) const { return {data + row * HS}; }  // row: a multiple of 8
 
-    // Starts to copy ROWS rows of a head, from token first on, by the whole block; past the last token they are zeros.
+    // Called by the whole block: starts copying ROWS rows of a head, beginning at token `first`. Rows past the last
+    // token are filled with zeros.
     template <int ROWS>
     __device__ void fetch(HeadRows<const bf16> head, int first, int T) const {
         const int chunk = int(threadIdx.x) % chunks;
@@ -52,49 +57,58 @@ struct SharedTile {
         }
     }
 
-    // What a lane names of two chunks of 16 rows. All loads have this one pattern, and row is a constant offset, so
-    // that a lane keeps few addresses. row: a multiple of 8.
+    // The address that this lane passes to ldmatrix_x4 to load two neighbouring chunks of 16 rows. All loads use this
+    // pattern, and `row` is a constant offset, so that a lane keeps few addresses. row: a multiple of 8.
     __device__ const bf16* lane_at(int row, int chunk) const {
         const int lane = int(threadIdx.x) % WARP_SIZE;
         return at(lane % 16, chunk + lane / 16) + row * HS;
     }
-    // A (16, 16): rows from row on, 16 channels from the chunk on.
+    // A fragment (16, 16): 16 rows beginning at `row`, 16 channels beginning at `chunk`.
     __device__ void load_a(uint32_t (&a)[4], int row, int chunk) const { ldmatrix_x4(a, lane_at(row, chunk)); }
-    // Two B (16, 8): 16 channels from the chunk on, of the 8 rows from row on, and of the next 8.
-    __device__ void load_b_of_rows(uint32_t (&b)[2][2], int row, int chunk) const {
+    // Two B fragments (16, 8) of the tile's transpose: 16 channels beginning at `chunk`, of the 8 rows beginning at
+    // `row` and of the next 8.
+    __device__ void load_b_transposed(uint32_t (&b)[2][2], int row, int chunk) const {
         uint32_t r[4];
         ldmatrix_x4(r, lane_at(row, chunk));
-        b[0][0] = r[0], b[0][1] = r[2], b[1][0] = r[1], b[1][1] = r[3];
+        b[0][0] = r[0];
+        b[0][1] = r[2];
+        b[1][0] = r[1];
+        b[1][1] = r[3];
     }
-    // Two B (16, 8): 16 rows from row on, of the 8 channels of the chunk, and of the next 8.
-    __device__ void load_b_of_channels(uint32_t (&b)[2][2], int row, int chunk) const {
+    // Two B fragments (16, 8) of the tile: 16 rows beginning at `row`, of the 8 channels of `chunk` and of the next 8.
+    __device__ void load_b(uint32_t (&b)[2][2], int row, int chunk) const {
         uint32_t r[4];
         ldmatrix_x4_trans(r, lane_at(row, chunk));
-        b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+        b[0][0] = r[0];
+        b[0][1] = r[1];
+        b[1][0] = r[2];
+        b[1][1] = r[3];
     }
 };
 
-// The 16 R rows of a warp as the left operand: read from the tile once, or each time where registers are short.
+// The 16*R rows of a warp as A fragments. With KEEP they are loaded once and stay in registers; without KEEP they are
+// loaded from the tile at each use, for kernels that are short of registers.
 template <int HS, int R, bool KEEP>
-struct OwnRows {
+struct RowFragments {
     SharedTile<HS> tile;
-    uint32_t kept[KEEP ? HS / 16 : 1][R][4];
+    uint32_t fragments[KEEP ? HS / 16 : 1][R][4];
 
-    // Once the tile has landed.
-    __device__ __forceinline__ explicit OwnRows(SharedTile<HS> tile) : tile(tile) {
+    // The tile's copy must have completed.
+    __device__ __forceinline__ explicit RowFragments(SharedTile<HS> tile) : tile(tile) {
         if constexpr (KEEP) {
             UNROLL
-            for (int k = 0; k < HS / 16; k++) UNROLL
-            for (int i = 0; i < R; i++) tile.load_a(kept[k][i], i * 16, 2 * k);
+            for (int k = 0; k < HS / 16; k++)
+                UNROLL
+                for (int i = 0; i < R; i++) tile.load_a(fragments[k][i], i * 16, 2 * k);
         }
     }
-    // Channels from 16 k on.
+    // a = the fragments of channels 16*k to 16*k + 15.
     __device__ __forceinline__ void get(uint32_t (&a)[R][4], int k) const {
         UNROLL
         for (int i = 0; i < R; i++) {
             if constexpr (KEEP) {
                 UNROLL
-                for (int r = 0; r < 4; r++) a[i][r] = kept[k][i][r];
+                for (int r = 0; r < 4; r++) a[i][r] = fragments[k][i][r];
             } else {
                 tile.load_a(a[i], i * 16, 2 * k);
             }
@@ -102,39 +116,42 @@ struct OwnRows {
     }
 };
 
-// sums += own * tile^T: the warp's rows with 8 N rows of the tile, over all channels.
+// acc (16*R, 8*N) += own (16*R, HS) * tile^T, for the first 8*N rows of the tile ("NT", as BLAS names it).
 template <int HS, int R, int N, bool KEEP>
-__device__ __forceinline__ void multiply_rows(float (&sums)[R][N][4], const OwnRows<HS, R, KEEP>& own,
+__device__ __forceinline__ void matmul_nt(float (&acc)[R][N][4], const RowFragments<HS, R, KEEP>& own,
                                               SharedTile<HS> tile) {
-    UNROLL_BY(KEEP ? HS / 16 : 2)  // with more, the compiler loads so far ahead that registers spill
+    UNROLL_BY(KEEP ? HS / 16 : 2)  // unrolled further, the compiler loads so far ahead that registers spill
     for (int k = 0; k < HS / 16; k++) {
         uint32_t a[R][4];
         own.get(a, k);
         UNROLL
         for (int n = 0; n < N; n += 2) {
             uint32_t b[2][2];
-            tile.load_b_of_rows(b, n * 8, 2 * k);
+            tile.load_b_transposed(b, n * 8, 2 * k);
             UNROLL
             for (int i = 0; i < R; i++) {
-                mma_m16n8k16(sums[i][n], a[i], b[0]);
-                mma_m16n8k16(sums[i][n + 1], a[i], b[1]);
+                mma_m16n8k16(acc[i][n], a[i], b[0]);
+                mma_m16n8k16(acc[i][n + 1], a[i], b[1]);
             }
         }
     }
 }
 
-// The sums of a product as the left operand of the next one: what a lane holds of two column tiles is what it must hold
-// of 16 rows.
+// An accumulator (16*R, 8*N), rounded to bf16, as A fragments of the next matmul. No data moves between lanes: in
+// mma_m16n8k16 the elements that a lane holds of two accumulators (16, 8) are those that it must hold of one A fragment
+// (16, 16).
 template <int R, int N>
-struct Rounded {
+struct Bf16Fragments {
     uint32_t a[R][N / 2][4];
 
-    Rounded() = default;
-    __device__ __forceinline__ explicit Rounded(const float (&sums)[R][N][4]) {
+    Bf16Fragments() = default;
+    __device__ __forceinline__ explicit Bf16Fragments(const float (&acc)[R][N][4]) {
         UNROLL
-        for (int i = 0; i < R; i++) UNROLL
-        for (int n = 0; n < N; n++) UNROLL
-        for (int half = 0; half < 2; half++) set(i, half, n, sums[i][n][2 * half], sums[i][n][2 * half + 1]);
+        for (int i = 0; i < R; i++)
+            UNROLL
+            for (int n = 0; n < N; n++)
+                UNROLL
+                for (int half = 0; half < 2; half++) set(i, half, n, acc[i][n][2 * half], acc[i][n][2 * half + 1]);
     }
     __device__ __forceinline__ void set(int i, int half, int n, float low, float high) {
         a[i][n / 2][n % 2 * 2 + half] = pack_bf16(low, high);
@@ -145,49 +162,56 @@ struct Rounded {
     }
 };
 
-// sums += weights * tile: weights for 8 N rows of the tile.
+// acc (16*R, HS) += weights (16*R, 8*N) * the first 8*N rows of the tile ("NN").
 template <int HS, int R, int N>
-__device__ __forceinline__ void multiply_channels(float (&sums)[R][HS / 8][4], const Rounded<R, N>& weights,
+__device__ __forceinline__ void matmul_nn(float (&acc)[R][HS / 8][4], const Bf16Fragments<R, N>& weights,
                                                   SharedTile<HS> tile) {
     UNROLL
     for (int k = 0; k < N / 2; k++) {
         UNROLL
         for (int n = 0; n < HS / 8; n += 2) {
             uint32_t b[2][2];
-            tile.load_b_of_channels(b, k * 16, n);
+            tile.load_b(b, k * 16, n);
             UNROLL
             for (int i = 0; i < R; i++) {
-                mma_m16n8k16(sums[i][n], weights.a[i][k], b[0]);
-                mma_m16n8k16(sums[i][n + 1], weights.a[i][k], b[1]);
+                mma_m16n8k16(acc[i][n], weights.a[i][k], b[0]);
+                mma_m16n8k16(acc[i][n + 1], weights.a[i][k], b[1]);
             }
         }
     }
 }
 
-// body(i, half, n, e, row, column) for the sums[i][n][2 * half + e] of a lane, row and column as the warp counts them.
+// Calls body(i, half, n, e, row, column) for every acc[i][n][2 * half + e] of this lane. row and column: its position
+// in the warp's accumulator (16*R, 8*N).
 template <int R, int N, class Body>
-__device__ __forceinline__ void for_each_sum(const Body& body) {
+__device__ __forceinline__ void for_each_element(const Body& body) {
     UNROLL
-    for (int i = 0; i < R; i++) UNROLL
-    for (int half = 0; half < 2; half++) UNROLL
-    for (int n = 0; n < N; n++) UNROLL
-    for (int e = 0; e < 2; e++) body(i, half, n, e, i * 16 + half * 8 + lane_row(), n * 8 + lane_column() + e);
+    for (int i = 0; i < R; i++)
+        UNROLL
+        for (int half = 0; half < 2; half++)
+            UNROLL
+            for (int n = 0; n < N; n++)
+                UNROLL
+                for (int e = 0; e < 2; e++)
+                    body(i, half, n, e, i * 16 + half * 8 + lane_row(), n * 8 + lane_column() + e);
 }
 
-// Rows of a head = sums * factor, from token first on; by way of the warp's own rows of a tile that nobody reads any
-// more, so that 16 bytes of a row are written at once.
+// Stores acc * factor as bf16 to the rows of a head, beginning at token `first`. `own`: the warp's rows of a shared
+// tile that is no longer read. The data pass through it, so that each store to global memory writes 16 bytes of a row.
 template <int HS, int R>
-__device__ __forceinline__ void store_rows(HeadRows<bf16> head, const float (&sums)[R][HS / 8][4],
+__device__ __forceinline__ void store_rows(HeadRows<bf16> head, const float (&acc)[R][HS / 8][4],
                                            const float (&factor)[R][2], SharedTile<HS> own, int first, int T) {
     __syncwarp();
     UNROLL
-    for (int i = 0; i < R; i++) UNROLL
-    for (int half = 0; half < 2; half++) UNROLL
-    for (int n = 0; n < HS / 8; n++) {
-        const float f = factor[i][half], *x = &sums[i][n][2 * half];
-        bf16* pair = own.at(i * 16 + half * 8 + lane_row(), n) + lane_column();
-        *reinterpret_cast<uint32_t*>(pair) = pack_bf16(x[0] * f, x[1] * f);
-    }
+    for (int i = 0; i < R; i++)
+        UNROLL
+        for (int half = 0; half < 2; half++)
+            UNROLL
+            for (int n = 0; n < HS / 8; n++) {
+                const float f = factor[i][half], *x = &acc[i][n][2 * half];
+                bf16* pair = own.at(i * 16 + half * 8 + lane_row(), n) + lane_column();
+                *reinterpret_cast<uint32_t*>(pair) = pack_bf16(x[0] * f, x[1] * f);
+            }
     __syncwarp();
     constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks;
     const int lane = int(threadIdx.x) % WARP_SIZE, chunk = lane % chunks;
@@ -206,53 +230,65 @@ struct ForwardTiles {
     static constexpr int64_t shared_bytes = (queries + 2 * 2 * keys) * HS * int64_t(sizeof(bf16));
 };
 
-// The softmax of a warp's rows as it grows over tiles of keys.
+// Online softmax of a warp's 16*R rows over the tiles of keys: the running maximum and sum of each row.
 template <int R>
 struct OnlineSoftmax {
-    float largest[R][2], sum[R][2];  // of the scores; of the weights in this lane's columns
+    float row_max[R][2];  // maximum of the row's scores
+    float sum[R][2];      // sum of the row's weights in this lane's columns
 
     __device__ OnlineSoftmax() {
         UNROLL
-        for (int i = 0; i < R; i++) UNROLL
-        for (int half = 0; half < 2; half++) largest[i][half] = -INFINITY, sum[i][half] = 0.0f;
+        for (int i = 0; i < R; i++)
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                row_max[i][half] = -INFINITY;
+                sum[i][half] = 0.0f;
+            }
     }
 
-    // weights = 2^(scale2 * (score - largest)); out is brought to the new largest.
+    // weights = 2^(scale2 * (score - row_max)), with the maximum that includes these scores. Rescales out to it.
     template <int N, int CHANNEL_TILES>
-    __device__ __forceinline__ void update(Rounded<R, N>& weights, float (&out)[R][CHANNEL_TILES][4],
+    __device__ __forceinline__ void update(Bf16Fragments<R, N>& weights, float (&out)[R][CHANNEL_TILES][4],
                                            const float (&scores)[R][N][4], float scale2) {
         UNROLL
-        for (int i = 0; i < R; i++) UNROLL
-        for (int half = 0; half < 2; half++) {
-            float m = largest[i][half];
+        for (int i = 0; i < R; i++)
             UNROLL
-            for (int n = 0; n < N; n++) UNROLL
-            for (int e = 0; e < 2; e++) m = fmaxf(m, scores[i][n][2 * half + e]);
-            m = fmaxf(m, __shfl_xor_sync(FULL_MASK, m, 1));  // the four lanes of a row
-            m = fmaxf(m, __shfl_xor_sync(FULL_MASK, m, 2));
-            const float rescale = exp2_fast((largest[i][half] - m) * scale2);
-            largest[i][half] = m;
+            for (int half = 0; half < 2; half++) {
+                float new_max = row_max[i][half];
+                UNROLL
+                for (int n = 0; n < N; n++)
+                    UNROLL
+                    for (int e = 0; e < 2; e++) new_max = fmaxf(new_max, scores[i][n][2 * half + e]);
+                new_max = fmaxf(new_max, __shfl_xor_sync(FULL_MASK, new_max, 1));  // four lanes hold a row
+                new_max = fmaxf(new_max, __shfl_xor_sync(FULL_MASK, new_max, 2));
+                const float rescale = exp2_fast((row_max[i][half] - new_max) * scale2);
+                row_max[i][half] = new_max;
 
-            // The rounding of m * scale2 is a factor of all weights of the row. Where it could overflow, different
-            // scores are so far apart that any positive scale gives the same weights: one that rounds nothing.
-            const float factor = fabsf(m) * scale2 < 0x1p30f ? scale2 : 0.125f, offset = m * factor;
-            float row_sum = sum[i][half] * rescale;
-            UNROLL
-            for (int n = 0; n < N; n++) {
-                const float low = exp2_fast(fmaf(scores[i][n][2 * half], factor, -offset));
-                const float high = exp2_fast(fmaf(scores[i][n][2 * half + 1], factor, -offset));
-                row_sum += low + high;
-                weights.set(i, half, n, low, high);
+                // The rounding error of new_max * scale2 scales all weights of the row by the same factor. Where that
+                // factor could overflow, any two different scores are so far apart that every positive scale gives the
+                // same weights; a power of two is used, whose product is exact.
+                const float factor = fabsf(new_max) * scale2 < 0x1p30f ? scale2 : 0.125f, offset = new_max * factor;
+                float row_sum = sum[i][half] * rescale;
+                UNROLL
+                for (int n = 0; n < N; n++) {
+                    const float low = exp2_fast(fmaf(scores[i][n][2 * half], factor, -offset));
+                    const float high = exp2_fast(fmaf(scores[i][n][2 * half + 1], factor, -offset));
+                    row_sum += low + high;
+                    weights.set(i, half, n, low, high);
+                }
+                sum[i][half] = row_sum;
+                UNROLL
+                for (int n = 0; n < CHANNEL_TILES; n++)
+                    UNROLL
+                    for (int e = 0; e < 2; e++) out[i][n][2 * half + e] *= rescale;
             }
-            sum[i][half] = row_sum;
-            UNROLL
-            for (int n = 0; n < CHANNEL_TILES; n++) UNROLL
-            for (int e = 0; e < 2; e++) out[i][n][2 * half + e] *= rescale;
-        }
     }
 };
 
-// Grid: a block per tile of queries, the last ones first: they see the most keys.
+// out (B, T, C), lse (B, NH, T) from qkv (B, T, 3, NH, HS).
+//
+// Grid: attention_grid, one block of 4 warps per tile of 128 queries (64 for HS = 128), the last tile first because it
+// attends to the most keys. A warp owns 32 (16) queries and loops over tiles of 64 keys.
 template <int HS>
 __global__ void __launch_bounds__(MMA_THREADS, 2)
     attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
@@ -278,41 +314,42 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
 
     cp_async_wait<1>();
     __syncthreads();
-    const OwnRows<HS, R, true> own(queries.from(warp_row));
+    const RowFragments<HS, R, true> own(queries.from(warp_row));
     OnlineSoftmax<R> softmax;
     float o[R][HS / 8][4] = {};
     const int end = first_query + Tiles::queries < T ? first_query + Tiles::queries : T;
     const int tiles = ceil_div(end, Tiles::keys);
     for (int tile = 0; tile < tiles; tile++) {
         cp_async_wait<0>();
-        __syncthreads();  // this tile is there, and everyone has left the one before, which the next fetch overwrites
+        __syncthreads();  // the tile has arrived, and no warp still reads the previous one, which fetch overwrites
         if (tile + 1 < tiles) fetch(tile + 1);
         const int first_key = tile * Tiles::keys;
-        if (first_key >= warp_query + 16 * R) continue;  // all in the future of this warp's queries
+        if (first_key >= warp_query + 16 * R) continue;  // the whole tile is masked for this warp's queries
 
         float s[R][N][4] = {};
-        multiply_rows(s, own, keys(tile % 2));
+        matmul_nt(s, own, keys(tile % 2));
         if (first_key + Tiles::keys - 1 > warp_query)
-            for_each_sum<R, N>([&](int i, int half, int n, int e, int row, int column) {
+            for_each_element<R, N>([&](int i, int half, int n, int e, int row, int column) {
                 if (first_key + column > warp_query + row) s[i][n][2 * half + e] = -INFINITY;
             });
-        Rounded<R, N> weights;
+        Bf16Fragments<R, N> weights;
         softmax.update(weights, o, s, shape.scale * LOG2_E);
-        multiply_channels(o, weights, values(tile % 2));
+        matmul_nn(o, weights, values(tile % 2));
     }
 
     float reciprocal[R][2];
     UNROLL
-    for (int i = 0; i < R; i++) UNROLL
-    for (int half = 0; half < 2; half++) {
-        float sum = softmax.sum[i][half];
-        sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-        sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-        reciprocal[i][half] = 1.0f / sum;
-        const int t = warp_query + i * 16 + half * 8 + lane_row();
-        if (lane_column() == 0 && t < T)
-            lse[head_offset(shape) + t] = softmax.largest[i][half] * shape.scale + logf(sum);
-    }
+    for (int i = 0; i < R; i++)
+        UNROLL
+        for (int half = 0; half < 2; half++) {
+            float sum = softmax.sum[i][half];
+            sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+            reciprocal[i][half] = 1.0f / sum;
+            const int t = warp_query + i * 16 + half * 8 + lane_row();
+            if (lane_column() == 0 && t < T)
+                lse[head_offset(shape) + t] = softmax.row_max[i][half] * shape.scale + logf(sum);
+        }
     store_rows(HeadRows<bf16>::of_out(out, shape), o, reciprocal, own.tile, warp_query, T);
 }
 
@@ -321,27 +358,30 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
 template <int HS>
 struct BackwardTiles {
     static constexpr int row_tiles = HS == 64 ? 2 : 1, rows = MMA_WARPS * row_tiles * 16;
-    static constexpr int columns = HS == 64 ? 64 : 32;  // rows of the other side, of which a warp takes 32 at a time
+    static constexpr int columns = HS == 64 ? 64 : 32;  // rows of a tile of the other operand
     static constexpr int64_t shared_bytes = 2 * (rows + 2 * columns) * HS * int64_t(sizeof(bf16));
 };
 
-// What a query's row has of both kernels: its log-sum-exp in base 2, and delta. Past the last token the weights are 0.
+// What both backward kernels need of a query: its log-sum-exp in base 2, and delta. Queries past the last token have
+// lse2 = infinity, so that their weights are 0.
 struct QueryStatistics {
     float lse2, delta;
 
-    // Whether what rounds lse2 and a score, by 2^-22 of lse2 together, is a factor of more than 2 in a weight.
-    __device__ bool far() const { return fabsf(lse2) >= 0x1p22f; }
-    // The difference of a score and lse2 if no rounding hides which keys have all the weight. So large, different
-    // scores are far apart: the largest one's difference is 0, and that of another one as good as -infinity. Without
-    // this the largest one's may be anything, and its weight 0 or infinity.
-    __device__ float settled(float difference) const {
-        return difference > fabsf(lse2) * -0x1p-22f ? 0.0f : difference;
+    // lse2 and a score have together a rounding error of up to 2^-22 * |lse2|. True if that error could change a weight
+    // by more than a factor of 2.
+    __device__ bool lse_is_huge() const { return fabsf(lse2) >= 0x1p22f; }
+    // For a row whose lse is huge: the exponent score - lse2 without its rounding error. Different scores of that size
+    // are far apart, so the largest one has exponent 0, and every other exponent is as good as -infinity. Without the
+    // clamp, the exponent of the largest one could be anything, and its weight 0 or infinity.
+    __device__ float clamp_exponent(float exponent) const {
+        return exponent > fabsf(lse2) * -0x1p-22f ? 0.0f : exponent;
     }
 };
 
-// delta of the warp's queries, from token first on, in memory and in row_delta.
+// Computes delta = rowsum(dout * out) of the warp's 16*R queries, beginning at token `first`. Writes it to row_delta
+// (shared memory) and to delta (global memory).
 template <int HS, int R>
-__device__ __forceinline__ void sum_delta(float* row_delta, float* delta, HeadRows<const bf16> dout,
+__device__ __forceinline__ void compute_delta(float* row_delta, float* delta, HeadRows<const bf16> dout,
                                           HeadRows<const bf16> out, int first, int T) {
     constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks;
     const int lane = int(threadIdx.x) % WARP_SIZE, chunk = lane % chunks;
@@ -362,11 +402,16 @@ __device__ __forceinline__ void sum_delta(float* row_delta, float* delta, HeadRo
     __syncwarp();
 }
 
-// With p = 2^(scale2 * score - lse2), and for each query and key that it sees
+// dqkv (B, T, 3, NH, HS) from qkv (the same shape), dout and out (B, T, C), lse (B, NH, T); delta (B, NH, T). With
+// p = 2^(scale2 * score - lse2), for each query and each key that it attends to:
 //   dscore = p (dout.v - delta)        dq += scale dscore k        dk += scale dscore q        dv += p dout
-// a block owns x = q, y = dout and sums dx = dq over tiles of x = k, y = v; or, OF_KEYS, owns x = k, y = v and sums
-// dx = dk, dy = dv over tiles of x = q, y = dout. Grid: a block per tile, the last queries or the first keys first.
-// delta is written by the former and read by the latter.
+// OF_KEYS = false: a block owns x = q, y = dout, and accumulates dx = dq over tiles of x = k, y = v. It writes delta.
+// OF_KEYS = true: a block owns x = k, y = v, and accumulates dx = dk, dy = dv over tiles of x = q, y = dout. It reads
+// delta, so it must be launched second.
+//
+// Grid: attention_grid, one block of 4 warps per tile of 128 rows (64 for HS = 128); the last queries, or the first
+// keys, come first, because they have the most work. A warp owns 32 (16) rows and takes 32 columns of the other
+// operand's tile at a time (16 for dq).
 template <int HS, bool OF_KEYS>
 __global__ void __launch_bounds__(MMA_THREADS, 2)
     attention_backward_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out, const float* lse,
@@ -379,14 +424,15 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     const auto k = HeadRows<const bf16>::of_qkv(qkv, shape, 1);
     const auto v = HeadRows<const bf16>::of_qkv(qkv, shape, 2);
     const auto d = HeadRows<const bf16>::of_out(dout, shape);
-    lse += head_offset(shape), delta += head_offset(shape);
+    lse += head_offset(shape);
+    delta += head_offset(shape);
 
     const SharedTile<HS> own_x{simt::dynamic_shared<bf16>()}, own_y = own_x.from(Tiles::rows);
     const auto other_x = [&](int stage) { return own_y.from(Tiles::rows + 2 * stage * COLUMNS); };
     const auto other_y = [&](int stage) { return other_x(stage).from(COLUMNS); };
     SHARED(column_statistics, QueryStatistics[2][OF_KEYS ? COLUMNS : 1]);
     SHARED(row_delta, float[OF_KEYS ? 1 : Tiles::rows]);
-    QueryStatistics fetched = {};  // a thread brings those of a query, by way of registers: no wait at the fetch
+    QueryStatistics fetched = {};  // of one query per thread; stays in registers until publish, so fetch does not wait
     const auto fetch = [&](int tile) {
         other_x(tile % 2).template fetch<COLUMNS>(OF_KEYS ? q : k, tile * COLUMNS, T);
         other_y(tile % 2).template fetch<COLUMNS>(OF_KEYS ? d : v, tile * COLUMNS, T);
@@ -398,9 +444,9 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     const auto publish = [&](int tile) {
         if (OF_KEYS && threadIdx.x < COLUMNS) column_statistics[tile % 2][threadIdx.x] = fetched;
     };
-    const auto any_far = [&](int stage, int column) {  // of the 32 queries that a warp takes at a time
+    const auto any_lse_is_huge = [&](int stage, int column) {  // of the 32 queries from `column` on
         static_assert(!OF_KEYS || 8 * N == WARP_SIZE);
-        return __any_sync(FULL_MASK, column_statistics[stage][column + int(threadIdx.x) % WARP_SIZE].far());
+        return __any_sync(FULL_MASK, column_statistics[stage][column + int(threadIdx.x) % WARP_SIZE].lse_is_huge());
     };
 
     const int end_row = first_row + Tiles::rows < T ? first_row + Tiles::rows : T;
@@ -412,32 +458,33 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     publish(begin);
 
     QueryStatistics row_statistics[R][2] = {};
-    bool rows_far = false;  // any of this lane's
+    bool row_lse_is_huge = false;  // of any of this lane's rows
     if constexpr (!OF_KEYS) {
-        sum_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
+        compute_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
         UNROLL
-        for (int i = 0; i < R; i++) UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int row = i * 16 + half * 8 + lane_row(), t = warp_token + row;
-            row_statistics[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[warp_row + row]};
-            rows_far = rows_far || row_statistics[i][half].far();
-        }
+        for (int i = 0; i < R; i++)
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                const int row = i * 16 + half * 8 + lane_row(), t = warp_token + row;
+                row_statistics[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[warp_row + row]};
+                row_lse_is_huge = row_lse_is_huge || row_statistics[i][half].lse_is_huge();
+            }
     }
 
     cp_async_wait<1>();
     __syncthreads();
-    const OwnRows<HS, R, !OF_KEYS> x(own_x.from(warp_row)), y(own_y.from(warp_row));
+    const RowFragments<HS, R, !OF_KEYS> x(own_x.from(warp_row)), y(own_y.from(warp_row));
     float dx[R][HS / 8][4] = {}, dy[OF_KEYS ? R : 1][OF_KEYS ? HS / 8 : 1][4] = {};
     const float scale2 = shape.scale * LOG2_E;
     for (int tile = begin; tile < end; tile++) {
         cp_async_wait<0>();
-        __syncthreads();  // this tile is there, and everyone has left the one before, which the next fetch overwrites
+        __syncthreads();  // the tile has arrived, and no warp still reads the previous one, which fetch overwrites
         if (tile + 1 < end) fetch(tile + 1);
         for (int column = 0; column < COLUMNS; column += 8 * N) {
             const int other_token = tile * COLUMNS + column;
             const int first_query = OF_KEYS ? other_token : warp_token, queries = OF_KEYS ? 8 * N : 16 * R;
             const int first_key = OF_KEYS ? warp_token : other_token, keys = OF_KEYS ? 16 * R : 8 * N;
-            if (first_key >= first_query + queries) continue;  // all in the future
+            if (first_key >= first_query + queries) continue;  // all masked
             const bool masked = first_key + keys - 1 > first_query;
             const SharedTile<HS> chunk_x = other_x(tile % 2).from(column), chunk_y = other_y(tile % 2).from(column);
             const auto statistics = [&](int i, int half, int c) {
@@ -445,44 +492,47 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
             };
 
             float p[R][N][4] = {};
-            multiply_rows(p, x, chunk_x);
-            for_each_sum<R, N>([&](int i, int half, int n, int e, int, int c) {
+            matmul_nt(p, x, chunk_x);
+            for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
                 float& weight = p[i][n][2 * half + e];
                 weight = fmaf(weight, scale2, -statistics(i, half, c).lse2);
             });
-            if (OF_KEYS ? any_far(tile % 2, column) : rows_far)
-                for_each_sum<R, N>([&](int i, int half, int n, int e, int, int c) {
+            if (OF_KEYS ? any_lse_is_huge(tile % 2, column) : row_lse_is_huge)
+                for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
                     float& weight = p[i][n][2 * half + e];
-                    weight = statistics(i, half, c).settled(weight);
+                    weight = statistics(i, half, c).clamp_exponent(weight);
                 });
-            for_each_sum<R, N>([&](int i, int half, int n, int e, int, int) {
+            for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
                 float& weight = p[i][n][2 * half + e];
                 weight = exp2_fast(weight);
             });
             if (masked)
-                for_each_sum<R, N>([&](int i, int half, int n, int e, int r, int c) {
+                for_each_element<R, N>([&](int i, int half, int n, int e, int r, int c) {
                     if (OF_KEYS ? warp_token + r > other_token + c : other_token + c > warp_token + r)
                         p[i][n][2 * half + e] = 0.0f;
                 });
-            const Rounded weights(p);
-            if constexpr (OF_KEYS) multiply_channels(dy, weights, chunk_y);
+            const Bf16Fragments weights(p);
+            if constexpr (OF_KEYS) matmul_nn(dy, weights, chunk_y);
 
             float dscore[R][N][4];
-            for_each_sum<R, N>([&](int i, int half, int n, int e, int, int c) {
+            for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
                 dscore[i][n][2 * half + e] = -statistics(i, half, c).delta;
             });
-            multiply_rows(dscore, y, chunk_y);
-            for_each_sum<R, N>([&](int i, int half, int n, int e, int, int) {
+            matmul_nt(dscore, y, chunk_y);
+            for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
                 dscore[i][n][2 * half + e] *= OF_KEYS ? weights.get(i, half, n, e) : p[i][n][2 * half + e];
             });
-            multiply_channels(dx, Rounded(dscore), chunk_x);
+            matmul_nn(dx, Bf16Fragments(dscore), chunk_x);
         }
         if (tile + 1 < end) publish(tile + 1);
     }
 
     float scales[R][2], ones[R][2];
     UNROLL
-    for (int i = 0; i < R; i++) scales[i][0] = scales[i][1] = shape.scale, ones[i][0] = ones[i][1] = 1.0f;
+    for (int i = 0; i < R; i++) {
+        scales[i][0] = scales[i][1] = shape.scale;
+        ones[i][0] = ones[i][1] = 1.0f;
+    }
     const auto rows = [&](int part) { return HeadRows<bf16>::of_qkv(dqkv, shape, part); };
     store_rows(rows(OF_KEYS ? 1 : 0), dx, scales, x.tile, warp_token, T);
     if constexpr (OF_KEYS) store_rows(rows(2), dy, ones, y.tile, warp_token, T);

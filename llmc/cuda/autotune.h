@@ -1,5 +1,5 @@
-// autotune.h: what device_autotune (device.h) has timed and chosen, for everything here that has a choice, and the
-// timing.
+// autotune.h: timing of alternative algorithms, and the cache file of device_autotune (base/device.h) that keeps the
+// fastest. Used for cuBLASLt's algorithms and cuDNN's plans.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -9,10 +9,12 @@
 
 namespace gpu {
 
-// Whether to time. The choices are those of the file: what names the device, the library's version and the shape.
+// Whether alternatives are to be timed (--autotune).
 bool autotuning();
-std::string choice_for(const std::string& what);  // empty: none yet
-void keep_choice(const std::string& what, const std::string& choice);
+// Entries of the cache file. The key names the device, the library's version and the shape. choice_for returns an empty
+// string if the file has no entry; keep_choice writes the file.
+std::string choice_for(const std::string& key);
+void keep_choice(const std::string& key, const std::string& choice);
 
 struct Timer {
     cudaEvent_t start, stop;
@@ -20,16 +22,19 @@ struct Timer {
         CUDA_CHECK(cudaEventCreate(&start));
         CUDA_CHECK(cudaEventCreate(&stop));
     }
-    ~Timer() { cudaEventDestroy(start), cudaEventDestroy(stop); }
+    ~Timer() {
+        cudaEventDestroy(start);
+        cudaEventDestroy(stop);
+    }
     Timer(const Timer&) = delete;
 };
 
-// Milliseconds of what run queues on the stream: the least of some runs, after one that warms up.
+// Time in milliseconds of the work that `run` queues on the stream: the minimum of several runs after a warm-up run.
 template <class Run>
-float least_ms(Stream stream, const Run& run) {
+float measure_ms(Stream stream, const Run& run) {
     constexpr int runs = 5;
     const Timer timer;
-    float least = 0.0f;
+    float min_ms = 0.0f;
     run();
     for (int i = 0; i < runs; i++) {
         float ms = 0.0f;
@@ -38,9 +43,9 @@ float least_ms(Stream stream, const Run& run) {
         CUDA_CHECK(cudaEventRecord(timer.stop, stream));
         CUDA_CHECK(cudaEventSynchronize(timer.stop));
         CUDA_CHECK(cudaEventElapsedTime(&ms, timer.start, timer.stop));
-        least = i == 0 ? ms : std::min(least, ms);
+        min_ms = i == 0 ? ms : std::min(min_ms, ms);
     }
-    return least;
+    return min_ms;
 }
 
 }  // namespace gpu

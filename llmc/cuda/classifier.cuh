@@ -1,51 +1,61 @@
-// classifier.cuh: softmax and cross entropy over the vocabulary, alone and with the gradient in place; the sum of
-// losses.
+// classifier.cuh: softmax and cross entropy over the vocabulary, with or without the gradient (in place of the logits),
+// and the sum of losses.
 //
-// A block owns a row. With the gradient it keeps the row in shared memory, so that logits are read once and written
-// once: 2*N*Vp*sizeof(floatX) bytes, which bounds the time (13.2 GB for N = 65536, Vp = 50304, bf16). Such a row takes
-// 100,608 bytes: two blocks to an SM of an H100, so that one computes while the other's row is on its way. A row that
-// no shared memory holds (fp32, outside of the large chips) is read twice, the second time from the second-level cache:
-// there one block to an SM has few enough rows under way. The last rows come first: the product that made the logits
-// wrote them last, so the cache has some, and the product that reads the gradient begins with the first.
+// A block owns a row of logits. With the gradient it keeps the row in shared memory, so that the logits are read once
+// and written once: 2*N*Vp*sizeof(floatX) bytes, which bounds the time (13.2 GB for N = 65536, Vp = 50304, bf16). Such
+// a row takes 100,608 bytes, so an SM of an H100 holds two blocks: one computes while the other loads its row. A row
+// that does not fit into shared memory (fp32, except on the large chips) is read twice, the second time from the L2
+// cache; with one block per SM, few enough rows are in flight for the cache to hold them. Blocks take the last rows
+// first: the matmul that computed the logits wrote them last, so some are still in the cache, and the matmul that reads
+// the gradient begins with the first rows.
 //
-// The largest logit and the sum of exp(logit - largest) are made in one pass, the sum rescaled when a thread finds a
-// larger one: no finite logit overflows, and a NaN is in the sum (tests: logits of 1e30 either way; NaN).
+// One pass computes the row's maximum and the sum of exp(logit - max); a thread rescales its sum when it finds a larger
+// logit. No finite logit overflows, and a NaN among the logits makes the sum NaN (tests: logits of 1e30 and -1e30;
+// NaN).
 #pragma once
 #include <cmath>
 
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-constexpr int CLASSIFIER_THREADS = 512;          // with the row in shared memory
-constexpr int CLASSIFIER_DIRECT_THREADS = 1024;  // without
-constexpr int CLASSIFIER_STATIC_BYTES = 512;     // of shared memory, at most, that the kernel declares beside the row
+constexpr int CLASSIFIER_THREADS = 512;          // block size with the row in shared memory
+constexpr int CLASSIFIER_DIRECT_THREADS = 1024;  // block size without
+constexpr int CLASSIFIER_STATIC_BYTES = 512;     // upper bound of the kernel's static shared memory
 
-// The largest of some logits (from the lowest float on: minus infinity less that is minus infinity), and the sum of
-// exp(logit - largest). __expf is right to 2^-21 and |logit - largest| * 2^-23, relatively; what is far below the
-// largest does not matter.
+// Running maximum of logits, and sum of exp(logit - max). The maximum starts at the lowest finite float, because
+// -infinity minus it is -infinity, where -infinity minus -infinity would be NaN. The relative error of __expf is at
+// most 2^-21 + |logit - max| * 2^-23; it grows only for logits far below the maximum, which contribute little.
 struct SoftmaxSum {
-    float largest = -0x1.fffffep127f, sum = 0.0f;
+    float row_max = -0x1.fffffep127f, sum = 0.0f;
 
     template <class floatX>
     __device__ void add(const Vec<floatX>& x) {
-        float top = largest;
+        float new_max = row_max;
         UNROLL
-        for (int k = 0; k < x.size; k++) top = fmaxf(top, float(x[k]));
-        if (top > largest) sum *= __expf(largest - top), largest = top;
+        for (int k = 0; k < x.size; k++) new_max = fmaxf(new_max, float(x[k]));
+        if (new_max > row_max) {
+            sum *= __expf(row_max - new_max);
+            row_max = new_max;
+        }
         UNROLL
-        for (int k = 0; k < x.size; k++) sum += __expf(float(x[k]) - largest);
+        for (int k = 0; k < x.size; k++) sum += __expf(float(x[k]) - row_max);
     }
 
-    // Of all threads of the block, which all get it.
+    // Combines the threads of the block; every thread gets the result.
     __device__ SoftmaxSum of_block() const {
         SoftmaxSum all;
-        all.largest = block_max(largest);
-        all.sum = block_sum(sum * __expf(largest - all.largest));
+        all.row_max = block_max(row_max);
+        all.sum = block_sum(sum * __expf(row_max - all.row_max));
         return all;
     }
 };
 
-// Grid: a block for each row. IN_SHARED: the row is copied to dynamic shared memory, of V logits in whole vectors.
+// losses[n] = -log(softmax(logits[n])[targets[n]]). With GRADIENT, gradient[n, v] = scale * (softmax(logits[n])[v] -
+// (v == targets[n])) for v < V, and 0 for the padding up to Vp; gradient may be logits. A row whose target is negative
+// has loss 0 and gradient 0. logits, gradient (N, Vp); losses, targets (N).
+//
+// Grid: N blocks, one per row. IN_SHARED: the block first copies the row to dynamic shared memory (V logits, rounded up
+// to whole vectors). A thread owns every 512th (without IN_SHARED: 1024th) vector of 16 bytes of the row.
 template <class floatX, bool IN_SHARED, bool GRADIENT>
 __global__ void __launch_bounds__(IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DIRECT_THREADS)
     cross_entropy_kernel(floatX* gradient, float* losses, const floatX* logits, const int* targets, int V, int Vp,
@@ -56,25 +66,25 @@ __global__ void __launch_bounds__(IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DI
     const int n = int(gridDim.x - 1 - blockIdx.x), first = int(threadIdx.x) * size, target = targets[n];
     const floatX* row = logits + int64_t(n) * Vp;
     floatX* out = gradient + int64_t(n) * Vp;
-    if (target < 0) {  // the whole block
+    if (target < 0) {  // the same for the whole block
         if (threadIdx.x == 0) losses[n] = 0.0f;
         if (GRADIENT)
             for (int v = first; v < Vp; v += step) store128(out + v, Vector{});
         return;
     }
-    const float wanted = float(row[target]);  // before the gradient is there
+    const float target_logit = float(row[target]);  // before the gradient overwrites it
 
-    // A thread reads from shared memory what it copied itself.
-    floatX* copy = nullptr;
+    // No barrier: a thread reads from shared memory only what it copied itself.
+    floatX* shared_row = nullptr;
     if constexpr (IN_SHARED) {
-        copy = simt::dynamic_shared<floatX>();
-        for (int v = first; v < V; v += step) cp_async_16(copy + v, row + v);
+        shared_row = simt::dynamic_shared<floatX>();
+        for (int v = first; v < V; v += step) cp_async_16(shared_row + v, row + v);
         cp_async_commit();
         cp_async_wait<0>();
     }
     const auto read = [&](int v) {
-        Vector x = IN_SHARED ? load128(copy + v) : GRADIENT ? load128(row + v) : load128cs(row + v);
-        if (v + size > V) {  // the last
+        Vector x = IN_SHARED ? load128(shared_row + v) : GRADIENT ? load128(row + v) : load128cs(row + v);
+        if (v + size > V) {  // the last vector
             UNROLL
             for (int k = 0; k < size; k++)
                 if (v + k >= V) x[k] = floatX(-INFINITY);
@@ -85,25 +95,25 @@ __global__ void __launch_bounds__(IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DI
     SoftmaxSum own;
     for (int v = first; v < V; v += step) own.add(read(v));
     const SoftmaxSum all = own.of_block();
-    if (threadIdx.x == 0) losses[n] = logf(all.sum) + (all.largest - wanted);
+    if (threadIdx.x == 0) losses[n] = logf(all.sum) + (all.row_max - target_logit);
     if (!GRADIENT) return;
 
-    const float share = scale / all.sum;
+    const float factor = scale / all.sum;
     for (int v = first; v < Vp; v += step) {
         Vector d = {};
         if (v < V) {
             const Vector x = read(v);
             UNROLL
-            for (int k = 0; k < size; k++) d[k] = floatX(__expf(float(x[k]) - all.largest) * share);
+            for (int k = 0; k < size; k++) d[k] = floatX(__expf(float(x[k]) - all.row_max) * factor);
         }
-        store128(out + v, d);  // plain store: the next product reads it
+        store128(out + v, d);  // not a streaming store: the next matmul reads it
     }
-    // Stored by the thread that stored the vector around it.
+    // By the thread that stored the vector that contains it, so that the order is certain.
     if (first == target / size * size % step)
-        out[target] = floatX((__expf(wanted - all.largest) / all.sum - 1.0f) * scale);
+        out[target] = floatX((__expf(target_logit - all.row_max) / all.sum - 1.0f) * scale);
 }
 
-// total += scale * sum of losses. One block.
+// total (1) += scale * sum of losses (N). Grid: one block.
 __global__ void __launch_bounds__(CLASSIFIER_DIRECT_THREADS)
     accumulate_loss_kernel(float* total, const float* losses, int N, float scale) {
     float sum = 0.0f;
@@ -112,7 +122,7 @@ __global__ void __launch_bounds__(CLASSIFIER_DIRECT_THREADS)
     if (threadIdx.x == 0) *total += scale * sum;
 }
 
-// Dynamic shared memory that a block may have on this device.
+// Bytes of dynamic shared memory that a block can have on this device.
 inline int64_t shared_memory_limit() {
     static const int64_t limit = [] {
         int device = 0;

@@ -1,10 +1,10 @@
-// comm_nccl.cpp: NCCL between GPUs, on a stream of its own.
+// comm_nccl.cpp: collectives between GPUs by NCCL, on a stream of their own.
 //
-// The id that ranks join by goes over MPI where MPI started them, else over the meeting of rendezvous.h. Calls do not
-// block (blocking = 0): a rank that is gone ends the run after a deadline instead of hanging it. Later one is noticed
-// while the host waits for the device: by NCCL's own word, or, since NCCL has none for a process that no socket leads
-// to, by looking whether the processes of this machine are alive. The communicator is then aborted, without which its
-// kernels would turn for ever.
+// Ranks that MPI started exchange NCCL's id by MPI; others exchange it by the rendezvous of rendezvous.h. NCCL calls do
+// not block (blocking = 0), so that a missing rank ends the run after a timeout and does not hang it. A rank that ends
+// during the run is detected while the host waits for the device: either NCCL reports an error, or this rank finds that
+// a process on its machine has ended. The second check is needed because NCCL reports nothing about a process that it
+// has no socket to. The communicator is then aborted; otherwise its kernels would spin for ever.
 #include "parallel/comm.h"
 
 #ifdef USE_NCCL
@@ -28,14 +28,14 @@
 
 namespace {
 
-constexpr double LOOK_SECONDS = 0.5;    // between looks at the other processes
-constexpr double GRACE_SECONDS = 5.0;   // of one wait: a rank that is through may end first
-constexpr double ABORT_SECONDS = 10.0;  // for NCCL to give up
+constexpr double CHECK_SECONDS = 0.5;   // interval between checks of the other processes
+constexpr double GRACE_SECONDS = 5.0;   // duration of a wait before the first check: a rank that is done may have ended
+constexpr double ABORT_SECONDS = 10.0;  // time that NCCL gets to finalize or abort
 
 void watch_ranks(double seconds);
 
-// A process of this machine, as the others may name it: with the kernel and the name space that its number belongs to.
-std::string process_card() {
+// Identifies this process to the other ranks: boot id, pid namespace and pid.
+std::string process_identity() {
     char space[64] = "";
     if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
     return boot_id() + space + " " + std::to_string(getpid());
@@ -47,45 +47,52 @@ bool has_ended(int process) {
     std::string stat;
     std::getline(file, stat);
     const size_t name_end = stat.rfind(')');
-    return name_end != std::string::npos && stat.compare(name_end, 3, ") Z") == 0;  // nobody has asked for it yet
+    return name_end != std::string::npos && stat.compare(name_end, 3, ") Z") == 0;  // zombie: not waited for yet
 }
 
 struct NcclComm : Comm {
-    std::unique_ptr<Comm> host;  // MPI, where it is there
+    std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
     const double join_seconds;
-    ncclComm_t nccl = nullptr;  // null after the loss of a rank
-    std::string loss;           // then why
-    OwnedStream queue;
+    ncclComm_t nccl = nullptr;  // null after abort_comm
+    std::string abort_reason;   // the reason of abort_comm
+    OwnedStream nccl_stream;    // the collectives' stream
     static constexpr int RING = 64;
-    Event reached[RING];  // of ticket t at t % RING, or of a later one
+    Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    DeviceBuffer<bf16> rounded;  // what travels, with ReduceDtype::bf16
+    DeviceBuffer<bf16> send_buffer;  // gradients to send, with ReduceDtype::bf16
 
+    // Two timers on the stream that waits, before and after a wait.
     struct Stall {
-        Event from, to;  // timers on the stream that waits
+        Event from, to;
     };
-    std::deque<Stall> stands;  // not added to exposed_seconds yet
-    std::vector<Stall> spare;
+    std::deque<Stall> stalls;        // not yet added to exposed_seconds
+    std::vector<Stall> free_stalls;  // to be reused
 
-    struct Neighbour {
+    struct Peer {
         int rank, process;
     };
-    std::vector<Neighbour> neighbours;  // on this machine
-    double looked = 0.0;                // when
+    std::vector<Peer> local_peers;  // the other ranks on this machine
+    double last_check = 0.0;        // time of the last check
     const std::thread::id thread = std::this_thread::get_id();
 
     explicit NcclComm(const Launch& launch) : join_seconds(launch.join_seconds) {
-        rank = part = launch.rank, world_size = launch.world_size;
-        join(meet_ranks(launch));
-        for (Event& event : reached) event = create_event();
-        joined() = this, while_host_waits = watch_ranks;
+        rank = part = launch.rank;
+        world_size = launch.world_size;
+        join(exchange_id(launch));
+        for (Event& event : completed) event = create_event();
+        instance() = this;
+        while_host_waits = watch_ranks;
     }
 
     ~NcclComm() override {
-        joined() = nullptr, while_host_waits = nullptr;
-        for (Event event : reached) destroy_event(event);
-        spare.insert(spare.end(), stands.begin(), stands.end());
-        for (const Stall& stand : spare) destroy_event(stand.from), destroy_event(stand.to);
+        instance() = nullptr;
+        while_host_waits = nullptr;
+        for (Event event : completed) destroy_event(event);
+        free_stalls.insert(free_stalls.end(), stalls.begin(), stalls.end());
+        for (const Stall& stall : free_stalls) {
+            destroy_event(stall.from);
+            destroy_event(stall.to);
+        }
         if (!nccl) return;
         ncclResult_t state = ncclCommFinalize(nccl);
         const double deadline = seconds_now() + ABORT_SECONDS;
@@ -96,9 +103,9 @@ struct NcclComm : Comm {
         state == ncclSuccess ? ncclCommDestroy(nccl) : ncclCommAbort(nccl);
     }
 
-    static NcclComm*& joined() {
-        static NcclComm* joined = nullptr;
-        return joined;
+    static NcclComm*& instance() {
+        static NcclComm* instance = nullptr;
+        return instance;
     }
 
     std::string describe() const override {
@@ -110,12 +117,12 @@ struct NcclComm : Comm {
 
     static void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
 
-    // What a call that does not block came to.
+    // Waits until a non-blocking NCCL call has completed; aborts the communicator if it fails or does not complete.
     void check(const char* call, ncclResult_t result) {
         const double start = seconds_now();
         for (int tries = 0; result == ncclInProgress && seconds_now() - start < join_seconds; tries++) {
             if (tries > 20) pause(tries);
-            if (seconds_now() - start > GRACE_SECONDS) look_for_neighbours();
+            if (seconds_now() - start > GRACE_SECONDS) check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
         if (result == ncclSuccess) return;
@@ -132,42 +139,42 @@ struct NcclComm : Comm {
                           ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
     }
 
-    // Ends what other ranks will never take part in, so that memory can be freed, and this rank. NCCL itself may hang
-    // in that.
+    // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed, and ends this
+    // rank with EXIT_INTERNAL. A watchdog thread ends the process if ncclCommAbort hangs.
     [[noreturn]] void abort_comm(const std::string& why) {
         std::thread([line = format("error: rank %d on %s: %s\n", rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             fputs(line.c_str(), stderr);
             _exit(EXIT_INTERNAL);
         }).detach();
-        loss = why;
+        abort_reason = why;
         while_host_waits = nullptr;
         if (nccl) ncclCommAbort(nccl);
         nccl = nullptr;
         fail(EXIT_INTERNAL, "%s", why.c_str());
     }
 
-    // Called while the host waits for the device, so long by now.
+    // while_host_waits: called repeatedly while the host waits for the device. seconds: duration of the wait so far.
     void watch(double seconds) {
         if (!nccl || std::this_thread::get_id() != thread) return;
         ncclResult_t state = ncclSuccess;
         const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
         if (result != ncclSuccess) state = result;
         if (state != ncclSuccess && state != ncclInProgress) abort_comm(state, "ncclCommGetAsyncError");
-        if (seconds > GRACE_SECONDS) look_for_neighbours();
+        if (seconds > GRACE_SECONDS) check_local_peers();
     }
 
-    void look_for_neighbours() {
+    void check_local_peers() {
         const double now = seconds_now();
-        if (now - looked < LOOK_SECONDS) return;
-        looked = now;
-        for (const Neighbour& n : neighbours)
+        if (now - last_check < CHECK_SECONDS) return;
+        last_check = now;
+        for (const Peer& n : local_peers)
             if (has_ended(n.process))
                 abort_comm(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
                                   n.process));
     }
 
-    // ---- joining
+    // ---- Joining
 
     static std::string new_id() {
         ncclUniqueId id;
@@ -176,9 +183,9 @@ struct NcclComm : Comm {
         return {id.internal, sizeof id.internal};
     }
 
-    // Every rank's rank_info comes to all, and then the id that rank 0 makes.
-    ncclUniqueId meet_ranks(const Launch& launch) {
-        const std::string rank_info = device_identity() + "\n" + process_card();
+    // Exchanges rank_info between all ranks. Returns NCCL's id, which rank 0 creates and sends to all.
+    ncclUniqueId exchange_id(const Launch& launch) {
+        const std::string rank_info = device_identity() + "\n" + process_identity();
         std::string bytes;
         if (world_size == 1) bytes = new_id();
 #ifdef USE_MPI
@@ -204,13 +211,14 @@ struct NcclComm : Comm {
         std::vector<std::string> devices, processes;
         for (const std::string& rank_info : rank_infos) {
             const size_t line = rank_info.find('\n');
-            devices.push_back(rank_info.substr(0, line)), processes.push_back(rank_info.substr(line + 1));
+            devices.push_back(rank_info.substr(0, line));
+            processes.push_back(rank_info.substr(line + 1));
         }
         check_own_devices(devices);
         const auto machine = [&](int r) { return processes[r].substr(0, processes[r].rfind(' ')); };
         for (int r = 0; r < world_size; r++)
             if (r != rank && machine(r) == machine(rank))
-                neighbours.push_back({r, std::stoi(processes[r].substr(machine(r).size() + 1))});
+                local_peers.push_back({r, std::stoi(processes[r].substr(machine(r).size() + 1))});
     }
 
     void join(const ncclUniqueId& id) {
@@ -219,127 +227,130 @@ struct NcclComm : Comm {
         check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
     }
 
-    // ---- collectives
+    // ---- Collectives
 
-    // Queues what `calls` queues on queue.stream after what `after` has now.
+    // Calls queue_calls, which queues a collective on nccl_stream. The collective runs after the work that stream
+    // `after` has now. Returns its ticket.
     template <class Calls>
     Ticket start(Stream after, const Calls& queue_calls) {
-        if (!nccl) fail(EXIT_INTERNAL, "%s", loss.c_str());
+        if (!nccl) fail(EXIT_INTERNAL, "%s", abort_reason.c_str());
         calls++;
-        Event& event = reached[++issued % RING];
+        Event& event = completed[++issued % RING];
         record_event(event, after);
-        stream_wait_event(queue.stream, event);
+        stream_wait_event(nccl_stream.stream, event);
         {
-            const Span span(trace.get(), Track::communication, queue.stream, take_name());
+            const Span span(trace.get(), Track::communication, nccl_stream.stream, take_name());
             queue_calls();
         }
-        record_event(event, queue.stream);
+        record_event(event, nccl_stream.stream);
         return issued;
     }
 
     void wait(Ticket ticket, Stream stream) override {
         if (ticket <= 0) return;
-        if (spare.empty()) spare.push_back({create_timer(), create_timer()});
-        const Stall stand = spare.back();
-        spare.pop_back();
-        record_event(stand.from, stream);
-        stream_wait_event(stream, reached[ticket % RING]);
-        record_event(stand.to, stream);
-        stands.push_back(stand);
+        if (free_stalls.empty()) free_stalls.push_back({create_timer(), create_timer()});
+        const Stall stall = free_stalls.back();
+        free_stalls.pop_back();
+        record_event(stall.from, stream);
+        stream_wait_event(stream, completed[ticket % RING]);
+        record_event(stall.to, stream);
+        stalls.push_back(stall);
         waits++;
     }
 
     double exposed(int64_t first_waits) override {
-        while (waits - int64_t(stands.size()) < first_waits && event_done(stands.front().to)) {
-            exposed_seconds += seconds_between(stands.front().from, stands.front().to);
-            spare.push_back(stands.front());
-            stands.pop_front();
+        while (waits - int64_t(stalls.size()) < first_waits && event_done(stalls.front().to)) {
+            exposed_seconds += seconds_between(stalls.front().from, stalls.front().to);
+            free_stalls.push_back(stalls.front());
+            stalls.pop_front();
         }
         return exposed_seconds;
     }
 
-    void reserve(ReduceDtype wire, int64_t most) override {
-        if (wire == ReduceDtype::bf16 && rounded.size < most)
-            rounded = DeviceBuffer<bf16>(most, "gradients on their way, rounded (--grad-dtype bf16)");
+    void reserve(ReduceDtype dtype, int64_t max_count) override {
+        if (dtype == ReduceDtype::bf16 && send_buffer.size < max_count)
+            send_buffer = DeviceBuffer<bf16>(max_count, "gradients on their way, rounded (--grad-dtype bf16)");
     }
 
-    // What a rank sends of `count` elements when each of them goes through all ranks once.
-    int64_t share(int64_t count, ReduceDtype wire) const {
+    // Bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
+    int64_t reduce_scatter_bytes(int64_t count, ReduceDtype dtype) const {
         return count / world_size * (world_size - 1) *
-               int64_t(wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float));
+               int64_t(dtype == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float));
     }
 
     bf16* round(const float* x, int64_t count) {
-        ENSURE(count <= rounded.size, "%lld gradients to be rounded, memory for %lld is reserved",
-               static_cast<long long>(count), static_cast<long long>(rounded.size));
-        ops::round_gradients(rounded.data, x, count, queue.stream);
-        return rounded.data;
+        ENSURE(count <= send_buffer.size, "%lld gradients to be rounded, memory for %lld is reserved",
+               static_cast<long long>(count), static_cast<long long>(send_buffer.size));
+        ops::round_gradients(send_buffer.data, x, count, nccl_stream.stream);
+        return send_buffer.data;
     }
 
-    Ticket all_reduce(float* x, int64_t count, ReduceDtype wire, Stream after) override {
-        bytes_sent += 2 * share(count, wire);
+    Ticket all_reduce(float* x, int64_t count, ReduceDtype dtype, Stream after) override {
+        bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
         const auto sum = [&](void* data, ncclDataType_t type) {
-            check("ncclAllReduce", ncclAllReduce(data, data, size_t(count), type, ncclSum, nccl, queue.stream));
+            check("ncclAllReduce", ncclAllReduce(data, data, size_t(count), type, ncclSum, nccl, nccl_stream.stream));
         };
         return start(after, [&] {
-            if (wire == ReduceDtype::fp32) return sum(x, ncclFloat);
+            if (dtype == ReduceDtype::fp32) return sum(x, ncclFloat);
             sum(round(x, count), ncclBfloat16);
-            ops::widen_gradients(x, rounded.data, count, queue.stream);
+            ops::widen_gradients(x, send_buffer.data, count, nccl_stream.stream);
         });
     }
-    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype wire, Stream after) override {
+    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
-        bytes_sent += share(count, wire);
+        bytes_sent += reduce_scatter_bytes(count, dtype);
         const auto sum = [&](const void* from, void* to, ncclDataType_t type) {
-            check("ncclReduceScatter", ncclReduceScatter(from, to, size_t(own), type, ncclSum, nccl, queue.stream));
+            check("ncclReduceScatter",
+                  ncclReduceScatter(from, to, size_t(own), type, ncclSum, nccl, nccl_stream.stream));
         };
         return start(after, [&] {
-            if (wire == ReduceDtype::fp32) return sum(x, x + at, ncclFloat);
+            if (dtype == ReduceDtype::fp32) return sum(x, x + at, ncclFloat);
             bf16* const all = round(x, count);
             sum(all, all + at, ncclBfloat16);
-            ops::widen_gradients(x + at, all + at, own, queue.stream);
+            ops::widen_gradients(x + at, all + at, own, nccl_stream.stream);
         });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         const int64_t own = bytes / world_size;
         bytes_sent += (world_size - 1) * own;
         const char* from = static_cast<char*>(x) + rank * own;
-        return start(
-            after, [&] { check("ncclAllGather", ncclAllGather(from, x, size_t(own), ncclInt8, nccl, queue.stream)); });
+        return start(after, [&] {
+            check("ncclAllGather", ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream));
+        });
     }
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
         return start(after, [&] {
-            check("ncclBroadcast", ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, queue.stream));
+            check("ncclBroadcast", ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream));
         });
     }
 
-    // Texts go through the GPUs: first their sizes, then all filled up to the longest.
+    // An all-gather over the GPUs: first of the sizes, then of the texts, each padded to the longest.
     std::vector<std::string> exchange(const std::string& text) override {
         DeviceBuffer<int64_t> sizes(world_size, "sizes of messages");
         const int64_t own = int64_t(text.size());
-        copy_to_device(sizes.data + rank, &own, sizeof own, queue.stream);
-        all_gather(sizes.data, sizes.bytes(), queue.stream);
-        wait_for_stream(queue.stream);
+        copy_to_device(sizes.data + rank, &own, sizeof own, nccl_stream.stream);
+        all_gather(sizes.data, sizes.bytes(), nccl_stream.stream);
+        wait_for_stream(nccl_stream.stream);
         const std::vector<int64_t> size_of = to_host(sizes.data, world_size);
         const int64_t longest = std::max<int64_t>(1, *std::max_element(size_of.begin(), size_of.end()));
 
         DeviceBuffer<char> texts(longest * world_size, "messages");
-        copy_to_device(texts.data + rank * longest, text.data(), own, queue.stream);
-        all_gather(texts.data, texts.bytes(), queue.stream);
-        wait_for_stream(queue.stream);
-        const std::vector<char> joined = to_host(texts.data, texts.size);
+        copy_to_device(texts.data + rank * longest, text.data(), own, nccl_stream.stream);
+        all_gather(texts.data, texts.bytes(), nccl_stream.stream);
+        wait_for_stream(nccl_stream.stream);
+        const std::vector<char> padded = to_host(texts.data, texts.size);
         std::vector<std::string> all;
-        for (int r = 0; r < world_size; r++) all.emplace_back(joined.data() + r * longest, size_of[r]);
+        for (int r = 0; r < world_size; r++) all.emplace_back(padded.data() + r * longest, size_of[r]);
         return all;
     }
 
     [[noreturn]] void abort(int exit_code) override {
         if (host) host->abort(exit_code);
-        Comm::abort(exit_code);  // the launcher ends the others
+        Comm::abort(exit_code);  // the launcher then ends the other ranks
     }
 };
 
-void watch_ranks(double seconds) { NcclComm::joined()->watch(seconds); }
+void watch_ranks(double seconds) { NcclComm::instance()->watch(seconds); }
 
 }  // namespace
 

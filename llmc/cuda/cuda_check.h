@@ -1,6 +1,7 @@
-// cuda_check.h: what CUDA and cuBLASLt answer, checked: the call, its place and the reason.
+// cuda_check.h: checks the status of CUDA and cuBLASLt calls. A failure ends the program with a message that has the
+// call, its place in the source and the reason.
 #pragma once
-#ifndef SIMT_EMULATOR  // which has put its own in front
+#ifndef SIMT_EMULATOR  // the emulator's header declares the runtime instead
 #include <cuda_runtime.h>
 #endif
 #include <cublasLt.h>
@@ -8,15 +9,15 @@
 #include "base/common.h"
 #include "base/device.h"
 
-// Asynchronous errors surface here too: the call that reports one need not be the one that made it.
+// Asynchronous errors are reported here too: the call that reports an error need not be the one that caused it.
 #define CUDA_CHECK(call) check_cuda_call((call), #call, __FILE__, __LINE__)
 #define CUBLAS_CHECK(call) check_cublas_call((call), #call, __FILE__, __LINE__)
 
 inline void check_cuda_call(cudaError_t error, const char* call, const char* file, int line) {
-    const bool of_a_kernel = error >= 700 && error < 800;  // some kernel's, queued before this call
+    const bool from_kernel = error >= 700 && error < 800;  // an error in a kernel that was queued before this call
     if (error != cudaSuccess)
         fail(EXIT_INTERNAL, "%s at %s:%d: %s (%s)%s", call, file, line, cudaGetErrorString(error),
-             cudaGetErrorName(error), of_a_kernel && !device_debug_sync ? "; --debug-sync names the kernel" : "");
+             cudaGetErrorName(error), from_kernel && !device_debug_sync ? "; --debug-sync names the kernel" : "");
 }
 
 inline void check_cublas_call(cublasStatus_t status, const char* call, const char* file, int line) {

@@ -1,8 +1,8 @@
-// cudnn_plan.cpp: the graphs and plans of cudnn_plan.h.
+// cudnn_plan.cpp: builds the operation graphs of attention and makes plans for them (cudnn_plan.h).
 //
-// cuDNN's engines recognize attention by the shape of the graph: keep the operations and their order. What has (T, T)
-// elements is "virtual": it exists in the fused kernel alone. No tensor is transposed or copied in memory: q, k and v
-// are (B, NH, T, HS) windows into the rows of qkv, and K^T is k with its strides exchanged.
+// cuDNN's engines recognize attention by the pattern of the graph, so keep the operations and their order. Tensors of
+// (T, T) elements are "virtual": they exist only inside the fused kernel. No tensor is transposed or copied in memory:
+// q, k and v are strided (B, NH, T, HS) views of qkv, and K^T is k with its last two strides exchanged.
 #include "cuda/cudnn_plan.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ void check_cudnn_call(cudnnStatus_t status, const char* call, const char* file, 
     char reason[1024] = "";
     cudnnGetLastErrorString(reason, sizeof(reason));
     for (char& c : reason)
-        if (c == '\n') c = ' ';  // messages are one line
+        if (c == '\n') c = ' ';  // error messages have one line
     fail(EXIT_INTERNAL, "%s at %s:%d: %s %s", call, file, line, cudnnGetErrorString(status), reason);
 }
 
@@ -25,7 +25,7 @@ void set_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeNam
 
 namespace {
 
-using Handle = cudnnBackendDescriptor_t;  // of a descriptor that the graph owns
+using Handle = cudnnBackendDescriptor_t;  // of a descriptor that a Graph owns
 using Attribute = cudnnBackendAttributeName_t;
 using Dims = std::vector<int64_t>;
 
@@ -57,16 +57,16 @@ int64_t get_int(Handle d, Attribute name) {
 
 struct Graph {
     CudnnShape shape;
-    std::deque<Descriptor> parts;
+    std::deque<Descriptor> descriptors;
     std::vector<Handle> operations;
     int64_t next_virtual = uid_first_virtual;
 
-    Handle make(cudnnBackendDescriptorType_t type) { return parts.emplace_back(type).handle; }
+    Handle create(cudnnBackendDescriptorType_t type) { return descriptors.emplace_back(type).handle; }
 
-    // Tensors: dimensions, and their strides in elements.
+    // Tensors. Strides are in elements.
 
     Handle tensor(const Dims& dims, const Dims& strides, cudnnDataType_t type, int64_t uid) {
-        Handle d = make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
         set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
         set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, dims);
         set(d, CUDNN_ATTR_TENSOR_STRIDES, strides);
@@ -78,7 +78,8 @@ struct Graph {
         return d;
     }
 
-    // One of q, k, v and their gradients, in rows of 3C; out and dout, in rows of C; a head's rows in one piece.
+    // (B, NH, T, HS) tensors whose tokens are `row` elements apart: 3C for q, k, v and their gradients (of_qkv), C for
+    // out and dout (of_out). float_heads: contiguous.
     Handle heads(int64_t uid, int64_t row, cudnnDataType_t type = CUDNN_DATA_BFLOAT16) {
         const auto [B, T, NH, HS] = shape;
         return tensor({B, NH, T, HS}, {row * T, HS, row, 1}, type, uid);
@@ -109,7 +110,7 @@ struct Graph {
     }
     Handle constant(Uid uid) { return tensor({1, 1, 1, 1}, {1, 1, 1, 1}, CUDNN_DATA_FLOAT, uid); }
 
-    // Operations: each returns its result, which the caller has described.
+    // Operations. Each returns the tensor `result`, which the caller has described.
 
     Handle add(Handle operation, Handle result) {
         finalize(operation);
@@ -118,7 +119,7 @@ struct Graph {
     }
 
     Handle pointwise_mode(cudnnPointwiseMode_t mode, cudnnDataType_t computed_in, int64_t axis) {
-        Handle d = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
         set(d, CUDNN_ATTR_POINTWISE_MODE, mode);
         set(d, CUDNN_ATTR_POINTWISE_MATH_PREC, computed_in);
         if (axis >= 0) set(d, CUDNN_ATTR_POINTWISE_AXIS, axis);
@@ -128,7 +129,7 @@ struct Graph {
 
     // result = mode(a, b); b and condition may be null.
     Handle pointwise(Handle mode, Handle a, Handle b, Handle result, Handle condition = nullptr) {
-        Handle d = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
         set(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, mode);
         set(d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a);
         if (b) set(d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
@@ -141,11 +142,11 @@ struct Graph {
     }
 
     Handle reduce(cudnnReduceTensorOp_t reduction, Handle a, Handle result) {
-        Handle mode = make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+        Handle mode = create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
         set(mode, CUDNN_ATTR_REDUCTION_OPERATOR, reduction);
         set(mode, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
         finalize(mode);
-        Handle d = make(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
         set(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, mode);
         set(d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, a);
         set(d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, result);
@@ -153,10 +154,10 @@ struct Graph {
     }
 
     Handle matmul(Handle a, Handle b, Handle result) {
-        Handle mode = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+        Handle mode = create(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
         set(mode, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
         finalize(mode);
-        Handle d = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
         set(d, CUDNN_ATTR_OPERATION_MATMUL_DESC, mode);
         set(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
         set(d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
@@ -165,13 +166,13 @@ struct Graph {
     }
 
     Handle reshape(Handle a, Handle result) {
-        Handle d = make(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+        Handle d = create(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
         set(d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, a);
         set(d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, result);
         return add(d, result);
     }
 
-    // a where query >= key, -infinity elsewhere
+    // a where query >= key, else the value of `masked`
     Handle causal(Handle a, Handle masked) {
         Handle query = pointwise(pointwise_mode(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, 2), a, nullptr,
                                  scores(CUDNN_DATA_INT32));
@@ -184,8 +185,9 @@ struct Graph {
     }
 };
 
-// S = causal(scale Q K^T), e = exp(S - max), lse = max + log(sum of e), out = (e / sum of e) V. So lse is ours, the
-// natural logarithm of the sum of exp of scaled scores: the graph says what it is, whatever the engine does inside.
+// S = causal(scale Q K^T), e = exp(S - max), lse = max + log(sum of e), out = (e / sum of e) V. The graph itself
+// computes lse, as the natural logarithm of the sum of exp(scaled scores). It is therefore the lse of ops.inc,
+// whatever the engine does internally.
 void build_forward(Graph& g) {
     Handle q = g.of_qkv(uid_q), k_transposed = g.of_qkv_transposed(uid_k), v = g.of_qkv(uid_v);
     Handle scale = g.constant(uid_scale), masked = g.constant(uid_masked);
@@ -208,8 +210,9 @@ void build_forward(Graph& g) {
 // row_sums = sum of dout * out, P = exp(causal(scale Q K^T - lse)), dV = P^T dout,
 // dS = (dout V^T - row_sums) P scale, dK = dS^T Q, dQ = dS K.
 //
-// dQ is a sum over keys, which blocks share: in float memory, in the order in which they come, or, deterministic, by a
-// product of its own that reads dS, kept in the workspace.
+// dQ is a sum over keys, which are spread over blocks. The non-deterministic engine accumulates it in a float buffer,
+// in the order in which blocks finish. The deterministic one stores dS in the workspace and computes dQ by a separate
+// matmul.
 void build_backward(Graph& g, bool deterministic) {
     Handle q = g.of_qkv(uid_q);
     Handle k_transposed = g.of_qkv_transposed(uid_k), v_transposed = g.of_qkv_transposed(uid_v);
@@ -217,8 +220,8 @@ void build_backward(Graph& g, bool deterministic) {
     Handle scale = g.constant(uid_scale), masked = g.constant(uid_masked), one = g.constant(uid_one);
     Handle dq = g.of_qkv(uid_dq), dk = g.of_qkv(uid_dk), dv = g.of_qkv(uid_dv);
 
-    Handle product = g.pointwise(CUDNN_POINTWISE_MUL, dout, out, g.float_heads(g.next_virtual++));
-    Handle sums = g.reduce(CUDNN_REDUCE_TENSOR_ADD, product, g.rows());
+    Handle dout_times_out = g.pointwise(CUDNN_POINTWISE_MUL, dout, out, g.float_heads(g.next_virtual++));
+    Handle sums = g.reduce(CUDNN_REDUCE_TENSOR_ADD, dout_times_out, g.rows());
     Handle row_sums = g.pointwise(CUDNN_POINTWISE_MUL, sums, one, g.rows(uid_row_sums));
 
     Handle s = g.matmul(q, k_transposed, g.scores());
@@ -248,37 +251,37 @@ void build_backward(Graph& g, bool deterministic) {
 // ---- Plans
 
 Handle describe_device(Graph& g, const std::string& json) {
-    Handle d = g.make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    Handle d = g.create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     set_attribute(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, int64_t(json.size()), json.data());
     finalize(d);
     return d;
 }
 
-// The heuristics' engine configurations, best first. device: null where target has a handle.
-std::vector<Handle> engine_configs(Graph& g, const CudnnTarget& target, Handle device, size_t most) {
-    Handle graph = g.make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+// The engine configurations that cuDNN's heuristics propose, best first. device: null if target has a handle.
+std::vector<Handle> engine_configs(Graph& g, const CudnnTarget& target, Handle device, size_t max_plans) {
+    Handle graph = g.create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     set_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(g.operations.size()),
                   g.operations.data());
     if (!device) set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, target.handle);
     finalize(graph);
 
-    Handle heuristics = g.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    Handle heuristics = g.create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
     if (device) set(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
     finalize(heuristics);
 
     std::vector<Handle> configs;
-    while (configs.size() < most) configs.push_back(g.make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    while (configs.size() < max_plans) configs.push_back(g.create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
     int64_t found = 0;
     CUDNN_CHECK(cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                         int64_t(most), &found, configs.data()));
+                                         int64_t(max_plans), &found, configs.data()));
     configs.resize(size_t(found));
     return configs;
 }
 
 int engine_number(Graph& g, Handle config) {
-    Handle engine = g.make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    Handle engine = g.create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     int64_t count = 0;
     CUDNN_CHECK(cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                                          &engine));
@@ -287,8 +290,8 @@ int engine_number(Graph& g, Handle config) {
 
 }  // namespace
 
-// What the engines of cuDNN 9.19 take: nothing forward; backward their own copy of dQ in float or, deterministic, of dS
-// in bf16, with T padded to tiles. The rest is for what is not of that order.
+// The engines of cuDNN 9.19 use no workspace forward. Backward they store a copy of dQ in float, or, if deterministic,
+// dS in bf16, with T rounded up to whole tiles. `other` allows for smaller buffers.
 int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
     constexpr int64_t tile = 128, other = 1 << 20;
     const int64_t T = round_up(int64_t(shape.T), tile), heads = int64_t(shape.B) * shape.NH;
@@ -303,8 +306,8 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
     return 0;
 }
 
-CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t most) {
-    constexpr size_t asked = 16;  // of the heuristics: some may be refused
+CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans) {
+    constexpr size_t max_configs = 16;  // more than max_plans, because some may have no plan
     Graph g{shape, {}, {}};
     if (pass == AttentionPass::forward)
         build_forward(g);
@@ -313,8 +316,8 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
 
     Handle device = target.handle ? nullptr : describe_device(g, target.device);
     CudnnPlans result;
-    for (Handle config : engine_configs(g, target, device, asked)) {
-        if (result.plans.size() == most) break;
+    for (Handle config : engine_configs(g, target, device, max_configs)) {
+        if (result.plans.size() == max_plans) break;
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
         if (device)
@@ -326,7 +329,7 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
         if (bytes > workspace_limit(pass, shape)) continue;
         result.plans.push_back({std::move(plan), bytes, engine_number(g, config)});
     }
-    result.parts = std::move(g.parts);
+    result.descriptors = std::move(g.descriptors);
     return result;
 }
 

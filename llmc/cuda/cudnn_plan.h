@@ -1,6 +1,6 @@
-// cudnn_plan.h: causal attention as cuDNN's operation graphs, and plans to run them, by cuDNN's C API. Plans can be
-// made with no GPU, for one that is described (dev/test/gpu/cudnn_plans.cpp); to run them is attention_cudnn.cpp's
-// part.
+// cudnn_plan.h: causal attention as cuDNN operation graphs, and execution plans for them, through cuDNN's backend (C)
+// API. Plans can also be made on a machine without a GPU, from a description of one (dev/test/gpu/cudnn_plans.cpp).
+// attention_cudnn.cpp executes the plans.
 #pragma once
 #include <cudnn.h>
 
@@ -18,7 +18,7 @@ namespace gpu {
 
 void check_cudnn_call(cudnnStatus_t status, const char* call, const char* file, int line);
 
-// -infinity as the mask needs 9.10, described devices 9.8; before 9.6 dq_sums had to be zeroed.
+// A mask value of -infinity needs cuDNN 9.10, described devices need 9.8. Before 9.6 the caller had to zero dq_sums.
 constexpr size_t OLDEST_CUDNN = 91000;
 
 enum class AttentionPass { forward, backward, deterministic_backward };
@@ -28,7 +28,7 @@ struct CudnnShape {
     auto operator<=>(const CudnnShape&) const = default;
 };
 
-// The tensors of the graphs that are in memory, by the numbers that an execution gives their addresses by.
+// Unique ids of the graphs' tensors in memory. An execution binds each id to an address.
 enum Uid : int64_t {
     uid_q = 1,
     uid_k,
@@ -40,14 +40,14 @@ enum Uid : int64_t {
     uid_dk,
     uid_dv,
     uid_row_sums,  // (B, NH, T) floats: the sums of dout * out
-    uid_dq_sums,   // (B, NH, T, HS) floats, added to in any order; not in deterministic_backward
-    uid_scale,     // 1 / sqrt(HS); this and the following are floats of the host, passed by value
+    uid_dq_sums,   // (B, NH, T, HS) floats, accumulated in any order; not in deterministic_backward
+    uid_scale,     // 1 / sqrt(HS); this and the following are host floats, passed by value
     uid_masked,    // -infinity
     uid_one,
     uid_first_virtual = 1000
 };
 
-// An object of cuDNN's, to be filled by set_attribute and then finalized.
+// Owns a descriptor of cuDNN's backend API. Set its attributes with set_attribute, then finalize it.
 struct Descriptor {
     cudnnBackendDescriptor_t handle = nullptr;
 
@@ -65,7 +65,7 @@ struct Descriptor {
 void set_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                    cudnnBackendAttributeType_t type, int64_t count, const void* values);
 
-// The GPU to plan for: that of a handle, or one described by cuDNN's JSON text.
+// The GPU to plan for: that of the handle, or, without a handle, the one that `device` describes in cuDNN's JSON.
 struct CudnnTarget {
     cudnnHandle_t handle = nullptr;
     std::string device;
@@ -74,18 +74,18 @@ struct CudnnTarget {
 struct CudnnPlan {
     Descriptor plan;
     int64_t workspace_bytes;
-    int engine;  // its number in cuDNN
+    int engine;  // its global index in cuDNN
 };
 
 struct CudnnPlans {
-    std::deque<Descriptor> parts;  // what the plans refer to
-    std::vector<CudnnPlan> plans;  // the heuristics' first choice first
+    std::deque<Descriptor> descriptors;  // kept alive for the plans, which refer to them
+    std::vector<CudnnPlan> plans;        // in the order of cuDNN's heuristics, best first
 };
 
-// Bytes that the plans of this pass and shape may take beside the tensors.
+// Upper bound of the workspace, in bytes, that a plan for this pass and shape may use.
 int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape);
 
-// Up to `most` plans within workspace_limit; none where cuDNN has no engine for it.
-CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t most);
+// Up to max_plans plans whose workspace is within workspace_limit; none if cuDNN has no engine for the shape.
+CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans);
 
 }  // namespace gpu

@@ -1,4 +1,5 @@
-// device.cu: device.h on CUDA. One GPU per process, the one that device_init has chosen for the calling thread.
+// device.cu: implements base/device.h on CUDA: devices, memory, streams, events, graphs and scratch memory. A process
+// uses one GPU, which device_init selects for the calling thread.
 #include "base/device.h"
 
 #include <omp.h>
@@ -22,7 +23,7 @@
 
 namespace {
 
-constexpr int OLDEST_MAJOR = 8;  // compute capability of bf16 tensor cores and cp.async
+constexpr int OLDEST_MAJOR = 8;  // the first compute capability with bf16 tensor cores and cp.async
 
 struct Memory {
     std::mutex mutex;
@@ -30,7 +31,7 @@ struct Memory {
     int64_t allocated = 0;
 };
 
-// Never destroyed: buffers of static duration may be freed after it would be.
+// Never destroyed, because buffers of static storage duration may be freed after it would be destroyed.
 Memory& memory() {
     static Memory& memory = *new Memory;
     return memory;
@@ -38,11 +39,11 @@ Memory& memory() {
 
 std::string version_text(int version) { return format("%d.%d", version / 1000, version % 1000 / 10); }
 
-// Asked for at start-up, in place of the kernels of ops.cu, which are compiled for the same GPUs.
-__global__ void present_kernel() {}
+// check_code looks for this kernel at start-up instead of the kernels of ops.cu, which are compiled for the same GPUs.
+__global__ void probe_kernel() {}
 
-// What a driver means that has no more to say than "system not yet initialized".
-const char* remedy(cudaError_t error) {
+// Explains driver errors whose own text says too little, for example "system not yet initialized". Null for others.
+const char* explanation(cudaError_t error) {
     switch (error) {
         case cudaErrorSystemNotReady:
             return "the GPUs of this machine are joined by switches, and the service that starts these does not run: "
@@ -61,11 +62,11 @@ std::string visible_devices() {
     return visible ? format(" (CUDA_VISIBLE_DEVICES=%s)", visible) : "";
 }
 
-// Refuses a machine without a GPU that this build can use.
+// Number of visible GPUs. Refuses a machine without a driver or a GPU that this build can use.
 int count_gpus() {
     int count = 0, driver = 0, runtime = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess) cudaGetLastError();  // it would be reported again by the next launch
+    if (error != cudaSuccess) cudaGetLastError();  // clears it, else the next launch would report it again
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
     ENSURE(driver > 0, "no NVIDIA driver is installed here; train_gpt2 is the same program for the CPU");
@@ -75,24 +76,25 @@ int count_gpus() {
            version_text(driver).c_str(), version_text(runtime).c_str());
     ENSURE(error != cudaErrorNoDevice && (error != cudaSuccess || count > 0),
            "no GPU is visible%s; train_gpt2 is the same program for the CPU", visible_devices().c_str());
-    if (remedy(error)) fail(EXIT_USAGE, "no GPU can be used: %s (%s)", remedy(error), cudaGetErrorName(error));
+    if (explanation(error))
+        fail(EXIT_USAGE, "no GPU can be used: %s (%s)", explanation(error), cudaGetErrorName(error));
     CUDA_CHECK(error);
     return count;
 }
 
-// "sm_80, sm_90a" of "80 90a".
+// CUDA_ARCHS as text: "80 90a" gives "sm_80, sm_90a".
 std::string built_for() {
     std::string text = "sm_";
     for (const char* c = CUDA_ARCHS; *c; c++) text += *c == ' ' ? ", sm_" : std::string(1, *c);
     return text;
 }
 
-// Refuses a GPU that this build has no code for: else the first kernel would, and say less.
+// Refuses a GPU that this build has no code for. Otherwise the first kernel launch would fail, with a worse message.
 void check_code(int device, const cudaDeviceProp& p) {
     cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, present_kernel);
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-        cudaGetLastError();  // it would be reported again by the next launch
+        cudaGetLastError();  // clears it, else the next launch would report it again
         fail(EXIT_USAGE, "this build has code for %s, and GPU %d, %s, is sm_%d%d: make CUDA_ARCHS=%d%d%s",
              built_for().c_str(), device, p.name, p.major, p.minor, p.major, p.minor, p.major == 9 ? "a" : "");
     }
@@ -111,7 +113,7 @@ const cudaDeviceProp& properties() {
 }
 
 [[noreturn]] void out_of_memory(int64_t bytes, const char* purpose) {
-    cudaGetLastError();  // it would be reported again by the next launch
+    cudaGetLastError();  // clears it, else the next launch would report it again
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
     fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s free of %s on %s, %s already allocated; %s", purpose,
@@ -119,8 +121,8 @@ const cudaDeviceProp& properties() {
          properties().name, human_bytes(device_bytes_allocated()).c_str(), memory_advice(purpose));
 }
 
-// To whoever must be asked while the host waits. A destructor after an error may throw no other.
-void ask_meanwhile(double seconds) {
+// Calls while_host_waits. During stack unwinding, a destructor must not throw another error.
+void call_while_host_waits(double seconds) {
     try {
         while_host_waits(seconds);
     } catch (const Error&) {
@@ -128,21 +130,22 @@ void ask_meanwhile(double seconds) {
     }
 }
 
-// Blocks, or asks the device in turns with whoever must be asked meanwhile.
+// Waits for the device: by the blocking call `wait`, or, if while_host_waits is set, by polling `query` and calling
+// while_host_waits in between.
 template <class Wait, class Query>
 void wait_on_host(const Wait& wait, const Query& query) {
     const double start = seconds_now();
     for (int tries = 0; while_host_waits; tries++) {
         const cudaError_t error = query();
         if (error != cudaErrorNotReady) return CUDA_CHECK(error);
-        cudaGetLastError();  // it would be reported again by the next launch
-        ask_meanwhile(seconds_now() - start);
+        cudaGetLastError();  // clears it, else the next launch would report it again
+        call_while_host_waits(seconds_now() - start);
         if (tries > 20) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 100)));
     }
     CUDA_CHECK(wait());
 }
 
-// Those that were made here and not destroyed, for waiting for all of them.
+// All streams that create_stream made and that still exist, so that wait_for_device can poll them.
 struct Streams {
     std::mutex mutex;
     std::set<Stream> all;
@@ -167,7 +170,7 @@ struct Scratch {
 
     void grow(int64_t bytes) {
         if (bytes <= memory.size) return;
-        memory = {};  // first, so that both need not fit; waits for the operations that use it
+        memory = {};  // frees the old memory first, so that both need not fit; waits for the operations that use it
         memory = DeviceBuffer<char>(bytes, "working memory of the operations");
     }
 };
@@ -183,7 +186,8 @@ void device_init(int local_rank, int threads) {
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
-    // A launcher that shows each process one GPU has given it that one; two ranks that have the same one NCCL refuses.
+    // If the launcher lets each process see one GPU, that GPU is the process's own. NCCL refuses two ranks on the same
+    // GPU.
     if (count == 1 && !visible_devices().empty()) local_rank = 0;
     ENSURE(local_rank >= 0 && local_rank < count,
            "process %d of this machine has no GPU of its own: there %s %d%s; start one process per GPU", local_rank,
@@ -196,8 +200,8 @@ void device_init(int local_rank, int threads) {
            local_rank, p.name, p.major, p.minor);
     const cudaError_t error = cudaSetDevice(local_rank);
     if (error != cudaSuccess) cudaGetLastError();
-    if (remedy(error))
-        fail(EXIT_USAGE, "GPU %d, %s, cannot be used: %s (%s)", local_rank, p.name, remedy(error),
+    if (explanation(error))
+        fail(EXIT_USAGE, "GPU %d, %s, cannot be used: %s (%s)", local_rank, p.name, explanation(error),
              cudaGetErrorName(error));
     CUDA_CHECK(error);
     check_code(local_rank, p);
@@ -209,13 +213,13 @@ DeviceInfo device_info() {
     return {.name = p.name,
             .memory_bytes = int64_t(p.totalGlobalMem),
             .peak_flops_bf16 = 1e12 * peak.bf16,
-            .peak_flops_fp32 = 1e12 * peak.fp32,  // products in fp32 are strictly fp32, never tf32
+            .peak_flops_fp32 = 1e12 * peak.fp32,  // fp32 matmuls are strictly fp32, never tf32
             .peak_source = peak.bf16 > 0 ? "data sheet" : "no data sheet known"};
 }
 
 int device_count() { return count_gpus(); }
 
-// As nvidia-smi -L writes it.
+// The GPU's UUID in the format of nvidia-smi -L.
 std::string device_id() {
     std::string text = "GPU-";
     const cudaUUID_t& id = properties().uuid;
@@ -244,14 +248,15 @@ void* device_allocate(int64_t bytes, const char* purpose) {
     if (error == cudaErrorMemoryAllocation) out_of_memory(bytes, purpose);
     CUDA_CHECK(error);
     CUDA_CHECK(cudaMemset(block, 0, size_t(bytes)));
-    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams do not wait for the zeros
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams would not wait for the memset
     std::lock_guard lock(memory().mutex);
     memory().blocks[block] = bytes;
     memory().allocated += bytes;
     return block;
 }
 
-// Destructors call it, also after an error and at exit, when the driver may be gone: what cudaFree says is not checked.
+// Destructors call it, also after an error and at exit, when the driver may already be unloaded. The result of cudaFree
+// is therefore not checked.
 void device_free(void* block) {
     if (!block) return;
     {
@@ -264,11 +269,11 @@ void device_free(void* block) {
     cudaFree(block);
 }
 
-int64_t device_bytes_free(int) {  // each has a device of its own
-    constexpr int64_t for_libraries = int64_t(512) << 20;  // kernels, graphs, cuBLASLt's own
+int64_t device_bytes_free(int) {  // the number of processes is ignored: each has a GPU of its own
+    constexpr int64_t library_bytes = int64_t(512) << 20;  // kernels, graphs and cuBLASLt's own memory
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return int64_t(free) > for_libraries ? int64_t(free) - for_libraries : 0;
+    return int64_t(free) > library_bytes ? int64_t(free) - library_bytes : 0;
 }
 
 int64_t device_bytes_allocated() {
@@ -337,7 +342,7 @@ void stream_wait_event(Stream stream, Event event) { CUDA_CHECK(cudaStreamWaitEv
 bool event_done(Event event) {
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) {
-        cudaGetLastError();  // it would be reported again by the next launch
+        cudaGetLastError();  // clears it, else the next launch would report it again
         return false;
     }
     CUDA_CHECK(error);
@@ -355,7 +360,7 @@ ProfileRange::ProfileRange(const char*) {}
 ProfileRange::~ProfileRange() {}
 #endif
 
-bool device_has_graphs() { return !device_debug_sync; }  // what is recorded cannot be waited for
+bool device_has_graphs() { return !device_debug_sync; }  // the host cannot wait for a kernel that is being captured
 void begin_graph(Stream stream) { CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
 Graph end_graph(Stream stream) {
     cudaGraph_t calls = nullptr;

@@ -1,13 +1,13 @@
 // encoder.cuh: token and position embeddings.
 //
-// Forward: a warp owns a row; 2*N*C*sizeof(floatX) bytes move, the positions' C*T come from the second-level cache.
+// Forward: a warp owns a row. It moves 2*N*C*sizeof(floatX) bytes; the T*C position embeddings come from the L2 cache.
 //
-// Backward reads dout once for the positions and once for the tokens, 2*N*C*sizeof(floatX), which bounds the time (201
-// MB for N = 65536, C = 768, bf16). Any number of rows of dout may meet in one row of dwte. So that they are added in
-// one order without atomics on floats, the rows are sorted by token first, stably, on the device: a radix sort in
-// which every thread's keys are fixed. Then a warp adds up 32 rows in sorted order, writes what it has whole, and
-// leaves for the second stage the parts of tokens that its neighbours have too: a token that fills the batch is as
-// quick.
+// Backward reads dout once for the positions and once for the tokens: 2*N*C*sizeof(floatX) bytes, which bounds the time
+// (201 MB for N = 65536, C = 768, bf16). Any number of rows of dout may add to one row of dwte. To add them in a fixed
+// order without float atomics, the device first sorts the rows by token, with a stable radix sort in which the keys of
+// each thread are fixed. Then each warp adds up 32 rows in sorted order. It writes the sums of tokens that lie wholly
+// within its rows, and stores partial sums of tokens that neighbouring warps have too; a second kernel adds these. A
+// token that fills the whole batch is therefore not slower than others.
 #pragma once
 #include "base/device.h"
 #include "cuda/simt.h"
@@ -15,7 +15,8 @@
 
 constexpr int ENCODER_WARPS = 8;
 
-// Grid: one warp per row.
+// out (N, C) = wte[tokens[n]] + wpe[n % T]; tokens (N), wte (V, C), wpe (T, C).
+// Grid: blocks of 8 warps, one warp per row.
 template <class floatX>
 __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T, int C) {
@@ -27,28 +28,30 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
         const V a = load128(token + c), b = load128(position + c);
         V sum;
         for (int k = 0; k < V::size; k++) sum[k] = floatX(float(a[k]) + float(b[k]));
-        store128(out + int64_t(n) * C + c, sum);  // plain store: LayerNorm reads it
+        store128(out + int64_t(n) * C + c, sum);  // not a streaming store: LayerNorm reads it next
     }
 }
 
-// ---- sorting rows by token
+// ---- Sorting rows by token: least significant digit first, 8 bits per pass
 
 constexpr int SORT_THREADS = 256, SORT_DIGITS = 256, SORT_DIGIT_BITS = 8;
-constexpr int SORT_ROUNDS = 4, SORT_TILE = SORT_ROUNDS * SORT_THREADS;  // keys of a thread, of a block
+constexpr int SORT_ROUNDS = 4, SORT_TILE = SORT_ROUNDS * SORT_THREADS;  // keys per thread and per block
 constexpr int SORT_SCAN_THREADS = 1024;
 
+// A key of the sort, and the row that it belongs to.
 struct alignas(8) TokenRow {
     int token, n;
 };
 
-// What a pass of the sort reads: the tokens themselves in the first, then the pairs that the pass before it wrote.
+// Input of a pass: the tokens in the first pass, then the output of the previous pass.
 struct SortInput {
     const int* tokens;
     const TokenRow* rows;  // null in the first pass
     __device__ TokenRow operator[](int i) const { return rows ? rows[i] : TokenRow{tokens[i], i}; }
 };
 
-// counts[digit, tile] = keys of the tile with that digit. Grid: a block per tile.
+// counts[digit, tile] = number of keys in the tile with that digit. counts (SORT_DIGITS, tiles).
+// Grid: one block of 256 threads per tile of 1024 keys.
 template <int SHIFT>
 __global__ void __launch_bounds__(SORT_THREADS) sort_count_kernel(int* counts, SortInput in, int N) {
     SHARED(count, int[SORT_DIGITS]);
@@ -56,20 +59,21 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_count_kernel(int* counts, S
     __syncthreads();
     for (int i = 0; i < SORT_ROUNDS; i++) {
         const int at = int(blockIdx.x) * SORT_TILE + i * SORT_THREADS + int(threadIdx.x);
-        if (at < N) atomicAdd(&count[in[at].token >> SHIFT & (SORT_DIGITS - 1)], 1);  // whole numbers: any order
+        if (at < N) atomicAdd(&count[in[at].token >> SHIFT & (SORT_DIGITS - 1)], 1);  // integers: any order will do
     }
     __syncthreads();
     counts[int64_t(threadIdx.x) * gridDim.x + blockIdx.x] = count[threadIdx.x];
 }
 
-// In place, numbers become the sum of those before them: where the keys of each digit and tile begin. One block.
+// Exclusive prefix sum of counts, in place. Afterwards counts[digit, tile] is the output position of the first key of
+// that digit and tile. Grid: one block; a thread owns count / THREADS consecutive counts.
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS) sort_scan_kernel(int* counts, int count) {
     SHARED(warp_sums, int[WARP_SIZE]);
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int own = ceil_div(count, THREADS), begin = own * int(threadIdx.x);
-    const int end = begin + own < count ? begin + own : count;
-    const auto inclusive = [&](int x) {  // over the warp
+    const int per_thread = ceil_div(count, THREADS), begin = per_thread * int(threadIdx.x);
+    const int end = begin + per_thread < count ? begin + per_thread : count;
+    const auto inclusive_sum = [&](int x) {  // inclusive prefix sum over the warp
         for (int distance = 1; distance < WARP_SIZE; distance *= 2) {
             const int before = __shfl_up_sync(FULL_MASK, x, distance);
             if (lane >= distance) x += before;
@@ -79,11 +83,11 @@ __global__ void __launch_bounds__(THREADS) sort_scan_kernel(int* counts, int cou
 
     int sum = 0;
     for (int i = begin; i < end; i++) sum += counts[i];
-    const int up_to_here = inclusive(sum);
+    const int up_to_here = inclusive_sum(sum);
     if (lane == WARP_SIZE - 1) warp_sums[warp] = up_to_here;
     __syncthreads();
     const int of_warp = lane < THREADS / WARP_SIZE ? warp_sums[lane] : 0;
-    const int before_warp = __shfl_sync(FULL_MASK, inclusive(of_warp) - of_warp, warp);
+    const int before_warp = __shfl_sync(FULL_MASK, inclusive_sum(of_warp) - of_warp, warp);
 
     int running = before_warp + up_to_here - sum;
     for (int i = begin; i < end; i++) {
@@ -93,43 +97,44 @@ __global__ void __launch_bounds__(THREADS) sort_scan_kernel(int* counts, int cou
     }
 }
 
-// Each key of the tile to its place: after the keys of lower digits, of tiles and warps before, of rounds and lanes
-// before. A warp has SORT_ROUNDS * 32 keys that follow each other.
+// Writes each key of the tile to its output position. Keys with the same digit keep their order: by tile, warp, round
+// and lane. A warp owns SORT_ROUNDS * 32 consecutive keys. begins (SORT_DIGITS, tiles): output of sort_scan_kernel.
+// Grid: one block of 256 threads per tile of 1024 keys.
 template <int SHIFT>
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_scatter_kernel(TokenRow* out, const int* begins, SortInput in, int N) {
     constexpr int warps = SORT_THREADS / WARP_SIZE;
     static_assert(SORT_THREADS == SORT_DIGITS);
-    SHARED(place, int[warps][SORT_DIGITS + 1]);  // the last digit: of lanes past N
+    SHARED(positions, int[warps][SORT_DIGITS + 1]);  // the extra digit is for lanes past N
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    for (int d = lane; d <= SORT_DIGITS; d += WARP_SIZE) place[warp][d] = 0;
+    for (int d = lane; d <= SORT_DIGITS; d += WARP_SIZE) positions[warp][d] = 0;
     __syncwarp();
 
     TokenRow key[SORT_ROUNDS];
-    int digit[SORT_ROUNDS], rank[SORT_ROUNDS];  // rank: among the warp's keys of that digit
+    int digit[SORT_ROUNDS], rank[SORT_ROUNDS];  // rank: position among the warp's keys with the same digit
     UNROLL
     for (int i = 0; i < SORT_ROUNDS; i++) {
         const int at = int(blockIdx.x) * SORT_TILE + (warp * SORT_ROUNDS + i) * WARP_SIZE + lane;
         key[i] = at < N ? in[at] : TokenRow{};
         digit[i] = at < N ? key[i].token >> SHIFT & (SORT_DIGITS - 1) : SORT_DIGITS;
         const unsigned same = __match_any_sync(FULL_MASK, digit[i]), before = same & ((1u << lane) - 1);
-        rank[i] = place[warp][digit[i]] + __popc(before);
-        __syncwarp();  // all have read
-        if (before == 0) place[warp][digit[i]] += __popc(same);
-        __syncwarp();  // and the next round sees it
+        rank[i] = positions[warp][digit[i]] + __popc(before);
+        __syncwarp();  // all lanes have read place
+        if (before == 0) positions[warp][digit[i]] += __popc(same);
+        __syncwarp();  // the next round reads the new value
     }
     __syncthreads();
 
     int running = begins[int64_t(threadIdx.x) * gridDim.x + blockIdx.x];
     for (int w = 0; w < warps; w++) {
-        const int here = place[w][threadIdx.x];
-        place[w][threadIdx.x] = running;
+        const int here = positions[w][threadIdx.x];
+        positions[w][threadIdx.x] = running;
         running += here;
     }
     __syncthreads();
     UNROLL
     for (int i = 0; i < SORT_ROUNDS; i++)
-        if (digit[i] < SORT_DIGITS) out[place[warp][digit[i]] + rank[i]] = key[i];
+        if (digit[i] < SORT_DIGITS) out[positions[warp][digit[i]] + rank[i]] = key[i];
 }
 
 template <int SHIFT>
@@ -140,7 +145,8 @@ void sort_pass(TokenRow* out, int* counts, SortInput in, int N, Stream stream) {
     simt::launch(sort_scatter_kernel<SHIFT>, tiles, SORT_THREADS, 0, stream, out, counts, in, N);
 }
 
-// Rows (token, n) in the order of their tokens, and of n where those are equal; V tokens. The result is in a or b.
+// Returns the rows (tokens[n], n), sorted by token, and by n among equal tokens. The result (N) is in a or b. V: size
+// of the vocabulary. counts: scratch memory (SORT_DIGITS, tiles).
 inline const TokenRow* sort_by_token(TokenRow* a, TokenRow* b, int* counts, const int* tokens, int N, int V,
                                      Stream stream) {
     sort_pass<0>(a, counts, {tokens, nullptr}, N, stream);
@@ -151,14 +157,15 @@ inline const TokenRow* sort_by_token(TokenRow* a, TokenRow* b, int* counts, cons
     return a;
 }
 
-// ---- sums by token
+// ---- Sums by token
 
-// A chunk is 32 sorted rows: one per lane of the warps that add them up. The rows of one token in it are a part; a
-// token whose rows go on in the next chunk has several, the first in a tail, the others in heads.
+// A chunk is 32 consecutive sorted rows. A token whose rows extend over several chunks has one partial sum in each of
+// them: in `tails` for the chunk where the token begins, in `heads` for the chunks where it continues.
 struct TokenParts {
     float *heads, *tails;  // (chunks, C)
 };
 
+// Float sums of one 16-byte vector of channels.
 template <class floatX>
 struct TokenSum {
     static constexpr int size = Vec<floatX>::size;
@@ -181,24 +188,26 @@ struct TokenSum {
     }
 };
 
-// Grid: a warp for each chunk in x, and for each 32 vectors of a row in y.
+// First stage: dwte[token] += the rows of dout (N, C) of each token that lies within one chunk; partial sums of other
+// tokens go to parts. Grid: (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns a chunk, and a lane
+// one vector of 16 bytes of all its rows.
 template <class floatX>
 __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const TokenRow* sorted, int N, int C) {
-    constexpr int ahead = 4;  // rows on their way at once
+    constexpr int loads_in_flight = 4;  // loads in flight per thread
     const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * ENCODER_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
     if (begin >= N) return;
     const int count = N - begin < WARP_SIZE ? N - begin : WARP_SIZE;
-    const TokenRow own = lane < count ? sorted[begin + lane] : TokenRow{-1, 0};
+    const TokenRow own_row = lane < count ? sorted[begin + lane] : TokenRow{-1, 0};
     const int token_before = begin > 0 ? sorted[begin - 1].token : -1;
     const int token_after = begin + count < N ? sorted[begin + count].token : -1;
-    const int neighbour = __shfl_up_sync(FULL_MASK, own.token, 1);
-    const unsigned begins = __ballot_sync(FULL_MASK, lane > 0 && own.token != neighbour);
+    const int neighbour = __shfl_up_sync(FULL_MASK, own_row.token, 1);
+    const unsigned begins = __ballot_sync(FULL_MASK, lane > 0 && own_row.token != neighbour);
 
     TokenSum<floatX> sum;
-    const auto finish = [&](int last) {  // the part whose last row is this
-        const int token = __shfl_sync(FULL_MASK, own.token, last);
+    const auto flush = [&](int last) {  // stores the sum of the token whose last row in this chunk is `last`
+        const int token = __shfl_sync(FULL_MASK, own_row.token, last);
         const bool from_before = token == token_before, goes_on = last + 1 == count && token == token_after;
         if (c >= C) return;
         if (from_before) return sum.store(parts.heads + int64_t(chunk) * C + c);
@@ -206,26 +215,27 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
         sum.add(dwte + int64_t(token) * C + c);
         sum.store(dwte + int64_t(token) * C + c);
     };
-    for (int i = 0; i < count; i += ahead) {
-        Vec<floatX> x[ahead];
+    for (int i = 0; i < count; i += loads_in_flight) {
+        Vec<floatX> x[loads_in_flight];
         UNROLL
-        for (int j = 0; j < ahead; j++) {
-            const int n = __shfl_sync(FULL_MASK, own.n, i + j);
+        for (int j = 0; j < loads_in_flight; j++) {
+            const int n = __shfl_sync(FULL_MASK, own_row.n, i + j);
             x[j] = i + j < count && c < C ? load128cs(dout + int64_t(n) * C + c) : Vec<floatX>{};
         }
         UNROLL
-        for (int j = 0; j < ahead; j++) {
+        for (int j = 0; j < loads_in_flight; j++) {
             if (i + j < count && begins >> (i + j) & 1) {
-                finish(i + j - 1);
+                flush(i + j - 1);
                 sum = {};
             }
             sum.add(x[j]);
         }
     }
-    finish(count - 1);
+    flush(count - 1);
 }
 
-// Adds the parts of each token that has several. Grid as above: the warp of the chunk where the token begins does it.
+// Second stage: dwte[token] += the partial sums of each token that extends over several chunks. Grid: as
+// token_parts_kernel; the warp of the chunk where the token begins adds all of its partial sums.
 template <class floatX>
 __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     token_join_kernel(float* dwte, TokenParts parts, const TokenRow* sorted, int N, int C) {
@@ -239,7 +249,7 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     TokenSum<floatX> sum;
     if (c < C) sum.add(parts.tails + int64_t(chunk) * C + c);
     for (int next = chunk + 1, heads = WARP_SIZE; heads == WARP_SIZE; next += WARP_SIZE) {
-        // A lane looks at a chunk: does it begin with the token?
+        // Each lane looks at one of the next 32 chunks: does it begin with the token?
         const int64_t at = int64_t(next + lane) * WARP_SIZE;
         const unsigned others = __ballot_sync(FULL_MASK, at >= N || sorted[at].token != token);
         heads = others ? __ffs(int(others)) - 1 : WARP_SIZE;
@@ -251,23 +261,24 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     sum.store(dwte + int64_t(token) * C + c);
 }
 
-// dwpe[t] += dout[0, t] + ... + dout[B - 1, t]. Grid: a thread for each vector of (T, C).
+// dwpe[t] += dout[0, t] + ... + dout[B - 1, t]; dwpe (T, C), dout (B, T, C).
+// Grid: blocks of 256 threads, a thread per 16-byte vector of dout[0].
 template <class floatX>
 __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
     position_sums_kernel(float* dwpe, const floatX* dout, int B, int T, int C) {
     const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * Vec<floatX>::size, stride = int64_t(T) * C;
     if (i >= stride) return;
     TokenSum<floatX> sum;
-    for (int b = 0; b < B; b++) sum.add(load128(dout + b * stride + i));  // plain: the tokens' sums read it next
+    for (int b = 0; b < B; b++) sum.add(load128(dout + b * stride + i));  // not streaming: the token sums read it next
     sum.add(dwpe + i);
     sum.store(dwpe + i);
 }
 
-// ---- launchers
+// ---- Launchers
 
 inline int token_chunks(int N) { return ceil_div(N, WARP_SIZE); }
 
-// The working memory of backward, in pieces; with base null it only counts.
+// Layout of backward's scratch memory at `base`. With base = nullptr it only computes the size, `bytes`.
 struct EncoderScratch {
     TokenRow *a, *b;
     int* counts;
@@ -291,7 +302,7 @@ struct EncoderScratch {
 
 namespace gpu {
 
-// Bytes of device_scratch that encoder_backward takes.
+// Bytes of device_scratch that encoder_backward uses.
 inline int64_t encoder_scratch_bytes(int N, int C) { return EncoderScratch(nullptr, N, C).bytes; }
 
 }  // namespace gpu

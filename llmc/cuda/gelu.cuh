@@ -1,31 +1,32 @@
-// gelu.cuh: GELU in its tanh form (Hendrycks and Gimpel 2016), for where a product does not apply it itself.
+// gelu.cuh: GELU in its tanh form (Hendrycks and Gimpel 2016), for matmuls whose epilogue does not apply it.
 //
-// A thread owns 16 bytes. Forward reads and writes 2*count*sizeof(floatX) bytes, backward 3*count*sizeof(floatX), which
-// bounds the time. 0.5 (1 + tanh u) is taken as 1 / (1 + e^-2u): no digits are lost where tanh u is near -1, and
-// nothing overflows (test: inputs of 1e30).
+// A thread owns 16 bytes. Forward moves 2*count*sizeof(floatX) bytes and backward 3*count*sizeof(floatX), which bounds
+// the time. 0.5 * (1 + tanh(u)) is computed as 1 / (1 + exp(-2u)): this loses no digits where tanh(u) is near -1, and
+// the result is finite for every finite input (test: inputs of 1e30).
 #pragma once
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
 constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f;  // 2u = GELU_SLOPE (x + GELU_CUBIC x^3)
 
-__device__ inline float gelu_logistic(float x) {
+__device__ inline float gelu_sigmoid(float x) {
     return 1.0f / (1.0f + expf(-GELU_SLOPE * (x + GELU_CUBIC * x * x * x)));
 }
 
-__device__ inline float gelu(float x) { return x * gelu_logistic(x); }
+__device__ inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
 __device__ inline float gelu_derivative(float x) {
-    const float s = gelu_logistic(x), bend = s * (1.0f - s);
-    if (bend == 0.0f) return s;  // the slope below may overflow
-    return s + bend * GELU_SLOPE * x * (1.0f + 3.0f * GELU_CUBIC * x * x);
+    const float s = gelu_sigmoid(x), s_derivative = s * (1.0f - s);
+    if (s_derivative == 0.0f) return s;  // else its factor below could be infinite, and the result NaN
+    return s + s_derivative * GELU_SLOPE * x * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
+// out (count) = gelu(inp (count)). Grid: blocks of 256 threads, a thread per 16 bytes.
 template <class floatX>
 __global__ void __launch_bounds__(256) gelu_forward_kernel(floatX* out, const floatX* inp, int64_t count) {
     using V = Vec<floatX>;
     const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V::size;
-    if (i + V::size > count) {  // the last few
+    if (i + V::size > count) {  // the last elements do not fill a vector
         for (int64_t k = i; k < count; k++) out[k] = floatX(gelu(float(inp[k])));
         return;
     }
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(256) gelu_forward_kernel(floatX* out, const fl
     store128(out + i, y);
 }
 
+// dinp (count) = dout (count) * gelu'(inp (count)); dinp may be dout. Grid: as gelu_forward_kernel.
 template <class floatX>
 __global__ void __launch_bounds__(256)
     gelu_backward_kernel(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count) {

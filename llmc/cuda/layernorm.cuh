@@ -1,15 +1,17 @@
-// layernorm.cuh: LayerNorm over channels: forward, alone and fused with the residual sum before it; and backward, which
-// also adds the gradient that went past it and makes the gradients of three vectors of C.
+// layernorm.cuh: LayerNorm over channels. Forward, alone and fused with the residual addition before it. Backward,
+// which also adds the gradient of the residual stream and computes three parameter gradients of size C.
 //
-// Forward: a warp owns a row and keeps it in registers, so memory is touched once: 2*N*C*sizeof(floatX) bytes, with the
-// sum 4*N*C*sizeof(floatX), which bounds the time (201 and 403 MB for N = 65536, C = 768, bf16). Variance is two-pass
-// over the registers: E[x^2] - E[x]^2 would cancel in float when |mean| >> std (test: mean far from zero).
+// Forward: a warp owns a row and keeps it in registers, so that each element is read and written once:
+// 2*N*C*sizeof(floatX) bytes, or 4*N*C*sizeof(floatX) with the residual addition, which bounds the time (201 and 403 MB
+// for N = 65536, C = 768, bf16). The variance takes a second pass over the registers: E[x^2] - E[x]^2 would cancel in
+// float when |mean| >> std (test: mean far from zero).
 //
-// Backward: as many warps as a row takes of 16-byte vectors own it together, one vector per lane. So a lane has the
-// same channels in every row that it sees, and sums the three gradients over them in registers at any width: 24 floats
-// in bf16. Rows come through shared memory, one turn ahead, because registers are for the sums; a lane reads there what
-// it copied itself. Bytes: 4*N*C*sizeof(floatX), and 12*C per block for the second stage (403 and 2.4 MB). Which block
-// and team has a row depends on N and C alone, and there are no atomics: the same inputs give the same bits.
+// Backward: a row belongs to a team of warps, with one 16-byte vector per lane. A lane has the same channels in all
+// rows of its team, so it keeps the sums of the three gradients over these rows in registers: 24 floats in bf16, at any
+// C. cp.async loads the rows into shared memory one row ahead (double buffering), because the registers are taken by
+// the sums; a lane reads only what it copied itself. Memory traffic: 4*N*C*sizeof(floatX) bytes, and 12*C bytes per
+// block for the second stage (403 and 2.4 MB). The block and team of a row depend only on N and C, and no atomics are
+// used, so the same inputs give the same bits.
 #pragma once
 #include "base/device.h"
 #include "cuda/bias.cuh"
@@ -18,18 +20,18 @@
 
 constexpr int LAYERNORM_WARPS = 8, LAYERNORM_MAX_VECS = 16;
 
-// What a lane holds of a row of C channels: vectors of 16 bytes, a warp's width apart.
+// A warp's row of C channels in registers: lane i holds the vectors i, i + 32, ... of 16 bytes.
 template <class floatX, int VECS>
 struct RowOfWarp {
     using V = Vec<floatX>;
     static constexpr int stride = WARP_SIZE * V::size;
     V x[VECS];
     int first, C;
-    float share;  // of one channel in an average; a division among many live registers would spill some
+    float inv_C;  // 1 / C; a division among many live registers would make some spill
 
-    __device__ RowOfWarp(int C) : first(int(threadIdx.x) % WARP_SIZE * V::size), C(C), share(1.0f / float(C)) {}
+    __device__ RowOfWarp(int C) : first(int(threadIdx.x) % WARP_SIZE * V::size), C(C), inv_C(1.0f / float(C)) {}
 
-    // body(i, c): vector i begins at channel c.
+    // Calls body(i, c) for each of the lane's vectors; x[i] begins at channel c.
     template <class Body>
     __device__ void for_each_vec(const Body& body) const {
         UNROLL
@@ -43,36 +45,41 @@ struct RowOfWarp {
         for_each_vec([&](int i, int) {
             for (int k = 0; k < V::size; k++) sum += float(x[i][k]);
         });
-        const float m = warp_sum(sum) * share;
+        const float m = warp_sum(sum) * inv_C;
         float squares = 0.0f;
         for_each_vec([&](int i, int) {
             for (int k = 0; k < V::size; k++) squares += (float(x[i][k]) - m) * (float(x[i][k]) - m);
         });
-        const float r = rsqrtf(warp_sum(squares) * share + 1e-5f);
+        const float r = rsqrtf(warp_sum(squares) * inv_C + 1e-5f);
         for_each_vec([&](int i, int c) {
             const V w = load128(weight + c), b = load128(bias + c);
             V o;
             for (int k = 0; k < V::size; k++) o[k] = floatX((float(x[i][k]) - m) * r * float(w[k]) + float(b[k]));
-            store128(out + int64_t(n) * C + c, o);  // plain store: the next product reads it
+            store128(out + int64_t(n) * C + c, o);  // not a streaming store: the next matmul reads it
         });
-        if (threadIdx.x % WARP_SIZE == 0) mean[n] = m, rstd[n] = r;
+        if (threadIdx.x % WARP_SIZE == 0) {
+            mean[n] = m;
+            rstd[n] = r;
+        }
     }
 };
 
 __device__ inline int row_of_warp() { return int(blockIdx.x * LAYERNORM_WARPS + threadIdx.x / WARP_SIZE); }
 
-// Grid: one warp per row. VECS: 16-byte vectors per lane, so C <= VECS * WARP_SIZE * Vec::size.
+// out (N, C), mean, rstd (N) from inp (N, C), weight, bias (C).
+// Grid: blocks of 8 warps, one warp per row. VECS: 16-byte vectors per lane, so C <= VECS * WARP_SIZE * Vec::size.
 template <class floatX, int VECS>
 __global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
     layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                              const floatX* bias, int N, int C) {
     const int n = row_of_warp();
-    if (n >= N) return;  // whole warps leave, so the shuffles still see all lanes
+    if (n >= N) return;  // the same for all lanes of a warp, so the shuffles have all lanes
     RowOfWarp<floatX, VECS> row(C);
     row.for_each_vec([&](int i, int c) { row.x[i] = load128(inp + int64_t(n) * C + c); });
     row.normalize(out, mean, rstd, weight, bias, n);
 }
 
+// sum (N, C) = a + b, rounded to floatX; out, mean, rstd = LayerNorm of sum. Grid: as layernorm_forward_kernel.
 template <class floatX, int VECS>
 __global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
     residual_layernorm_forward_kernel(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a,
@@ -96,7 +103,7 @@ void check_layernorm_sizes(const char* op, int N, int C) {
     ENSURE(C % size == 0 && C <= most, "%s: %d channels must be a multiple of %d, at most %d", op, C, size, most);
 }
 
-// run gets the vectors per lane that rows of C channels take, as a constant.
+// Calls run(vecs), where vecs is the number of vectors per lane for rows of C channels, as a compile-time constant.
 template <class floatX, class Run>
 void with_row_vecs(const char* op, int N, int C, const Run& run) {
     check_layernorm_sizes<floatX>(op, N, C);
@@ -122,17 +129,18 @@ void gpu::residual_layernorm_forward(floatX* sum, floatX* out, float* mean, floa
     });
 }
 
-// ---- backward
+// ---- Backward
 
-constexpr int LAYERNORM_BACKWARD_BLOCKS = 264;  // two for each SM of an H100
-// Warps of a block: 14 are the most that two blocks of an SM have registers for, and what a row of 1600 channels takes
-// twice; only rows of more than 14 warps have blocks of 16.
+constexpr int LAYERNORM_BACKWARD_BLOCKS = 264;  // two per SM of an H100
+// Warps per block. With 14, two blocks fit into the registers of an SM, and a block has two teams for rows of 1600
+// channels. Only rows that need more than 14 warps use blocks of 16.
 constexpr int LAYERNORM_BACKWARD_WARPS = 14, LAYERNORM_BACKWARD_WIDE = 16;
-static_assert(LAYERNORM_BACKWARD_WIDE == LAYERNORM_MAX_VECS);  // one vector per lane here, one warp per row there
+// Backward has several warps per row and one vector per lane; forward has one warp per row and several vectors.
+static_assert(LAYERNORM_BACKWARD_WIDE == LAYERNORM_MAX_VECS);
 
-// The warps of a block work in teams, each with a row of its own.
+// A block is divided into teams of warps; each team owns a row at a time.
 struct LayerNormTeams {
-    int warps, teams;  // of a team; of a block
+    int warps, teams;  // warps per team, teams per block
 };
 
 template <class floatX>
@@ -147,28 +155,29 @@ int layernorm_backward_blocks(int N, int C) {
     return blocks < LAYERNORM_BACKWARD_BLOCKS ? blocks : LAYERNORM_BACKWARD_BLOCKS;
 }
 
-// What one lane has in shared memory: its vectors of dout, inp and dresidual, of two rows, and of weight.
+// A lane's vectors in shared memory: those of dout, inp and dresidual for two stages (rows), and that of weight.
 template <class floatX>
-struct LayerNormSlots {
+struct LayerNormBuffers {
     using V = Vec<floatX>;
-    static constexpr int arrays = 3, turns = 2, count = arrays * turns + 1;
-    V* own;
+    static constexpr int arrays = 3, stages = 2, count = arrays * stages + 1;
+    V* lane_vectors;
 
-    __device__ LayerNormSlots() : own(simt::dynamic_shared<V>() + threadIdx.x) {
-        for (int i = 0; i < count; i++) own[i * int(blockDim.x)] = V{};  // for lanes past C, and no dresidual
+    // Zeros, for lanes past C and for a null dresidual.
+    __device__ LayerNormBuffers() : lane_vectors(simt::dynamic_shared<V>() + threadIdx.x) {
+        for (int i = 0; i < count; i++) lane_vectors[i * int(blockDim.x)] = V{};
     }
-    __device__ V& at(int turn, int array) { return own[(turn * arrays + array) * int(blockDim.x)]; }
-    __device__ V& weight() { return own[arrays * turns * int(blockDim.x)]; }
+    __device__ V& at(int stage, int array) { return lane_vectors[(stage * arrays + array) * int(blockDim.x)]; }
+    __device__ V& weight() { return lane_vectors[arrays * stages * int(blockDim.x)]; }
     static int64_t bytes(int threads) { return int64_t(count) * threads * int64_t(sizeof(V)); }
 };
 
-// The sums over rows that a lane makes for its channels.
+// A lane's gradient sums over rows, for its channels.
 template <class floatX>
 struct LayerNormSums {
     static constexpr int size = Vec<floatX>::size;
     float dweight[size], dbias[size], dbranch_bias[size];
 
-    // To or onto the lane's channels of (3, width) floats.
+    // Writes (first) or adds the sums to the lane's channels of out (3, width).
     __device__ void add_to(float* out, int width, bool first) const {
         UNROLL
         for (int k = 0; k < size; k++) {
@@ -179,43 +188,51 @@ struct LayerNormSums {
     }
 };
 
-// partial (blocks, groups, C): the block's sums for dweight, dbias and, with 3 groups, dbranch_bias. Dynamic shared
-// memory: the slots; at the end the sums of the block, which take no more.
-template <class floatX, int MOST_WARPS>
-__global__ void __launch_bounds__(MOST_WARPS* WARP_SIZE, MOST_WARPS > LAYERNORM_BACKWARD_WARPS ? 1 : 2)
+// dinp (N, C) from dout, inp, dresidual (N, C; dresidual may be null), weight (C), mean and rstd (N). partial (blocks,
+// groups, C) receives each block's sums for dweight, dbias and, with 3 groups, dbranch_bias; sum_rows adds them.
+//
+// Grid: layernorm_backward_blocks blocks of block.teams * block.warps warps. Team t of block b owns row b * teams + t
+// and every (gridDim.x * teams)-th row after it. Dynamic shared memory holds the lanes' buffers, and at the end the
+// sums of the block, which need no more space.
+template <class floatX, int MAX_WARPS>
+__global__ void __launch_bounds__(MAX_WARPS* WARP_SIZE, MAX_WARPS > LAYERNORM_BACKWARD_WARPS ? 1 : 2)
     layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* weight,
                               const float* mean, const float* rstd, const floatX* dresidual, int N, int C,
                               LayerNormTeams block, int groups) {
     using V = Vec<floatX>;
-    SHARED(row_sums, float2[2][MOST_WARPS]);  // of two turns: one barrier per turn is enough
+    SHARED(row_sums, float2[2][MAX_WARPS]);  // two stages, so that one barrier per row is enough
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, team = warp / block.warps;
     const int c = (warp % block.warps * WARP_SIZE + lane) * V::size, step = int(gridDim.x) * block.teams;
-    LayerNormSlots<floatX> slots;
+    LayerNormBuffers<floatX> buffers;
     LayerNormSums<floatX> sums = {};
-    if (c < C) slots.weight() = load128(weight + c);
+    if (c < C) buffers.weight() = load128(weight + c);
 
-    const auto fetch = [&](int turn, int n) {
+    const auto fetch = [&](int stage, int n) {
         if (c < C && n < N) {
             const int64_t at = int64_t(n) * C + c;
-            cp_async_16(&slots.at(turn, 0), dout + at);
-            cp_async_16(&slots.at(turn, 1), inp + at);
-            if (dresidual) cp_async_16(&slots.at(turn, 2), dresidual + at);
+            cp_async_16(&buffers.at(stage, 0), dout + at);
+            cp_async_16(&buffers.at(stage, 1), inp + at);
+            if (dresidual) cp_async_16(&buffers.at(stage, 2), dresidual + at);
         }
         cp_async_commit();
     };
-    int n = int(blockIdx.x) * block.teams + team, turn = 0;
-    fetch(0, n), fetch(1, n + step);
+    int n = int(blockIdx.x) * block.teams + team, stage = 0;
+    fetch(0, n);
+    fetch(1, n + step);
     float next_mean = n < N ? mean[n] : 0.0f, next_rstd = n < N ? rstd[n] : 0.0f;
 
-    // All teams take as many turns as the first: the barrier is for all. A team past N has nothing to add.
-    for (; n - team < N; n += step, turn ^= 1) {
+    // Every team makes as many iterations as the first one, because of the barrier. A team past N adds nothing.
+    for (; n - team < N; n += step, stage ^= 1) {
         const float m = next_mean, r = next_rstd;
-        if (n + step < N) next_mean = mean[n + step], next_rstd = rstd[n + step];
+        if (n + step < N) {
+            next_mean = mean[n + step];
+            next_rstd = rstd[n + step];
+        }
         cp_async_wait<1>();
 
         float total = 0.0f, total_norm = 0.0f;
         if (n < N) {
-            const V dy = slots.at(turn, 0), x = slots.at(turn, 1), w = slots.weight();
+            const V dy = buffers.at(stage, 0), x = buffers.at(stage, 1), w = buffers.weight();
             UNROLL
             for (int k = 0; k < V::size; k++) {
                 const float dnorm = float(dy[k]) * float(w[k]);
@@ -223,33 +240,38 @@ __global__ void __launch_bounds__(MOST_WARPS* WARP_SIZE, MOST_WARPS > LAYERNORM_
                 total_norm += dnorm * ((float(x[k]) - m) * r);
             }
         }
-        total = warp_sum(total), total_norm = warp_sum(total_norm);
-        if (lane == 0) row_sums[turn][warp] = {total, total_norm};
+        total = warp_sum(total);
+        total_norm = warp_sum(total_norm);
+        if (lane == 0) row_sums[stage][warp] = {total, total_norm};
         __syncthreads();
 
         if (n < N) {
-            total = 0.0f, total_norm = 0.0f;
-            for (int i = team * block.warps; i < (team + 1) * block.warps; i++)
-                total += row_sums[turn][i].x, total_norm += row_sums[turn][i].y;
+            total = 0.0f;
+            total_norm = 0.0f;
+            for (int i = team * block.warps; i < (team + 1) * block.warps; i++) {
+                total += row_sums[stage][i].x;
+                total_norm += row_sums[stage][i].y;
+            }
             const float average = total / float(C), average_norm = total_norm / float(C);
-            const V dy = slots.at(turn, 0), x = slots.at(turn, 1), past = slots.at(turn, 2), w = slots.weight();
+            const V dy = buffers.at(stage, 0), x = buffers.at(stage, 1), w = buffers.weight();
+            const V dres = buffers.at(stage, 2);
             V d;
             UNROLL
             for (int k = 0; k < V::size; k++) {
                 const float norm = (float(x[k]) - m) * r, dnorm = float(dy[k]) * float(w[k]);
-                d[k] = floatX(float(past[k]) + r * (dnorm - average - norm * average_norm));
+                d[k] = floatX(float(dres[k]) + r * (dnorm - average - norm * average_norm));
                 sums.dweight[k] += float(dy[k]) * norm;
                 sums.dbias[k] += float(dy[k]);
                 sums.dbranch_bias[k] += float(d[k]);
             }
-            if (c < C) store128(dinp + int64_t(n) * C + c, d);  // plain store: the next product reads it
+            if (c < C) store128(dinp + int64_t(n) * C + c, d);  // not a streaming store: the next matmul reads it
         }
-        fetch(turn, n + 2 * step);
+        fetch(stage, n + 2 * step);
     }
 
-    // The teams one after the other, then all of the block's sums.
+    // The teams add their sums one after the other; then the block writes them.
     cp_async_wait<0>();
-    __syncthreads();  // the slots become the sums
+    __syncthreads();  // the buffers' memory is reused for the sums
     float* block_sums = simt::dynamic_shared<float>();
     const int width = block.warps * WARP_SIZE * V::size;
     for (int t = 0; t < block.teams; t++) {
@@ -263,7 +285,7 @@ __global__ void __launch_bounds__(MOST_WARPS* WARP_SIZE, MOST_WARPS > LAYERNORM_
 
 namespace gpu {
 
-// Bytes of device_scratch that layernorm_backward takes.
+// Bytes of device_scratch that layernorm_backward uses.
 template <class floatX>
 int64_t layernorm_scratch_bytes(int N, int C) {
     return int64_t(layernorm_backward_blocks<floatX>(N, C)) * 3 * C * int64_t(sizeof(float));
@@ -283,7 +305,7 @@ void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* 
     const auto kernel = block.warps > LAYERNORM_BACKWARD_WARPS
                             ? layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WIDE>
                             : layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>;
-    simt::launch(kernel, blocks, threads, LayerNormSlots<floatX>::bytes(threads), stream, dinp, partial, dout, inp,
+    simt::launch(kernel, blocks, threads, LayerNormBuffers<floatX>::bytes(threads), stream, dinp, partial, dout, inp,
                  weight, mean, rstd, dresidual, N, C, block, groups);
     sum_rows({{dweight, dbias, dbranch_bias}}, partial, blocks, groups, C, true, stream);
 }

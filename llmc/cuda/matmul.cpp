@@ -1,15 +1,17 @@
-// matmul.cpp: the matrix products, by cuBLASLt: 77 % of a training step, bound by the tensor cores.
+// matmul.cpp: matrix multiplications by cuBLASLt. They take 77 % of a training step and are bound by the tensor cores.
 //
-// cuBLASLt counts columns first: what is a row-major (R, C) matrix here is a (C, R) one to it, with leading dimension
-// C. So each product computes the transpose of what ops.inc says, D (m, n) = A (m, k) B (k, n):
+// cuBLASLt's matrices are column-major: a row-major (R, C) matrix is to it a (C, R) matrix with leading dimension C.
+// Each call therefore computes the transpose of the result in ops.inc, D (m, n) = A (m, k) B (k, n):
 //   forward          out^T    (OC, N)  = weight^T^T (OC, IC)   inp^T  (IC, N)     A transposed
 //   input_gradient   dinp^T   (IC, N)  = weight^T   (IC, OC)   dout^T (OC, N)
 //   weight_gradient  dweight^T (IC, OC) = inp^T     (IC, N)    dout^T^T (N, OC)   B transposed
-// bf16 operands are summed in float, and gradients of weights stay float; fp32 means fp32 throughout, no tf32.
+// bf16 operands are accumulated in float, and gradients of weights stay float. fp32 matmuls are fp32 throughout, never
+// tf32.
 //
-// A plan (descriptors, algorithm) is made when a shape first comes, and kept. Its algorithm is the heuristic's first
-// answer or, after device_autotune, the fastest of many. Split sums are added in float in a fixed order (INPLACE takes
-// turns, COMPUTE_TYPE adds from the working memory), so that a plan gives the same bits each time.
+// The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
+// heuristic's first proposal or, with device_autotune, the fastest of many. Split-K partial sums are added in float in
+// a fixed order (INPLACE: the splits take turns; COMPUTE_TYPE: they are added from the workspace), so a plan always
+// gives the same bits.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -27,42 +29,44 @@
 
 namespace {
 
-// What NVIDIA recommends for Hopper; other GPUs are content with 4 MiB.
+// The size that NVIDIA recommends for Hopper; for other GPUs 4 MiB would be enough.
 constexpr int64_t WORKSPACE_BYTES = 32 << 20;
 
 enum class Kind { forward, input_gradient, weight_gradient };
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
 
-// What follows the product, in one step for those who ask for it.
+// The operation on the result of a matmul, as the caller sees it.
 enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative };
-constexpr const char* finish_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'"};
+constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'"};
 
 struct Shape {
     Kind kind;
-    Epilogue finish;
+    Epilogue epilogue;
     bool is_bf16;
     int m, n, k;
     auto operator<=>(const Shape&) const = default;
 };
 
-// What a plan leaves to kernels of ours, behind the product.
+// The part of an epilogue that one of our kernels computes after the matmul.
 enum class PostKernel { nothing, gelu, gelu_derivative };
 
+// A way to compute an epilogue: cuBLASLt's epilogue, then our kernel.
 struct Route {
     cublasLtEpilogue_t epilogue;
-    PostKernel then;
+    PostKernel post_kernel;
 };
 
-// Whether GELU is faster in the library's product than behind it, by a kernel of ours, where nothing is timed.
+// Whether GELU in cuBLASLt's epilogue is faster than in a separate kernel of ours, by GPU generation. Used where
+// nothing is timed.
 struct GeluFusion {
     int major;  // of the compute capability
     bool fused;
 };
-constexpr GeluFusion gelu_habits[] = {
-    {8, false},   // A100, RTX 30 and 40: the epilogue is a kernel of the library's own, and writes everything twice
-    {9, true},    // H100: part of the product since CUDA 12.5, 0.7 % of a whole step
-    {10, true},   // B200: nobody has said; its products are made as those of H100
-    {12, false},  // RTX 50: 296 us in one, 236 us apart
+constexpr GeluFusion gelu_fusion_by_gpu[] = {
+    {8, false},   // A100, RTX 30 and 40: the library runs the epilogue as a second kernel, and writes everything twice
+    {9, true},    // H100: fused into the matmul since CUDA 12.5; gains 0.7 % of a whole step
+    {10, true},   // B200: no figure known; its matmuls are built like those of H100
+    {12, false},  // RTX 50: 296 us fused, 236 us separate
 };
 
 bool fused_gelu_is_faster() {
@@ -70,20 +74,20 @@ bool fused_gelu_is_faster() {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    for (const GeluFusion& habit : gelu_habits)
-        if (habit.major == properties.major) return habit.fused;
+    for (const GeluFusion& fusion : gelu_fusion_by_gpu)
+        if (fusion.major == properties.major) return fusion.fused;
     return true;
 }
 
-// The ways to a finish, the preferred one first; the heuristic may know no algorithm for it. In fp32 GELU is always
-// ours: how exact the library's is depends on the algorithm.
+// The routes for a shape's epilogue, the preferred one first; the heuristic may have no algorithm for it. In fp32 our
+// kernel always computes GELU, because the accuracy of the library's GELU depends on the algorithm.
 std::vector<Route> routes(const Shape& shape) {
     const auto either = [&](Route fused, Route apart) -> std::vector<Route> {
         if (!shape.is_bf16) return {apart};
         if (fused_gelu_is_faster()) return {fused, apart};
         return {apart, fused};
     };
-    switch (shape.finish) {
+    switch (shape.epilogue) {
         case Epilogue::nothing:
             return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::nothing}};
         case Epilogue::bias:
@@ -101,24 +105,24 @@ std::vector<Route> routes(const Shape& shape) {
     return {};
 }
 
-// One product to run. Pointers are what ops.inc calls them; out is whichever result the kind has.
+// A matmul to run. Pointers have the names of ops.inc; out is the result: out, dinp or dweight.
 template <class floatX>
 struct Call {
     Shape shape;
     const void *a, *b;
     void* out;
     const floatX* bias;
-    floatX* pre_gelu;  // written by +gelu, read by *gelu'
+    floatX* pre_gelu;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
     bool accumulate;
 };
 
 struct Plan {
-    PostKernel then;
+    PostKernel post_kernel;
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     int64_t workspace_bytes;
-    bool final;  // false: to be timed when it can be
+    bool is_final;  // false: the algorithms are timed at the next call that allows it
 };
 
 cublasLtHandle_t handle() {
@@ -141,19 +145,19 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
     set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
 }
 
-// The descriptors; the algorithm is chosen afterwards.
+// A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, finish, is_bf16, m, n, k] = call.shape;
+    const auto& [kind, epilogue, is_bf16, m, n, k] = call.shape;
     const bool transa = kind == Kind::forward, transb = kind == Kind::weight_gradient;
     const cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_32F;
     Plan plan{};
-    plan.then = route.then;
+    plan.post_kernel = route.post_kernel;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
-    if (finish >= Epilogue::gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
+    if (epilogue >= Epilogue::gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, type, uint64_t(a_rows), uint64_t(a_cols), a_rows));
@@ -163,43 +167,44 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     return plan;
 }
 
-// Up to `most` plans with the heuristic's algorithms, best first; none where it has no algorithm for the epilogue.
-std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int most) {
+// Up to max_plans plans with the heuristic's algorithms, best first; none if it has no algorithm for the epilogue.
+std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int max_plans) {
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE_BYTES));
-    // Parts of a split sum are added as floats: in place only where the result is float.
+    // Split-K partial sums are added in float, so INPLACE is allowed only where the result is float.
     const bool float_out = shape.kind == Kind::weight_gradient || !shape.is_bf16;
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | (float_out ? CUBLASLT_REDUCTION_SCHEME_INPLACE : 0)));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        prefer(attribute, uint32_t(16));  // the least that ops.inc promises
+        prefer(attribute, uint32_t(16));  // the alignment that ops.inc guarantees
 
     Plan plan = described;
-    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(max_plans));
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), &plan.desc, &plan.a, &plan.b, &plan.d,
-                                                                 &plan.d, &preference, most, results.data(), &found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &preference, max_plans, results.data(), &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
     check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
     std::vector<Plan> plans;
     for (const auto& result : results) {
         if (int(&result - results.data()) >= found || result.state != CUBLAS_STATUS_SUCCESS) continue;
-        plan.algo = result.algo, plan.workspace_bytes = int64_t(result.workspaceSize);
+        plan.algo = result.algo;
+        plan.workspace_bytes = int64_t(result.workspaceSize);
         plans.push_back(plan);
     }
     return plans;
 }
 
 template <class floatX>
-cublasStatus_t queue_product(Plan& plan, const Call<floatX>& call, Stream stream) {
+cublasStatus_t queue_matmul(Plan& plan, const Call<floatX>& call, Stream stream) {
     const float alpha = 1.0f, beta = call.accumulate ? 1.0f : 0.0f;
-    void* out = plan.then == PostKernel::gelu ? call.pre_gelu : call.out;
+    void* out = plan.post_kernel == PostKernel::gelu ? call.pre_gelu : call.out;
     void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
     set_pointers(plan, call);
     return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, out, &plan.d, out,
@@ -208,74 +213,75 @@ cublasStatus_t queue_product(Plan& plan, const Call<floatX>& call, Stream stream
 
 template <class floatX>
 void run(Plan& plan, const Call<floatX>& call, Stream stream) {
-    CUBLAS_CHECK(queue_product(plan, call, stream));
+    CUBLAS_CHECK(queue_matmul(plan, call, stream));
     if (device_debug_sync) CUDA_CHECK(cudaStreamSynchronize(stream));
     const int64_t count = int64_t(call.shape.m) * call.shape.n;
     floatX* result = static_cast<floatX*>(call.out);
-    if (plan.then == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
-    if (plan.then == PostKernel::gelu_derivative)
+    if (plan.post_kernel == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
+    if (plan.post_kernel == PostKernel::gelu_derivative)
         gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
 }
 
-// ---- The choice by time
+// ---- Autotuning
 
-// The file of device_autotune, in memory: what was chosen for which shape, on which GPU, by which versions.
-struct Choices {
+// The contents of device_autotune's cache file. Keys name the GPU, the library versions and the shape.
+struct AutotuneCache {
     std::string path;  // empty: nothing is timed
-    std::map<std::string, std::string> of_shape;
+    std::map<std::string, std::string> entries;
 };
 
-Choices& choices() {
-    static Choices choices;
-    return choices;
+AutotuneCache& autotune_cache() {
+    static AutotuneCache autotune_cache;
+    return autotune_cache;
 }
 
-std::string choice_key(const Shape& s) {
+std::string cache_key(const Shape& s) {
     return format("%s; %s; %s %s m %d n %d k %d%s", device_info().name.c_str(), device_libraries().c_str(),
-                  kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k, finish_names[int(s.finish)]);
+                  kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k, epilogue_names[int(s.epilogue)]);
 }
 
-void save_choices() {
+void save_cache() {
     std::string text = "# timed by --autotune: device; libraries; shape: what was chosen, ms, ms at first\n";
-    for (const auto& [shape, choice] : choices().of_shape) text += shape + ": " + choice + "\n";
-    replace_file(choices().path, text);
+    for (const auto& [shape, choice] : autotune_cache().entries) text += shape + ": " + choice + "\n";
+    replace_file(autotune_cache().path, text);
 }
 
-std::string choice_text(int route, const cublasLtMatmulAlgo_t& algo, float ms, float first_ms) {
+std::string cache_entry(int route, const cublasLtMatmulAlgo_t& algo, float ms, float first_ms) {
     std::string text = format("%d ", route);
     for (const uint64_t word : algo.data) text += format("%" PRIx64 " ", word);
     return text + format("%.4f %.4f", double(ms), double(first_ms));
 }
 
-// The plan that the file names, if it has one that this library still accepts.
+// The plan in the cache file, if there is one and this library still accepts it.
 template <class floatX>
-std::optional<Plan> chosen_before(const Call<floatX>& call) {
-    const auto found = choices().of_shape.find(choice_key(call.shape));
-    if (found == choices().of_shape.end()) return {};
-    const std::vector<Route> ways = routes(call.shape);
+std::optional<Plan> cached_plan(const Call<floatX>& call) {
+    const auto found = autotune_cache().entries.find(cache_key(call.shape));
+    if (found == autotune_cache().entries.end()) return {};
+    const std::vector<Route> all_routes = routes(call.shape);
     size_t route = 0;
     cublasLtMatmulAlgo_t algo;
     int at = 0;
-    if (sscanf(found->second.c_str(), "%zu%n", &route, &at) != 1 || route >= ways.size()) return {};
+    if (sscanf(found->second.c_str(), "%zu%n", &route, &at) != 1 || route >= all_routes.size()) return {};
     const char* text = found->second.c_str() + at;
     for (uint64_t& word : algo.data) {
         if (sscanf(text, "%" SCNx64 "%n", &word, &at) != 1) return {};
         text += at;
     }
-    Plan plan = describe(call, ways[route]);
+    Plan plan = describe(call, all_routes[route]);
     cublasLtMatmulHeuristicResult_t checked;
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > WORKSPACE_BYTES) return {};
-    plan.algo = algo, plan.workspace_bytes = int64_t(checked.workspaceSize);
+    plan.algo = algo;
+    plan.workspace_bytes = int64_t(checked.workspaceSize);
     return plan;
 }
 
-// The gradient of a weight has few tiles and a long sum (18 tiles of 128x256 for 132 SMs at C = 768): the sum in parts,
-// which the heuristic may not think of.
+// Split-K variants of plans. The gradient of a weight has few tiles and a long sum (18 tiles of 128x256 for 132 SMs at
+// C = 768), and the heuristic may not propose to split it.
 std::vector<Plan> split_plans(const std::vector<Plan>& plans) {
     constexpr int32_t parts[] = {2, 3, 4, 6, 8, 11, 16, 22, 32};
-    constexpr size_t algorithms = 4;  // the best of them, each in all ways
+    constexpr size_t algorithms = 4;  // the best ones; each is tried with every split and scheme
     std::vector<Plan> out;
     for (size_t i = 0; i < std::min(plans.size(), algorithms); i++) {
         Plan plan = plans[i];
@@ -300,38 +306,40 @@ std::vector<Plan> split_plans(const std::vector<Plan>& plans) {
     return out;
 }
 
-// Infinite for an algorithm that passes its check and then refuses.
+// Infinite for an algorithm that passes its check and then fails.
 template <class floatX>
-float time_of(Plan& plan, const Call<floatX>& call, Stream stream) {
-    if (queue_product(plan, call, stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
-    return gpu::least_ms(stream, [&] { run(plan, call, stream); });
+float measure_call(Plan& plan, const Call<floatX>& call, Stream stream) {
+    if (queue_matmul(plan, call, stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    return gpu::measure_ms(stream, [&] { run(plan, call, stream); });
 }
 
-// Runs every candidate on the call's own operands: its result is written and not added to, so it comes out right
-// whichever is the last.
+// Times every candidate on the operands of the call. That is safe because the result is overwritten and not accumulated
+// into; whichever candidate runs last leaves the right result.
 template <class floatX>
 Plan fastest_plan(const Call<floatX>& call, Stream stream) {
     constexpr int algorithms = 16;
-    constexpr float clearly = 0.98f;  // else the first stays
-    const std::vector<Route> ways = routes(call.shape);
+    constexpr float max_ratio = 0.98f;  // a later candidate must take less than this share of the best time
+    const std::vector<Route> all_routes = routes(call.shape);
     std::optional<Plan> best;
     float best_ms = 0.0f, first_ms = 0.0f;
     int best_route = 0;
-    for (const Route& route : ways) {
+    for (const Route& route : all_routes) {
         std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
         if (call.shape.kind == Kind::weight_gradient)
             for (const Plan& plan : split_plans(plans)) plans.push_back(plan);
         for (Plan& plan : plans) {
-            const float ms = time_of(plan, call, stream);
+            const float ms = measure_call(plan, call, stream);
             if (std::isinf(ms)) continue;
             if (!best) first_ms = ms;
-            if (best && ms >= clearly * best_ms) continue;
-            best = plan, best_ms = ms, best_route = int(&route - ways.data());
+            if (best && ms >= max_ratio * best_ms) continue;
+            best = plan;
+            best_ms = ms;
+            best_route = int(&route - all_routes.data());
         }
     }
-    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
-    choices().of_shape[choice_key(call.shape)] = choice_text(best_route, best->algo, best_ms, first_ms);
-    save_choices();
+    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", cache_key(call.shape).c_str());
+    autotune_cache().entries[cache_key(call.shape)] = cache_entry(best_route, best->algo, best_ms, first_ms);
+    save_cache();
     return *best;
 }
 
@@ -343,22 +351,23 @@ Plan first_plan(const Call<floatX>& call) {
         const std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, 1);
         if (!plans.empty()) return plans[0];
     }
-    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
+    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", cache_key(call.shape).c_str());
 }
 
 template <class floatX>
 Plan make_plan(const Call<floatX>& call, Stream stream) {
     Plan plan;
-    std::optional<Plan> before;
-    if (!choices().path.empty()) before = chosen_before(call);
-    if (before)
-        plan = *before;
-    else if (choices().path.empty() || call.accumulate)
+    std::optional<Plan> cached;
+    if (!autotune_cache().path.empty()) cached = cached_plan(call);
+    if (cached)
+        plan = *cached;
+    else if (autotune_cache().path.empty() || call.accumulate)
         plan = first_plan(call);
     else
         plan = fastest_plan(call, stream);
-    // What is added to cannot be computed twice: timing waits for a call that writes, of the next first micro-step.
-    plan.final = before || choices().path.empty() || !call.accumulate;
+    // A call that accumulates cannot be repeated for timing. The next call that overwrites is timed instead: that of
+    // the next step's first micro-step.
+    plan.is_final = cached || autotune_cache().path.empty() || !call.accumulate;
     return plan;
 }
 
@@ -367,11 +376,11 @@ std::map<Shape, Plan>& plans() {
     return plans;
 }
 
-// One host thread queues the work of a GPU, so plans need no lock.
+// One host thread queues all work of a GPU, so plans need no lock.
 template <class floatX>
-void multiply(const Call<floatX>& call, Stream stream) {
+void matmul(const Call<floatX>& call, Stream stream) {
     auto found = plans().find(call.shape);
-    if (found == plans().end() || (!found->second.final && !call.accumulate))
+    if (found == plans().end() || (!found->second.is_final && !call.accumulate))
         found = plans().insert_or_assign(call.shape, make_plan(call, stream)).first;
     run(found->second, call, stream);
 }
@@ -389,30 +398,30 @@ void check_sizes(int N, int IC, int OC) {
 
 }  // namespace
 
-bool gpu::autotuning() { return !choices().path.empty(); }
+bool gpu::autotuning() { return !autotune_cache().path.empty(); }
 
-std::string gpu::choice_for(const std::string& what) {
-    const auto found = choices().of_shape.find(what);
-    return found == choices().of_shape.end() ? "" : found->second;
+std::string gpu::choice_for(const std::string& key) {
+    const auto found = autotune_cache().entries.find(key);
+    return found == autotune_cache().entries.end() ? "" : found->second;
 }
 
-void gpu::keep_choice(const std::string& what, const std::string& choice) {
-    choices().of_shape[what] = choice;
-    save_choices();
+void gpu::keep_choice(const std::string& key, const std::string& choice) {
+    autotune_cache().entries[key] = choice;
+    save_cache();
 }
 
 void device_autotune(const std::string& cache_file) {
-    choices() = {cache_file, {}};
+    autotune_cache() = {cache_file, {}};
     plans().clear();
     if (!path_exists(cache_file)) return;
-    constexpr int64_t most = 16 << 20;
-    const std::string text = read_file(cache_file, most);
+    constexpr int64_t max_bytes = 16 << 20;
+    const std::string text = read_file(cache_file, max_bytes);
     for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
         end = std::min(text.find('\n', begin), text.size());
         const std::string line = text.substr(begin, end - begin);
         const size_t colon = line.rfind(": ");
         if (line[0] != '#' && colon != std::string::npos)
-            choices().of_shape[line.substr(0, colon)] = line.substr(colon + 2);
+            autotune_cache().entries[line.substr(0, colon)] = line.substr(colon + 2);
     }
 }
 
@@ -435,11 +444,11 @@ template <class floatX>
 void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
                          int N, int IC, int OC, Stream stream) {
     check_sizes<floatX>(N, IC, OC);
-    const Epilogue finish = pre_gelu ? (bias ? Epilogue::bias_gelu : Epilogue::gelu)
-                            : bias   ? Epilogue::bias
-                                     : Epilogue::nothing;
-    const Shape shape = {Kind::forward, finish, sizeof(floatX) == 2, OC, N, IC};
-    multiply<floatX>({shape, weight.rows, inp, out, bias, pre_gelu, false}, stream);
+    const Epilogue epilogue = pre_gelu ? (bias ? Epilogue::bias_gelu : Epilogue::gelu)
+                              : bias   ? Epilogue::bias
+                                       : Epilogue::nothing;
+    const Shape shape = {Kind::forward, epilogue, sizeof(floatX) == 2, OC, N, IC};
+    matmul<floatX>({shape, weight.rows, inp, out, bias, pre_gelu, false}, stream);
 }
 
 template <class floatX>
@@ -448,12 +457,12 @@ void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floa
                           Stream stream) {
     check_sizes<floatX>(N, IC, OC);
     constexpr bool is_bf16 = sizeof(floatX) == 2;
-    const Epilogue finish = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
-    floatX* aux = const_cast<floatX*>(pre_gelu);  // only read: the library has one attribute for both ways
-    multiply<floatX>({{Kind::input_gradient, finish, is_bf16, IC, N, OC}, weight.rows, dout, dinp, nullptr, aux, false},
-                     stream);
+    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
+    floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
+    matmul<floatX>({{Kind::input_gradient, epilogue, is_bf16, IC, N, OC}, weight.rows, dout, dinp, nullptr, aux, false},
+                   stream);
     const Shape shape = {Kind::weight_gradient, Epilogue::nothing, is_bf16, IC, OC, N};
-    multiply<floatX>({shape, inp, dout, dweight, nullptr, nullptr, accumulate}, stream);
+    matmul<floatX>({shape, inp, dout, dweight, nullptr, nullptr, accumulate}, stream);
     if (dbias)
         bias_backward<floatX>(dbias, dout, N, OC, accumulate, device_scratch(bias_scratch_bytes<floatX>(N, OC)),
                               stream);

@@ -1,4 +1,4 @@
-// matmul.h: what the products and the kernels in ops.cu need of each other.
+// matmul.h: functions that matmul.cpp (cuBLASLt) and ops.cu (kernels) use of each other.
 #pragma once
 #include <cstdint>
 
@@ -6,11 +6,11 @@
 
 namespace gpu {
 
-// Bytes of device_scratch that the products of a model take at most: N rows, matrices of up to (4C, C).
+// Upper bound of the device_scratch bytes that a model's matmuls use: N rows, weights of up to (4C, C).
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int C);
 
-// The part of matmul_backward that is a kernel of ours: bias.cuh has the contract.
+// The bias gradient of matmul_backward. bias.cuh has the contract.
 template <class floatX>
 int64_t bias_scratch_bytes(int N, int OC);
 template <class floatX>

@@ -1,8 +1,9 @@
-// norm.cuh: the global gradient norm and the factor that clips it.
+// norm.cuh: operations on flat gradient buffers: the global norm, the clip factor, accumulation, and conversion between
+// fp32 and bf16 for collectives.
 //
-// A block sums a fixed part of the gradients, and one block the sums of the blocks: the order depends on the count
-// alone, there are no atomics, and the same gradients give the same bits. 4*count bytes are read once, which bounds the
-// time (498 MB for 124M parameters).
+// For the norm, each block sums the squares of a fixed range of the gradients, and one block then adds the sums of the
+// blocks. The order depends only on count, and no atomics are used, so the same gradients give the same bits. The norm
+// reads 4*count bytes once, which bounds its time (498 MB for 124M parameters).
 #pragma once
 #include <cmath>
 
@@ -12,7 +13,8 @@
 
 constexpr int NORM_THREADS = 512, NORM_MAX_BLOCKS = 1024;
 
-// partial[blockIdx.x] = sum of x^2 over the block's part: per_block numbers, a multiple of 4.
+// partial[blockIdx.x] = sum of x^2 over the block's range of per_block elements, a multiple of 4. x (count).
+// Grid: up to NORM_MAX_BLOCKS blocks of 512 threads; a thread owns every 512th vector of 16 bytes in the range.
 __global__ void __launch_bounds__(NORM_THREADS)
     squares_kernel(float* partial, const float* x, int64_t count, int64_t per_block) {
     using V = Vec<float>;
@@ -20,42 +22,47 @@ __global__ void __launch_bounds__(NORM_THREADS)
     float sum = 0.0f;
     int64_t i = begin + threadIdx.x * V::size;
     for (; i + V::size <= end; i += NORM_THREADS * V::size) {
-        const V v = load128(x + i);  // AdamW reads it next: what the second-level cache can keep of it, it should
+        const V v = load128(x + i);  // not a streaming load: AdamW reads the gradients next, partly from the L2 cache
         for (int k = 0; k < V::size; k++) sum += v[k] * v[k];
     }
-    for (; i < end; i++) sum += x[i] * x[i];  // the last few: one thread has them
+    for (; i < end; i++) sum += x[i] * x[i];  // one thread has the elements that do not fill a vector
     const float total = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
+// out (1) = sum of partial (count), count <= NORM_MAX_BLOCKS. Grid: one block, one element per thread.
 __global__ void __launch_bounds__(NORM_MAX_BLOCKS) sum_partials_kernel(float* out, const float* partial, int count) {
     const float total = block_sum(int(threadIdx.x) < count ? partial[threadIdx.x] : 0.0f);
     if (threadIdx.x == 0) *out = total;
 }
 
-// 12*count bytes.
+// sum (count) += x (count). Grid: a thread per 16 bytes. Moves 12*count bytes.
 __global__ void __launch_bounds__(NORM_THREADS) accumulate_kernel(float* sum, const float* x, int64_t count) {
     using V = Vec<float>;
     const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * V::size;
     if (i >= count) return;
     V total = load128(sum + i);
-    const V more = load128(x + i);
-    for (int k = 0; k < V::size; k++) total[k] += more[k];
+    const V addend = load128(x + i);
+    for (int k = 0; k < V::size; k++) total[k] += addend[k];
     store128(sum + i, total);
 }
 
-// 6*count bytes: a thread has as many elements as fill 16 bytes of bf16.
+// out (count) = x (count), rounded to nearest. Grid: a thread per 16 bytes of bf16. Moves 6*count bytes.
 __global__ void __launch_bounds__(NORM_THREADS) round_kernel(bf16* out, const float* x, int64_t count) {
     using V = Vec<float>;
     const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * Vec<bf16>::size;
     if (i >= count) return;
-    const V low = load128cs(x + i), high = load128cs(x + i + V::size);  // the sums will overwrite them
+    const V low = load128cs(x + i), high = load128cs(x + i + V::size);  // streaming: the next access is a write
     Vec<bf16> rounded;
     UNROLL
-    for (int k = 0; k < V::size; k++) rounded[k] = bf16(low[k]), rounded[V::size + k] = bf16(high[k]);
+    for (int k = 0; k < V::size; k++) {
+        rounded[k] = bf16(low[k]);
+        rounded[V::size + k] = bf16(high[k]);
+    }
     store128(out + i, rounded);
 }
 
+// out (count) = x (count), widened to float. Grid: a thread per 16 bytes of bf16. Moves 6*count bytes.
 __global__ void __launch_bounds__(NORM_THREADS) widen_kernel(float* out, const bf16* x, int64_t count) {
     using V = Vec<float>;
     const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * Vec<bf16>::size;
@@ -63,17 +70,22 @@ __global__ void __launch_bounds__(NORM_THREADS) widen_kernel(float* out, const b
     const Vec<bf16> rounded = load128cs(x + i);
     V low, high;
     UNROLL
-    for (int k = 0; k < V::size; k++) low[k] = float(rounded[k]), high[k] = float(rounded[V::size + k]);
+    for (int k = 0; k < V::size; k++) {
+        low[k] = float(rounded[k]);
+        high[k] = float(rounded[V::size + k]);
+    }
     store128(out + i, low);
     store128(out + i + V::size, high);
 }
 
+// norm (1) = sqrt(squares (1)). factor (1) = max_norm / norm if norm > max_norm > 0, else 1; it becomes NaN if it was
+// NaN or if the norm is not finite. Grid: one warp, of which one thread works.
 __global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, float max_norm) {
     if (threadIdx.x > 0) return;
     const float n = sqrtf(*squares);
-    const bool stopped = std::isnan(*factor) || !std::isfinite(n);
+    const bool skip_step = std::isnan(*factor) || !std::isfinite(n);
     *norm = n;
-    *factor = stopped ? nanf("") : max_norm > 0.0f && n > max_norm ? max_norm / n : 1.0f;
+    *factor = skip_step ? nanf("") : max_norm > 0.0f && n > max_norm ? max_norm / n : 1.0f;
 }
 
 inline void gpu::sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {

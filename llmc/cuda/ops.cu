@@ -1,4 +1,4 @@
-// ops.cu: the operations of the .cuh files, instantiated for both element types: the CUDA translation unit.
+// ops.cu: the translation unit of the CUDA kernels. It instantiates the operations of the .cuh files for fp32 and bf16.
 #include <algorithm>
 #include <limits>
 #include <tuple>
@@ -20,7 +20,7 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
                      encoder_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
-// A GPU is filled best by all rows at once, and each piece would read and write the weight's gradient again.
+// All rows at once fill a GPU best, and every further chunk would read and write the weight's gradient again.
 int gpu::preferred_logit_rows() { return std::numeric_limits<int>::max(); }
 
 INSTANTIATE(gpu::scratch_bytes);
@@ -41,7 +41,7 @@ INSTANTIATE(gpu::adamw);
 INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
 
-// No templates, but inline in their files: they exist for the linker where something names them.
-[[gnu::used]] static const auto made_here =
+// Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
+[[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::round_gradients,
                &gpu::widen_gradients, &gpu::clip_factor, &gpu::set_attention);

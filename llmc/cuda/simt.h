@@ -1,12 +1,13 @@
-// simt.h: what kernels are written with: launches, shared memory, 16-byte vectors, sums over warps and blocks,
-// tensor-core and copy instructions. All PTX of the program is here.
+// simt.h: the building blocks of kernels: launches, shared memory, 16-byte vectors, reductions over warps and blocks,
+// tensor-core and asynchronous copy instructions. All PTX of the program is in this file.
 //
-// nvcc compiles the first half for a GPU. A plain C++ compiler takes the second and runs the same kernels on a CPU,
-// where mistakes are reported: that build puts the emulator's header in front of every file.
+// nvcc compiles the first half of the file, for a GPU. A plain C++ compiler compiles the second half, which runs the
+// same kernels on a CPU and reports their bugs; that build includes the emulator's header (dev/simt/emulator.h) before
+// every file.
 //
-// What a kernel keeps to, so that both agree: blocks are multiples of 32 threads; masks are full or come from a ballot;
-// no thread returns before a __syncthreads of its kernel; a shuffle orders no memory, so __syncwarp stands between the
-// shared-memory phases of a warp; no thread waits in a loop for another.
+// Rules that every kernel obeys, so that both give the same result: the block size is a multiple of 32; masks are full
+// or come from a ballot; no thread returns before a __syncthreads of its kernel; a shuffle does not order memory
+// accesses, so a __syncwarp separates the shared-memory phases of a warp; no thread spins until another thread acts.
 #pragma once
 #include "base/common.h"
 #include "base/device.h"
@@ -17,7 +18,7 @@
 constexpr int WARP_SIZE = 32;
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
-// 16 bytes of T: the widest access of a thread.
+// 16 bytes of T, the widest memory access of a thread.
 template <class T>
 struct alignas(16) Vec {
     static constexpr int size = 16 / sizeof(T);
@@ -30,18 +31,18 @@ struct alignas(16) Vec {
 
 #include <cuda_runtime.h>
 
-// In front of a loop over an array that must stay in registers.
+// Unrolls the loop on the next line completely. Needed where the loop indexes an array that must stay in registers.
 #define UNROLL _Pragma("unroll")
-// In front of one whose copies, more than n, would take too many registers.
+// Unrolls the loop on the next line n times. Used where unrolling it further would take too many registers.
 #define UNROLL_BY(n) _Pragma(SIMT_STRING(unroll(n)))
 #define SIMT_STRING(...) #__VA_ARGS__
 
-// SHARED(tile, float[32][33]): a variable of the block.
+// SHARED(tile, float[32][33]) declares a __shared__ variable.
 #define SHARED(name, ...) __shared__ std::type_identity_t<__VA_ARGS__> name
 
 namespace simt {
 
-// The shared memory that the launch asked for, aligned to 16 bytes.
+// The block's dynamic shared memory, aligned to 16 bytes.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
     extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
@@ -52,9 +53,9 @@ __device__ __forceinline__ T* dynamic_shared() {
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, Stream stream,
             std::type_identity_t<P>... args) {
-    constexpr int granted_to_all = 48 * 1024;
+    constexpr int default_limit = 48 * 1024;
     cudaError_t error = cudaSuccess;
-    if (shared_bytes > granted_to_all)
+    if (shared_bytes > default_limit)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
     if (error == cudaSuccess) {
         kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
@@ -77,7 +78,7 @@ template <class T>
 __device__ __forceinline__ Vec<T> load128(const T* p) {
     return __builtin_bit_cast(Vec<T>, *reinterpret_cast<const int4*>(p));
 }
-// "cs" streams: evicted first, for what is not read again soon.
+// Streaming accesses ("cs"): the cache evicts these lines first. For data that are not used again soon.
 template <class T>
 __device__ __forceinline__ Vec<T> load128cs(const T* p) {
     return __builtin_bit_cast(Vec<T>, __ldcs(reinterpret_cast<const int4*>(p)));
@@ -86,8 +87,8 @@ template <class T>
 __device__ __forceinline__ void store128(T* p, Vec<T> v) {
     *reinterpret_cast<int4*>(p) = __builtin_bit_cast(int4, v);
 }
-// The same as one instruction for certain, to global memory: for where nvcc takes the assignment apart into four stores
-// (dev/opcodes.py tells).
+// store128 to global memory as certainly one instruction, for places where nvcc would split store128 into four stores
+// (dev/opcodes.py reports them).
 template <class T>
 __device__ __forceinline__ void store128_whole(T* p, Vec<T> v) {
     __stwb(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
@@ -97,25 +98,26 @@ __device__ __forceinline__ void store128cs(T* p, Vec<T> v) {
     __stcs(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
 }
 
-// Two floats as bf16 in one register, each rounded once; low comes first in memory.
+// Two floats, rounded to bf16, in one register; `low` comes first in memory.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// 2^x to 2 units in the last place, as one instruction; what is below 2^-126 becomes 0.
+// 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// x * y, rounded by itself: never one FMA with a sum that it goes into.
-__device__ __forceinline__ float rounded_product(float x, float y) { return __fmul_rn(x, y); }
+// x * y, rounded to nearest. The compiler never fuses it with an addition into an FMA.
+__device__ __forceinline__ float mul_rn(float x, float y) { return __fmul_rn(x, y); }
 
-// acc (16, 8) += A (16, 16) * B (16, 8), bf16 in, float out, by a whole warp. With g = lane / 4 and t = lane % 4 * 2 a
-// lane holds, in pairs of columns (A, acc) or rows (B), the even one in the low half:
+// acc (16, 8) += A (16, 16) * B (16, 8), by a whole warp; A and B are bf16, acc is float. With g = lane / 4 and
+// t = lane % 4 * 2, a lane holds the elements below. A register has two neighbouring columns (A) or rows (B), the even
+// one in its low half:
 //   a[0] = A[g][t..]   a[1] = A[g + 8][t..]   a[2] = A[g][t + 8..]   a[3] = A[g + 8][t + 8..]
 //   b[0] = B[t..][g]   b[1] = B[t + 8..][g]   acc[0..1] = acc[g][t..]   acc[2..3] = acc[g + 8][t..]
 __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -125,8 +127,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane 8 j + i names row i of matrix j (16 bytes, aligned),
-// and gets in r[j] the two elements [g][t..] of matrix j, or of its transpose.
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane 8*j + i passes the address of row i of matrix j
+// (16 bytes, aligned). Every lane receives in r[j] the two elements [g][t..] of matrix j, or of its transpose.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -140,8 +142,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                  : "memory");
 }
 
-// Starts a copy of 16 bytes to shared memory. A commit closes a group of copies; cp_async_wait<N> waits until at most N
-// groups of this thread are under way. The other threads see the bytes after a barrier behind the wait.
+// cp_async_16 starts an asynchronous copy of 16 bytes to shared memory. cp_async_commit ends a group of copies.
+// cp_async_wait<N> waits until at most N of this thread's groups are pending. Other threads see the data after a
+// barrier that follows the wait.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(simt::shared_address(shared)), "l"(global)
                  : "memory");
@@ -152,7 +155,7 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-#elif defined(SIMT_EMULATOR)  // SHARED, dynamic_shared and launch are the emulator's
+#elif defined(SIMT_EMULATOR)  // the emulator's header defines SHARED, dynamic_shared and launch
 
 #define UNROLL
 #define UNROLL_BY(n)
@@ -184,10 +187,12 @@ void store128cs(T* p, Vec<T> v, SIMT_SITE) {
 
 inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
 inline float exp2_fast(float x) { return std::exp2(x); }
-inline float rounded_product(float x, float y) { return x * y; }
+inline float mul_rn(float x, float y) { return x * y; }
 
 inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
-    simt::expect_written(acc, sizeof(acc)), simt::expect_written(a, sizeof(a)), simt::expect_written(b, sizeof(b));
+    simt::expect_written(acc, sizeof(acc));
+    simt::expect_written(a, sizeof(a));
+    simt::expect_written(b, sizeof(b));
     simt::mma(acc, a, b, site);
 }
 
@@ -196,7 +201,7 @@ void ldmatrix_rows(uint32_t (&r)[4], const void* row, simt::Site site) {
     simt::check_aligned_16(row, "ldmatrix: a row is not 16-byte aligned", site);
     if (!simt::is_shared(row, 16)) simt::report("ldmatrix: a row is not in shared memory", site);
     uint64_t bits[2];
-    std::memcpy(bits, row, 16);  // here, where the sanitizers see it
+    std::memcpy(bits, row, 16);  // in this file, because sanitizers do not see the emulator's own accesses
     simt::expect_written(bits, 16);
     for (uint32_t& pair : r) pair = 0;
     simt::ldmatrix(r, TRANSPOSE, bits[0], bits[1], site);
@@ -223,7 +228,7 @@ void cp_async_wait() {
 #error "neither nvcc nor the emulator compiles this file"
 #endif
 
-// Sums and maxima, in an order that is always the same; every lane or thread gets the result. A maximum drops NaN.
+// Reductions in a fixed order. Every lane (warp_) or thread (block_) gets the result. A maximum ignores NaN.
 
 __device__ inline float warp_sum(float x) {
     for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_MASK, x, distance);
@@ -235,7 +240,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Of all threads of a one-dimensional block, all of which must call it.
+// All threads of a one-dimensional block must call block_sum and block_max.
 __device__ inline float block_sum(float x) {
     SHARED(partial, float[WARP_SIZE]);
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
@@ -243,7 +248,7 @@ __device__ inline float block_sum(float x) {
     if (lane == 0) partial[warp] = x;
     __syncthreads();
     x = warp_sum(lane < warps ? partial[lane] : 0.0f);
-    __syncthreads();  // the next call writes partial again
+    __syncthreads();  // the next call overwrites partial
     return x;
 }
 __device__ inline float block_max(float x) {
@@ -257,13 +262,13 @@ __device__ inline float block_max(float x) {
     return x;
 }
 
-// Blocks that cover count elements, per_block each.
+// Number of blocks for count elements, with per_block elements each.
 inline dim3 blocks_for(int64_t count, int64_t per_block) { return dim3(unsigned(ceil_div(count, per_block))); }
 
-// run(c) with c, of 1 to MOST, as a constant: a kernel's template argument.
-template <int MOST, class Run>
+// Calls run(c) with c as a compile-time constant, for a kernel's template argument. 1 <= c <= MOST.
+template <int MAX, class Run>
 void with_constant(int c, const Run& run) {
-    if constexpr (MOST > 1)
-        if (c < MOST) return with_constant<MOST - 1>(c, run);
-    run(std::integral_constant<int, MOST>{});
+    if constexpr (MAX > 1)
+        if (c < MAX) return with_constant<MAX - 1>(c, run);
+    run(std::integral_constant<int, MAX>{});
 }

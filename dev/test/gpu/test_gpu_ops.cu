@@ -311,13 +311,13 @@ TEST_CASE("one step of AdamW without masters is that of the definition") {
 }
 
 TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf16) {
-    for (const Master where : {Master::apart, Master::weight_itself}) {
+    for (const Master where : {Master::separate, Master::weight_itself}) {
         AdamWState<floatX> s(128);
         const AdamWState<floatX> untouched(128);
         auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, NAN);
         OnGpu<floatX> weight(s.weight);
         OnGpu<float> master(s.master), m(s.m), v(s.v), g(grad), f(factor);
-        float* masters = where == Master::apart && sizeof(floatX) != 4 ? master.device : nullptr;
+        float* masters = where == Master::separate && sizeof(floatX) != 4 ? master.device : nullptr;
         gpu::adamw<floatX>(weight, masters, m, v, g, f, 0, 128, first_ones(128, 64), AdamWConfig{}, adamw_lr, 1,
                            nullptr);
         weight.back(), master.back(), m.back(), v.back();
