@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# gpu_pass.sh [-o FOLDER] [STAGE...]: everything that only a GPU can say, in stages that end within ten minutes each:
+# gpu_pass.sh [-o FOLDER] [STAGE...]: tests and measures everything that needs a real GPU, in stages of at most ten
+# minutes each:
 #
-#   build     the programs, tests and benchmarks               test     all kernel tests, test_gpt2cu, NCCL with one rank
-#   memcheck  racecheck  initcheck  synccheck                  compute-sanitizer on the kernel tests and a tiny run
-#   bench     every operation of 124M and 1558M, whole steps   compare  PyTorch and llm.c in the same minutes
-#   train     repeated, resumed, with and without graphs, cuDNN, recomputation; beside the CPU; 124M for 300 steps
+#   build     the programs, tests and benchmarks
+#   test      all kernel tests, test_gpt2cu, NCCL with one rank
+#   memcheck  racecheck  initcheck  synccheck: compute-sanitizer on the kernel tests and a tiny run
+#   bench     every operation of 124M and 1558M, whole steps
+#   compare   PyTorch and llm.c in the same minutes
+#   train     runs repeated, resumed, with and without graphs, cuDNN and recomputation; compared with the CPU; 124M for
+#             300 steps
 #
-# Without names all of them. Goes on after a failure, and names the failures at the end; what does not fit into a stage's
-# time is one (STAGE_SECONDS [570]).
+# Without arguments it runs all stages. It continues after a failure and lists the failures at the end. A stage has
+# STAGE_SECONDS [570]; programs that do not fit into that time count as failures.
 #
-# Leaves in FOLDER (out/gpu_pass) a log per program, results.jsonl (an object per figure), results.md (its tables, by
-# dev/bench/results.py) and summary.txt. TEXT='files' is what the training runs read [this repository's own text].
-# compare runs PyTorch where python3 has it with CUDA, and llm.c where LLMC names a folder of its sources: it is built
-# there, with cuDNN's attention where CUDNN_FRONTEND names the headers of cudnn-frontend 1.18 (its folder include).
+# FOLDER [out/gpu_pass] receives a log per program, results.jsonl (one object per figure), results.md (tables made by
+# dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stage
+# "compare" runs PyTorch if python3 has it with CUDA, and llm.c if LLMC names a folder with its sources. It builds llm.c
+# there, with cuDNN's attention if CUDNN_FRONTEND names the folder "include" of cudnn-frontend 1.18.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -23,14 +27,14 @@ stages=("$@")
 if [ ${#stages[@]} = 0 ]; then stages=("${all_stages[@]}"); fi
 mkdir -p "$out"
 results=$out/results.jsonl
-failures=$out/failures.txt  # a file, for programs that run beside each other
+failures=$out/failures.txt  # a file, because programs that run at the same time add to it
 : >"$failures"
 bin=build/release/cuda
 deadline=0
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 
-# run NAME SECONDS COMMAND...: a log of its own, its last line on the screen.
+# run NAME SECONDS COMMAND...: runs the command with a time limit and a log of its own, and prints the log's last line.
 run() {
     local name=$1 limit=$2 status=0 start=$SECONDS
     shift 2
@@ -49,7 +53,7 @@ run() {
     return $status
 }
 
-# claim NAME COMMAND...: what must hold between results.
+# claim NAME COMMAND...: prints ok or FAIL; NAME is a statement about results, which COMMAND checks.
 claim() {
     local name=$1
     shift
@@ -68,7 +72,7 @@ test() {
     run test_gpt2cu 300 ./test_gpt2cu
 }
 
-# The training runs' data: this repository's text, and tokens of its own.
+# Makes the training runs' data: tokenizes the text with a tokenizer trained on it.
 tokens() {
     if compgen -G "$out/data/train_*.bin" >/dev/null; then return; fi
     # shellcheck disable=SC2086  # a list of files
@@ -77,7 +81,7 @@ tokens() {
 }
 data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
 
-# The tools take the programs ten to a hundred times as long, most of it on the CPU: eight of them at a time.
+# Under compute-sanitizer a program takes ten to a hundred times as long, mostly on the CPU, so eight run at a time.
 sanitize() {
     if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
     local tool=$1
@@ -93,7 +97,7 @@ sanitize() {
     wait
 }
 memcheck() { sanitize memcheck; }
-racecheck() { sanitize racecheck; }  # shared memory alone
+racecheck() { sanitize racecheck; }  # checks shared memory only
 initcheck() { sanitize initcheck; }
 synccheck() { sanitize synccheck; }
 
@@ -107,7 +111,7 @@ bench() {
     for B in 4 8; do run "bench-d48-B$B" 30 "${ops[@]}" --model d48 -b $B --precision bf16 --op step; done
 }
 
-# train_run NAME ARGUMENTS...: the losses of log.jsonl are results.
+# train_run NAME ARGUMENTS...: trains, and appends the run's losses and speed to results.jsonl.
 train_run() {
     local name=$1
     shift
@@ -119,16 +123,16 @@ train_run() {
 }
 
 losses() { sed -n 's/.*"kind":"step".*"loss":\([^,]*\),.*/\1/p' "$out/$1/log.jsonl" | head -n "$2"; }
-# same_losses A B STEPS: to the last digit.
+# same_losses A B STEPS: whether the logged losses of the runs A and B are identical.
 same_losses() { [ -n "$(losses "$1" 1)" ] && [ "$(losses "$1" "$3")" = "$(losses "$2" "$3")" ]; }
-# near_losses A B STEPS TOLERANCE: relative.
+# near_losses A B STEPS TOLERANCE: whether the losses of the runs A and B agree within the relative tolerance.
 near_losses() {
     paste <(losses "$1" "$3") <(losses "$2" "$3") | awk -v n="$3" -v e="$4" '
         { d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= e)) { print "step " NR - 1 ": " $1 " and " $2; bad = 1 } }
         END { exit NR != n || bad }'
 }
 
-# Where there are two GPUs: two ranks by NCCL have the losses of one, bit for bit, with --zero 0 and 1.
+# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with --zero 0 and 1.
 two_gpus() {
     local zero options=("$@" --steps 200 --stop-after 20 --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
@@ -139,7 +143,7 @@ two_gpus() {
             >"$out/two-gpus-zero-$zero-rank-1.log" 2>&1 </dev/null &
         train_run two-gpus-zero-$zero "${options[@]}" --zero $zero --rank 0 --local-rank 0
         wait
-        claim "two GPUs with --zero $zero have the losses of one" same_losses one-of-two-gpus two-gpus-zero-$zero 20
+        claim "two GPUs with --zero $zero have the same losses as one" same_losses one-of-two-gpus two-gpus-zero-$zero 20
     done
 }
 
@@ -149,31 +153,31 @@ train() {
                  --warmup 20 --sample-every 0 --checkpoint-every 0)
     train_run small "${small[@]}" --steps 200 --val-every 50
     train_run small-again "${small[@]}" --steps 200 --val-every 50
-    claim "two runs with one seed have the same losses" same_losses small small-again 200
+    claim "two runs with the same seed have the same losses" same_losses small small-again 200
     train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --stop-after 100
     train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --resume
-    claim "a resumed run has the losses of one that never stopped" same_losses small small-resumed 200
+    claim "a resumed run has the same losses as one that was not interrupted" same_losses small small-resumed 200
     train_run small-no-graph "${small[@]}" --steps 200 --stop-after 20 --cuda-graph off
-    claim "CUDA graphs change no bit" same_losses small small-no-graph 20
+    claim "a run without CUDA graphs has the same losses" same_losses small small-no-graph 20
     train_run small-recompute "${small[@]}" --steps 200 --stop-after 20 --recompute layer
-    claim "recomputation changes no bit" same_losses small small-recompute 20
+    claim "a run with --recompute layer has the same losses" same_losses small small-recompute 20
     train_run small-hand-written "${small[@]}" --steps 200 --stop-after 20 --cudnn off
-    claim "our attention instead of cuDNN's: losses within 1 %" near_losses small small-hand-written 20 0.01
+    claim "with our attention instead of cuDNN's the losses agree within 1 %" near_losses small small-hand-written 20 0.01
     train_run small-fp32 "${small[@]}" --steps 200 --stop-after 20 --precision fp32
     for precision in fp32 bf16; do
         rm -rf "$out/cpu-$precision"
         run "cpu-$precision" 100 ./train_gpt2 "${data[@]}" --output "$out/cpu-$precision" "${small[@]}" --steps 200 \
             --stop-after 20 --precision $precision --val-every 0
     done
-    claim "the CPU's losses in fp32 within 0.01 %" near_losses small-fp32 cpu-fp32 20 0.0001
-    claim "the CPU's losses in bf16 within 1 %" near_losses small cpu-bf16 20 0.01
+    claim "the losses of GPU and CPU in fp32 agree within 0.01 %" near_losses small-fp32 cpu-fp32 20 0.0001
+    claim "the losses of GPU and CPU in bf16 agree within 1 %" near_losses small cpu-bf16 20 0.01
     if command -v mpirun >/dev/null && make found CUDA=1 | grep -q '| Open MPI [0-9]'; then
         local ranks=("${small[@]}" --steps 200 --stop-after 5 --deterministic-ranks 2)
         train_run one-of-two "${ranks[@]}"
         rm -rf "$out/two"
         run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -np 2 ./train_gpt2cu "${data[@]}" \
             --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
-        claim "two ranks on one GPU have the losses of one" same_losses one-of-two two 5
+        claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
     fi
     two_gpus "${small[@]}"
     local d12=(--model d12 --seq-len 1024 --sample-every 0 --val-batches 8)
@@ -183,11 +187,11 @@ train() {
         --checkpoint-every 0
 }
 
-# llm.c reads our shards: its token format is theirs.
+# Builds and runs llm.c on the same shards, whose format is llm.c's.
 run_llmc() {
     local cudnn=()
-    # CUDA 13 has another form of cudaMemAdvise, which llm.c calls where memory is short. Its link wants libnvidia-ml.so,
-    # of which a driver brings the .so.1 alone.
+    # CUDA 13 changed the signature of cudaMemAdvise, which llm.c calls where memory is short. llm.c links
+    # libnvidia-ml.so, but a driver installs only libnvidia-ml.so.1.
     sed -i 's/^\( *\)cudaCheck_(cudaMemAdvise(.*/\1;/' "$LLMC/llmc/cuda_utils.cuh"
     ln -sf "$(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { print $NF; exit }')" "$LLMC/libnvidia-ml.so"
     if [ -n "${CUDNN_FRONTEND:-}" ]; then

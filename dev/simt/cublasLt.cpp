@@ -1,8 +1,8 @@
-// cublasLt.cpp: matrix products in place of cuBLASLt's. Compiled like emulator.cpp; the sanitizers are told which
-// memory a product reads and writes.
+// cublasLt.cpp: the emulator's cuBLASLt. Compiled without sanitizers, like emulator.cpp; it reports to the sanitizers
+// which memory a matmul reads and writes.
 //
-// There are four algorithms, which differ in what they are said to take, in working memory, and in whether the sum may
-// be split; a split one adds in another order, so that its bits differ, as they do on a GPU.
+// It offers four algorithms, which differ in their time on the stream's clock, in workspace, and in whether they
+// support split-K. With split-K the order of the sums, and so the bits of the result, differ, as they do on a GPU.
 #include "cublasLt.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using simt::Site;
 
 namespace {
 
-// Of an algorithm; its data hold {index, parts of the sum, reduction scheme}.
+// The fields of a cublasLtMatmulAlgo_t's data are {index of the algorithm, number of splits, reduction scheme}.
 struct Algorithm {
     float ms;
     bool splits;
@@ -46,15 +46,17 @@ Sizes sizes_of(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayou
     return {int64_t(d.rows), int64_t(d.cols), int64_t(desc.transa ? a.rows : a.cols)};
 }
 
-// What the library answers with CUBLAS_STATUS_INVALID_VALUE or NOT_SUPPORTED, or does not see.
-const char* wrong_layouts(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
-                          const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
-                          const cublasLtMatrixLayoutOpaque_t& d) {
+// Describes a bug in the layouts, or returns null. The library returns CUBLAS_STATUS_INVALID_VALUE or NOT_SUPPORTED for
+// some of these and does not notice others.
+const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+                       const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
+                       const cublasLtMatrixLayoutOpaque_t& d) {
     const Sizes s = sizes_of(desc, a, d);
-    if (desc.compute != CUBLAS_COMPUTE_32F || desc.scale != CUDA_R_32F) return "a product that is not summed in float";
+    if (desc.compute != CUBLAS_COMPUTE_32F || desc.scale != CUDA_R_32F)
+        return "a matmul that does not accumulate in float";
     if (a.type != b.type || c.type != d.type) return "A and B, and C and D, must have the same type";
     if (d.type != a.type && d.type != CUDA_R_32F) return "D must have the type of A, or float";
-    if (s.m < 1 || s.n < 1 || s.k < 1) return "an empty product";
+    if (s.m < 1 || s.n < 1 || s.k < 1) return "an empty matmul";
     if (int64_t(desc.transa ? a.cols : a.rows) != s.m) return "A has not as many rows as D";
     if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B has not as many columns as D";
     if (int64_t(desc.transb ? b.cols : b.rows) != s.k) return "B has not as many rows as A has columns";
@@ -74,18 +76,19 @@ size_t workspace_needed(const cublasLtMatmulAlgo_t& algo, const Sizes& s) {
     return algorithm.workspace_bytes;
 }
 
-// The operands of one product, as cublasLtMatmul had them.
-struct Product {
+// The operands of one call of cublasLtMatmul.
+struct MatmulCall {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
     const char *a, *b, *c;
     char* d;
     float alpha, beta;
     Sizes sizes;
-    int64_t parts;
+    int64_t splits;
     char* workspace;
     size_t workspace_bytes;
-    std::vector<float> wide_a, wide_b, sums, part;  // (k, m), (n, k), (m), (m); made where the host may allocate
+    // (k, m), (n, k), (m), (m); allocated when the call is queued, because the queued work must not allocate.
+    std::vector<float> wide_a, wide_b, sums, split_sums;
 };
 
 float element(const char* p, cudaDataType_t type, int64_t i) {
@@ -99,7 +102,7 @@ void set_element(char* p, cudaDataType_t type, int64_t i, float value) {
         reinterpret_cast<bf16*>(p)[i] = bf16(value);
 }
 
-// out (rows, cols), row-major, of a stored matrix whose element (r, c) lies at r * row_step + c * col_step.
+// out (rows, cols), row-major, = a stored matrix whose element (r, c) is at r * row_step + c * col_step.
 void widen(std::vector<float>& out, const char* p, cudaDataType_t type, int64_t rows, int64_t cols, int64_t row_step,
            int64_t col_step) {
     for (int64_t r = 0; r < rows; r++)
@@ -113,7 +116,7 @@ float gelu_derivative(float x) {
     return 0.5f * (1 + t) + (bend == 0 ? 0 : 0.5f * x * bend * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
 }
 
-void finish_element(const Product& p, int64_t i, int64_t j, float value) {
+void apply_epilogue(const MatmulCall& p, int64_t i, int64_t j, float value) {
     const cudaDataType_t type = p.d_layout.type;
     const int64_t at = j * p.d_layout.ld + i, aux_at = j * p.desc.aux_ld + i;
     char* aux = static_cast<char*>(p.desc.aux);
@@ -127,46 +130,46 @@ void finish_element(const Product& p, int64_t i, int64_t j, float value) {
     set_element(p.d, type, at, value);
 }
 
-void multiply(Product& p) {
+void compute(MatmulCall& p) {
     const auto [m, n, k] = p.sizes;
-    const int64_t a_ld = p.a_layout.ld, b_ld = p.b_layout.ld, step = (k + p.parts - 1) / p.parts;
+    const int64_t a_ld = p.a_layout.ld, b_ld = p.b_layout.ld, step = (k + p.splits - 1) / p.splits;
     widen(p.wide_a, p.a, p.a_layout.type, k, m, p.desc.transa ? 1 : a_ld, p.desc.transa ? a_ld : 1);
     widen(p.wide_b, p.b, p.b_layout.type, n, k, p.desc.transb ? 1 : b_ld, p.desc.transb ? b_ld : 1);
     for (int64_t j = 0; j < n; j++) {
         std::fill(p.sums.begin(), p.sums.end(), 0.0f);
         for (int64_t begin = 0; begin < k; begin += step) {
-            std::fill(p.part.begin(), p.part.end(), 0.0f);
+            std::fill(p.split_sums.begin(), p.split_sums.end(), 0.0f);
             for (int64_t l = begin; l < std::min(k, begin + step); l++) {
                 const float b = p.wide_b[size_t(j * k + l)], *a = &p.wide_a[size_t(l * m)];
-                float* sums = p.part.data();
+                float* sums = p.split_sums.data();
                 for (int64_t i = 0; i < m; i++) sums[i] += a[i] * b;
             }
-            for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.part[size_t(i)];
+            for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.split_sums[size_t(i)];
         }
-        for (int64_t i = 0; i < m; i++) finish_element(p, i, j, p.alpha * p.sums[size_t(i)]);
+        for (int64_t i = 0; i < m; i++) apply_epilogue(p, i, j, p.alpha * p.sums[size_t(i)]);
     }
-    simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);  // whoever kept something there sees NaN
+    simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);  // code that relied on its contents would read NaN
 }
 
-// To the sanitizers, who do not see this file's own accesses.
-void tell_read(const void* p, size_t bytes) {
+// Reports accesses of this file, which is not instrumented, to ThreadSanitizer.
+void annotate_read(const void* p, size_t bytes) {
     if (__tsan_read_range) __tsan_read_range(const_cast<void*>(p), bytes);
 }
-void tell_written(void* p, size_t bytes) {
+void annotate_write(void* p, size_t bytes) {
     if (__tsan_write_range) __tsan_write_range(p, bytes);
 }
 
-void tell_sanitizers(const Product& p) {
+void annotate_accesses(const MatmulCall& p) {
     const size_t element_bytes = size_of(p.d_layout.type);
-    tell_read(p.a, extent(p.a_layout));
-    tell_read(p.b, extent(p.b_layout));
-    if (adds_bias(p.desc.epilogue)) tell_read(p.desc.bias, size_t(p.sizes.m) * element_bytes);
+    annotate_read(p.a, extent(p.a_layout));
+    annotate_read(p.b, extent(p.b_layout));
+    if (adds_bias(p.desc.epilogue)) annotate_read(p.desc.bias, size_t(p.sizes.m) * element_bytes);
     const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
-    if (applies_derivative(p.desc.epilogue)) tell_read(p.desc.aux, aux_bytes);
-    if (applies_gelu(p.desc.epilogue)) tell_written(p.desc.aux, aux_bytes);
-    if (p.beta != 0) tell_read(p.c, extent(p.d_layout));
-    tell_written(p.d, extent(p.d_layout));
-    tell_written(p.workspace, p.workspace_bytes);
+    if (applies_derivative(p.desc.epilogue)) annotate_read(p.desc.aux, aux_bytes);
+    if (applies_gelu(p.desc.epilogue)) annotate_write(p.desc.aux, aux_bytes);
+    if (p.beta != 0) annotate_read(p.c, extent(p.d_layout));
+    annotate_write(p.d, extent(p.d_layout));
+    annotate_write(p.workspace, p.workspace_bytes);
 }
 
 struct Range {
@@ -175,8 +178,8 @@ struct Range {
     bool overlaps(const Range& other) const { return begin < other.begin + other.bytes && other.begin < begin + bytes; }
 };
 
-// Reports ranges that are not the device's, or misaligned, and writes over what is read.
-void check_ranges(const Product& p, Site site) {
+// Reports operands that are not in device memory, that are misaligned, or that overlap although one is written.
+void check_ranges(const MatmulCall& p, Site site) {
     const size_t element_bytes = size_of(p.d_layout.type);
     const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
     std::vector<Range> read = {{p.a, extent(p.a_layout)}, {p.b, extent(p.b_layout)}};
@@ -288,11 +291,11 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
     const bool fused = desc->epilogue & (32 | 64);
     const Sizes s = sizes_of(*desc, *a, *d);
     *result = {*algo, 0, CUBLAS_STATUS_NOT_SUPPORTED, 1.0f, {}};
-    const uint64_t parts = algo->data[1], scheme = algo->data[2];
-    if (wrong_layouts(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (algo->data[0] >= num_algorithms || parts < 1 || int64_t(parts) > s.k) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (parts > 1 && (!algorithms[algo->data[0]].splits || scheme == 0)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (fused && (!simt::config.fused_epilogues || parts > 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const uint64_t splits = algo->data[1], scheme = algo->data[2];
+    if (layout_bug(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo->data[0] >= num_algorithms || splits < 1 || int64_t(splits) > s.k) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (splits > 1 && (!algorithms[algo->data[0]].splits || scheme == 0)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fused && (!simt::config.fused_epilogues || splits > 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
     result->workspaceSize = workspace_needed(*algo, s);
     return result->state = CUBLAS_STATUS_SUCCESS;
 }
@@ -337,10 +340,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream, Site site) {
-    if (const char* wrong = wrong_layouts(*desc, *a_layout, *b_layout, *c_layout, *d_layout))
+    if (const char* wrong = layout_bug(*desc, *a_layout, *b_layout, *c_layout, *d_layout))
         simt::report((std::string("cublasLtMatmul: ") + wrong).c_str(), site);
     if (!handle || !algo) simt::report("cublasLtMatmul without a handle or an algorithm", site);
-    if (c != d) simt::report("cublasLtMatmul: C is not D, which no product of the program means", site);
+    if (c != d) simt::report("cublasLtMatmul: C is not D; no matmul of the program needs that", site);
     cublasLtMatmulHeuristicResult_t checked;
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle, desc, a_layout, b_layout, c_layout, d_layout, algo, &checked);
@@ -349,20 +352,30 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         simt::report("cublasLtMatmul: less working memory than the algorithm needs", site);
 
     const Sizes s = sizes_of(*desc, *a_layout, *d_layout);
-    auto p = std::make_shared<Product>();
-    p->desc = *desc, p->a_layout = *a_layout, p->b_layout = *b_layout, p->d_layout = *d_layout;
-    p->a = static_cast<const char*>(a), p->b = static_cast<const char*>(b), p->c = static_cast<const char*>(c);
-    p->d = static_cast<char*>(d), p->workspace = static_cast<char*>(workspace);
+    auto p = std::make_shared<MatmulCall>();
+    p->desc = *desc;
+    p->a_layout = *a_layout;
+    p->b_layout = *b_layout;
+    p->d_layout = *d_layout;
+    p->a = static_cast<const char*>(a);
+    p->b = static_cast<const char*>(b);
+    p->c = static_cast<const char*>(c);
+    p->d = static_cast<char*>(d);
+    p->alpha = *static_cast<const float*>(alpha);
+    p->beta = *static_cast<const float*>(beta);
+    p->sizes = s;
+    p->splits = int64_t(algo->data[1]);
+    p->workspace = static_cast<char*>(workspace);
     p->workspace_bytes = checked.workspaceSize;
-    p->alpha = *static_cast<const float*>(alpha), p->beta = *static_cast<const float*>(beta);
-    p->sizes = s, p->parts = int64_t(algo->data[1]);
-    p->wide_a.resize(size_t(s.k * s.m)), p->wide_b.resize(size_t(s.n * s.k));
-    p->sums.resize(size_t(s.m)), p->part.resize(size_t(s.m));
+    p->wide_a.resize(size_t(s.k * s.m));
+    p->wide_b.resize(size_t(s.n * s.k));
+    p->sums.resize(size_t(s.m));
+    p->split_sums.resize(size_t(s.m));
     check_ranges(*p, site);
     const auto run = [p] {
-        tell_sanitizers(*p);
-        multiply(*p);
+        annotate_accesses(*p);
+        compute(*p);
     };
-    simt::enqueue_work(run, algorithms[algo->data[0]].ms / float(p->parts), stream);
+    simt::enqueue_work(run, algorithms[algo->data[0]].ms / float(p->splits), stream);
     return CUBLAS_STATUS_SUCCESS;
 }

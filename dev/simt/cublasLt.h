@@ -1,6 +1,6 @@
-// cublasLt.h: the part of cuBLASLt's interface that llmc/cuda/matmul.cpp uses, for the emulator: the same names and
-// values, found in place of the toolkit's header. cublasLt.cpp runs the products as plain loops in the stream's order,
-// and reports what the library would only answer with an error number, or compute wrongly.
+// cublasLt.h: the emulator's replacement of cuBLASLt's header: the part of the interface that llmc/cuda/matmul.cpp
+// uses, with the same names and values. cublasLt.cpp computes the matmuls with plain loops, in stream order. It reports
+// calls for which the library would only return an error code, or compute a wrong result.
 #pragma once
 #include "emulator.h"
 
@@ -47,7 +47,7 @@ enum cublasLtMatmulAlgoConfigAttributes_t {
     CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
 };
 
-// Opaque in the library, and not looked into by those who use it here.
+// Opaque types in the library. matmul.cpp does not access their members either.
 struct cublasLtMatmulDescOpaque_t {
     cublasComputeType_t compute;
     cudaDataType_t scale;

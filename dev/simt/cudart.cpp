@@ -1,9 +1,11 @@
-// cudart.cpp: the CUDA runtime of the emulator: device memory, copies, streams, events. Compiled like emulator.cpp.
+// cudart.cpp: the emulator's CUDA runtime: device memory, copies, streams, events, graphs. Compiled without sanitizers,
+// like emulator.cpp.
 //
-// Device memory is one mapping that is closed while host code runs, so the host faults where it dereferences a device
-// pointer. No address is used twice, so what was freed stays poisoned. A stream is a queue: its operations run at once
-// or, deferred, when the host waits, mixed with those of other streams. To ThreadSanitizer the stream is a thread that
-// an operation's issuer comes before, and that the host comes after only where it synchronises.
+// Device memory is one mapping, inaccessible while host code runs, so the host faults when it dereferences a device
+// pointer. No address is used twice, so freed memory stays poisoned. A stream is a queue of operations. They run at
+// once, or (deferred) when the host waits, interleaved with those of other streams. To ThreadSanitizer a stream is a
+// thread: the host's code before an operation was queued happens before the operation, and the operation happens before
+// the host's code only where the host synchronises.
 #include "internal.h"
 
 #include <cstdio>
@@ -23,35 +25,35 @@ using simt::Site;
 
 namespace {
 
-// One call of cudaEventRecord. Who waits for an event waits for the last one before, whatever is recorded later.
+// One call of cudaEventRecord. A wait for an event is a wait for the last record made before the wait.
 struct Record {
     bool done = false;
-    float ms = 0.0f;  // on the stream's clock
+    float ms = 0.0f;  // time on the stream's clock
     char edge = 0;
 };
 
 }  // namespace
 
 struct CUevent_st {
-    std::shared_ptr<Record> last;  // null: never recorded, and nobody waits for it
+    std::shared_ptr<Record> last;  // null: never recorded; a wait then returns at once
 };
 
 namespace {
 
 struct Operation {
-    enum Kind { kernel, copy, record, wait, graph, outside } kind;
+    enum Kind { kernel, copy, record, wait, graph, external } kind;
     std::function<void()> work = nullptr;     // kernel, copy
     std::function<bool()> attempt = nullptr;  // outside
     std::shared_ptr<Record> event = nullptr;  // record, wait
     std::unique_ptr<simt::Call> call = nullptr;
-    char edge = 0;  // of its own: one for the stream would order what the host does later before it
+    char edge = 0;  // one per operation; with one per stream, later host code would be ordered before this operation
 };
 
 using Captured = std::vector<std::unique_ptr<Operation>>;
 
 }  // namespace
 
-// The work that was queued on a stream while it was captured: of that one stream, without events.
+// The operations captured on one stream. Events are not supported.
 struct CUgraph_st {
     std::shared_ptr<Captured> operations = std::make_shared<Captured>();
 };
@@ -60,17 +62,17 @@ struct CUgraphExec_st : CUgraph_st {};
 struct CUstream_st {
     simt::Block* block = simt::create_block();
     std::deque<Operation*> queue;
-    std::vector<Operation*> finished;  // freed when the host has waited, as it may not touch them before
+    std::vector<Operation*> finished;  // freed when the host has waited; it must not touch them earlier
     void* tsan_fiber = simt::detects_races() ? __tsan_create_fiber(0) : nullptr;
-    cudaGraph_t captured = nullptr;  // between begin and end of a capture
-    float ms = 0.0f;                 // a clock of what simt::enqueue_work is told to last, and of waits for others
+    cudaGraph_t captured = nullptr;  // not null during a capture
+    float ms = 0.0f;                 // the stream's clock: durations given to simt::enqueue_work, and waits for events
     char done_edge = 0;
 };
 
 namespace {
 
 constexpr size_t ARENA_BYTES = size_t(16) << 30;
-constexpr size_t RED_ZONE = 256;  // and the alignment of cudaMalloc
+constexpr size_t RED_ZONE = 256;  // also the alignment of cudaMalloc
 constexpr int runtime_version = 13000;
 
 struct Allocation {
@@ -83,7 +85,7 @@ struct Runtime {
     size_t used = 0;
     std::map<char*, Allocation> allocations;
     std::set<void*> host_allocations;
-    std::vector<cudaStream_t> streams, ended_streams;  // used again, with the fibers of their threads
+    std::vector<cudaStream_t> streams, ended_streams;  // ended streams are reused, with their fibers
     std::set<cudaEvent_t> events;
     std::set<cudaGraphExec_t> graphs;
     cudaStream_t null_stream = nullptr;
@@ -92,7 +94,7 @@ struct Runtime {
     uint64_t random_state = simt::config.stream_seed * 0x9e3779b97f4a7c15ull | 1;
 };
 
-// Never destroyed: what is left at exit is looked at last of all.
+// Never destroyed, because report_leaks reads it after all destructors.
 Runtime& runtime() {
     static Runtime* const r = new Runtime;
     return *r;
@@ -122,14 +124,15 @@ bool is_device(const void* p) {
 
 void check_red_zones(Site site) {
     for (const auto& [p, a] : runtime().allocations) {
-        if (simt::is_untouched(p - RED_ZONE, RED_ZONE) && simt::is_untouched(p + a.bytes, RED_ZONE)) continue;
+        if (simt::red_zone_is_intact(p - RED_ZONE, RED_ZONE) && simt::red_zone_is_intact(p + a.bytes, RED_ZONE))
+            continue;
         fprintf(stderr, "emulator: the array of %zu bytes that cudaMalloc gave at %s:%d\n", a.bytes, a.site.file,
                 a.site.line);
         simt::report("a kernel wrote around a device array", site);
     }
 }
 
-// A range that a copy or a fill names: device memory within one allocation, or host memory.
+// Checks a range of a copy or fill: it must be host memory, or (on_device) lie within one device allocation.
 void check_range(const void* pointer, size_t bytes, bool on_device, const char* wrong_side, Site site) {
     if (is_device(pointer) != on_device) simt::report(wrong_side, site);
     if (!on_device) return;
@@ -164,24 +167,31 @@ cudaStream_t stream_or_null_stream(cudaStream_t stream) {
 template <class F>
 void as_stream(cudaStream_t s, F f) {
     void* host = simt::detects_races() ? __tsan_get_current_fiber() : nullptr;
-    simt::become(s->tsan_fiber);
+    simt::switch_tsan_fiber(s->tsan_fiber);
     f();
-    simt::become(host);
+    simt::switch_tsan_fiber(host);
 }
 
-// Runs the first operation of the queue; false: it waits for an event, or for what is outside of this process.
+// Runs the first operation of the queue. Returns false if it waits for an event or for another process.
 bool step(cudaStream_t s) {
     Operation* o = s->queue.front();
     if (o->kind == Operation::wait && !o->event->done) return false;
-    if (o->kind == Operation::outside && !o->attempt()) return false;
+    if (o->kind == Operation::external && !o->attempt()) return false;
     as_stream(s, [&] {
         simt::acquire(&o->edge);
         if (o->work) {
             OpenArena open;
             o->work();
         }
-        if (o->kind == Operation::record) simt::release(&o->event->edge), o->event->ms = s->ms, o->event->done = true;
-        if (o->kind == Operation::wait) simt::acquire(&o->event->edge), s->ms = std::max(s->ms, o->event->ms);
+        if (o->kind == Operation::record) {
+            simt::release(&o->event->edge);
+            o->event->ms = s->ms;
+            o->event->done = true;
+        }
+        if (o->kind == Operation::wait) {
+            simt::acquire(&o->event->edge);
+            s->ms = std::max(s->ms, o->event->ms);
+        }
         simt::release(&s->done_edge);
     });
     s->finished.push_back(o);
@@ -189,11 +199,13 @@ bool step(cudaStream_t s) {
     return true;
 }
 
-// Steps any stream that can, chosen at random.
+// Runs one operation of a random stream that has a runnable one.
 bool step_any() {
     Runtime& r = runtime();
     uint64_t& x = r.random_state;
-    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
     const size_t n = r.streams.size(), first = size_t(x >> 33) % std::max<size_t>(n, 1);
     for (size_t i = 0; i < n; i++) {
         cudaStream_t s = r.streams[(first + i) % n];
@@ -202,19 +214,19 @@ bool step_any() {
     return false;
 }
 
-bool waits_outside() {
+bool waits_for_other_processes() {
     const auto& all = runtime().streams;
     return std::any_of(all.begin(), all.end(), [](cudaStream_t s) {
-        return !s->queue.empty() && s->queue.front()->kind == Operation::outside;
+        return !s->queue.empty() && s->queue.front()->kind == Operation::external;
     });
 }
 
-// Steps until it is done, or until everything waits for other processes; false then.
+// Runs operations until done() is true. Returns false if, before that, every stream waits for other processes.
 template <class F>
 bool run_here_until(F done) {
     while (!done()) {
         if (step_any()) continue;
-        if (waits_outside()) return false;
+        if (waits_for_other_processes()) return false;
         simt::report("deadlock: every stream waits for an event", {"streams", 0});
     }
     return true;
@@ -233,7 +245,7 @@ void enqueue(cudaStream_t s, Operation* o) {
     }
     simt::release(&o->edge);
     s->queue.push_back(o);
-    // What waits for other processes is left to the host, when it waits.
+    // An operation that waits for other processes stays queued; it continues when the host waits.
     if (!simt::config.deferred_streams) run_here_until([&] { return s->queue.empty(); });
 }
 
@@ -265,7 +277,7 @@ void enqueue_fill(void* p, int value, size_t bytes, cudaStream_t s, Site site) {
 }
 
 // Runs after main and all destructors.
-__attribute__((destructor)) void report_what_is_left() {
+__attribute__((destructor)) void report_leaks() {
     const Runtime& r = runtime();
     int leaks = 0;
     for (const auto& [p, a] : r.allocations)
@@ -298,16 +310,16 @@ void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* strea
     ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
 }
 
-void simt::enqueue_outside(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
+void simt::enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
     cudaStream_t s = stream_or_null_stream(stream);
     const auto run = [=] {
         work();
         s->ms += ms;
     };
-    ::enqueue(s, new Operation{.kind = Operation::outside, .work = run, .attempt = std::move(attempt)});
+    ::enqueue(s, new Operation{.kind = Operation::external, .work = run, .attempt = std::move(attempt)});
 }
 
-void simt::copy_unseen(void* to, const void* from, size_t bytes) {
+void simt::copy_uninstrumented(void* to, const void* from, size_t bytes) {
     OpenArena open;
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
@@ -419,7 +431,7 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 
-// Of the GPU with this number in the machine of this name.
+// A UUID made from the host's name and the GPU's index in the machine.
 static cudaUUID_t uuid_of(int gpu) {
     cudaUUID_t id = {};
     char host[256] = "";
@@ -469,18 +481,18 @@ cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
     if (bytes == 0) return cudaSuccess;
     if (!r.arena) {
         r.arena = simt::map_memory(ARENA_BYTES);
-        simt::forbid(r.arena, 4096);
+        simt::poison(r.arena, 4096);
     }
     const size_t start = (r.used + RED_ZONE - 1) / RED_ZONE * RED_ZONE + RED_ZONE;
     if (bytes > ARENA_BYTES || start + bytes + RED_ZONE > ARENA_BYTES) return result(cudaErrorMemoryAllocation);
     r.used = start + bytes + RED_ZONE;
     char* memory = r.arena + start;
     OpenArena open;
-    simt::fill(memory - RED_ZONE, simt::untouched, RED_ZONE);
+    simt::fill(memory - RED_ZONE, simt::red_zone_byte, RED_ZONE);
     simt::fill(memory, simt::uninitialized, bytes);
-    simt::fill(memory + bytes, simt::untouched, RED_ZONE);
-    simt::forbid(memory - RED_ZONE, RED_ZONE + bytes + RED_ZONE);
-    simt::allow(memory, bytes);
+    simt::fill(memory + bytes, simt::red_zone_byte, RED_ZONE);
+    simt::poison(memory - RED_ZONE, RED_ZONE + bytes + RED_ZONE);
+    simt::unpoison(memory, bytes);
     simt::mark_uninitialized(memory, bytes);
     r.allocations[memory] = {bytes, site};
     *p = memory;
@@ -496,7 +508,7 @@ cudaError_t cudaFree(void* p, Site site) {
     OpenArena open;
     check_red_zones(site);
     simt::fill(p, simt::uninitialized, found->second.bytes);
-    simt::forbid(p, found->second.bytes);
+    simt::poison(p, found->second.bytes);
     r.allocations.erase(found);
     return cudaSuccess;
 }
@@ -548,7 +560,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     synchronize(stream_or_null_stream(stream));
     return cudaSuccess;
 }
-// A graph runs on the stream that it was captured on: its kernels' threads belong to that one.
+// The kernels of a graph run with the threads of the stream that they were captured on, whichever stream launches it.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (!stream || stream->captured) return result(cudaErrorStreamCaptureUnsupported);
     stream->captured = new CUgraph_st;
@@ -589,7 +601,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cudaStream_t s = stream_or_null_stream(stream);
-    if (!s->queue.empty()) step_any();  // so that a host which polls comes to an end
+    if (!s->queue.empty()) step_any();  // so that a host which polls makes progress
     if (!s->queue.empty()) return cudaErrorNotReady;
     simt::acquire(&s->done_edge);
     return cudaSuccess;

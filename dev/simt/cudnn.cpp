@@ -1,9 +1,9 @@
-// cudnn.cpp: cuDNN's graphs in place of cuDNN: every operation by itself, in float, as its documentation defines it, so
-// that a graph of ours is tested for what it says: masks, scales, strides, which tensor is which. What it cannot test
-// is whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp), and the engine's arithmetic.
+// cudnn.cpp: the emulator's cuDNN. It executes the operations of a graph one by one, in float, as cuDNN's documentation
+// defines them. This tests the graphs of cudnn_plan.cpp: masks, scales, strides, and which tensor is which. It does not
+// test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an engine's arithmetic.
 //
-// The heuristics offer four configurations: one that works, one whose plan wants too much memory, one that no plan can
-// be made of, and one that works and is faster.
+// The heuristics offer four configurations: one that works, one whose plan needs too much workspace, one that has no
+// plan, and one that works and is faster than the first.
 #include "cudnn.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ constexpr int64_t num_configs = 4, refused_config = 2;
 
 struct Object {
     cudnnBackendDescriptorType_t type;
-    bool final = false;
-    int64_t config = 0;  // of configurations, engines and plans
+    bool is_final = false;
+    int64_t config = 0;  // index of the configuration, for configurations, engines and plans
     Object* graph = nullptr;
     std::map<int, std::vector<char>> attributes;
 
@@ -96,13 +96,13 @@ struct Tensor {
         return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
     }
     int64_t count() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
-    bool is_window() const { return extent_bytes() != count() * element_bytes(); }  // into rows that others share
+    bool is_view() const { return extent_bytes() != count() * element_bytes(); }  // a view of rows of a larger tensor
     int64_t extent_bytes() const {
         return (offset(dims[0] - 1, dims[1] - 1, dims[2] - 1, dims[3] - 1) + 1) * element_bytes();
     }
 };
 
-// A tensor's values for one head, row-major. A dimension of 1 is every element of the other operand's.
+// A tensor's values for one head, row-major. A dimension of 1 is broadcast.
 struct Matrix {
     int64_t rows = 0, cols = 0;
     std::vector<float> values;
@@ -115,15 +115,15 @@ struct Matrix {
 struct Run {
     std::vector<Object*> operations;
     std::map<int64_t, char*> memory;    // by uid
-    std::map<int64_t, float> by_value;  // read when the run was queued
+    std::map<int64_t, float> by_value;  // host values, read when the run was queued
     char* workspace;
     int64_t workspace_bytes;
-    std::map<const Object*, Matrix> known;  // of the head at work
+    std::map<const Object*, Matrix> computed;  // tensors computed so far for the current head (b, h)
     int64_t b = 0, h = 0;
 
     Matrix read(const Object* d) {
-        const auto found = known.find(d);
-        if (found != known.end()) return found->second;
+        const auto found = computed.find(d);
+        if (found != computed.end()) return found->second;
         const Tensor t(*d);
         Matrix m(t.dims[2], t.dims[3]);
         if (t.by_value) {
@@ -153,7 +153,7 @@ struct Run {
                     else
                         *reinterpret_cast<float*>(p) = m.at(i, j);
                 }
-        known[d] = std::move(m);
+        computed[d] = std::move(m);
     }
 
     void pointwise(const Object& o) {
@@ -224,7 +224,7 @@ struct Run {
         write(o.object(CUDNN_ATTR_OPERATION_MATMUL_CDESC), std::move(c));
     }
 
-    // The same memory with other strides: here always the transpose.
+    // A view of the same memory with other strides. Only the transpose is supported.
     void reshape(const Object& o) {
         const Tensor from(*o.object(CUDNN_ATTR_OPERATION_RESHAPE_XDESC)),
             to(*o.object(CUDNN_ATTR_OPERATION_RESHAPE_YDESC));
@@ -238,7 +238,7 @@ struct Run {
     }
 
     void run_head() {
-        known.clear();
+        computed.clear();
         for (const Object* o : operations) {
             if (o->type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) pointwise(*o);
             if (o->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) reduce(*o);
@@ -248,7 +248,7 @@ struct Run {
     }
 };
 
-// The tensors in memory that the operations name.
+// The tensors of the operations that are in memory (not virtual), by unique id.
 std::map<int64_t, Tensor> real_tensors(const std::vector<Object*>& operations) {
     std::map<int64_t, Tensor> found;
     for (const Object* o : operations)
@@ -261,19 +261,19 @@ std::map<int64_t, Tensor> real_tensors(const std::vector<Object*>& operations) {
     return found;
 }
 
-// Reports tensors and working memory that overlap, other than windows into the same rows.
+// Reports tensors and workspace that overlap. Two views of rows may overlap, because q, k and v share the rows of qkv.
 void check_overlaps(const Run& run, const std::map<int64_t, Tensor>& tensors, Site site) {
     struct Range {
         const char* begin;
         int64_t bytes;
-        bool is_window;
+        bool is_view;
     };
     std::vector<Range> ranges = {{run.workspace, run.workspace_bytes, false}};
     for (const auto& [uid, begin] : run.memory)
-        ranges.push_back({begin, tensors.at(uid).extent_bytes(), tensors.at(uid).is_window()});
+        ranges.push_back({begin, tensors.at(uid).extent_bytes(), tensors.at(uid).is_view()});
     for (const Range& a : ranges)
         for (const Range& b : ranges)
-            if (&a < &b && !(a.is_window && b.is_window) && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes)
+            if (&a < &b && !(a.is_view && b.is_view) && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes)
                 simt::report("cudnnBackendExecute: two tensors overlap", site);
 }
 
@@ -319,32 +319,34 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void* values) {
     Object& d = *as_object(descriptor);
-    if (d.final) return refuse("an attribute of what is final");
+    if (d.is_final) return refuse("an attribute of what is final");
     if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR)
         for (int64_t i = 0; i < count; i++)
-            if (!static_cast<Object* const*>(values)[i]->final) return refuse("a descriptor that is not final");
+            if (!static_cast<Object* const*>(values)[i]->is_final) return refuse("a descriptor that is not final");
     const char* bytes = static_cast<const char*>(values);
     d.attributes[name].assign(bytes, bytes + size_t(count) * bytes_of(type));
     return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t, int64_t most, int64_t* count, void* values) {
+                                       cudnnBackendAttributeType_t, int64_t max_count, int64_t* count, void* values) {
     const Object& d = *as_object(descriptor);
     Object** objects = static_cast<Object**>(values);
     const char* has_engines = getenv("SIMT_CUDNN");
-    if (!d.final) return refuse("what is not final");
+    if (!d.is_final) return refuse("what is not final");
     *count = 1;
     switch (name) {
         case CUDNN_ATTR_ENGINEHEUR_RESULTS:
-            *count = has_engines && *has_engines == '1' ? std::min(most, num_configs) : 0;
+            *count = has_engines && *has_engines == '1' ? std::min(max_count, num_configs) : 0;
             for (int64_t i = 0; i < *count; i++) {
                 objects[i]->graph = d.object(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-                objects[i]->config = i, objects[i]->final = true;
+                objects[i]->config = i;
+                objects[i]->is_final = true;
             }
             return CUDNN_STATUS_SUCCESS;
         case CUDNN_ATTR_ENGINECFG_ENGINE:
-            objects[0]->config = d.config, objects[0]->final = true;
+            objects[0]->config = d.config;
+            objects[0]->is_final = true;
             return CUDNN_STATUS_SUCCESS;
         case CUDNN_ATTR_ENGINE_GLOBAL_INDEX:
             *static_cast<int64_t*>(values) = 10 + d.config;
@@ -353,7 +355,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
             *static_cast<int64_t*>(values) = workspaces[d.config];
             return CUDNN_STATUS_SUCCESS;
         default:
-            return refuse("an attribute that nobody asked for before");
+            return refuse("the emulator does not support this attribute");
     }
 }
 
@@ -363,9 +365,10 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
         const Object& config = *d.object(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
         if (!d.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return refuse("a plan without a handle");
         if (config.config == refused_config) return CUDNN_STATUS_NOT_SUPPORTED;
-        d.config = config.config, d.graph = config.graph;
+        d.config = config.config;
+        d.graph = config.graph;
     }
-    d.final = true;
+    d.is_final = true;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -387,7 +390,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
     int64_t B = 1, NH = 1;
     for (const auto& [uid, t] : tensors) {
         if (!bound.count(uid)) return refuse("a tensor that is not bound");
-        B = std::max(B, t.dims[0]), NH = std::max(NH, t.dims[1]);
+        B = std::max(B, t.dims[0]);
+        NH = std::max(NH, t.dims[1]);
         if (t.by_value) {
             run->by_value[uid] = *reinterpret_cast<float*>(bound[uid]);
             continue;

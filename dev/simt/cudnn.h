@@ -1,8 +1,8 @@
-// cudnn.h: the part of cuDNN's C API that llmc/cuda/cudnn_plan.cpp and attention_cudnn.cpp use, for the emulator: the
-// same names and values, found in place of the library's header. cudnn.cpp runs a graph operation by operation.
+// cudnn.h: the emulator's replacement of cuDNN's header: the part of its backend (C) API that llmc/cuda/cudnn_plan.cpp
+// and attention_cudnn.cpp use, with the same names and values. cudnn.cpp runs a graph operation by operation.
 //
-// It has engines only after setenv("SIMT_CUDNN", "1"): otherwise attention falls back to the kernels of llmc/cuda,
-// which are what the emulator is for.
+// It offers engines only if the environment variable SIMT_CUDNN is 1. Otherwise attention uses the kernels of
+// llmc/cuda, which are the code that the emulator is to test.
 #pragma once
 #include "emulator.h"
 
@@ -126,7 +126,8 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void* values);
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t most, int64_t* count, void* values);
+                                       cudnnBackendAttributeType_t type, int64_t max_count, int64_t* count,
+                                       void* values);
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor);
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack,
                                   SIMT_SITE);

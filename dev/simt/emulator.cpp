@@ -1,10 +1,10 @@
-// emulator.cpp: fibers, the scheduler of a block, warp operations, shared memory. See emulator.h, and internal.h for
-// why this file is compiled without sanitizers.
+// emulator.cpp: fibers, the scheduler of a block, warp operations, shared memory. See emulator.h; internal.h says why
+// this file is compiled without sanitizers.
 //
-// A warp has three sets of lanes: live, ready, waiting. A lane that comes to a warp operation leaves a slot on its
-// stack and waits; the lane that completes the mask computes every result and makes all of them ready. When nobody is
-// ready while somebody lives, the block is deadlocked. Nothing here allocates while fibers run: operator new is
-// intercepted.
+// A warp has three sets of lanes: live, ready, waiting. A lane that reaches a warp operation puts a slot on its stack
+// and waits. The last lane of the mask computes the results of all and makes all lanes ready. If no thread is ready but
+// some are live, the block is deadlocked. This file does not allocate while fibers run, because sanitizers intercept
+// operator new.
 #include "internal.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 #error "the emulator switches stacks for x86-64 only"
 #endif
 
-// Pushes the registers that a function must keep, stores rsp in *save, takes rsp from load, pops, and returns there.
+// Switches stacks: pushes the callee-saved registers, stores rsp in *save, loads rsp from `load`, pops the registers
+// there and returns there.
 extern "C" void simt_switch(void** save, void* load);
 asm(R"(
 .text
@@ -47,7 +48,8 @@ dim3 blockDim, gridDim;
 
 namespace simt {
 
-// SIMT_ORDER=random:7 and the like; what is misspelt must not pass for a default.
+// Whether the environment variable has its second value, with an optional seed (SIMT_ORDER=random:7). Refuses unknown
+// values, so that a misspelt one does not count as the default.
 static bool setting(const char* variable, const char* first, const char* second, uint64_t* seed) {
     const char* text = getenv(variable);
     if (!text || strcmp(text, first) == 0) return false;
@@ -87,9 +89,9 @@ Config config = config_from_environment();
 
 constexpr size_t PAGE = 4096;
 constexpr size_t STACK_BYTES = 256 << 10;
-constexpr size_t STATIC_BYTES = 64 << 10;    // of memory for static variables with red zones between them
-constexpr size_t STATIC_LIMIT = 48 << 10;    // that a kernel may declare
-constexpr size_t DYNAMIC_LIMIT = 227 << 10;  // sm_90
+constexpr size_t STATIC_BYTES = 64 << 10;    // memory for static shared variables, with red zones between them
+constexpr size_t STATIC_LIMIT = 48 << 10;    // static shared memory that a kernel may declare
+constexpr size_t DYNAMIC_LIMIT = 227 << 10;  // dynamic shared memory of a block on sm_90
 constexpr size_t SHARED_BYTES = STATIC_BYTES + (256 << 10);
 constexpr size_t RED_ZONE = 32;
 constexpr int MAX_STATICS = 64, MAX_COPIES = 256, MAX_GROUPS = 16;
@@ -97,7 +99,7 @@ constexpr int MAX_STATICS = 64, MAX_COPIES = 256, MAX_GROUPS = 16;
 enum class State : uint8_t { fresh, ready, at_warp_operation, at_barrier, done };
 enum class Op : uint8_t { barrier, shuffle, ballot, match, mma, ldmatrix };
 
-// What a lane brings to a warp operation and what it takes away.
+// A lane's operands of a warp operation, and its result.
 struct Slot {
     Op op;
     uint64_t bits[2] = {};                      // shuffle, match: the value; ballot: the vote; ldmatrix: the row
@@ -113,19 +115,19 @@ struct Thread {
     uint3 index{};
     int warp = 0, lane = 0;
     State state = State::fresh;
-    Site site{};  // of the last operation that could wait
+    Site site{};  // the last operation in which the thread could have waited
     unsigned mask = 0;
     Slot* slot = nullptr;
 
     void* stack_pointer = nullptr;
     char* stack = nullptr;
     void* fake_stack = nullptr;  // AddressSanitizer's, while the fiber is not running
-    // For ThreadSanitizer a thread is somebody else, with another stack, in every second block: two blocks in a row
-    // must not look ordered.
+    // Even and odd blocks use different ThreadSanitizer fibers and stacks, so that ThreadSanitizer does not see
+    // consecutive blocks as ordered.
     void* tsan_fiber[2] = {};
     char* tsan_stack[2] = {};
 
-    Copy copies[MAX_COPIES];  // cp.async under way, oldest first
+    Copy copies[MAX_COPIES];  // pending cp.async copies, oldest first
     int num_copies = 0, num_groups = 0, group_end[MAX_GROUPS];
 };
 
@@ -142,7 +144,7 @@ struct SharedVariable {
 };
 
 struct Block {
-    std::vector<Thread> threads;  // num_threads of them are in use: it never shrinks, and keeps fibers and stacks
+    std::vector<Thread> threads;  // num_threads are in use; the vector never shrinks, to keep fibers and stacks
     int num_threads = 0;
     std::vector<Warp> warps;
     std::vector<char*> free_stacks;
@@ -153,15 +155,15 @@ struct Block {
     Call* call = nullptr;
     Site launch{};
 
-    // The context that runs the grid.
+    // The host context, which runs the grid.
     void* host_stack_pointer = nullptr;
     void* host_fake_stack = nullptr;
     const void* host_bottom = nullptr;
     size_t host_size = 0;
     void* host_tsan_fiber = nullptr;
 
-    // __syncthreads. Its edges alternate, so that who arrives at the next barrier is not ordered before who leaves
-    // late.
+    // __syncthreads. Consecutive barriers use different edges; otherwise a thread that arrives at the next barrier
+    // would be ordered before a thread that leaves this one late.
     int arrived = 0, votes = 0, result = 0;
     unsigned phase = 0;
     Site barrier{};
@@ -229,7 +231,8 @@ void report(const char* what, Site site) {
     abort();
 }
 
-// Who runs next: stays in a warp while it can run, then goes on to the next one. Null: nobody can.
+// Scheduling: the next thread stays in the current warp while one of its lanes is ready, then comes from the next warp
+// (with Order::random, from a random warp). Null if no thread is ready.
 
 static unsigned next_random(Block& b) {
     uint64_t& x = b.random_state;
@@ -260,7 +263,7 @@ static Thread* pick(Block& b) {
 
 static char* new_stack() {
     char* p = map_memory(PAGE + STACK_BYTES);
-    mprotect(p, PAGE, PROT_NONE);  // an overflow faults
+    mprotect(p, PAGE, PROT_NONE);  // a stack overflow faults
     return p + PAGE;
 }
 
@@ -275,10 +278,10 @@ static void prepare_stack(Block& b, Thread& t) {
         t.stack = b.free_stacks.back();
         b.free_stacks.pop_back();
     }
-    const size_t stagger =
-        size_t(&t - b.threads.data()) * 64 % 2048;  // spreads the hot ends over the sets of the cache
+    // Different offsets spread the hot ends of the stacks over the sets of the cache.
+    const size_t stagger = size_t(&t - b.threads.data()) * 64 % 2048;
     void** sp = reinterpret_cast<void**>(t.stack + STACK_BYTES - stagger);
-    *--sp = nullptr;  // keeps rsp at 16 n + 8 on entry, as after a call
+    *--sp = nullptr;  // makes rsp 16 n + 8 on entry, as after a call
     *--sp = reinterpret_cast<void*>(&fiber_main);
     for (int i = 0; i < SAVED_REGISTERS; i++) *--sp = nullptr;
     t.stack_pointer = sp;
@@ -290,7 +293,8 @@ static void enter(Block& b, Thread& t) {
     threadIdx = t.index;
 }
 
-// Leaves the running context for thread t, or for the host when t is null. A null fake_stack: it will not come back.
+// Switches from the running context to thread t, or to the host if t is null. fake_stack: null if the running context
+// will never be resumed.
 static void jump(Block& b, void** stack_pointer, void** fake_stack, Thread* t) {
     if (t && t->state == State::fresh) prepare_stack(b, *t);
     void* to = t ? t->stack_pointer : b.host_stack_pointer;
@@ -299,7 +303,7 @@ static void jump(Block& b, void** stack_pointer, void** fake_stack, Thread* t) {
     if (t) enter(b, *t);
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(fake_stack, bottom, size);
     if (__msan_start_switch_fiber) __msan_start_switch_fiber(bottom, size);
-    become(t ? t->tsan_fiber[b.parity] : b.host_tsan_fiber);
+    switch_tsan_fiber(t ? t->tsan_fiber[b.parity] : b.host_tsan_fiber);
     simt_switch(stack_pointer, to);
     if (__sanitizer_finish_switch_fiber)
         __sanitizer_finish_switch_fiber(fake_stack ? *fake_stack : nullptr, nullptr, nullptr);
@@ -315,7 +319,7 @@ static void yield(Block& b) {
         jump(b, &self.stack_pointer, &self.fake_stack, next);
 }
 
-// The end of a thread. Nobody may be waiting for it.
+// Ends a thread. Reports a bug if another thread waits for it.
 static void retire(Block& b, Thread& self) {
     if (self.num_copies) report("a thread ends with cp.async copies that it never waited for", self.site);
     if (b.arrived) report("a thread ends while others of its block wait in __syncthreads", b.barrier);
@@ -336,7 +340,10 @@ static void fiber_main() {
     size_t old_size = 0;
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, &old_bottom, &old_size);
     if (__msan_finish_switch_fiber) __msan_finish_switch_fiber(&old_bottom, &old_size);
-    if (!b.host_bottom) b.host_bottom = old_bottom, b.host_size = old_size;  // the first fiber comes from the host
+    if (!b.host_bottom) {  // the host started the first fiber, so the old stack is the host's
+        b.host_bottom = old_bottom;
+        b.host_size = old_size;
+    }
     for (;;) {
         Thread& self = *b.current;
         acquire(&b.start_edge);
@@ -344,7 +351,7 @@ static void fiber_main() {
         release(&b.end_edge);
         retire(b, self);
         Thread* next = pick(b);
-        if (next && next->state == State::fresh && !detects_races()) {  // it takes over this stack, without a switch
+        if (next && next->state == State::fresh && !detects_races()) {  // runs on this stack, without a switch
             next->stack = self.stack;
             enter(b, *next);
             continue;
@@ -354,9 +361,10 @@ static void fiber_main() {
     }
 }
 
-// MemorySanitizer, which asks this at start, is to watch kernels and the memory of the device, which we poison. The
-// host's memory is left to AddressSanitizer: libstdc++ writes to it unseen, and all that would be reported. So the heap
-// is not poisoned, and of stacks only those of fibers (--wrap in the Makefile brings the call here).
+// MemorySanitizer calls __msan_default_options at start. It is to check kernels and device memory, which the emulator
+// poisons. It does not check host memory, because libstdc++ is not instrumented and its writes would all be reported.
+// The heap is therefore not poisoned, and of the stacks only those of fibers (--wrap in the Makefile redirects the call
+// to the function below).
 extern "C" const char* __msan_default_options() { return "poison_in_malloc=0:poison_in_free=0"; }
 extern "C" __attribute__((weak)) void __real___msan_poison_stack(void* p, size_t bytes);
 extern "C" void __wrap___msan_poison_stack(void* p, size_t bytes) {
@@ -430,7 +438,8 @@ static void compute(Op op, Slot** slots, unsigned lanes, Site site) {
         });
 }
 
-// Returns when all lanes of the mask have come. Shuffles and votes make no edge: in CUDA they order no memory.
+// Returns when all lanes of the mask have called it. Shuffles and votes create no happens-before edge, because in CUDA
+// they do not order memory accesses.
 static void warp_operation(unsigned mask, Slot& slot, Site site) {
     Block& b = *running;
     Thread& self = *b.current;
@@ -520,14 +529,14 @@ int block_barrier(bool vote, Site site) {
     return b.result;
 }
 
-// ThreadSanitizer knows no fences: all share one edge, which atomics acquire.
+// ThreadSanitizer does not know fences. All fences release one edge, which atomics acquire.
 void fence() {
     release(&fence_edge);
     std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 void acquire_fences() { acquire(&fence_edge); }
 
-// Shared memory: red zones, and no better alignment than CUDA promises.
+// Shared memory, with red zones, and with no better alignment than CUDA guarantees.
 
 void* shared_variable(const void* key, const char* name, size_t bytes, size_t align) {
     Block& b = *running;
@@ -539,7 +548,7 @@ void* shared_variable(const void* key, const char* name, size_t bytes, size_t al
         report("more static shared memory than the 48 KiB of a kernel", {name, 0});
     char* p = b.shared + start;
     b.static_end = start + bytes;
-    allow(p, bytes);
+    unpoison(p, bytes);
     fill(p, uninitialized, bytes);
     mark_uninitialized(p, bytes);
     b.statics[b.num_statics++] = {key, name, p, bytes};
@@ -557,25 +566,26 @@ bool is_shared(const void* address, size_t bytes) {
 static void reset_shared_memory(Block& b) {
     b.num_statics = 0;
     b.static_end = b.static_bytes = 0;
-    if (detects_races()) {  // a new mapping: the accesses of the block before are forgotten, without an edge to them
+    if (detects_races()) {  // a new mapping makes ThreadSanitizer forget the previous block's accesses, without an edge
         constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
         mmap(b.shared, SHARED_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
     }
-    forbid(b.shared, SHARED_BYTES);
-    allow(b.dynamic, b.dynamic_bytes);
-    fill(b.shared, untouched, b.dynamic + b.dynamic_bytes + RED_ZONE - b.shared);
+    poison(b.shared, SHARED_BYTES);
+    unpoison(b.dynamic, b.dynamic_bytes);
+    fill(b.shared, red_zone_byte, b.dynamic + b.dynamic_bytes + RED_ZONE - b.shared);
     fill(b.dynamic, uninitialized, b.dynamic_bytes);
     mark_uninitialized(b.dynamic, b.dynamic_bytes);
 }
 
-// For builds without AddressSanitizer, which names the line instead.
+// For builds without AddressSanitizer. (AddressSanitizer reports the line of the access.)
 static void check_red_zones(const Block& b) {
     for (int i = 0; i < b.num_statics; i++) {
         const SharedVariable& v = b.statics[i];
-        if (!is_untouched(v.address - RED_ZONE, RED_ZONE) || !is_untouched(v.address + v.bytes, RED_ZONE))
+        if (!red_zone_is_intact(v.address - RED_ZONE, RED_ZONE) || !red_zone_is_intact(v.address + v.bytes, RED_ZONE))
             report("a block wrote around its shared variable", {v.name, 0});
     }
-    if (!is_untouched(b.dynamic + b.dynamic_bytes, RED_ZONE) || !is_untouched(b.dynamic - RED_ZONE, RED_ZONE))
+    if (!red_zone_is_intact(b.dynamic + b.dynamic_bytes, RED_ZONE) ||
+        !red_zone_is_intact(b.dynamic - RED_ZONE, RED_ZONE))
         report("a block wrote around its dynamic shared memory", b.launch);
 }
 
@@ -594,12 +604,12 @@ void cp_async_commit() {
     t.group_end[t.num_groups++] = t.num_copies;
 }
 
-// What keeps a compiler from making memmove of a loop: ThreadSanitizer watches that, here too.
+// Keeps the compiler from replacing a loop by memmove, which ThreadSanitizer intercepts even in this file.
 static void keep_loop() { asm volatile("" ::: "memory"); }
 
 bool cp_async_next(int groups_kept, Copy* copy) {
     Thread& t = *running->current;
-    while (t.num_groups > groups_kept && t.group_end[0] == 0) {  // the oldest group has landed
+    while (t.num_groups > groups_kept && t.group_end[0] == 0) {  // the oldest group is complete
         t.num_groups--;
         for (int i = 0; i < t.num_groups; i++, keep_loop()) t.group_end[i] = t.group_end[i + 1];
     }
@@ -611,7 +621,7 @@ bool cp_async_next(int groups_kept, Copy* copy) {
     return true;
 }
 
-// A block, and a grid: one block after another.
+// Running a block, and a grid: one block after another.
 
 static void run_block(Block& b, uint3 index) {
     const int threads = b.num_threads, warps = int(b.warps.size());
@@ -620,7 +630,11 @@ static void run_block(Block& b, uint3 index) {
         const unsigned all = lanes >= 32 ? ~0u : lane_bit(lanes) - 1;
         b.warps[size_t(w)] = {.live = all, .ready = all};
     }
-    for (Thread& t : b.threads) t.state = State::fresh, t.num_copies = t.num_groups = 0;
+    for (Thread& t : b.threads) {
+        t.state = State::fresh;
+        t.num_copies = 0;
+        t.num_groups = 0;
+    }
     blockIdx = index;
     b.live = threads;
     b.arrived = b.votes = 0;
@@ -662,7 +676,7 @@ void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_byt
         report("a launch with a grid, block or shared memory that no GPU has", launch);
     prepare_threads(b, size);
     if (!b.shared) b.shared = map_memory(SHARED_BYTES);
-    b.dynamic = b.shared + STATIC_BYTES + 16;  // aligned to 16 bytes and to nothing more
+    b.dynamic = b.shared + STATIC_BYTES + 16;  // aligned to 16 bytes, but not to 32
     b.dynamic_bytes = size_t(shared_bytes);
     b.call = call;
     b.launch = launch;
@@ -677,7 +691,7 @@ void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_byt
         run_block(b, {unsigned(j % grid.x), unsigned(j / grid.x % grid.y), unsigned(j / layer)});
     }
     running = nullptr;
-    acquire(&b.end_edge);  // after the whole grid: blocks are not ordered among themselves
+    acquire(&b.end_edge);  // once for the grid, because its blocks are not ordered among themselves
 }
 
 }  // namespace simt

@@ -1,24 +1,26 @@
-// emulator.h: runs CUDA kernels on a CPU and reports their mistakes. It stands in for nvcc's built-in names and for the
-// CUDA runtime, needs neither CUDA nor a GPU, and comes in front of a .cu or .cuh file by `-x c++ -include`.
+// emulator.h: runs CUDA kernels on a CPU and reports their bugs. It declares nvcc's built-in names and the parts of the
+// CUDA runtime that llmc/cuda uses, and needs neither CUDA nor a GPU. Compile a .cu or .cuh file with `-x c++ -include
+// emulator.h`.
 //
-// Every CUDA thread is a fiber on the host's one thread, so a kernel runs the same way each time. What it reports
-// itself, with the place in the source, ends the program: divergence at barriers and in warp operations, deadlock,
-// misaligned 16-byte accesses, damaged red zones around shared variables and device arrays, copies in the wrong
-// direction, cp.async never waited for, memory, streams and events left at exit. Uninitialised memory reads as NaN
-// (bytes of 0xff), and a device pointer that the host dereferences faults. The sanitizers see the rest:
-// AddressSanitizer each access out of bounds or after cudaFree, MemorySanitizer values that nobody wrote, and
-// ThreadSanitizer, to which each fiber is a thread, a missing __syncthreads, __syncwarp, __threadfence, atomic, event
-// or synchronisation, with both lines.
+// Every CUDA thread is a fiber on the host's only thread, so a kernel runs the same way each time. The emulator detects
+// these bugs itself, prints the place in the source and ends the program: divergence at barriers and in warp
+// operations, deadlock, misaligned 16-byte accesses, writes to the red zones around shared variables and device arrays,
+// copies in the wrong direction, cp.async copies that are never waited for, and memory, streams and events that still
+// exist at exit. Uninitialised memory reads as NaN (bytes of 0xff), and the host faults when it dereferences a device
+// pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after cudaFree; MemorySanitizer
+// uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing __syncthreads, __syncwarp,
+// __threadfence, atomic, event or synchronisation, with both lines.
 //
-// What it cannot see: a GPU's rounding (FMA, __expf, the order inside mma), its speed, waiting loops between threads
-// (fibers are not preempted), and instructions that simt.h has no wrapper for.
+// It cannot show a GPU's rounding (FMA, __expf, the order of sums inside mma), a GPU's speed, kernels whose threads
+// spin until another thread acts (fibers are not preempted), and instructions that simt.h has no wrapper for.
 //
-// Environment, or simt::config:
-//   SIMT_ORDER=forward|reverse|random[:SEED]   in which threads of a block, and blocks, take turns [forward]
-//   SIMT_CP_ASYNC=lazy|eager                   cp.async lands when it is waited for, or at once [lazy]
-//   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, streams mixed [now]
-//   SIMT_NCCL=deaf                             no rank hears that another is gone [it does]
-//   SIMT_DEVICES=COUNT[:FIRST]                 GPUs there are, of which number FIRST of the machine is the first [1:0]
+// Environment variables; simt::config has the same settings, except SIMT_NCCL:
+//   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
+//   SIMT_CP_ASYNC=lazy|eager                   cp.async copies when it is waited for, or at once [lazy]
+//   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
+//                                              interleaved at random [now]
+//   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it does]
+//   SIMT_DEVICES=COUNT[:FIRST]                 number of GPUs, and the index in the machine of the first one [1:0]
 #pragma once
 #define SIMT_EMULATOR 1
 
@@ -44,7 +46,8 @@ extern "C" void __msan_check_mem_is_initialized(const volatile void* p, size_t b
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-// The emulator must own this memory to poison it, and nvcc's keyword would silently make it local to each thread.
+// Refused, because the emulator must allocate this memory to poison it. Defined as nothing, the keyword would silently
+// make the variable local to each thread.
 #define __shared__ static_assert(false, "write SHARED(name, type)");
 
 struct uint3 {
@@ -81,28 +84,28 @@ struct Config {
     bool eager_cp_async = false;
     bool deferred_streams = false;
     uint64_t stream_seed = 1;
-    // The machine that tests pretend to have. Versions are CUDA's; 0: no driver.
+    // The emulated machine. driver_version is a CUDA version; 0: no driver.
     int gpus = 1, first_gpu = 0, driver_version = 13000, compute_capability = 90;
-    int start_error = 0;          // a cudaError_t that the driver answers with when it is asked for GPUs
-    int device_error = 0;         // and when one is chosen
-    bool kernel_images = true;    // that the program has code for the GPU
-    bool fused_epilogues = true;  // that cuBLASLt has algorithms for GELU and its derivative
+    int start_error = 0;          // cudaError_t of cudaGetDeviceCount
+    int device_error = 0;         // cudaError_t of cudaSetDevice
+    bool kernel_images = true;    // whether the program has code for the GPU
+    bool fused_epilogues = true;  // whether cuBLASLt has algorithms for GELU and its derivative
 };
 extern Config config;
 
-// Where an operation stands in the source. As a default argument it names the caller's line, whatever is inlined or
-// unrolled; lanes that meet compare it.
+// Place of an operation in the source. As a default argument it is the caller's line, regardless of inlining and
+// unrolling. The emulator compares the sites of lanes that meet in an operation.
 struct Site {
     const char* file;
     int line;
 };
 #define SIMT_SITE ::simt::Site site = {__builtin_FILE(), __builtin_LINE()}
 
-// Prints what is wrong, where, and who waits for what; ends the program.
+// Prints the bug, its place and what every waiting thread waits for, and ends the program.
 [[noreturn]] void report(const char* what, Site site);
 
-// Defined in emulator.cpp, which is never instrumented: arguments go by value where they can, so that it does not read
-// memory of the kernel behind a sanitizer's back.
+// Defined in emulator.cpp, which is never instrumented. Arguments are passed by value where possible, so that
+// emulator.cpp does not read the kernel's memory unseen by the sanitizers.
 int block_barrier(bool vote, Site site);  // returns the number of votes
 void warp_barrier(unsigned mask, Site site);
 uint64_t shuffle(unsigned mask, uint64_t bits, int source_lane, Site site);
@@ -124,7 +127,7 @@ struct Copy {
 };
 void cp_async_begin(Copy copy, Site site);
 void cp_async_commit();
-bool cp_async_next(int groups_kept, Copy* copy);  // the next copy that has to land; false: no more
+bool cp_async_next(int groups_kept, Copy* copy);  // the next copy to complete; false: there is none
 
 // A kernel with its arguments, owned by the stream until the host has waited for it.
 struct Call {
@@ -133,7 +136,7 @@ struct Call {
 };
 void enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, struct CUstream_st* stream, Site site);
 
-// A stream argument that knows where the launch is.
+// A stream argument with the place of the launch in the source.
 struct StreamAt {
     struct CUstream_st* stream;
     Site site;
@@ -157,7 +160,8 @@ T* dynamic_shared() {
     return static_cast<T*>(dynamic_shared_memory());
 }
 
-// What a thread hands to the warp must have been written: MemorySanitizer does not follow it into the emulator.
+// Checks that the bytes which a thread passes to a warp operation are initialised; MemorySanitizer does not follow them
+// into the emulator.
 inline void expect_written([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
 #if SIMT_CHECKS_MEMORY
     __msan_check_mem_is_initialized(p, bytes);
@@ -181,7 +185,7 @@ inline void check_aligned_16(const void* p, const char* what, Site site) {
 
 }  // namespace simt
 
-// The static of the lambda is one key per declaration and per template instance.
+// The lambda's static variable gives one key per declaration and template instance.
 #define SHARED(name, ...)                                                                  \
     auto& name = *static_cast<std::type_identity_t<__VA_ARGS__>*>(::simt::shared_variable( \
         [] {                                                                               \
@@ -229,8 +233,8 @@ unsigned __match_any_sync(unsigned mask, T value, SIMT_SITE) {
     return simt::match(mask, bits, site);
 }
 
-// Atomics and fences. CUDA's atomics are relaxed; ThreadSanitizer knows no fences, so atomics acquire what fences
-// release.
+// Atomics and fences. CUDA's atomics are relaxed. ThreadSanitizer does not know fences, so an atomic acquires what
+// fences have released.
 
 namespace simt {
 template <class T, class F>
@@ -270,7 +274,7 @@ inline unsigned atomicInc(unsigned* p, unsigned limit) {
 inline void __threadfence() { simt::fence(); }
 inline void __threadfence_block() { simt::fence(); }
 
-// Device functions that a host compiler lacks.
+// Device functions that a host compiler does not have.
 
 template <class T>
 T __ldg(const T* p) {
@@ -286,7 +290,7 @@ void __stcs(T* p, const std::type_identity_t<T>& value) {
 }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-// glibc's math.h declares these two, but nobody defines them.
+// glibc's math.h declares these two, but no library defines them.
 extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
 extern "C" inline float __logf(float x) noexcept { return std::log(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
@@ -297,8 +301,8 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 
-// The CUDA runtime, as far as llmc/cuda uses it. The null stream is a stream like the others: it waits for none of
-// them.
+// The part of the CUDA runtime that llmc/cuda uses. The null stream is like any other stream: it does not synchronize
+// with the others.
 
 enum cudaError_t {
     cudaSuccess = 0,

@@ -1,8 +1,10 @@
-// nccl.cpp: NCCL's collectives between processes of one machine, for the emulator. Compiled like emulator.cpp.
+// nccl.cpp: the emulator's NCCL: collectives between processes of one machine. Compiled without sanitizers, like
+// emulator.cpp.
 //
-// Ranks are a star: all send to rank 0, which adds in the order of ranks and sends back, over Unix-domain sockets of
-// the abstract kind, whose name is the unique id. There is no thread: a collective moves when its stream is stepped
-// (simt::enqueue_outside), the rest when ncclCommGetAsyncError is called.
+// The topology is a star: every rank sends to rank 0, which adds in rank order and sends the results back. The ranks
+// are connected by abstract Unix-domain sockets, whose name is the unique id. There is no background thread: a
+// collective makes progress when its stream is stepped (simt::enqueue_external), everything else when
+// ncclCommGetAsyncError is called.
 #include "nccl.h"
 
 #include <fcntl.h>
@@ -27,20 +29,20 @@ using simt::Site;
 
 namespace {
 
-constexpr int ASKED_AT_LEAST = 3;   // times, before a call that answered ncclInProgress is done
-constexpr uint64_t SLOW_EVERY = 3;  // of so many collectives one answers that
-constexpr float COLLECTIVE_MS = 1;  // on the stream's clock
+constexpr int MIN_POLLS = 3;           // polls until a call that returned ncclInProgress has completed
+constexpr uint64_t DELAYED_EVERY = 3;  // one in so many collectives returns ncclInProgress
+constexpr float COLLECTIVE_MS = 1;     // duration of a collective on the stream's clock
 
 enum Kind : uint32_t { hello, welcome, goodbye, all_reduce, reduce_scatter, all_gather, broadcast };
 const char* const kind_names[] = {
     "hello", "welcome", "ncclCommFinalize", "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"};
 
-// In front of each message. Of a hello, count is the number of ranks and root the sender.
+// Header of each message. In a hello, count is the number of ranks and root is the sender.
 struct Header {
     Kind kind;
     uint32_t type = 0;
     int32_t root = 0;
-    uint64_t count = 0, number = 0, bytes = 0;  // bytes: that follow
+    uint64_t count = 0, number = 0, bytes = 0;  // bytes: length of the payload that follows
 };
 
 struct Link {
@@ -53,7 +55,7 @@ struct Link {
         out.append(reinterpret_cast<const char*>(&header), sizeof(header)).append(payload);
     }
 
-    // Moves what can be moved now.
+    // Sends and receives as much as is possible without blocking.
     void pump() {
         if (closed) return;
         ssize_t n = 1;
@@ -62,8 +64,8 @@ struct Link {
             if (n > 0) out.erase(0, size_t(n));
         }
         closed = n < 0 && errno != EAGAIN;
-        char piece[1 << 16];
-        while ((n = recv(fd, piece, sizeof(piece), MSG_DONTWAIT)) > 0) in.append(piece, size_t(n));
+        char buffer[1 << 16];
+        while ((n = recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)) > 0) in.append(buffer, size_t(n));
         closed = closed || n == 0 || errno != EAGAIN;
     }
 
@@ -77,8 +79,8 @@ struct Link {
     }
 };
 
-// SIMT_NCCL=deaf: nobody notices that a rank is gone, as between GPUs that write to each other's memory.
-const bool deaf = getenv("SIMT_NCCL") && strcmp(getenv("SIMT_NCCL"), "deaf") == 0;
+// SIMT_NCCL=deaf: NCCL does not notice that a rank has ended, as between GPUs that write to each other's memory.
+const bool ignore_lost_ranks = getenv("SIMT_NCCL") && strcmp(getenv("SIMT_NCCL"), "deaf") == 0;
 
 size_t size_of(uint32_t type) { return type == ncclFloat ? 4 : type == ncclBfloat16 ? 2 : 1; }
 
@@ -93,7 +95,7 @@ void add(std::string& sums, const std::string& more) {
     }
 }
 
-// Sockets by name, of ids that no communicator was made with yet.
+// Listening sockets of ids that no communicator uses yet, by name.
 std::map<std::string, int>& listeners() {
     static auto* const all = new std::map<std::string, int>;
     return *all;
@@ -116,17 +118,19 @@ struct ncclComm {
     int rank = 0, ranks = 1;
     std::string name;
     int listener = -1;
-    std::vector<Link> links, strangers;  // rank 0: to each rank; others: to rank 0 alone. Strangers have said no hello
+    std::vector<Link> links;      // on rank 0: one to each rank; on other ranks: one to rank 0
+    std::vector<Link> new_links;  // on rank 0: connections whose hello has not arrived yet
     ncclResult_t error = ncclSuccess;
     std::string reason;
-    int asked = 0;                            // since the last call that answered ncclInProgress
-    std::function<void()> slow;               // a collective that is not queued yet
-    uint64_t issued = 0, done = 0, byes = 0;  // collectives; ranks that finalize
-    bool said_bye = false;
+    int polls = 0;                  // polls since the last call that returned ncclInProgress
+    std::function<void()> delayed;  // queues the collective that returned ncclInProgress; null if there is none
+    uint64_t issued = 0, done = 0;  // collectives
+    uint64_t goodbyes = 0;          // goodbyes received
+    bool sent_goodbye = false;      // whether this rank has sent its goodbye
 
     ~ncclComm() {
         for (const Link& link : links) close(link.fd);
-        for (const Link& link : strangers) close(link.fd);
+        for (const Link& link : new_links) close(link.fd);
         if (listener >= 0) close(listener);
     }
 
@@ -137,8 +141,10 @@ struct ncclComm {
         return true;
     }
 
-    void lose(const std::string& why) {
-        if (error == ncclSuccess) error = ncclRemoteError, reason = why;
+    void report_lost_rank(const std::string& why) {
+        if (error != ncclSuccess) return;
+        error = ncclRemoteError;
+        reason = why;
     }
 
     void pump() {
@@ -146,32 +152,32 @@ struct ncclComm {
             if (links[i].fd < 0) continue;
             links[i].pump();
             const bool over = state == finalized || (state == finalizing && !links[i].in.empty());
-            if (links[i].closed && !over && !deaf)
-                lose("connection closed by rank " + std::to_string(rank == 0 ? i : 0));
+            if (links[i].closed && !over && !ignore_lost_ranks)
+                report_lost_rank("connection closed by rank " + std::to_string(rank == 0 ? i : 0));
         }
     }
 
     void join(Site site);
-    void meet(Site site);
-    void say_goodbye();
+    void accept_ranks(Site site);
+    void finalize();
 };
 
-// Rank 0: lets ranks in as they come, and tells all when the last one has.
-void ncclComm::meet(Site site) {
+// Rank 0: accepts connections, reads each rank's hello, and sends a welcome to all ranks when all have connected.
+void ncclComm::accept_ranks(Site site) {
     for (int fd; (fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) {
-        strangers.emplace_back();
-        strangers.back().fd = fd;
+        new_links.emplace_back();
+        new_links.back().fd = fd;
     }
     Header header;
     std::string none;
-    for (Link& stranger : strangers) {
-        if (stranger.fd < 0) continue;
-        stranger.pump();
-        if (!stranger.take(header, none)) continue;
+    for (Link& link : new_links) {
+        if (link.fd < 0) continue;
+        link.pump();
+        if (!link.take(header, none)) continue;
         if (header.count != uint64_t(ranks)) simt::report("ncclCommInitRankConfig: ranks disagree on how many", site);
         if (header.root <= 0 || header.root >= ranks || links[size_t(header.root)].fd >= 0)
             simt::report("ncclCommInitRankConfig: two ranks have one number", site);
-        std::swap(links[size_t(header.root)], stranger);
+        std::swap(links[size_t(header.root)], link);
     }
     for (int r = 1; r < ranks; r++)
         if (links[size_t(r)].fd < 0) return;
@@ -180,14 +186,17 @@ void ncclComm::meet(Site site) {
 }
 
 void ncclComm::join(Site site) {
-    if (rank == 0) return meet(site);
+    if (rank == 0) return accept_ranks(site);
     Link& link = links[0];
     if (link.fd < 0) {
         const int fd = new_socket();
         socklen_t length = 0;
         const sockaddr_un address = address_of(name, length);
         if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-            if (errno != EAGAIN) error = ncclSystemError, reason = "nobody listens there";
+            if (errno != EAGAIN) {
+                error = ncclSystemError;
+                reason = "no rank listens on this id";
+            }
             close(fd);
             return;
         }
@@ -200,10 +209,10 @@ void ncclComm::join(Site site) {
     if (link.take(header, none)) state = ready;
 }
 
-// All have finalized before any of them goes.
-void ncclComm::say_goodbye() {
-    if (rank > 0 && !said_bye) links[0].send({.kind = goodbye}, "");
-    said_bye = true;
+// ncclCommFinalize: waits until all ranks have called it.
+void ncclComm::finalize() {
+    if (rank > 0 && !sent_goodbye) links[0].send({.kind = goodbye}, "");
+    sent_goodbye = true;
     pump();
     Header header;
     std::string none;
@@ -211,12 +220,15 @@ void ncclComm::say_goodbye() {
         if (link.fd < 0 || !link.take(header, none)) continue;
         if (header.kind != goodbye)
             simt::report("ncclCommFinalize, while another rank still calls", {__FILE__, __LINE__});
-        byes++;
+        goodbyes++;
     }
-    if (byes < (rank == 0 ? uint64_t(ranks) - 1 : 1)) return;
+    if (goodbyes < (rank == 0 ? uint64_t(ranks) - 1 : 1)) return;
     for (int r = 1; r < ranks && rank == 0; r++) links[size_t(r)].send({.kind = goodbye}, "");
     state = finalized;
-    for (int tries = 0; rank == 0 && !flushed() && tries < 1000; tries++) usleep(100), pump();
+    for (int tries = 0; rank == 0 && !flushed() && tries < 1000; tries++) {
+        usleep(100);
+        pump();
+    }
 }
 
 namespace {
@@ -231,7 +243,7 @@ ncclComm& known(ncclComm_t comm, const char* call, Site site) {
     return *comm;
 }
 
-// A collective on this rank.
+// This rank's part in a collective.
 struct Collective {
     std::shared_ptr<ncclComm> comm;
     Header header;
@@ -240,14 +252,14 @@ struct Collective {
     size_t from_bytes, to_bytes;
     Site site;
     bool started = false, combined = false;
-    std::vector<std::string> parts;  // rank 0: what each rank sent
-    std::vector<bool> came;
+    std::vector<std::string> parts;  // rank 0: each rank's data
+    std::vector<bool> arrived;
 
     bool attempt();
     bool combine();
     void compare(int r, const Header& other) const;
     std::string own() const;
-    std::string result_for(int r, const std::string& whole) const;
+    std::string result_for(int r, const std::string& result) const;
 };
 
 std::string text_of(const Header& h) {
@@ -264,26 +276,26 @@ void Collective::compare(int r, const Header& other) const {
 std::string Collective::own() const {
     if (header.kind == broadcast && header.root != comm->rank) return "";
     std::string bytes(from_bytes, 0);
-    simt::copy_unseen(bytes.data(), from, from_bytes);
+    simt::copy_uninstrumented(bytes.data(), from, from_bytes);
     return bytes;
 }
 
-std::string Collective::result_for(int r, const std::string& whole) const {
-    return header.kind == reduce_scatter ? whole.substr(size_t(r) * to_bytes, to_bytes) : whole;
+std::string Collective::result_for(int r, const std::string& result) const {
+    return header.kind == reduce_scatter ? result.substr(size_t(r) * to_bytes, to_bytes) : result;
 }
 
-// Rank 0, when all have come.
+// Rank 0: computes the result from the data of all ranks and sends it to them.
 bool Collective::combine() {
-    std::string whole = header.kind == broadcast ? parts[size_t(header.root)] : parts[0];
+    std::string result = header.kind == broadcast ? parts[size_t(header.root)] : parts[0];
     for (int r = 1; r < comm->ranks; r++) {
         const std::string& part = parts[size_t(r)];
-        if (header.kind == all_gather) whole += part;
+        if (header.kind == all_gather) result += part;
         if (header.kind != all_reduce && header.kind != reduce_scatter) continue;
-        if (header.type == ncclFloat) add<float>(whole, part);
-        if (header.type == ncclBfloat16) add<bf16>(whole, part);
+        if (header.type == ncclFloat) add<float>(result, part);
+        if (header.type == ncclBfloat16) add<bf16>(result, part);
     }
-    for (int r = 1; r < comm->ranks; r++) comm->link_to(r).send(header, result_for(r, whole));
-    simt::copy_unseen(to, result_for(0, whole).data(), to_bytes);
+    for (int r = 1; r < comm->ranks; r++) comm->link_to(r).send(header, result_for(r, result));
+    simt::copy_uninstrumented(to, result_for(0, result).data(), to_bytes);
     return combined = true;
 }
 
@@ -293,23 +305,28 @@ bool Collective::attempt() {
     const bool first = !std::exchange(started, true);
     if (first && comm->rank > 0) comm->link_to(0).send(header, own());
     if (first && comm->rank == 0) {
-        parts.resize(size_t(comm->ranks)), came.resize(size_t(comm->ranks));
-        parts[0] = own(), came[0] = true;
+        parts.resize(size_t(comm->ranks));
+        arrived.resize(size_t(comm->ranks));
+        parts[0] = own();
+        arrived[0] = true;
     }
     comm->pump();
     Header other;
     if (comm->rank > 0) {
         std::string result;
         if (!comm->link_to(0).take(other, result)) return false;
-        simt::copy_unseen(to, result.data(), to_bytes);
+        simt::copy_uninstrumented(to, result.data(), to_bytes);
         comm->done++;
         return true;
     }
     bool all = true;
     for (int r = 1; r < comm->ranks; r++) {
         const size_t i = size_t(r);
-        if (!came[i] && comm->link_to(r).take(other, parts[i])) came[i] = true, compare(r, other);
-        all = all && came[i];
+        if (!arrived[i] && comm->link_to(r).take(other, parts[i])) {
+            arrived[i] = true;
+            compare(r, other);
+        }
+        all = all && arrived[i];
     }
     if (!combined && (!all || !combine())) return false;
     comm->pump();
@@ -322,7 +339,7 @@ bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) {
     return a < b + b_bytes && b < a + a_bytes;
 }
 
-// The sizes on this rank, and whether its pointers are apart or in place exactly.
+// Reports pointers that are not in device memory, and an output that overlaps the input but is not exactly in place.
 void check_memory(const Collective& c, Site site) {
     const std::string name = kind_names[c.header.kind];
     const bool reads = c.header.kind != broadcast || c.header.root == c.comm->rank;
@@ -342,7 +359,7 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
     ncclComm& c = known(comm, kind_names[kind], site);
     if (c.state != ncclComm::ready)
         simt::report((std::string(kind_names[kind]) + " of a communicator that is not ready").c_str(), site);
-    if (c.slow) simt::report("a call before ncclCommGetAsyncError has said that the one before it is done", site);
+    if (c.delayed) simt::report("a call before ncclCommGetAsyncError has said that the one before it is done", site);
     if (c.error != ncclSuccess) return c.error;
     if (type != ncclInt8 && type != ncclFloat && type != ncclBfloat16) return ncclInvalidArgument;
     if (root < 0 || root >= c.ranks) return ncclInvalidArgument;
@@ -350,17 +367,25 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
     auto job = std::make_shared<Collective>();
     job->comm = communicators().at(comm);
     job->header = {.kind = kind, .type = uint32_t(type), .root = root, .count = count, .number = c.issued++};
-    job->from = static_cast<const char*>(from), job->to = static_cast<char*>(to);
-    job->from_bytes = kind == reduce_scatter ? all : once, job->to_bytes = kind == all_gather ? all : once;
+    job->from = static_cast<const char*>(from);
+    job->to = static_cast<char*>(to);
+    job->from_bytes = kind == reduce_scatter ? all : once;
+    job->to_bytes = kind == all_gather ? all : once;
     job->site = site;
     if (count > 0) check_memory(*job, site);
-    const auto tell = [job] {
+    const auto annotate = [job] {
         if (__tsan_read_range) __tsan_read_range(const_cast<char*>(job->from), job->from_bytes);
         if (__tsan_write_range) __tsan_write_range(job->to, job->to_bytes);
     };
-    const auto queue = [=] { simt::enqueue_outside([job] { return job->attempt(); }, tell, COLLECTIVE_MS, stream); };
-    if (c.issued % SLOW_EVERY != 1) return queue(), ncclSuccess;
-    c.slow = queue, c.asked = 0;
+    const auto queue = [=] {
+        simt::enqueue_external([job] { return job->attempt(); }, annotate, COLLECTIVE_MS, stream);
+    };
+    if (c.issued % DELAYED_EVERY != 1) {
+        queue();
+        return ncclSuccess;
+    }
+    c.delayed = queue;
+    c.polls = 0;
     return ncclInProgress;
 }
 
@@ -422,7 +447,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     if (!config || config->blocking != 0) simt::report("ncclCommInitRankConfig: only with blocking = 0", site);
     if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
     auto made = std::make_shared<ncclComm>();
-    made->rank = rank, made->ranks = ranks, made->name = id.internal;
+    made->rank = rank;
+    made->ranks = ranks;
+    made->name = id.internal;
     made->links.resize(size_t(rank == 0 ? ranks : 1));
     if (rank == 0) {
         const auto found = listeners().find(made->name);
@@ -437,16 +464,16 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state, Site site) {
     ncclComm& c = known(comm, "ncclCommGetAsyncError", site);
-    c.asked++;
+    c.polls++;
     if (c.error == ncclSuccess && c.state == ncclComm::ready) c.pump();
     if (c.error == ncclSuccess && c.state == ncclComm::joining) c.join(site);
-    if (c.error == ncclSuccess && c.state == ncclComm::finalizing) c.say_goodbye();
+    if (c.error == ncclSuccess && c.state == ncclComm::finalizing) c.finalize();
     *state = c.error;
     if (c.error != ncclSuccess) return ncclSuccess;
-    if (c.state == ncclComm::joining || c.state == ncclComm::finalizing || c.asked < ASKED_AT_LEAST)
+    if (c.state == ncclComm::joining || c.state == ncclComm::finalizing || c.polls < MIN_POLLS)
         *state = ncclInProgress;
-    else if (c.slow)
-        std::exchange(c.slow, nullptr)();
+    else if (c.delayed)
+        std::exchange(c.delayed, nullptr)();
     return ncclSuccess;
 }
 
@@ -454,14 +481,15 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm, Site site) {
     ncclComm& c = known(comm, "ncclCommFinalize", site);
     if (c.state != ncclComm::ready)
         simt::report("ncclCommFinalize of a communicator that is not ready, or twice", site);
-    if (c.slow || c.done != c.issued) simt::report("ncclCommFinalize before the collectives are done", site);
-    c.state = ncclComm::finalizing, c.asked = 0;
+    if (c.delayed || c.done != c.issued) simt::report("ncclCommFinalize before the collectives are done", site);
+    c.state = ncclComm::finalizing;
+    c.polls = 0;
     return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm, Site site) {
     ncclComm& c = known(comm, "ncclCommDestroy", site);
-    if (c.error == ncclSuccess && (c.state != ncclComm::finalized || c.asked < ASKED_AT_LEAST))
+    if (c.error == ncclSuccess && (c.state != ncclComm::finalized || c.polls < MIN_POLLS))
         simt::report("ncclCommDestroy of a communicator that is not finalized", site);
     communicators().erase(comm);
     return ncclSuccess;

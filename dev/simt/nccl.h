@@ -1,11 +1,12 @@
-// nccl.h: the part of NCCL's interface that llmc/cuda/comm_nccl.cpp uses, for the emulator: the same names and values,
-// found in place of NCCL's header. nccl.cpp joins processes of one machine, each with an emulated GPU.
+// nccl.h: the emulator's replacement of NCCL's header: the part of the interface that llmc/cuda/comm_nccl.cpp uses,
+// with the same names and values. nccl.cpp connects processes of one machine, each with an emulated GPU.
 //
-// It is stricter than NCCL, and reports, with the place in the source: ranks that call different operations or disagree
-// on counts, types or roots; pointers that are not the device's, ranges that leave their array, outputs that overlap
-// inputs other than in place exactly; calls before the communicator is ready or after it was finalized; communicators
-// left at exit. Calls do not block and answer ncclInProgress wherever NCCL may: a collective whose caller does not ask
-// on is never queued. A rank that is gone gives the others ncclRemoteError, and their collectives stay unfinished.
+// It is stricter than NCCL, and reports, with the place in the source: ranks that call different collectives or
+// disagree on counts, types or roots; pointers that are not in device memory; ranges that leave their array; outputs
+// that overlap inputs, except exactly in place; calls before the communicator is ready or after it was finalized;
+// communicators that still exist at exit. Calls do not block, and return ncclInProgress wherever NCCL may. Such a
+// collective is queued only once the caller polls ncclCommGetAsyncError. If a rank ends, the others get
+// ncclRemoteError, and their collectives never complete.
 #pragma once
 #include "emulator.h"
 

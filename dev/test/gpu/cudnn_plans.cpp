@@ -1,7 +1,7 @@
-// cudnn_plans.cpp: cuDNN has engines for our attention graphs on the GPUs described in dev/test/gpu/devices, within the
-// memory that is reserved for them. It needs cuDNN and no GPU; test_cudnn_plans.sh builds and runs it.
+// cudnn_plans.cpp: tests that cuDNN has engines for our attention graphs on the GPUs described in dev/test/gpu/devices,
+// and that their workspace is within the limit. It needs cuDNN but no GPU; test_cudnn_plans.sh builds and runs it.
 //
-// The descriptions are cuDNN's own form of a device's properties, with the numbers of the data sheets.
+// The descriptions have cuDNN's JSON format for device properties, with the figures of the data sheets.
 #include "cuda/cudnn_plan.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const c
     return found;
 }
 
-// The first engine, which is what runs without --autotune.
+// Checks the first engine, which is the one that runs without --autotune.
 static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char* device) {
     CAPTURE(device);
     CAPTURE(pass_names[int(pass)]);
@@ -40,48 +40,48 @@ static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char*
     CHECK(found.plans[0].workspace_bytes <= gpu::workspace_limit(pass, shape));
 }
 
-// What is not of the order of the tensors: measured up to 256 bytes.
-constexpr int64_t some_bytes = 4096;
+// Allowance for small buffers beside those of the tensors' size: up to 256 bytes were measured.
+constexpr int64_t small_buffers = 4096;
 
-TEST_CASE("every candidate for GPT-2 124M on an H100") {
+TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspace than expected") {
     const CudnnShape shape{64, 1024, 12, 64};
     const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100", 4);
     CHECK(forward.plans.size() >= 2);
-    for (const auto& plan : forward.plans) CHECK(plan.workspace_bytes <= some_bytes);
-    // Its own copy of dQ, 64 * 12 * 1024 * 64 floats, or none.
+    for (const auto& plan : forward.plans) CHECK(plan.workspace_bytes <= small_buffers);
+    // The engine's own copy of dQ, 64 * 12 * 1024 * 64 floats, or nothing.
     const auto backward = plans_for(AttentionPass::backward, shape, "sm90_h100", 4);
     CHECK(backward.plans.size() >= 2);
-    for (const auto& plan : backward.plans) CHECK(plan.workspace_bytes <= 192 * MiB + some_bytes);
-    // dS of all sequences, 64 * 12 * 1024 * 1024 numbers in bf16.
+    for (const auto& plan : backward.plans) CHECK(plan.workspace_bytes <= 192 * MiB + small_buffers);
+    // dS of all sequences, 64 * 12 * 1024 * 1024 elements in bf16.
     const auto deterministic = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
     CHECK(deterministic.plans.size() >= 1);
     for (const auto& plan : deterministic.plans) {
         CHECK(plan.workspace_bytes >= 1536 * MiB);
-        CHECK(plan.workspace_bytes <= 1536 * MiB + some_bytes);
+        CHECK(plan.workspace_bytes <= 1536 * MiB + small_buffers);
     }
 }
 
-TEST_CASE("GPT-2's shapes on each GPU") {
+TEST_CASE("GPT-2's shapes have a plan on each GPU") {
     for (const char* device : {"sm80_a100", "sm100_b200"})
         for (const AttentionPass pass : passes) expect_plan(pass, {64, 1024, 12, 64}, device);
     expect_plan(AttentionPass::deterministic_backward, {10, 1024, 12, 64}, "sm90_h100");  // a part of a micro-batch
     for (const AttentionPass pass : passes) expect_plan(pass, {5, 1024, 25, 64}, "sm90_h100");
 }
 
-TEST_CASE("a length that no tile divides, on each GPU") {
+TEST_CASE("a sequence length that is no multiple of a tile has a plan on each GPU") {
     for (const char* device : devices) {
         for (const AttentionPass pass : passes) expect_plan(pass, {3, 100, 2, 64}, device);
     }
 }
 
-TEST_CASE("one sequence, one token; heads of 128") {
+TEST_CASE("one sequence of one token, and heads of 128 channels, have a plan") {
     for (const AttentionPass pass : passes) {
         expect_plan(pass, {1, 1, 12, 64}, "sm90_h100");
         expect_plan(pass, {2, 130, 3, 128}, "sm90_h100");
     }
 }
 
-TEST_CASE("what cuDNN does not support is no plan, or an error that says so") {
+TEST_CASE("a shape or device that cuDNN does not support gives no plan or an error, not a crash") {
     size_t plans = 0;
     try {
         plans = plans_for(AttentionPass::forward, {2, 128, 3, 20}, "sm90_h100", 4).plans.size();

@@ -1,7 +1,7 @@
-// mock_libcuda.c: stands in for the driver, libcuda.so.1, so that cuDNN makes plans where there is no GPU
-// (test_cudnn_plans.sh). What asks for a device or would run something answers CUDA_ERROR_STUB_LIBRARY, as the
-// toolkit's stub does, and cuDNN stays in its mode without a device. What loads code succeeds, which the stub's does
-// not: a plan ends with that. MOCK_VERBOSE=1 shows the calls, for the day when cuDNN makes others.
+// mock_libcuda.c: a replacement of the driver library, libcuda.so.1, with which cuDNN makes plans on a machine without
+// a GPU (test_cudnn_plans.sh). Calls that need a device or would run something return CUDA_ERROR_STUB_LIBRARY, as in
+// the toolkit's stub, so cuDNN stays in its mode without a device. Calls that load code succeed, unlike in the stub,
+// because making a plan ends with them. MOCK_VERBOSE=1 prints the calls; use it when a new cuDNN makes other calls.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -9,19 +9,20 @@
 
 enum { SUCCESS = 0, STUB_LIBRARY = 34, NOT_FOUND = 500 };
 
-static int dummy[64];  // what every handle points to
+static int dummy[64];  // every handle points to it
 
 static int answer(int result, const char* call) {
     if (getenv("MOCK_VERBOSE")) fprintf(stderr, "mock: %s: %d\n", call, result);
     return result;
 }
 
-// Parameters that are not read need not be declared: the caller's registers are its own.
+// These functions do not declare the parameters that they do not read. The C calling convention allows that: the caller
+// passes and cleans up its arguments.
 #define REFUSED(call) \
     int call(void) { return answer(STUB_LIBRARY, #call); }
 #define ACCEPTED(call) \
     int call(void) { return answer(SUCCESS, #call); }
-// Calls whose first parameter is where to write a handle, or a number.
+// Calls that write a handle, or a number, to the address in their first parameter.
 #define GIVES_HANDLE(call)             \
     int call(void** handle) {          \
         *handle = dummy;               \

@@ -1,4 +1,4 @@
-// on_gpu.h: test tensors in the memory of the GPU, or of the emulator, for as long as an operation needs them.
+// on_gpu.h: copies of test tensors in the memory of the GPU or of the emulator.
 #pragma once
 #include "cuda/simt.h"
 #include "support/test.h"
@@ -7,7 +7,7 @@ inline void check_cuda(cudaError_t error) {
     if (error != cudaSuccess) fail(EXIT_INTERNAL, "CUDA: %s", cudaGetErrorString(error));
 }
 
-// A copy of a tensor for an operation to read and write; back() brings it home.
+// A device copy of a tensor, for the lifetime of this object. back() copies it to the tensor.
 template <class T>
 struct OnGpu {
     Tensor<T>& host;
@@ -24,7 +24,8 @@ struct OnGpu {
     }
 };
 
-// The step from a rounded result to its neighbour: both sides round once, perhaps differently.
+// Relative tolerance for one rounding to floatX: the CPU and the GPU round once each, and perhaps to neighbouring
+// values.
 template <class floatX>
 constexpr float rounding() {
     return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();

@@ -1,5 +1,5 @@
-// simt_arrays.h: what the tests of the emulator share: device arrays, the orders in which threads may run, and work on
-// two streams that an event orders, or not.
+// simt_arrays.h: shared by the tests of the emulator: device arrays, the emulator's thread orders, and a test with work
+// on two streams.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -9,7 +9,7 @@
 
 #include "cuda/simt.h"
 
-// Arrays of the device, with copies that wait.
+// A device array. Its copies are synchronous.
 template <class T>
 struct Array {
     T* data = nullptr;
@@ -56,7 +56,8 @@ void in_every_order(F f) {
 
 static __global__ void add_kernel(float* out, const float* in, float x) { out[threadIdx.x] = in[threadIdx.x] + x; }
 
-// in -> a on one stream, a -> b on another, as an event orders them; wait: whether it does.
+// Computes a from `in` on one stream and b from a on another one. With `wait`, the second stream waits for an event of
+// the first; without it, the streams have a race.
 inline void two_streams(bool wait) {
     cudaStream_t first, second;
     cudaEvent_t event;

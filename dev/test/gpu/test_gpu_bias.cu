@@ -1,8 +1,8 @@
-// test_gpu_bias.cu: the gradient of a bias against sums in double, at the widths of GPT-2 and at awkward ones.
+// test_gpu_bias.cu: compares the gradient of a bias with sums in double, at GPT-2's widths and at awkward sizes.
 #include "cuda/bias.cuh"
 #include "gpu/on_gpu.h"
 
-constexpr float before = 0.25f;  // what is in dbias already
+constexpr float before = 0.25f;  // the previous value of dbias, where it accumulates
 
 template <class floatX>
 static Tensor<float> bias_gradient(Tensor<floatX>& dout, int N, int OC, bool accumulate) {
@@ -15,8 +15,8 @@ static Tensor<float> bias_gradient(Tensor<floatX>& dout, int N, int OC, bool acc
     return dbias;
 }
 
-// A sum of N terms of about 1 is about sqrt(N); each of the additions on a term's way to it, at most sqrt(N) of them
-// that matter, rounds by half an epsilon of it.
+// Tolerance: a sum of N terms of about 1 is about sqrt(N). A term goes through additions of which at most sqrt(N)
+// matter; each rounds by half an epsilon of the sum.
 template <class floatX>
 static void compare(int N, int OC) {
     CAPTURE(N);
@@ -26,7 +26,8 @@ static void compare(int N, int OC) {
     for (int c = 0; c < OC; c++) {
         double sum = 0.0;
         for (int n = 0; n < N; n++) sum += double(float(dout[int64_t(n) * OC + c]));
-        want[c] = float(sum), want_added[c] = float(double(before) + sum);
+        want[c] = float(sum);
+        want_added[c] = float(double(before) + sum);
     }
     const float error = std::sqrt(float(N)) * (4.0f + std::sqrt(float(N))) * epsilon<float>();
     const auto got = bias_gradient(dout, N, OC, false);
@@ -35,22 +36,22 @@ static void compare(int N, int OC) {
     expect_close("twice", bias_gradient(dout, N, OC, false), got, 1, 0.0f, 0.0f);
 }
 
-TEST_CASE_TEMPLATE("the gradient of a bias at GPT-2's widths", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("a bias gradient at GPT-2's widths is the column sums of dout", floatX, float, bf16) {
     for (int OC : {768, 1600, 2304, 4800}) compare<floatX>(65, OC);
-    compare<floatX>(300, 768);  // three pieces
+    compare<floatX>(300, 768);  // three chunks
 }
 
-TEST_CASE_TEMPLATE("the gradient of a bias at awkward sizes", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("a bias gradient at awkward sizes is the column sums of dout", floatX, float, bf16) {
     for (int N : {1, 7, 17, 31, 32, 33, 65, 95, 96, 97, 127, 128, 129, 255, 257}) compare<floatX>(N, 8);
     for (int OC : {16, 24, 56, 64, 72, 120, 128, 136, 264}) compare<floatX>(40, OC);
     compare<floatX>(5000, 8);
 }
 
-TEST_CASE("more rows than pieces of the shortest") {
-    compare<bf16>(257, 64 * 390);  // two blocks high: pieces of 160 rows
+TEST_CASE("a bias gradient is right with chunks longer than the shortest") {
+    compare<bf16>(257, 64 * 390);  // two chunks, of up to 160 rows
 }
 
-TEST_CASE("a NaN reaches its column and no other") {
+TEST_CASE("a NaN in dout makes the gradient of its column NaN, and no other") {
     const int N = 130, OC = 16;
     auto dout = filled<bf16>(N * OC, 1.0f);
     dout[129 * OC + 5] = bf16(NAN);
@@ -58,7 +59,7 @@ TEST_CASE("a NaN reaches its column and no other") {
     for (int c = 0; c < OC; c++) CHECK((c == 5 ? std::isnan(dbias[c]) : dbias[c] == float(N)));
 }
 
-TEST_CASE("bias gradients of channels that vectors of 16 bytes do not fill are refused") {
+TEST_CASE("a bias gradient with a channel count that is no multiple of 16 bytes, or without rows, is refused") {
     bf16* none = nullptr;
     CHECK_THROWS_WITH_AS(gpu::bias_backward<bf16>(nullptr, none, 4, 100, false, nullptr, nullptr),
                          doctest::Contains("100 channels must be a multiple of 8"), Error);

@@ -1,7 +1,7 @@
-// test_gpu_comm.cu: the ranks of GPUs by NCCL. Everywhere, and with the library itself on a GPU: a world of one goes
-// through every call. In the emulator also 2 and 3 ranks, each a process with a GPU of its own, joined by a stand-in
-// for NCCL: what comes out, what a rank does whose neighbour is gone, two ranks on one GPU; and that the stand-in
-// reports what a caller can do wrong.
+// test_gpu_comm.cu: tests the collectives of llmc/cuda/comm_nccl.cpp. A world of one rank makes every call, in the
+// emulator and, with the real NCCL, on a GPU. In the emulator also 2 and 3 ranks, each a process with a GPU of its own,
+// connected by the emulator's NCCL: the results of collectives, the loss of a rank, and two ranks on one GPU. At the
+// end, tests of the emulator's NCCL: it must report incorrect calls.
 #include <cmath>
 #include <memory>
 
@@ -29,7 +29,7 @@
 #include "parallel/rendezvous.h"
 #endif
 
-// What rank r of `ranks` has at first: small integers, whose sums bf16 and fp32 have exactly.
+// Initial value of element i on rank r: small integers, whose sums are exact in bf16 and fp32.
 static float value_of(int r, int64_t i) { return float((i * 7 + r * 3) % 11 - 5); }
 
 static std::vector<float> values_of(int r, int64_t count) {
@@ -38,7 +38,7 @@ static std::vector<float> values_of(int r, int64_t count) {
     return values;
 }
 
-// x = value + i, as the last thing on the stream before a collective.
+// x[i] += value. Queued before a collective, as the last work that it must wait for, and after it.
 __global__ void __launch_bounds__(256) shift_kernel(float* x, float value, int count) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < count) x[i] += value;
@@ -48,12 +48,12 @@ static void expect(bool right, const char* what) {
     if (!right) fail(EXIT_INTERNAL, "wrong: %s", what);
 }
 
-// All collectives of this rank on `count` numbers, after work on a stream and before more of it.
-static void go_through(Comm& comm, int64_t count, ReduceDtype wire) {
+// Makes every collective on `count` elements, between other work on a stream, and checks results and counters.
+static void check_collectives(Comm& comm, int64_t count, ReduceDtype dtype) {
     const int n = comm.world_size, r = comm.rank;
     const int64_t own = count / n;
-    const int64_t sent = comm.bytes_sent, calls = comm.calls, wire_bytes = wire == ReduceDtype::bf16 ? 2 : 4;
-    comm.reserve(wire, count);
+    const int64_t sent = comm.bytes_sent, calls = comm.calls, dtype_bytes = dtype == ReduceDtype::bf16 ? 2 : 4;
+    comm.reserve(dtype, count);
     const OwnedStream stream;
     DeviceBuffer<float> x(count, "x");
     std::vector<float> sums(size_t(count), 0.0f);
@@ -64,7 +64,7 @@ static void go_through(Comm& comm, int64_t count, ReduceDtype wire) {
         copy_to_device(x.data, values.data(), x.bytes(), stream.stream);
         simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 1.0f, int(count));
     };
-    const auto after = [&](Comm::Ticket ticket) {  // what the stream does next must come later
+    const auto after = [&](Comm::Ticket ticket) {  // queues more work, which must run after the collective
         comm.wait(ticket, stream.stream);
         simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 0.5f, int(count));
         std::vector<float> got(static_cast<size_t>(count));
@@ -75,9 +75,9 @@ static void go_through(Comm& comm, int64_t count, ReduceDtype wire) {
     };
 
     fresh();
-    expect(after(comm.all_reduce(x.data, count, wire, stream.stream)) == sums, "all_reduce");
+    expect(after(comm.all_reduce(x.data, count, dtype, stream.stream)) == sums, "all_reduce");
     fresh();
-    const std::vector<float> part = after(comm.reduce_scatter(x.data, count, wire, stream.stream));
+    const std::vector<float> part = after(comm.reduce_scatter(x.data, count, dtype, stream.stream));
     for (int64_t i = comm.part * own; i < (comm.part + 1) * own; i++)
         expect(part[size_t(i)] == sums[size_t(i)], "reduce_scatter");
     fresh();
@@ -89,7 +89,7 @@ static void go_through(Comm& comm, int64_t count, ReduceDtype wire) {
         for (int64_t i = 0; i < count; i++) expect(got[size_t(i)] == value_of(root, i) + 1.0f, "broadcast");
     }
     expect(comm.calls - calls == 3 + n, "calls");
-    expect(comm.bytes_sent - sent == (n - 1) * own * (3 * wire_bytes + 4), "bytes_sent");
+    expect(comm.bytes_sent - sent == (n - 1) * own * (3 * dtype_bytes + 4), "bytes_sent");
 }
 
 static void exchange_texts(Comm& comm) {
@@ -100,9 +100,9 @@ static void exchange_texts(Comm& comm) {
     }
 }
 
-static void go_through_all(Comm& comm) {
-    for (const ReduceDtype wire : {ReduceDtype::fp32, ReduceDtype::bf16})
-        for (const int64_t rows : {1, 3, 100}) go_through(comm, rows * 64 * comm.world_size, wire);
+static void check_all_collectives(Comm& comm) {
+    for (const ReduceDtype dtype : {ReduceDtype::fp32, ReduceDtype::bf16})
+        for (const int64_t rows : {1, 3, 100}) check_collectives(comm, rows * 64 * comm.world_size, dtype);
     exchange_texts(comm);
 }
 
@@ -112,14 +112,14 @@ static std::unique_ptr<Comm> world_of_one() {
     return make_device_comm(launch);
 }
 
-TEST_CASE("a world of one goes through every call") {
+TEST_CASE("a world of one rank can make every call, and sends nothing") {
     const std::unique_ptr<Comm> comm = world_of_one();
     if (!comm) {
         MESSAGE("this build has no NCCL");
         return;
     }
     CHECK(comm->describe().find("1 rank by NCCL 2.") == 0);
-    go_through_all(*comm);
+    check_all_collectives(*comm);
     CHECK(comm->bytes_sent == 0);
     const double exposed = comm->exposed(comm->waits);
     CHECK(exposed >= 0.0);
@@ -127,7 +127,7 @@ TEST_CASE("a world of one goes through every call") {
     const OwnedStream stream;
     DeviceBuffer<float> x(64, "x");
     Comm::Ticket first = 0, last = 0;
-    for (int i = 0; i < 200; i++) {  // more than events are kept for
+    for (int i = 0; i < 200; i++) {  // more tickets than NcclComm keeps events
         last = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
         if (i == 0) first = last;
     }
@@ -137,7 +137,7 @@ TEST_CASE("a world of one goes through every call") {
     CHECK(comm->exposed(comm->waits) >= exposed);
 }
 
-TEST_CASE("--grad-dtype bf16 rounds to nearest, once where nothing is added, in memory that is planned") {
+TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory that the plan counts") {
     const std::unique_ptr<Comm> comm = world_of_one();
     if (!comm) return;
     const int64_t count = 4096 + 64;
@@ -153,7 +153,10 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once where nothing is added, in 
     comm->reserve(ReduceDtype::bf16, count);
     CHECK(device_bytes_allocated() == before + 2 * count);
     auto x = random_tensor<float>(count, 1);
-    x[7] = NAN, x[8] = 1e-42f, x[9] = -INFINITY, x[10] = 3.39e38f;  // 10: rounds to infinity
+    x[7] = NAN;
+    x[8] = 1e-42f;
+    x[9] = -INFINITY;
+    x[10] = 3.39e38f;  // rounds to infinity
     const OwnedStream stream;
     DeviceBuffer<float> device(count, "x");
     copy_to_device(device.data, x.data(), device.bytes(), stream.stream);
@@ -175,9 +178,9 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once where nothing is added, in 
                          total_bytes(training_memory(Dtype::fp32, config, batch, {}));
     const std::unique_ptr<Comm> fresh = world_of_one();
     GPT2<float> model(config, Purpose::train, batch.B, batch.T);
-    const auto taken = [&](ReduceDtype wire) {
+    const auto taken = [&](ReduceDtype dtype) {
         const int64_t allocated = device_bytes_allocated();
-        const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, *fresh, wire);
+        const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, *fresh, dtype);
         return device_bytes_allocated() - allocated;
     };
     const int64_t without = taken(ReduceDtype::fp32);
@@ -185,7 +188,7 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once where nothing is added, in 
     CHECK(more == 2 * largest_bucket(ParamLayout(config)));
 }
 
-TEST_CASE("a GPU has a name of its own, and two ranks with the same one are refused") {
+TEST_CASE("device_id is unique for each GPU, and two ranks on the same GPU are refused") {
     const std::string id = device_id();
     CHECK(id.size() == 40);
     CHECK(id.find("GPU-") == 0);
@@ -202,7 +205,7 @@ TEST_CASE("a GPU has a name of its own, and two ranks with the same one are refu
 
 #ifdef SEVERAL_RANKS
 
-// ---- several ranks: this program again, once for each
+// ---- Several ranks, each a process that runs this program
 
 struct Ending {
     int status = 0;
@@ -215,7 +218,7 @@ struct Ranks {
     bool one_gpu = false, deaf = false;
 };
 
-// The running test case as a filter of names, in which a comma would end it.
+// The name of the running test case as a doctest filter. A comma would end the filter, so it becomes a wildcard.
 static std::string this_test_case() {
     std::string name = doctest::getContextOptions()->currentTest->m_name;
     std::replace(name.begin(), name.end(), ',', '*');
@@ -232,13 +235,14 @@ static Ending read_all(pid_t child, int end) {
     return e;
 }
 
-// A port below those that the system hands out by itself. Nobody listens on it now, and each call gives another.
+// A free port below the range of ephemeral ports. Each call returns another one.
 static int free_port() {
     static int next = 11000 + getpid() % 8000;
     for (;;) {
         const int socket_fd = socket(AF_INET, SOCK_STREAM, 0), port = next++;
         sockaddr_in address = {};
-        address.sin_family = AF_INET, address.sin_port = htons(uint16_t(port));
+        address.sin_family = AF_INET;
+        address.sin_port = htons(uint16_t(port));
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         const bool is_free = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
         close(socket_fd);
@@ -246,19 +250,21 @@ static int free_port() {
     }
 }
 
-// Runs body(launch) as each rank of so many, in processes that start anew: in a forked one ThreadSanitizer would ignore
-// what the host does.
+// Runs body(launch) as each of the ranks, in new processes (fork and exec). In merely forked processes, ThreadSanitizer
+// would ignore the host's accesses.
 static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<void(const Launch&)>& body) {
-    static std::map<std::string, int> calls_of;  // by test case: the new processes run no other
+    static std::map<std::string, int> calls_of;  // by test case, because the new processes run only one test case
     const std::string test_case = this_test_case();
     const int call = calls_of[test_case]++;
     if (const char* wanted = getenv("TEST_COMM_CALL")) {
         if (atoi(wanted) != call) return {};
-        signal(SIGABRT, SIG_DFL);  // instead of doctest's handlers
+        signal(SIGABRT, SIG_DFL);  // removes doctest's handler
         alarm(60);
         Launch launch;
-        launch.launcher = "options", launch.master_addr = "127.0.0.1";
-        launch.rank = atoi(getenv("TEST_COMM_RANK")), launch.world_size = atoi(getenv("TEST_COMM_RANKS"));
+        launch.launcher = "options";
+        launch.master_addr = "127.0.0.1";
+        launch.rank = atoi(getenv("TEST_COMM_RANK"));
+        launch.world_size = atoi(getenv("TEST_COMM_RANKS"));
         launch.master_port = atoi(getenv("TEST_COMM_PORT"));
         try {
             device_init(ranks.one_gpu ? 0 : launch.rank, 1);
@@ -278,7 +284,8 @@ static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<voi
         const pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            dup2(ends[1], 1), dup2(ends[1], 2);
+            dup2(ends[1], 1);
+            dup2(ends[1], 2);
             setenv("TEST_COMM_CALL", std::to_string(call).c_str(), 1);
             setenv("TEST_COMM_RANK", std::to_string(r).c_str(), 1);
             setenv("TEST_COMM_RANKS", std::to_string(ranks.number).c_str(), 1);
@@ -302,18 +309,18 @@ static void expect_success(const std::vector<Ending>& endings) {
         CHECK_MESSAGE(endings[r].status == 0, "rank " << r << ": " << endings[r].status << " " << endings[r].output);
 }
 
-TEST_CASE("ranks: every collective, on 2 and 3 ranks, with streams at once and mixed") {
+TEST_CASE("ranks: every collective is right on 2 and 3 ranks, with immediate and with deferred streams") {
     for (const int number : {2, 3})
         for (const char* streams : {"now", "deferred:1", "deferred:2"})
             expect_success(run_ranks({number, streams}, [](const Launch& launch) {
                 const std::unique_ptr<Comm> comm = make_device_comm(launch);
                 expect(comm->part == launch.rank && comm->world_size == launch.world_size, "rank");
-                go_through_all(*comm);
+                check_all_collectives(*comm);
             }));
 }
 
-// On the emulator's clock a collective lasts 1 ms, and nothing else lasts.
-TEST_CASE("ranks: the time that a stream stands in wait is counted, and no other") {
+// On the emulator's clock a collective takes 1 ms, and all other work takes no time.
+TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collectives, and no other time") {
     expect_success(run_ranks({}, [](const Launch& launch) {
         const std::unique_ptr<Comm> comm = make_device_comm(launch);
         const OwnedStream stream;
@@ -322,7 +329,7 @@ TEST_CASE("ranks: the time that a stream stands in wait is counted, and no other
         const double before = comm->exposed(comm->waits);
         for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
         wait_for_device();
-        expect(comm->exposed(comm->waits) == before, "nobody waited");
+        expect(comm->exposed(comm->waits) == before, "no stream waited");
         comm->wait(tickets[1], stream.stream);
         comm->wait(tickets[0], stream.stream);
         comm->wait(tickets[2], stream.stream);
@@ -333,7 +340,7 @@ TEST_CASE("ranks: the time that a stream stands in wait is counted, and no other
     }));
 }
 
-TEST_CASE("ranks: two on one GPU are refused by all, as a mistake of the user's") {
+TEST_CASE("ranks: if two ranks use one GPU, every rank ends with a usage error that names the two") {
     const std::vector<Ending> endings =
         run_ranks({3, "now", true}, [](const Launch& launch) { make_device_comm(launch); });
     for (const Ending& e : endings) {
@@ -342,7 +349,7 @@ TEST_CASE("ranks: two on one GPU are refused by all, as a mistake of the user's"
     }
 }
 
-// The last rank goes after the first collective, the others wait for it in the second.
+// The last rank ends after the first exchange; the others wait for it in the next collective.
 static void lose_a_rank(const Launch& launch) {
     const std::unique_ptr<Comm> comm = make_device_comm(launch);
     exchange_texts(*comm);
@@ -356,7 +363,7 @@ static void lose_a_rank(const Launch& launch) {
         fprintf(stderr, "error: %s\n", error.what());
         fflush(nullptr);
         try {
-            comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);  // and from now on nothing hangs
+            comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);  // must fail with the same text, not hang
         } catch (const Error& again) {
             _exit(std::string(again.what()) == error.what() ? error.exit_code : 99);
         }
@@ -374,12 +381,12 @@ static void expect_loss(const Ranks& ranks, const char* text) {
     CHECK(seconds_now() - start < 15.0);
 }
 
-TEST_CASE("ranks: one that is gone ends the others, whether NCCL notices or not") {
+TEST_CASE("ranks: if one rank ends, the others end with an error, whether or not NCCL notices") {
     for (const char* streams : {"now", "deferred"}) expect_loss({3, streams}, "error: another rank is gone");
     expect_loss({2, "now", false, true}, "error: rank 1 (process ");
 }
 
-// ---- what the stand-in reports
+// ---- Bugs that the emulator's NCCL reports
 
 static std::string new_id() {
     ncclUniqueId id;
@@ -392,7 +399,7 @@ static void until_done(ncclComm_t comm, ncclResult_t result) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (result == ncclSuccess) return;
     fprintf(stderr, "%s\n", ncclGetErrorString(result));
-    _exit(1);  // an exception would free memory, and wait for the device, for ever
+    _exit(1);  // an exception would free device memory, which waits for the device, and would hang
 }
 
 static ncclUniqueId common_id(const Launch& launch) {
@@ -421,7 +428,7 @@ static void end(ncclComm_t comm) {
     ncclCommDestroy(comm);
 }
 
-// One of the ranks says it.
+// At least one of the ranks must print the text and fail.
 static void expect_report(int ranks, const char* text, const std::function<void(const Launch&)>& bug) {
     const std::vector<Ending> endings = run_ranks({ranks}, [&](const Launch& launch) {
         bug(launch);
@@ -437,19 +444,19 @@ static void expect_report(int ranks, const char* text, const std::function<void(
     CHECK_MESSAGE(said, "never said \"" << std::string(text) << "\", but:\n" << outputs);
 }
 
-// The collective that each rank calls with its own mistake.
+// A test body that joins the ranks, makes one call on 64 floats in device memory, and finishes.
 using Call = std::function<ncclResult_t(const Launch&, float* x, ncclComm_t comm)>;
 static std::function<void(const Launch&)> calls(const Call& call) {
     return [=](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         const DeviceBuffer<float> x(64, "x");
         until_done(comm, call(launch, x.data, comm));
-        while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);  // fails where a rank is gone
+        while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);  // fails if a rank has ended
         end(comm);
     };
 }
 
-TEST_CASE("ranks: what they must agree on") {
+TEST_CASE("ranks: a disagreement on collective, count, type, root, ranks or rank numbers is reported") {
     expect_report(2, "rank 0 calls ncclAllReduce number 0", calls([](const Launch& l, float* x, ncclComm_t c) {
                       return l.rank ? ncclBroadcast(x, x, 8, ncclFloat, 0, c, nullptr)
                                     : ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
@@ -475,7 +482,7 @@ TEST_CASE("ranks: what they must agree on") {
     });
 }
 
-TEST_CASE("ranks: memory that a collective may not use") {
+TEST_CASE("ranks: a collective on memory that it must not use is reported") {
     const auto all_reduce = [](const char* text, auto from, auto to) {
         expect_report(1, text, calls([=](const Launch&, float* x, ncclComm_t c) {
                           static float host[64];
@@ -499,7 +506,7 @@ TEST_CASE("ranks: memory that a collective may not use") {
                   }));
 }
 
-TEST_CASE("ranks: a communicator before, between and after its time") {
+TEST_CASE("ranks: calls before the communicator is ready, out of order, or after its end are reported") {
     expect_report(1, "only with blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
     expect_report(1, "ncclAllReduce of a communicator that is not ready", [](const Launch& launch) {
         const ncclComm_t comm = begin(launch, common_id(launch));
@@ -538,7 +545,7 @@ TEST_CASE("ranks: a communicator before, between and after its time") {
     });
 }
 
-TEST_CASE("ranks: and nothing is reported of what is right") {
+TEST_CASE("ranks: nothing is reported of a correct collective") {
     expect_success(run_ranks({2}, calls([](const Launch& l, float* x, ncclComm_t c) {
                                  return ncclReduceScatter(x, x + 32 * l.rank, 32, ncclFloat, ncclSum, c, nullptr);
                              })));

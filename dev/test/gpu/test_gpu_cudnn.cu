@@ -1,6 +1,6 @@
-// test_gpu_cudnn.cu: attention by cuDNN against the definition, cpu::plain, deterministic and not, also where a
-// micro-batch is taken in parts, and with plans that were timed. Without cuDNN there is nothing to test, nor in the
-// emulator; with it a fallback to kernels of ours is a failure.
+// test_gpu_cudnn.cu: compares attention by cuDNN, deterministic and not, with the definition in cpu::plain, also where
+// a micro-batch is processed in parts, and with timed plans. In the emulator, dev/simt/cudnn.cpp executes the graphs. A
+// build without cuDNN skips the tests; with cuDNN, a fallback to our own kernels is a failure.
 #include <cstring>
 
 #include "cpu/variants.h"
@@ -24,7 +24,7 @@ struct Outputs {
 };
 
 #ifdef SIMT_EMULATOR
-constexpr bool emulated = true;  // dev/simt/cudnn.cpp: slow, and the graphs' arithmetic and no engine's
+constexpr bool emulated = true;  // dev/simt/cudnn.cpp: slow, and tests the graphs but no engine of cuDNN
 #else
 constexpr bool emulated = false;
 #endif
@@ -36,7 +36,7 @@ static bool is_built_in() {
     return built_in;
 }
 
-// Every shape here has engines on every GPU from compute capability 8.0.
+// Every shape in this file has engines on every GPU of compute capability 8.0 or later.
 static void prepare(Shape s, bool deterministic, int64_t part_bytes = 256 << 20) {
     gpu::set_attention({.cudnn = true, .deterministic = deterministic, .part_bytes = part_bytes});
     const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
@@ -46,13 +46,14 @@ static void prepare(Shape s, bool deterministic, int64_t part_bytes = 256 << 20)
     REQUIRE((line.find("not deterministic") == std::string::npos) == deterministic);
 }
 
-// Working memory as the call before left it may hold NaN, or what this call should write.
+// Fills the scratch memory with NaN. What the previous call left there could otherwise hide that this call does not
+// write it.
 static void poison_scratch(Shape s) {
     const int64_t bytes = gpu::attention_scratch_bytes<bf16>(s.B, s.T, s.NH, s.HS);
     check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
 }
 
-// directly: by cuDNN or not at all; else by what attention.cuh chooses.
+// directly: cuDNN must run it; otherwise attention.cuh chooses the kernels.
 static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout, bool directly) {
     Outputs r(s);
     const auto [B, T, NH, HS] = s;
@@ -71,7 +72,7 @@ static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout, bool dir
     return r;
 }
 
-// One sequence of a tensor with this many numbers per token.
+// Sequence b of a tensor (B, T, width).
 template <class T>
 static Tensor<T> sequence(const Tensor<T>& all, Shape s, int b, int width) {
     const int64_t size = int64_t(s.T) * width;
@@ -80,10 +81,10 @@ static Tensor<T> sequence(const Tensor<T>& all, Shape s, int b, int width) {
     return part;
 }
 
-// The tolerances are those of test_gpu_attention.cu on tensor cores, for the same reasons: the weights and their
-// gradients are operands in bf16. Backward reads forward's out here, as it is in training, and not the definition's:
-// half a step apart, which moves row_sums by about sqrt(HS) / 2 steps and the gradients, over sqrt(HS), by half a step
-// more.
+// The tolerances are those of test_gpu_attention.cu on tensor cores, for the same reason: the weights and their
+// gradients are rounded to bf16 as operands. In addition, backward reads cuDNN's out here, as in training, and not the
+// definition's. The two differ by up to half a bf16 step, which changes row_sums by about sqrt(HS) / 2 steps, and the
+// gradients, which are divided by sqrt(HS), by half a step more.
 static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const Tensor<bf16>& dout, Shape s, int b) {
     CAPTURE(b);
     const Shape one{1, s.T, s.NH, s.HS};
@@ -112,7 +113,7 @@ static void compare(Shape s, bool deterministic, std::initializer_list<int> sequ
     for (const int b : sequences) compare_sequence(got, qkv, dout, s, b);
 }
 
-TEST_CASE("GPT-2's heads by cuDNN") {
+TEST_CASE("cuDNN's attention with GPT-2's heads agrees with the definition") {
     if (!is_built_in()) return;
     for (const bool deterministic : {true, false}) {
         compare({2, 256, 3, 64}, deterministic, {0, 1});
@@ -122,7 +123,7 @@ TEST_CASE("GPT-2's heads by cuDNN") {
     }
 }
 
-TEST_CASE("awkward lengths, and heads of 128, by cuDNN") {
+TEST_CASE("cuDNN's attention at awkward lengths and with heads of 128 agrees with the definition") {
     if (!is_built_in()) return;
     for (const bool deterministic : {true, false}) {
         for (const int T : {1, 7, 17, 63, 64, 65, 100, 127, 128, 129, 200})
@@ -131,8 +132,8 @@ TEST_CASE("awkward lengths, and heads of 128, by cuDNN") {
     }
 }
 
-// dS of a sequence has 2 * 70 * 70 numbers, 19,600 bytes: three fit.
-TEST_CASE("a micro-batch in parts") {
+// dS of a sequence has 2 * 70 * 70 elements, 19,600 bytes: three sequences fit.
+TEST_CASE("deterministic backward processes a micro-batch in parts and agrees with the definition") {
     if (!is_built_in()) return;
     for (const int B : {9, 8}) {
         const Shape s{B, 70, 2, 64};
@@ -140,12 +141,12 @@ TEST_CASE("a micro-batch in parts") {
         const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
         CHECK(line.find(format("3 of %d sequences at a time", B)) != std::string::npos);
     }
-    compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // of 4, so that each lse is aligned
+    compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // parts of 4 sequences, so that each part's lse is aligned
     compare({3, 64, 1, 64}, true, {0, 1, 2}, 1);
     if (!emulated) compare({9, 1024, 16, 64}, true, {0, 4, 5, 8});  // parts of 5 and 4: dS has 32 MiB a sequence
 }
 
-TEST_CASE("deterministic means the same bits twice") {
+TEST_CASE("deterministic attention by cuDNN gives the same bits in every run") {
     if (!is_built_in()) return;
     const Shape s = emulated ? Shape{2, 100, 3, 64} : Shape{4, 1000, 12, 64};
     prepare(s, true);
@@ -159,8 +160,9 @@ TEST_CASE("deterministic means the same bits twice") {
     }
 }
 
-// Equal keys: each query takes the mean of the values it sees, and lse is the natural logarithm of their number.
-TEST_CASE("equal keys average the past, and nothing of the future, by cuDNN") {
+// With equal keys, out is the mean of the values that the query attends to, and lse the natural logarithm of their
+// number.
+TEST_CASE("with equal keys cuDNN's attention averages all earlier values and no later ones") {
     if (!is_built_in()) return;
     const int T = 200, C = 64;
     prepare({1, T, 1, C}, true);
@@ -184,7 +186,7 @@ static std::string replaced(std::string text, const std::string& from, const std
     return text;
 }
 
-TEST_CASE("timed plans are as exact, and the choices are kept in the file") {
+TEST_CASE("timed plans agree with the definition, and the cache file keeps the choices") {
     if (!is_built_in()) return;
     const TemporaryDirectory folder;
     const std::string file = folder / "choices.txt";
@@ -193,9 +195,9 @@ TEST_CASE("timed plans are as exact, and the choices are kept in the file") {
     const std::string text = read_bytes(file);
     CHECK(text.find("attention forward B 3 T 120 NH 4 HS 64: ") != std::string::npos);
     CHECK(text.find("attention backward, deterministic B 3 T 120 NH 4 HS 64: ") != std::string::npos);
-    if (emulated) CHECK(text.find("HS 64: 1 13 3.0000 5.0000") != std::string::npos);  // the second that works
+    if (emulated) CHECK(text.find("HS 64: 1 13 3.0000 5.0000") != std::string::npos);  // the second plan is the faster
 
-    // What the file has is not timed again.
+    // A shape in the file is not timed again.
     const std::string chosen = replaced(replaced(text, "B 3", "B 2"), "HS 64: 1", "HS 64: 0 10 7.0 7.0 #");
     write_bytes(file, chosen);
     device_autotune(file);
@@ -204,7 +206,7 @@ TEST_CASE("timed plans are as exact, and the choices are kept in the file") {
     device_autotune("");
 }
 
-TEST_CASE("what was not prepared, or not chosen, runs by kernels of ours") {
+TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {
     if (!is_built_in()) return;
     compare({1, 64, 1, 64}, true, {0});
     gpu::set_attention({.cudnn = false, .deterministic = true});

@@ -1,11 +1,11 @@
-// test_gpu_device.cu: device.h on CUDA: what allocations promise, how they fail, the order of streams and events,
-// working memory, and which machines are refused.
+// test_gpu_device.cu: tests device.h on CUDA: allocations and their failures, the order of streams and events, graphs,
+// scratch memory, and the machines that device_init refuses.
 #include <cstring>
 
 #include "gpu/on_gpu.h"
 #include "train/plan.h"
 
-TEST_CASE("memory is zeroed, aligned and counted") {
+TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes") {
     const int64_t before = device_bytes_allocated();
     for (const int64_t bytes : {1, 63, 100'000, (5 << 20) + 7}) {
         char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
@@ -20,7 +20,7 @@ TEST_CASE("memory is zeroed, aligned and counted") {
     CHECK_THROWS_WITH_AS(device_allocate(-1, "weights"), doctest::Contains("weights: -1 bytes asked"), Error);
 }
 
-TEST_CASE("zeros are there before any stream can use the memory") {
+TEST_CASE("device_allocate has zeroed the memory before any stream can use it") {
     const Stream stream = create_stream();
     DeviceBuffer<char> a(100'000, "a");
     std::vector<char> host(100'000, 1);
@@ -30,7 +30,7 @@ TEST_CASE("zeros are there before any stream can use the memory") {
     destroy_stream(stream);
 }
 
-TEST_CASE("too large a request names its purpose, what is free, and what to lower; work goes on") {
+TEST_CASE("a failed allocation names its purpose, the free memory and what to lower, and later work succeeds") {
     const int64_t before = device_bytes_allocated(), petabyte = int64_t(1) << 50;
     for (const char* part : {"no memory for logits: 1,125,899,906,842,624 bytes asked", " free of ", " on ",
                              "already allocated; lower --micro-batch, or try --recompute or --logit-chunks"})
@@ -39,12 +39,12 @@ TEST_CASE("too large a request names its purpose, what is free, and what to lowe
                          doctest::Contains("the model is too large for this machine; lower --layers or --channels"),
                          Error);
     CHECK(device_bytes_allocated() == before);
-    CHECK(cudaGetLastError() == cudaSuccess);  // else the next launch would report it
+    CHECK(cudaGetLastError() == cudaSuccess);  // else the next launch would report the error
     DeviceBuffer<char> a(10, "a");
     CHECK(to_host(a.data, 10) == std::vector<char>(10));
 }
 
-TEST_CASE("host memory is not device memory") {
+TEST_CASE("host memory is not counted as device memory") {
     const int64_t before = device_bytes_allocated();
     void* memory = host_allocate(1000);
     memset(memory, 1, 1000);
@@ -54,7 +54,7 @@ TEST_CASE("host memory is not device memory") {
     CHECK(host_allocate(0) == nullptr);
 }
 
-TEST_CASE("copies there and back, and zeros") {
+TEST_CASE("copies to, on and from the device keep every byte, and fill_zero zeroes every byte") {
     for (const int64_t size : {0, 1, 1000, (1 << 20) + 3}) {
         std::vector<char> from(static_cast<size_t>(size));
         for (int64_t i = 0; i < size; i++) from[size_t(i)] = char(i * 31 % 127);
@@ -67,14 +67,14 @@ TEST_CASE("copies there and back, and zeros") {
     }
 }
 
-// x = 3 x + add: another order gives another result. rounds: how long it takes.
+// x = 3 x + add, so that another order of launches gives another result. rounds only makes the kernel take longer.
 __global__ void step_kernel(unsigned* x, unsigned add, int rounds) {
     unsigned value = x[threadIdx.x];
     for (int i = 0; i < rounds; i++) value = i == 0 ? 3 * value + add : value;
     x[threadIdx.x] = value;
 }
 
-// In the emulator, streams run in turns only while the host waits.
+// Makes the emulator's streams run only while the host waits, interleaved.
 struct DeferredStreams {
 #ifdef SIMT_EMULATOR
     bool before = simt::config.deferred_streams;
@@ -85,13 +85,16 @@ struct DeferredStreams {
 #endif
 };
 
-TEST_CASE("a stream is in order, an event orders two, and the host waits for what it asks for") {
+TEST_CASE("a stream runs in order, an event orders two streams, and wait_for_event waits for the event") {
     const DeferredStreams deferred;
     constexpr int threads = 32, streams = 2, turns = 20;
     DeviceBuffer<unsigned> x(threads, "x");
     Stream stream[streams];
     Event event[streams];
-    for (int s = 0; s < streams; s++) stream[s] = create_stream(), event[s] = create_event();
+    for (int s = 0; s < streams; s++) {
+        stream[s] = create_stream();
+        event[s] = create_event();
+    }
     const Event timer[2] = {create_timer(), create_timer()};
     record_event(timer[0], stream[0]);
     unsigned want = 0;
@@ -116,12 +119,16 @@ TEST_CASE("a stream is in order, an event orders two, and the host waits for wha
 
     simt::launch(step_kernel, 1, threads, 0, stream[0], x.data, 1u, 1000);
     want = 3 * want + 1;
-    CHECK(to_host(x.data, threads) == std::vector<unsigned>(threads, want));  // of a stream that is not waited for
-    for (int s = 0; s < streams; s++) destroy_event(event[s]), destroy_event(timer[s]), destroy_stream(stream[s]);
+    CHECK(to_host(x.data, threads) == std::vector<unsigned>(threads, want));  // without a wait for the stream before
+    for (int s = 0; s < streams; s++) {
+        destroy_event(event[s]);
+        destroy_event(timer[s]);
+        destroy_stream(stream[s]);
+    }
     host_free(host);
 }
 
-TEST_CASE("an event is done when its work is, and until then no error that a later launch would report") {
+TEST_CASE("event_done is true once the work is done, and before that leaves no error for a later launch") {
     const DeferredStreams deferred;
     const Stream stream = create_stream();
     const Event event = create_event();
@@ -140,7 +147,7 @@ TEST_CASE("an event is done when its work is, and until then no error that a lat
     host_free(host);
 }
 
-TEST_CASE("a graph runs nothing while it is recorded, and everything each time after that") {
+TEST_CASE("a graph runs nothing while it is captured, and all its work each time it is launched") {
     const DeferredStreams deferred;
     DeviceBuffer<unsigned> x(32, "x"), y(32, "y");
     const OwnedStream own;
@@ -151,17 +158,20 @@ TEST_CASE("a graph runs nothing while it is recorded, and everything each time a
     simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 1u, 1);
     const Graph graph = end_graph(own.stream);
     CHECK(to_host(x.data, 32) == std::vector<unsigned>(32, 0));
-    simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 2u, 1);  // in order with what is not recorded
+    simt::launch(step_kernel, 1, 32, 0, own.stream, x.data, 2u, 1);  // not captured; the graph runs after it
     run_graph(graph, own.stream);
     run_graph(graph, own.stream);
     unsigned want = 2, copied = 0;
-    for (int i = 0; i < 2; i++) copied = 3 * want + 5, want = 3 * copied + 1;
+    for (int i = 0; i < 2; i++) {
+        copied = 3 * want + 5;
+        want = 3 * copied + 1;
+    }
     CHECK(to_host(x.data, 32) == std::vector<unsigned>(32, want));
     CHECK(to_host(y.data, 32) == std::vector<unsigned>(32, copied));
     destroy_graph(graph);
 }
 
-TEST_CASE("the largest micro-batch needs no memory of the device for what the host loads") {
+TEST_CASE("the largest micro-batch does not count host memory against the memory of the device") {
     const GPT2Config config = {32, 50257, 1, 2, 64};  // one large tensor
     const auto items = [&](int B) { return training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), {}); };
     CHECK(!device_memory_is_host());
@@ -172,8 +182,8 @@ TEST_CASE("the largest micro-batch needs no memory of the device for what the ho
     CHECK(describe_memory(items(5)).find(" of the host") != std::string::npos);
 }
 
-// Last but one, because it stays reserved.
-TEST_CASE("working memory grows until it is reserved, and then refuses to") {
+// Comes after the tests that need scratch memory to grow, because it stays reserved.
+TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
     device_scratch(1000);
     device_scratch(2000);
     device_reserve_scratch(5000);
@@ -184,7 +194,7 @@ TEST_CASE("working memory grows until it is reserved, and then refuses to") {
                          Error);
 }
 
-TEST_CASE("the device and its libraries have names") {
+TEST_CASE("device_info and device_libraries name the GPU and the libraries") {
     device_init(0, 0);
     const DeviceInfo info = device_info();
     CHECK(!info.name.empty());
@@ -196,7 +206,7 @@ TEST_CASE("the device and its libraries have names") {
         CHECK(device_libraries().find(part) != std::string::npos);
 }
 
-TEST_CASE("processes beyond the GPUs, and impossible threads, are refused") {
+TEST_CASE("device_init refuses a process without a GPU of its own, and a negative number of threads") {
     CHECK_THROWS_WITH_AS(device_init(1000, 0), doctest::Contains("process 1000 of this machine has no GPU of its own"),
                          Error);
     CHECK_THROWS_WITH_AS(device_init(-1, 0), doctest::Contains("process -1"), Error);
@@ -215,7 +225,7 @@ static void expect_refused(const char* text) {
     CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("machines without a GPU, with an old driver or an old GPU are refused, each in a sentence") {
+TEST_CASE("device_init refuses a machine without a GPU, with an old driver or with an old GPU, and says why") {
     const simt::Config as_it_was = simt::config;
     simt::config.driver_version = 0;
     expect_refused("no NVIDIA driver is installed here; train_gpt2 is the same program for the CPU");

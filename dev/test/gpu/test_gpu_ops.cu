@@ -1,5 +1,6 @@
-// test_gpu_ops.cu: the operations of llmc/cuda against their definitions in cpu::plain, at GPT-2's sizes and at awkward
-// ones, in bf16 and fp32. The same source runs on a GPU and in the emulator.
+// test_gpu_ops.cu: compares GELU, the gradient norm, gradient conversions and AdamW of llmc/cuda with their definitions
+// in cpu::plain, at GPT-2's sizes and at awkward ones, in bf16 and fp32. The same source runs on a GPU and in the
+// emulator.
 #include <cstring>
 
 #include "cpu/variants.h"
@@ -10,7 +11,8 @@
 
 // ---- bf16
 
-// A thread takes floats whose upper halves are its number and those 4096 on, with six lower halves each.
+// A thread rounds floats whose upper 16 bits are its index and every 4096th value after it, each with six different
+// lower 16 bits.
 constexpr int ROUNDING_STRIDE = 4096;
 HOST_DEVICE static uint32_t rounded_case(int upper, int i) {
     const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
@@ -21,7 +23,7 @@ __global__ void rounding_kernel(uint16_t* out) {
         for (int i = 0; i < 6; i++) out[upper * 6 + i] = bf16(__builtin_bit_cast(float, rounded_case(upper, i))).bits;
 }
 
-TEST_CASE("every kind of float rounds to the same bf16 on the device and on the host, and NaN to NaN") {
+TEST_CASE("every kind of float rounds to the same bf16 on the device as on the host, and NaN to NaN") {
     auto got = random_tokens(65536 * 3, 1, 1);  // two 16-bit results each
     OnGpu<int> out(got);
     simt::launch(rounding_kernel, ROUNDING_STRIDE / 256, 256, 0, nullptr, reinterpret_cast<uint16_t*>(out.device));
@@ -49,18 +51,18 @@ static void compare_gelu(int64_t count) {
     gpu::gelu_forward<floatX>(y, x, count, nullptr);
     gpu::gelu_backward<floatX>(dx, x, dy, count, nullptr);
     y.back(), dx.back();
-    // The definition loses digits of 1 + tanh where tanh is near -1 (test_gelu.cpp).
+    // The tolerance allows for the definition, which loses digits of 1 + tanh where tanh is near -1 (test_gelu.cpp).
     cpu::plain::gelu_forward<floatX>(want.data(), inp.data(), count, nullptr);
     expect_close("out", out, want, 1, rounding<floatX>(), 12 * 2 * epsilon<float>());
     cpu::plain::gelu_backward<floatX>(want.data(), inp.data(), dout.data(), count, nullptr);
     expect_close("dinp", dinp, want, 1, rounding<floatX>(), 64 * epsilon<float>());
 }
 
-TEST_CASE_TEMPLATE("GELU of an MLP's activations, and of awkward counts", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("GELU at an MLP's size and at awkward counts agrees with the definition", floatX, float, bf16) {
     for (int count : {1, 3, 4, 7, 8, 17, 65, 2048, 2049, 4 * 3072}) compare_gelu<floatX>(count);
 }
 
-TEST_CASE("GELU is finite for any finite input, NaN stays NaN, and dinp may be dout") {
+TEST_CASE("GELU is finite for every finite input, NaN stays NaN, and dinp may be dout") {
     const float points[] = {0.0f, -0.0f, 1e4f, -1e4f, 1e30f, -1e30f, NAN, 1.0f};
     const float outs[] = {0.0f, 0.0f, 1e4f, 0.0f, 1e30f, 0.0f, NAN, 0.84119199f};
     const float slopes[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f, 0.0f, NAN, 1.08296403f};
@@ -81,7 +83,7 @@ TEST_CASE("GELU is finite for any finite input, NaN stays NaN, and dinp may be d
     }
 }
 
-// ---- gradient norm
+// ---- Gradient norm and conversions
 
 static float squares_of(Tensor<float>& x) {
     auto out = poisoned<float>(1);
@@ -91,20 +93,20 @@ static float squares_of(Tensor<float>& x) {
     return out[0];
 }
 
-TEST_CASE("the sum of squares of any count, twice with the same bits") {
+TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits twice") {
     for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003}) {
         CAPTURE(count);
         auto x = random_tensor<float>(count, 1, 1.0f, 0.5f);
         auto want = poisoned<float>(1);
         cpu::plain::sum_of_squares(want.data(), x.data(), count, nullptr);
         const float got = squares_of(x);
-        // A thread adds up to count / 2048 + 4 squares, all positive, and the tree of 15 levels adds the rest.
+        // A thread adds up to count / 2048 + 4 squares, all positive; a tree of 15 levels adds the threads' sums.
         CHECK(std::fabs(got - want[0]) <= (20.0f + std::sqrt(float(count) / 2048)) * epsilon<float>() * want[0]);
         CHECK(squares_of(x) == got);
     }
 }
 
-TEST_CASE("a sum of squares that overflows, and one that is NaN") {
+TEST_CASE("the sum of squares is infinite if it overflows, and NaN if an element is NaN") {
     auto x = filled<float>(5000, 2.0f);
     CHECK(squares_of(x) == 20000.0f);
     x[4999] = 1e30f;
@@ -113,7 +115,7 @@ TEST_CASE("a sum of squares that overflows, and one that is NaN") {
     CHECK(std::isnan(squares_of(x)));
 }
 
-TEST_CASE("gradients are added to, each to its own") {
+TEST_CASE("accumulate_gradients adds each gradient to its own sum") {
     for (const int64_t count : {64, 2048, 4096 + 64}) {
         CAPTURE(count);
         const auto before = random_tensor<float>(count, 2);
@@ -130,11 +132,12 @@ TEST_CASE("gradients are added to, each to its own") {
     CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
 
-TEST_CASE("gradients are rounded and widened as the CPU does it, and nothing around them") {
+TEST_CASE("round_gradients and widen_gradients give the CPU's bits and write nothing past the end") {
     for (const int64_t count : {64, 4096, 8192 + 64}) {
         CAPTURE(count);
         auto x = random_tensor<float>(count, 1);
-        x[0] = NAN, x[1] = INFINITY, x[2] = 1.0f + 0x1p-8f, x[3] = 1.0f + 0x3p-8f, x[4] = -0.0f, x[5] = 1e-42f;
+        const float special[] = {NAN, INFINITY, 1.0f + 0x1p-8f, 1.0f + 0x3p-8f, -0.0f, 1e-42f};
+        for (int i = 0; i < 6; i++) x[i] = special[i];
         auto rounded = poisoned<bf16>(count + 64), want = poisoned<bf16>(count);
         auto widened = poisoned<float>(count + 64), want_widened = poisoned<float>(count);
         cpu::round_gradients(want.data(), x.data(), count, nullptr);
@@ -157,8 +160,8 @@ TEST_CASE("gradients are rounded and widened as the CPU does it, and nothing aro
     CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
 
-TEST_CASE("the factor that clips, and NaN that stays") {
-    const float cases[][4] = {// squares, largest norm, factor before, factor
+TEST_CASE("clip_factor limits the norm, and a NaN factor stays NaN") {
+    const float cases[][4] = {// squares, max_norm, previous factor, new factor
                               {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},
                               {16.0f, 0.0f, 0.5f, 1.0f},  {0.0f, 1.0f, 0.5f, 1.0f},  {INFINITY, 1.0f, 0.5f, NAN},
                               {NAN, 0.0f, 0.5f, NAN},     {16.0f, 1.0f, NAN, NAN}};
@@ -178,7 +181,7 @@ TEST_CASE("the factor that clips, and NaN that stays") {
 constexpr int adamw_steps = 5;
 constexpr float adamw_lr = 1e-2f;
 
-// A buffer of one bucket.
+// The decay pattern of one bucket, of whose elements the first `decayed` decay.
 static DecayPattern first_ones(int64_t count, int64_t decayed) { return {count, decayed, FLAT_ALIGN, 0}; }
 
 template <class floatX>
@@ -211,12 +214,12 @@ static void compare_adamw(int64_t count, DecayPattern decay, int64_t begin = 0) 
             cpu::plain::adamw<floatX>(want.weight.data(), masters ? want.master.data() : nullptr, want.m.data(),
                                       want.v.data(), grads.data(), factor.data(), begin, count, decay, AdamWConfig{},
                                       adamw_lr, step, nullptr);
-            check_cuda(cudaDeviceSynchronize());  // grads goes away
+            check_cuda(cudaDeviceSynchronize());  // before grad is freed
         }
         weight.back(), master.back(), m.back(), v.back();
     }
-    // m sums terms of up to about 0.2, which may cancel. An update is at most about lr * (1 + decay), with some 8
-    // roundings; the weight, of about 1, is rounded in each step.
+    // m is a sum of terms of up to about 0.2, which may cancel. An update is at most about lr * (1 + decay) and has
+    // about 8 roundings; the weight, of about 1, is rounded in each step.
     const float update_error = adamw_steps * (8 * adamw_lr + 1) * epsilon<float>();
     expect_close("m", got.m, want.m, 1, 2 * adamw_steps * epsilon<float>(), adamw_steps * epsilon<float>() * 0.1f);
     expect_close("v", got.v, want.v, 1, 4 * adamw_steps * epsilon<float>(), 1e-30f);
@@ -226,26 +229,27 @@ static void compare_adamw(int64_t count, DecayPattern decay, int64_t begin = 0) 
         for (int64_t i = 0; i < count; i++) REQUIRE(float(got.weight[i]) == float(floatX(got.master[i])));
 }
 
-TEST_CASE_TEMPLATE("AdamW of any count, decaying any part", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW of any count and with any decayed part agrees with the definition", floatX, float, bf16) {
     for (int64_t count : {64, 128, 192, 1088})
         for (int64_t decayed : {int64_t(0), count / 128 * 64, count})
             compare_adamw<floatX>(count, first_ones(count, decayed));
-    compare_adamw<floatX>(5056, first_ones(5056, 2496));  // more blocks than one, and part of one
+    compare_adamw<floatX>(5056, first_ones(5056, 2496));  // several blocks, the last one partly filled
 }
 
-TEST_CASE_TEMPLATE("AdamW of several buckets, from any of them on", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW of a range that begins in any bucket decays the right elements", floatX, float, bf16) {
     const DecayPattern decay = {256, 192, 320, 128};
     compare_adamw<floatX>(2240, decay);           // ends within a bucket
     compare_adamw<floatX>(1088, decay, 64);       // begins within the first
-    compare_adamw<floatX>(320, decay, 576);       // is one of the others
-    compare_adamw<floatX>(2112, decay, 704);      // begins within one of the others
-    compare_adamw<floatX>(704, {64, 0, 64, 64});  // all of each but the first
-    const int64_t far = int64_t(1) << 40;         // beyond what 32 bits count
+    compare_adamw<floatX>(320, decay, 576);       // is one later bucket
+    compare_adamw<floatX>(2112, decay, 704);      // begins within a later bucket
+    compare_adamw<floatX>(704, {64, 0, 64, 64});  // every bucket decays wholly, except the first
+    const int64_t far = int64_t(1) << 40;         // an index that needs more than 32 bits
     compare_adamw<floatX>(1088, {far, far - 64, 320, 128}, far - 128);
     compare_adamw<floatX>(1088, decay, far);
 }
 
-// The operands are exact in float whatever is fused: only decay moves the weights, by a factor of 2^-10.
+// One step in which only decay changes the weights, by 2^-10 of their value, so that all operands are exact in float,
+// with or without FMA. op: gpu::adamw or cpu::plain::adamw; it is called for `cut` elements at a time.
 static Tensor<bf16> decayed_once(decltype(&gpu::adamw<bf16>) op, int64_t count, int64_t begin, int step, uint64_t seed,
                                  int64_t cut) {
     auto weight = random_tensor<bf16>(count, 1);
@@ -275,7 +279,7 @@ static bool same_bits(const Tensor<bf16>& a, const Tensor<bf16>& b) {
     return true;
 }
 
-TEST_CASE("AdamW without masters rounds with the bits of the definition, however the range is cut") {
+TEST_CASE("AdamW without master weights rounds like the definition, however the range is divided into calls") {
     const int64_t count = 6208;
     for (const int64_t begin : {int64_t(0), int64_t(192), (int64_t(1) << 35) - 320}) {
         const auto want = decayed_once(cpu::plain::adamw, count, begin, 3, 42, count);
@@ -287,15 +291,18 @@ TEST_CASE("AdamW without masters rounds with the bits of the definition, however
     }
 }
 
-// What differs is the last digits of the floats, by some 2^-22 of the weight, where neighbours in bf16 are 2^-8 apart:
-// one in 2^14 draws may go the other way.
-TEST_CASE("one step of AdamW without masters is that of the definition") {
+// The floats before rounding differ by about 2^-22 of the weight, and neighbouring bf16 values by 2^-8, so one in 2^14
+// weights may be rounded the other way.
+TEST_CASE("one step of AdamW without master weights agrees with the definition") {
     const int64_t count = 5056;
     const DecayPattern decay = {256, 192, 320, 128};
     AdamWState<bf16> got(count), want(count);
     auto grads = random_tensor<float>(count, 100), factor = filled<float>(1, 0.5f);
     for (AdamWState<bf16>* s : {&got, &want})
-        for (int64_t i = 0; i < count; i++) s->m[i] = grads[i] * grads[i], s->v[i] = std::fabs(s->master[i]);
+        for (int64_t i = 0; i < count; i++) {
+            s->m[i] = grads[i] * grads[i];
+            s->v[i] = std::fabs(s->master[i]);
+        }
     OnGpu<bf16> weight(got.weight);
     OnGpu<float> m(got.m), v(got.v), grad(grads), f(factor);
     gpu::adamw<bf16>(weight, nullptr, m, v, grad, f, 64, count, decay, AdamWConfig{}, adamw_lr, 3, nullptr);
@@ -310,7 +317,7 @@ TEST_CASE("one step of AdamW without masters is that of the definition") {
     expect_close("v", got.v, want.v, 1, 8 * epsilon<float>(), 1e-30f);
 }
 
-TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW with a NaN factor changes nothing", floatX, float, bf16) {
     for (const Master where : {Master::separate, Master::weight_itself}) {
         AdamWState<floatX> s(128);
         const AdamWState<floatX> untouched(128);
@@ -328,7 +335,7 @@ TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf1
     }
 }
 
-TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") {
+TEST_CASE("AdamW of no elements does nothing, and invalid steps, counts and decay patterns are refused") {
     float* none = nullptr;
     gpu::adamw(none, none, none, none, none, none, 64, 0, first_ones(64, 0), AdamWConfig{}, 1e-2f, 1, nullptr);
     const auto refused = [&](int64_t begin, int64_t count, DecayPattern decay, int step, const char* text) {

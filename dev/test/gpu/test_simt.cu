@@ -1,5 +1,5 @@
-// test_simt.cu: the emulator itself. Correct kernels give the right numbers in every order of threads and say nothing;
-// test_simt_bugs.cu has those that are not.
+// test_simt.cu: tests the emulator with correct kernels. They compute the right results in every order of threads, and
+// the emulator reports nothing. test_simt_bugs.cu has kernels with bugs.
 #include "cuda/simt.h"
 
 #include <doctest/doctest.h>
@@ -17,7 +17,7 @@ __global__ void indices_kernel(int* out) {
     out[block * threads + thread] = block * threads + thread;
 }
 
-TEST_CASE("every thread of every block runs once") {
+TEST_CASE("a launch runs every thread of every block exactly once") {
     in_every_order([] {
         Array<int> out(2 * 3 * 4 * 64);
         simt::launch(indices_kernel, dim3(2, 3, 4), dim3(8, 4, 2), 0, nullptr, out.data);
@@ -29,11 +29,14 @@ TEST_CASE("every thread of every block runs once") {
 __global__ void sums_kernel(float* out, const float* in) {
     const float x = in[threadIdx.x];
     float* o = out + threadIdx.x * 4;
-    o[0] = warp_sum(x), o[1] = warp_max(x), o[2] = block_sum(x), o[3] = block_max(x);
-    o[2] += block_sum(1.0f) - blockDim.x;  // its shared memory is used again
+    o[0] = warp_sum(x);
+    o[1] = warp_max(x);
+    o[2] = block_sum(x);
+    o[3] = block_max(x);
+    o[2] += block_sum(1.0f) - blockDim.x;  // a second call reuses the shared memory
 }
 
-TEST_CASE("sums and maxima of warps and blocks") {
+TEST_CASE("warp_sum, warp_max, block_sum and block_max give every thread the result") {
     in_every_order([] {
         for (const int threads : {32, 64, 256, 1024}) {
             CAPTURE(threads);
@@ -42,12 +45,15 @@ TEST_CASE("sums and maxima of warps and blocks") {
             simt::launch(sums_kernel, 1, threads, 0, nullptr, out.data, in.data);
             const std::vector<float> got = out.host(), x = in.host();
             float all = 0.0f;
-            for (const float v : x) all += v;  // whole numbers: exact in every order
+            for (const float v : x) all += v;  // integers: exact in every order
             for (int t = 0; t < threads; t++) {
-                float sum = 0.0f, most = -1e9f;
-                for (int k = t / 32 * 32; k < t / 32 * 32 + 32; k++) sum += x[k], most = std::fmax(most, x[k]);
+                float sum = 0.0f, max = -1e9f;
+                for (int k = t / 32 * 32; k < t / 32 * 32 + 32; k++) {
+                    sum += x[k];
+                    max = std::fmax(max, x[k]);
+                }
                 REQUIRE(got[t * 4] == sum);
-                REQUIRE(got[t * 4 + 1] == most);
+                REQUIRE(got[t * 4 + 1] == max);
                 REQUIRE(got[t * 4 + 2] == all);
                 REQUIRE(got[t * 4 + 3] == -94.0f);
             }
@@ -73,7 +79,7 @@ __global__ void exchange_kernel(int* out) {
     o[11] = __syncthreads_or(t == 40) + 2 * __syncthreads_and(t != 40);
 }
 
-TEST_CASE("shuffles, votes and matches") {
+TEST_CASE("shuffles, votes and matches return what CUDA defines") {
     in_every_order([] {
         const Array<int> out(64 * 12);
         simt::launch(exchange_kernel, 1, 64, 0, nullptr, out.data);
@@ -103,12 +109,12 @@ TEST_CASE("shuffles, votes and matches") {
     });
 }
 
-// C (16, 16) = A (16, 16) * B (16, 16), row-major. DIRECT: fragments by the layout that simt.h states, else by
-// ldmatrix.
+// C (16, 16) = A (16, 16) * B (16, 16), row-major. DIRECT: each lane reads its fragments from the positions that simt.h
+// states; otherwise ldmatrix loads them.
 template <bool DIRECT>
-__global__ void product_kernel(float* C, const bf16* A, const bf16* B) {
-    constexpr int stride = 24;       // 48 bytes: rows stay aligned and fall into other banks
-    SHARED(tile, Vec<bf16>[16][3]);  // an array of bf16 would be aligned to 2 bytes only
+__global__ void matmul_kernel(float* C, const bf16* A, const bf16* B) {
+    constexpr int stride = 24;       // 48 bytes: rows are aligned and in different banks
+    SHARED(tile, Vec<bf16>[16][3]);  // an array of bf16 would be aligned to only 2 bytes
     bf16* a = tile[0][0].values;
     bf16* b = simt::dynamic_shared<bf16>();
     const int lane = threadIdx.x;
@@ -138,15 +144,18 @@ __global__ void product_kernel(float* C, const bf16* A, const bf16* B) {
     }
 }
 
-TEST_CASE("mma and ldmatrix against a plain product") {
+TEST_CASE("mma and ldmatrix compute the same matmul as plain loops") {
     std::vector<bf16> A, B;
-    for (int i = 0; i < 256; i++) A.push_back(bf16(float(i * 7 % 19 - 9))), B.push_back(bf16(float(i * 5 % 23 - 11)));
+    for (int i = 0; i < 256; i++) {
+        A.push_back(bf16(float(i * 7 % 19 - 9)));
+        B.push_back(bf16(float(i * 5 % 23 - 11)));
+    }
     in_every_order([&] {
         for (const bool direct : {false, true}) {
             CAPTURE(direct);
             const Array<bf16> a(A), b(B);
             const Array<float> out(256);
-            simt::launch(direct ? product_kernel<true> : product_kernel<false>, 1, 32, 16 * 24 * 2, nullptr, out.data,
+            simt::launch(direct ? matmul_kernel<true> : matmul_kernel<false>, 1, 32, 16 * 24 * 2, nullptr, out.data,
                          a.data, b.data);
             const std::vector<float> got = out.host();
             for (int i = 0; i < 256; i++) {
@@ -158,7 +167,8 @@ TEST_CASE("mma and ldmatrix against a plain product") {
     });
 }
 
-// Copies tiles through two buffers, the next one on its way while this one is read, by another thread than fetched it.
+// Copies tiles through two shared buffers: the next tile is loaded while this one is read. Each vector is read by
+// another thread than the one that loaded it.
 __global__ void double_buffer_kernel(float* out, const float* in, int tiles) {
     SHARED(buffer, Vec<float>[2][64]);
     const int t = threadIdx.x;
@@ -174,7 +184,7 @@ __global__ void double_buffer_kernel(float* out, const float* in, int tiles) {
     }
 }
 
-TEST_CASE("cp.async through two buffers") {
+TEST_CASE("cp.async with double buffering copies every tile") {
     in_every_order([] {
         const Array<float> in(floats(64 * 4 * 5, [](int i) { return i; })), out(in.size);
         simt::launch(double_buffer_kernel, 1, 64, 0, nullptr, out.data, in.data, 5);
@@ -183,14 +193,14 @@ TEST_CASE("cp.async through two buffers") {
     });
 }
 
-__global__ void atomics_kernel(float* sum, int* most, unsigned* words, float* partial, float* total) {
+__global__ void atomics_kernel(float* sum, int* extremes, unsigned* words, float* partial, float* total) {
     SHARED(is_last, bool);
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(sum, 1.0f);
-    atomicMax(most, i);
-    atomicMin(most + 1, -i);
+    atomicMax(extremes, i);
+    atomicMin(extremes + 1, -i);
     atomicCAS(words, 0u, 7u);
-    if (threadIdx.x == 0) {  // the last block adds up what all blocks wrote
+    if (threadIdx.x == 0) {  // the last block to arrive here adds the partial results of all blocks
         partial[blockIdx.x] = blockIdx.x;
         __threadfence();
         is_last = atomicInc(words + 1, gridDim.x - 1) == gridDim.x - 1;
@@ -204,20 +214,20 @@ __global__ void atomics_kernel(float* sum, int* most, unsigned* words, float* pa
     }
 }
 
-TEST_CASE("atomics, and a last block that sees what the others wrote") {
+TEST_CASE("atomics update every value, and after a fence the last block sees the writes of the others") {
     in_every_order([] {
         const Array<float> sum(floats(1, [](int) { return 0; })), partial(8), total(1);
-        const Array<int> most(std::vector<int>{0, 0});
+        const Array<int> extremes(std::vector<int>{0, 0});
         const Array<unsigned> words(std::vector<unsigned>{0, 0});
-        simt::launch(atomics_kernel, 8, 64, 0, nullptr, sum.data, most.data, words.data, partial.data, total.data);
+        simt::launch(atomics_kernel, 8, 64, 0, nullptr, sum.data, extremes.data, words.data, partial.data, total.data);
         CHECK(sum.host()[0] == 512.0f);
-        CHECK(most.host() == std::vector<int>{511, -511});
+        CHECK(extremes.host() == std::vector<int>{511, -511});
         CHECK(words.host() == std::vector<unsigned>{7, 0});
         CHECK(total.host()[0] == 28.0f);
     });
 }
 
-TEST_CASE("streams run in order, and events order them") {
+TEST_CASE("a stream runs its work in order, and an event orders two streams") {
     in_every_order([] { two_streams(true); });
     const simt::Config before = simt::config;
     for (uint64_t seed = 0; seed < 8; seed++) {
@@ -227,7 +237,7 @@ TEST_CASE("streams run in order, and events order them") {
     simt::config = before;
 }
 
-TEST_CASE("errors of the runtime have names, and the last one is kept") {
+TEST_CASE("runtime errors have names, and cudaGetLastError returns and clears the last one") {
     void* p;
     CHECK(cudaMalloc(&p, size_t(1) << 60) == cudaErrorMemoryAllocation);
     CHECK(std::string(cudaGetErrorString(cudaGetLastError())) == "out of memory");

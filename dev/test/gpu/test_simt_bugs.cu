@@ -1,7 +1,7 @@
-// test_simt_bugs.cu: kernels with a seeded bug are reported by the build that is meant to see it: plain, under
-// AddressSanitizer and UndefinedBehaviorSanitizer, under ThreadSanitizer, or under MemorySanitizer.
+// test_simt_bugs.cu: kernels with a seeded bug. Each must be reported by the builds that can detect it: without
+// sanitizers, with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, or with MemorySanitizer.
 //
-// A bug ends its process, so each runs in a child, whose output and exit status are what is looked at.
+// A report ends its process, so each bug runs in a child process, and the test checks its output and exit status.
 #include "cuda/simt.h"
 
 #include <doctest/doctest.h>
@@ -41,15 +41,18 @@ struct Ending {
     std::string output;
 };
 
-// Runs the bug with this number in a new process: in a forked one ThreadSanitizer would ignore what the host does.
+// Runs the bug with this number in a new process (fork and exec). In a merely forked process, ThreadSanitizer would
+// ignore the host's accesses.
 static Ending in_child(const simt::Config& config, int bug) {
     int ends[2];
     REQUIRE(pipe(ends) == 0);
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        dup2(ends[1], 1), dup2(ends[1], 2);
-        close(ends[0]), close(ends[1]);
+        dup2(ends[1], 1);
+        dup2(ends[1], 2);
+        close(ends[0]);
+        close(ends[1]);
         const char* const names[] = {"forward", "reverse", "random:"};
         const bool random = config.order == simt::Order::random;
         const std::string order = names[int(config.order)] + (random ? std::to_string(config.order_seed) : "");
@@ -71,7 +74,7 @@ static Ending in_child(const simt::Config& config, int bug) {
     return {status != 0, output};
 }
 
-// What each build is meant to say; null where it need not see the bug.
+// The text that each build must print; null if the build need not detect the bug.
 struct Expected {
     const char *plain, *address, *thread, *memory;
 };
@@ -80,13 +83,13 @@ static const char* const asan = "ERROR: AddressSanitizer";
 static const char* const race = "WARNING: ThreadSanitizer: data race";
 static const char* const msan = "WARNING: MemorySanitizer: use-of-uninitialized-value";
 
-// In one of the orders at least: some bugs show in some orders only.
+// The bug must be reported in at least one of the thread orders; some bugs show only in some orders.
 static void expect_report(const Expected& expected, const std::function<void()>& f) {
     static int calls = 0;
     const int bug = calls++;
     if (const char* wanted = getenv("TEST_SIMT_BUG")) {
         if (atoi(wanted) != bug) return;
-        signal(SIGABRT, SIG_DFL);  // instead of doctest's handlers
+        signal(SIGABRT, SIG_DFL);  // removes doctest's handler
         if (BUILD != ADDRESS) signal(SIGSEGV, SIG_DFL);
         alarm(60);
         f();
@@ -106,7 +109,8 @@ static void expect_report(const Expected& expected, const std::function<void()>&
     CHECK_MESSAGE(reported, message);
 }
 
-// One block of a kernel(out, args...), where out has 128 floats 1000 + i, and what out has to be then.
+// Launches kernel(out, args...), where out has 128 floats, out[i] = 1000 + i. Afterwards out[i] must be
+// want(i, out[i]).
 template <class... P, class Want>
 static void run(void (*kernel)(float*, P...), int blocks, int threads, int64_t shared_bytes, Want want,
                 std::type_identity_t<P>... args) {
@@ -135,7 +139,7 @@ __global__ void past_static_shared(float* out) {
 __global__ void past_global(float* out) { out[threadIdx.x + 1] = 1.0f; }
 __global__ void reads_past_global(float* out) { out[threadIdx.x] = out[threadIdx.x + 1]; }
 
-TEST_CASE("bug: accesses out of bounds") {
+TEST_CASE("bug: accesses out of bounds are reported") {
     expect_report({"around its dynamic shared memory", asan, nullptr, nullptr},
                   [] { run(past_dynamic_shared, 1, 128, 512, anything); });
     expect_report({"around its shared variable", asan, nullptr, nullptr},
@@ -144,7 +148,7 @@ TEST_CASE("bug: accesses out of bounds") {
     expect_report({nullptr, asan, nullptr, nullptr}, [] { run(reads_past_global, 1, 128, 0, anything); });
 }
 
-TEST_CASE("bug: device memory after cudaFree, twice, from the host, and never freed") {
+TEST_CASE("bug: device memory used after cudaFree, freed twice, used by the host or never freed is reported") {
     expect_report({nullptr, asan, nullptr, nullptr}, [] {
         float* p;
         cudaMalloc(&p, 512);
@@ -172,7 +176,7 @@ TEST_CASE("bug: device memory after cudaFree, twice, from the host, and never fr
     });
 }
 
-TEST_CASE("bug: copies in the wrong direction and too long") {
+TEST_CASE("bug: copies in the wrong direction, and copies that are too long, are reported") {
     const char* const direction = "copy in the wrong direction";
     expect_report({direction, direction, direction, direction}, [] {
         const Array<float> a(16);
@@ -205,7 +209,7 @@ __global__ void ldmatrix_of_global(float* out) {
 }
 __global__ void index_overflow(float* out, int n) { out[threadIdx.x] = (n + int(threadIdx.x)) * 65536; }
 
-TEST_CASE("bug: misaligned accesses, and an index that overflows") {
+TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported") {
     const char* const load = "misaligned 16-byte load";
     expect_report({load, load, load, load}, [] { run(misaligned_load, 1, 32, 0, anything); });
     const char* const store = "misaligned 16-byte store";
@@ -225,14 +229,14 @@ __global__ void unwritten_sum(float* out) {
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x];
 }
-__global__ void unwritten_comparison(float* out) {  // NaN > 0 is false: the result is right by luck
+__global__ void unwritten_comparison(float* out) {  // NaN > 0 is false, so the result is right by chance
     SHARED(s, float[128]);
     if (threadIdx.x != 5) s[threadIdx.x] = 0.0f;
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x] > 0.0f ? 1.0f : 0.0f;
 }
 
-__global__ void unwritten_maximum(float* out) {  // a maximum drops NaN
+__global__ void unwritten_maximum(float* out) {  // a maximum ignores NaN
     SHARED(s, float[128]);
     if (threadIdx.x != 5) s[threadIdx.x] = 0.0f;
     __syncthreads();
@@ -244,7 +248,7 @@ __global__ void unwritten_variable(float* out) {
     out[threadIdx.x] = x[0] > 0.0f ? 1.0f : 0.0f;
 }
 
-TEST_CASE("bug: memory that nobody wrote: shared, of a thread, of the device") {
+TEST_CASE("bug: reads of uninitialised shared memory, local variables and device memory are reported") {
     expect_report({nullptr, nullptr, nullptr, msan}, [] { run(unwritten_maximum, 1, 128, 0, anything); });
     expect_report({nullptr, nullptr, nullptr, msan}, [] { run(unwritten_variable, 1, 128, 0, anything); });
     expect_report({wrong, wrong, wrong, msan}, [] { run(unwritten_sum, 1, 128, 0, [](int, float) { return 0.0f; }); });
@@ -311,7 +315,7 @@ __global__ void large_reused_too_early(float* out) {
     if (t < 128) out[t] = sum;
 }
 
-TEST_CASE("bug: missing barriers, fences and atomics") {
+TEST_CASE("bug: missing barriers, fences and atomics are reported") {
     expect_report({wrong, wrong, race, nullptr},
                   [] { run(no_barrier_reads_below, 1, 128, 0, [](int i, float) { return i - 1.0f; }); });
     expect_report({wrong, wrong, race, msan},
@@ -353,7 +357,7 @@ __global__ void cp_async_left_behind(float* out, const float* in) {
     cp_async_commit();
     out[threadIdx.x] = 0.0f;
 }
-// The second tile lands on the first while that is still read: only an eager copy shows it without ThreadSanitizer.
+// The second tile overwrites the first while it is still read. Without ThreadSanitizer only an eager copy shows it.
 __global__ void cp_async_too_early(float* out, const float* in) {
     float* s = simt::dynamic_shared<float>() + threadIdx.x * 4;
     cp_async_16(s, in + threadIdx.x * 4);
@@ -365,7 +369,7 @@ __global__ void cp_async_too_early(float* out, const float* in) {
     cp_async_wait<0>();
 }
 
-TEST_CASE("bug: cp.async without a wait or a barrier, or too early") {
+TEST_CASE("bug: cp.async without a wait or a barrier, or too early, is reported") {
     const auto with_input = [](void (*kernel)(float*, const float*), float (*want)(int, float)) {
         return [=] {
             const Array<float> in(floats(512, [](int i) { return i; }));
@@ -423,7 +427,7 @@ __global__ void reads_outside_mask(float* out) {
 }
 __global__ void full_mask_of_half_warp(float* out) { out[threadIdx.x] = warp_sum(1.0f); }
 
-TEST_CASE("bug: divergence") {
+TEST_CASE("bug: divergence at barriers and warp operations is reported") {
     const auto everywhere = [](const char* text, void (*kernel)(float*), int threads) {
         expect_report({text, text, text, text}, [=] { run(kernel, 1, threads, 0, anything); });
     };
@@ -439,7 +443,7 @@ TEST_CASE("bug: divergence") {
     everywhere("the mask names a lane that has ended or does not exist", full_mask_of_half_warp, 48);
 }
 
-// The frame's address goes down with the call, so that no compiler turns the recursion into a loop.
+// Passing the frame's address down keeps the compiler from turning the recursion into a loop.
 __attribute__((noinline)) static int recurse(int n, volatile char* above) {
     volatile char frame[1000];
     frame[0] = above ? char(above[0] + 1) : char(0);
@@ -447,7 +451,7 @@ __attribute__((noinline)) static int recurse(int n, volatile char* above) {
 }
 __global__ void deep_recursion(float* out) { out[threadIdx.x] = recurse(1000, nullptr); }
 
-TEST_CASE("bug: stack overflow, and launches that no GPU takes") {
+TEST_CASE("bug: a stack overflow, and launches that no GPU accepts, are reported") {
     expect_report({"ended by signal 11", asan, nullptr, nullptr}, [] { run(deep_recursion, 1, 32, 0, anything); });
     const char* const launch = "a launch with a grid, block or shared memory that no GPU has";
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 1, 1025, 0, anything); });
@@ -455,7 +459,7 @@ TEST_CASE("bug: stack overflow, and launches that no GPU takes") {
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 1, 32, 228 << 10, anything); });
 }
 
-TEST_CASE("bug: streams without an event, and results read too early") {
+TEST_CASE("bug: a missing event between streams, and host accesses before a copy has run, are reported") {
     expect_report({wrong, wrong, race, nullptr}, [] { two_streams(false); });
 
     const auto pinned = [](const std::function<void(float* host, const Array<float>&, cudaStream_t)>& f) {
