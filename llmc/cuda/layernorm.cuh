@@ -98,9 +98,10 @@ __global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
 
 template <class floatX>
 void check_layernorm_sizes(const char* op, int N, int C) {
-    constexpr int size = Vec<floatX>::size, most = LAYERNORM_MAX_VECS * WARP_SIZE * size;
+    constexpr int size = Vec<floatX>::size, max_channels = LAYERNORM_MAX_VECS * WARP_SIZE * size;
     ENSURE(N >= 1 && C >= 1, "%s of %d rows of %d: there must be at least one of each", op, N, C);
-    ENSURE(C % size == 0 && C <= most, "%s: %d channels must be a multiple of %d, at most %d", op, C, size, most);
+    ENSURE(C % size == 0 && C <= max_channels, "%s: %d channels must be a multiple of %d, at most %d", op, C, size,
+           max_channels);
 }
 
 // Calls run(vecs), where vecs is the number of vectors per lane for rows of C channels, as a compile-time constant.

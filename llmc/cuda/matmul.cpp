@@ -82,10 +82,10 @@ bool fused_gelu_is_faster() {
 // The routes for a shape's epilogue, the preferred one first; the heuristic may have no algorithm for it. In fp32 our
 // kernel always computes GELU, because the accuracy of the library's GELU depends on the algorithm.
 std::vector<Route> routes(const Shape& shape) {
-    const auto either = [&](Route fused, Route apart) -> std::vector<Route> {
-        if (!shape.is_bf16) return {apart};
-        if (fused_gelu_is_faster()) return {fused, apart};
-        return {apart, fused};
+    const auto either = [&](Route fused, Route separate) -> std::vector<Route> {
+        if (!shape.is_bf16) return {separate};
+        if (fused_gelu_is_faster()) return {fused, separate};
+        return {separate, fused};
     };
     switch (shape.epilogue) {
         case Epilogue::nothing:

@@ -265,7 +265,7 @@ __device__ inline float block_max(float x) {
 // Number of blocks for count elements, with per_block elements each.
 inline dim3 blocks_for(int64_t count, int64_t per_block) { return dim3(unsigned(ceil_div(count, per_block))); }
 
-// Calls run(c) with c as a compile-time constant, for a kernel's template argument. 1 <= c <= MOST.
+// Calls run(c) with c as a compile-time constant, for a kernel's template argument. 1 <= c <= MAX.
 template <int MAX, class Run>
 void with_constant(int c, const Run& run) {
     if constexpr (MAX > 1)
