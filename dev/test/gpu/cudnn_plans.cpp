@@ -20,9 +20,9 @@ constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backw
 constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
 constexpr int64_t MiB = 1 << 20;
 
-static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t most) {
+static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t max_plans) {
     const std::string path = format("dev/test/gpu/devices/%s.json", device);
-    CudnnPlans found = gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, most);
+    CudnnPlans found = gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, max_plans);
     printf("%-10s B %d T %d NH %d HS %d %s:", device, shape.B, shape.T, shape.NH, shape.HS, pass_names[int(pass)]);
     for (const auto& plan : found.plans)
         printf("  engine %d, %.1f MiB", int(plan.engine), double(plan.workspace_bytes) / double(MiB));
