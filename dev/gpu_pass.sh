@@ -76,8 +76,9 @@ test() {
 tokens() {
     if compgen -G "$out/data/train_*.bin" >/dev/null; then return; fi
     # shellcheck disable=SC2086  # a list of files
-    run tokenize 120 ./train_gpt2 tokenize ${TEXT:-$(find README.md data dev llmc scripts -type f -regex '.*\.\(md\|cpp\|h\|cuh?\|py\|sh\)')} --output "$out/data" \
-        --train-bpe 4096
+    run tokenize 120 ./train_gpt2 tokenize \
+        ${TEXT:-$(find README.md data dev llmc scripts -type f -regex '.*\.\(md\|cpp\|h\|cuh?\|py\|sh\)')} \
+        --output "$out/data" --train-bpe 4096
 }
 data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
 
@@ -89,7 +90,8 @@ sanitize() {
     tokens
     run "$tool-test_gpt2cu" 500 "${under[@]}" ./test_gpt2cu &
     run "$tool-train" 500 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
-        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1 --output '' &
+        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1 \
+        --output '' &
     for name in $(kernel_tests); do
         while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n; done
         run "$tool-$name" 500 "${under[@]}" "$bin/$name" &
@@ -143,7 +145,8 @@ two_gpus() {
             >"$out/two-gpus-zero-$zero-rank-1.log" 2>&1 </dev/null &
         train_run two-gpus-zero-$zero "${options[@]}" --zero $zero --rank 0 --local-rank 0
         wait
-        claim "two GPUs with --zero $zero have the same losses as one" same_losses one-of-two-gpus two-gpus-zero-$zero 20
+        claim "two GPUs with --zero $zero have the same losses as one" \
+            same_losses one-of-two-gpus two-gpus-zero-$zero 20
     done
 }
 
@@ -162,7 +165,8 @@ train() {
     train_run small-recompute "${small[@]}" --steps 200 --stop-after 20 --recompute layer
     claim "a run with --recompute layer has the same losses" same_losses small small-recompute 20
     train_run small-hand-written "${small[@]}" --steps 200 --stop-after 20 --cudnn off
-    claim "with our attention instead of cuDNN's the losses agree within 1 %" near_losses small small-hand-written 20 0.01
+    claim "with our attention instead of cuDNN's the losses agree within 1 %" \
+        near_losses small small-hand-written 20 0.01
     train_run small-fp32 "${small[@]}" --steps 200 --stop-after 20 --precision fp32
     for precision in fp32 bf16; do
         rm -rf "$out/cpu-$precision"
@@ -175,16 +179,18 @@ train() {
         local ranks=("${small[@]}" --steps 200 --stop-after 5 --deterministic-ranks 2)
         train_run one-of-two "${ranks[@]}"
         rm -rf "$out/two"
-        run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -np 2 ./train_gpt2cu "${data[@]}" \
-            --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
+        run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+            mpirun -np 2 ./train_gpt2cu "${data[@]}" --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
         claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
     fi
     two_gpus "${small[@]}"
     local d12=(--model d12 --seq-len 1024 --sample-every 0 --val-batches 8)
-    train_run d12 "${d12[@]}" --micro-batch auto --global-batch 131072 --steps 300 --val-every 100 --lr 6e-4 --warmup 50 --checkpoint-every 300
-    train_run d12-autotune "${d12[@]}" --micro-batch 64 --global-batch 524288 --steps 20 --warmup 1 --val-every 0 --autotune --checkpoint-every 0
-    train_run d48 --model d48 --seq-len 1024 --sample-every 0 --micro-batch auto --global-batch 131072 --steps 5 --warmup 1 --val-every 0 \
-        --checkpoint-every 0
+    train_run d12 "${d12[@]}" --micro-batch auto --global-batch 131072 --steps 300 --val-every 100 --lr 6e-4 \
+        --warmup 50 --checkpoint-every 300
+    train_run d12-autotune "${d12[@]}" --micro-batch 64 --global-batch 524288 --steps 20 --warmup 1 --val-every 0 \
+        --autotune --checkpoint-every 0
+    train_run d48 --model d48 --seq-len 1024 --sample-every 0 --micro-batch auto --global-batch 131072 --steps 5 \
+        --warmup 1 --val-every 0 --checkpoint-every 0
 }
 
 # Builds and runs llm.c on the same shards, whose format is llm.c's.
@@ -199,12 +205,13 @@ run_llmc() {
         ln -sfn "$CUDNN_FRONTEND" "$LLMC/cudnn-frontend/include"
         cudnn=(USE_CUDNN=1)
     fi
-    run llmc-build 300 env LIBRARY_PATH="$LLMC" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 GPU_COMPUTE_CAPABILITY="$1" \
-        ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu || return
+    run llmc-build 300 env LIBRARY_PATH="$LLMC" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 \
+        GPU_COMPUTE_CAPABILITY="$1" ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu || return
     tokens
     for B in 32 64; do
-        run "llmc-B$B" 60 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e d12 -b $B -t 1024 \
-            -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 && python3 dev/bench/results.py --llmc $B "$out/llmc-B$B.log" >>"$results"
+        run "llmc-B$B" 60 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e d12 -b $B \
+            -t 1024 -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 &&
+            python3 dev/bench/results.py --llmc $B "$out/llmc-B$B.log" >>"$results"
     done
 }
 
