@@ -34,7 +34,6 @@ enum class Master { separate, weight_itself };
 // in the flat parameter buffer, which decides its weight decay and its random bits.
 //
 // Grid: blocks of 256 threads; a thread owns Vec<floatX>::size consecutive elements.
-
 template <class floatX, Master MASTER>
 __global__ void __launch_bounds__(256)
     adamw_kernel(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,

@@ -141,9 +141,10 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     SHARED(group_sum, float[DECODE_GROUPS]);
     SHARED(group_out, float[DECODE_GROUPS][VECS * step]);
     UNROLL
-    for (int i = 0; i < VECS; i++)
+    for (int i = 0; i < VECS; i++) {
         UNROLL
         for (int e = 0; e < V::size; e++) group_out[group][lane * V::size + i * step + e] = o[i][e];
+    }
     if (lane == 0) {
         group_max[group] = row_max;
         group_sum[group] = sum;

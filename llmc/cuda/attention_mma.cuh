@@ -97,9 +97,10 @@ struct RowFragments {
     __device__ __forceinline__ explicit RowFragments(SharedTile<HS> tile) : tile(tile) {
         if constexpr (KEEP) {
             UNROLL
-            for (int k = 0; k < HS / 16; k++)
+            for (int k = 0; k < HS / 16; k++) {
                 UNROLL
                 for (int i = 0; i < R; i++) tile.load_a(fragments[k][i], i * 16, 2 * k);
+            }
         }
     }
     // a = the fragments of channels 16*k to 16*k + 15.
@@ -119,7 +120,7 @@ struct RowFragments {
 // acc (16*R, 8*N) += own (16*R, HS) * tile^T, for the first 8*N rows of the tile ("NT", as BLAS names it).
 template <int HS, int R, int N, bool KEEP>
 __device__ __forceinline__ void matmul_nt(float (&acc)[R][N][4], const RowFragments<HS, R, KEEP>& own,
-                                              SharedTile<HS> tile) {
+                                          SharedTile<HS> tile) {
     UNROLL_BY(KEEP ? HS / 16 : 2)  // unrolled further, the compiler loads so far ahead that registers spill
     for (int k = 0; k < HS / 16; k++) {
         uint32_t a[R][4];
@@ -147,11 +148,13 @@ struct Bf16Fragments {
     Bf16Fragments() = default;
     __device__ __forceinline__ explicit Bf16Fragments(const float (&acc)[R][N][4]) {
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
-            for (int n = 0; n < N; n++)
+            for (int n = 0; n < N; n++) {
                 UNROLL
                 for (int half = 0; half < 2; half++) set(i, half, n, acc[i][n][2 * half], acc[i][n][2 * half + 1]);
+            }
+        }
     }
     __device__ __forceinline__ void set(int i, int half, int n, float low, float high) {
         a[i][n / 2][n % 2 * 2 + half] = pack_bf16(low, high);
@@ -165,7 +168,7 @@ struct Bf16Fragments {
 // acc (16*R, HS) += weights (16*R, 8*N) * the first 8*N rows of the tile ("NN").
 template <int HS, int R, int N>
 __device__ __forceinline__ void matmul_nn(float (&acc)[R][HS / 8][4], const Bf16Fragments<R, N>& weights,
-                                                  SharedTile<HS> tile) {
+                                          SharedTile<HS> tile) {
     UNROLL
     for (int k = 0; k < N / 2; k++) {
         UNROLL
@@ -186,14 +189,17 @@ __device__ __forceinline__ void matmul_nn(float (&acc)[R][HS / 8][4], const Bf16
 template <int R, int N, class Body>
 __device__ __forceinline__ void for_each_element(const Body& body) {
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
             UNROLL
-            for (int n = 0; n < N; n++)
+            for (int n = 0; n < N; n++) {
                 UNROLL
                 for (int e = 0; e < 2; e++)
                     body(i, half, n, e, i * 16 + half * 8 + lane_row(), n * 8 + lane_column() + e);
+            }
+        }
+    }
 }
 
 // Stores acc * factor as bf16 to the rows of a head, beginning at token `first`. `own`: the warp's rows of a shared
@@ -203,15 +209,17 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> head, const float (&ac
                                            const float (&factor)[R][2], SharedTile<HS> own, int first, int T) {
     __syncwarp();
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
             UNROLL
             for (int n = 0; n < HS / 8; n++) {
                 const float f = factor[i][half], *x = &acc[i][n][2 * half];
                 bf16* pair = own.at(i * 16 + half * 8 + lane_row(), n) + lane_column();
                 *reinterpret_cast<uint32_t*>(pair) = pack_bf16(x[0] * f, x[1] * f);
             }
+        }
+    }
     __syncwarp();
     constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks;
     const int lane = int(threadIdx.x) % WARP_SIZE, chunk = lane % chunks;
@@ -238,12 +246,13 @@ struct OnlineSoftmax {
 
     __device__ OnlineSoftmax() {
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
             for (int half = 0; half < 2; half++) {
                 row_max[i][half] = -INFINITY;
                 sum[i][half] = 0.0f;
             }
+        }
     }
 
     // weights = 2^(scale2 * (score - row_max)), with the maximum that includes these scores. Rescales out to it.
@@ -251,14 +260,15 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void update(Bf16Fragments<R, N>& weights, float (&out)[R][CHANNEL_TILES][4],
                                            const float (&scores)[R][N][4], float scale2) {
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
             for (int half = 0; half < 2; half++) {
                 float new_max = row_max[i][half];
                 UNROLL
-                for (int n = 0; n < N; n++)
+                for (int n = 0; n < N; n++) {
                     UNROLL
                     for (int e = 0; e < 2; e++) new_max = fmaxf(new_max, scores[i][n][2 * half + e]);
+                }
                 new_max = fmaxf(new_max, __shfl_xor_sync(FULL_MASK, new_max, 1));  // four lanes hold a row
                 new_max = fmaxf(new_max, __shfl_xor_sync(FULL_MASK, new_max, 2));
                 const float rescale = exp2_fast((row_max[i][half] - new_max) * scale2);
@@ -278,10 +288,12 @@ struct OnlineSoftmax {
                 }
                 sum[i][half] = row_sum;
                 UNROLL
-                for (int n = 0; n < CHANNEL_TILES; n++)
+                for (int n = 0; n < CHANNEL_TILES; n++) {
                     UNROLL
                     for (int e = 0; e < 2; e++) out[i][n][2 * half + e] *= rescale;
+                }
             }
+        }
     }
 };
 
@@ -339,7 +351,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
 
     float reciprocal[R][2];
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
         for (int half = 0; half < 2; half++) {
             float sum = softmax.sum[i][half];
@@ -350,6 +362,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
             if (lane_column() == 0 && t < T)
                 lse[head_offset(shape) + t] = softmax.row_max[i][half] * shape.scale + logf(sum);
         }
+    }
     store_rows(HeadRows<bf16>::of_out(out, shape), o, reciprocal, own.tile, warp_query, T);
 }
 
@@ -382,7 +395,7 @@ struct QueryStatistics {
 // (shared memory) and to delta (global memory).
 template <int HS, int R>
 __device__ __forceinline__ void compute_delta(float* row_delta, float* delta, HeadRows<const bf16> dout,
-                                          HeadRows<const bf16> out, int first, int T) {
+                                              HeadRows<const bf16> out, int first, int T) {
     constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks;
     const int lane = int(threadIdx.x) % WARP_SIZE, chunk = lane % chunks;
     UNROLL
@@ -462,13 +475,14 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     if constexpr (!OF_KEYS) {
         compute_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
             for (int half = 0; half < 2; half++) {
                 const int row = i * 16 + half * 8 + lane_row(), t = warp_token + row;
                 row_statistics[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[warp_row + row]};
                 row_lse_is_huge = row_lse_is_huge || row_statistics[i][half].lse_is_huge();
             }
+        }
     }
 
     cp_async_wait<1>();

@@ -52,9 +52,10 @@ template <int GROUPS, int R>
 __device__ void plain_matmul_nt(float (&acc)[R][R], const float* a, const float* b) {
     constexpr int stride = PlainTiles<GROUPS>::stride;
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
         for (int j = 0; j < R; j++) acc[i][j] = 0.0f;
+    }
     UNROLL_BY(4 / R)  // with more than 64 FMAs per iteration, registers spill
     for (int c = 0; c < 64 * GROUPS; c += 4) {
         Vec<float> x[R], y[R];
@@ -64,11 +65,13 @@ __device__ void plain_matmul_nt(float (&acc)[R][R], const float* a, const float*
             y[i] = load128(b + (plain_column() + i * PLAIN_SIDE) * stride + c);
         }
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
-            for (int j = 0; j < R; j++)
+            for (int j = 0; j < R; j++) {
                 UNROLL
                 for (int e = 0; e < 4; e++) acc[i][j] += x[i][e] * y[j][e];
+            }
+        }
     }
 }
 
@@ -77,7 +80,7 @@ __device__ void plain_matmul_nt(float (&acc)[R][R], const float* a, const float*
 template <int GROUPS, int R>
 __device__ void plain_matmul_nn(float (&acc)[R][GROUPS][4], const float* weights, const float* tile) {
     using Tiles = PlainTiles<GROUPS>;
-    for (int k = 0; k < Tiles::rows; k++)
+    for (int k = 0; k < Tiles::rows; k++) {
         UNROLL
         for (int g = 0; g < GROUPS; g++) {
             const auto x = load128(tile + k * Tiles::stride + 64 * g + 4 * plain_column());
@@ -88,6 +91,7 @@ __device__ void plain_matmul_nn(float (&acc)[R][GROUPS][4], const float* weights
                 for (int e = 0; e < 4; e++) acc[i][g][e] += w * x[e];
             }
         }
+    }
 }
 
 // Stores this thread's weights to shared memory, for plain_matmul_nn. A barrier must stand between the two.
@@ -95,10 +99,11 @@ template <int GROUPS, int R>
 __device__ void store_weights(float* weights, const float (&acc)[R][R]) {
     constexpr int stride = PlainTiles<GROUPS>::weight_stride;
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
         for (int j = 0; j < R; j++)
             weights[(plain_row() + i * PLAIN_SIDE) * stride + plain_column() + j * PLAIN_SIDE] = acc[i][j];
+    }
 }
 
 // Stores acc * factor to the rows of a head, beginning at token `first`.
@@ -106,7 +111,7 @@ template <class floatX, int GROUPS, int R>
 __device__ void store_plain_rows(HeadRows<floatX> head, const float (&acc)[R][GROUPS][4], const float (&factor)[R],
                                  int first, const AttentionShape& s) {
     UNROLL
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
         UNROLL
         for (int g = 0; g < GROUPS; g++) {
             const int t = first + plain_row() + i * PLAIN_SIDE, channel = 64 * g + 4 * plain_column();
@@ -114,6 +119,7 @@ __device__ void store_plain_rows(HeadRows<floatX> head, const float (&acc)[R][GR
             UNROLL
             for (int e = 0; e < 4; e++) *head.at(t, channel + e) = floatX(acc[i][g][e] * factor[i]);
         }
+    }
 }
 
 // Maximum and sum over the 16 threads that own a row.
@@ -175,9 +181,10 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
                 sum[i] += x[i][j];
             }
             UNROLL
-            for (int g = 0; g < GROUPS; g++)
+            for (int g = 0; g < GROUPS; g++) {
                 UNROLL
                 for (int e = 0; e < 4; e++) o[i][g][e] *= rescale;
+            }
         }
         store_weights<GROUPS, R>(weights, x);
         __syncwarp();  // is enough: 16 lanes of one warp write a row's weights, and only they read them
@@ -259,7 +266,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
         plain_matmul_nt<GROUPS, R>(p, own_x, x);
         plain_matmul_nt<GROUPS, R>(dscore, own_y, y);
         UNROLL
-        for (int i = 0; i < R; i++)
+        for (int i = 0; i < R; i++) {
             UNROLL
             for (int j = 0; j < R; j++) {
                 const int row = plain_row() + i * PLAIN_SIDE, column = plain_column() + j * PLAIN_SIDE;
@@ -268,6 +275,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
                 p[i][j] = future ? 0.0f : expf(mul_rn(p[i][j], s.scale) - query_lse[query]);
                 dscore[i][j] = p[i][j] * (dscore[i][j] - query_delta[query]);
             }
+        }
         if constexpr (OF_KEYS) {
             store_weights<GROUPS, R>(weights, p);
             __syncwarp();  // is enough: 16 lanes of one warp write a row's weights, and only they read them
