@@ -5,12 +5,12 @@
 #include <ctime>
 
 static std::string vformat(const char* text, va_list args) {
-    va_list again;
-    va_copy(again, args);
+    va_list args_copy;
+    va_copy(args_copy, args);
     const int length = vsnprintf(nullptr, 0, text, args);
     std::string out(length > 0 ? length : 0, '\0');
-    vsnprintf(out.data(), out.size() + 1, text, again);
-    va_end(again);
+    vsnprintf(out.data(), out.size() + 1, text, args_copy);
+    va_end(args_copy);
     return out;
 }
 
@@ -42,7 +42,10 @@ std::string human_bytes(int64_t bytes) {
     double value = double(bytes);
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = 0;
-    while (value >= 1024.0 && unit < 5) value /= 1024.0, unit++;
+    while (value >= 1024.0 && unit < 5) {
+        value /= 1024.0;
+        unit++;
+    }
     return format(value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 

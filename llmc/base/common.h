@@ -5,15 +5,16 @@
 #include <stdexcept>
 #include <string>
 
-// Exit codes of the process: sysexits.h's where it has one, and timeout(1)'s for the watchdog.
+// Exit codes of the process. The values are those of sysexits.h where it has one, and that of timeout(1) for the
+// watchdog.
 enum ExitCode {
-    EXIT_INTERNAL = 1,        // a bug, or a machine that failed
+    EXIT_INTERNAL = 1,        // a bug, no memory, a failed device or network, or gradients that are not finite
     EXIT_USAGE = 2,           // invalid options
     EXIT_BAD_DATA = 65,       // a file exists, but its content is invalid
     EXIT_NO_INPUT = 66,       // a file is missing
     EXIT_CANNOT_CREATE = 73,  // an output cannot be created
     EXIT_IO = 74,             // reading or writing failed
-    EXIT_PREEMPTED = 75,      // stopped on request, work saved: run again with --resume
+    EXIT_PREEMPTED = 75,      // stopped on request after a save: --resume continues
     EXIT_WATCHDOG = 124,      // a step took too long
 };
 

@@ -21,7 +21,8 @@ void fail_errno(int exit_code, const std::string& path, const std::string& what)
     fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
 }
 
-// The user gave a wrong name, or may not read what has it; other reasons are the machine's.
+// Whether the user caused the error, by a wrong name or a file that this user may not open. Other errors are faults of
+// the machine.
 static bool is_missing(int error) {
     return error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == ELOOP ||
            error == ENAMETOOLONG;
@@ -34,20 +35,20 @@ static ssize_t retry_interrupted(auto&& call) {
     return result;
 }
 
-// One system call moves no more than 2 GiB.
-static size_t at_once(int64_t bytes) { return size_t(std::min<int64_t>(bytes, 1 << 30)); }
+// The number of bytes for one call of read or write, which the system limits to 2 GiB.
+static size_t limit_call(int64_t bytes) { return size_t(std::min<int64_t>(bytes, 1 << 30)); }
 
 InputFile::InputFile(const std::string& path) : path(path) {
-    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block for ever
+    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a pipe without a writer would block forever
     if (fd < 0) fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, path, "open");
     struct stat status = {};
-    const bool known = fstat(fd, &status) == 0;
-    if (known && S_ISREG(status.st_mode)) {
+    const bool has_status = fstat(fd, &status) == 0;
+    if (has_status && S_ISREG(status.st_mode)) {
         size = status.st_size;
         return;
     }
     close(fd);
-    if (!known) fail(EXIT_IO, "%s: cannot ask its size", path.c_str());
+    if (!has_status) fail(EXIT_IO, "%s: cannot read its size", path.c_str());
     fail(EXIT_BAD_DATA, "%s: is %s, not a file", path.c_str(),
          S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
 }
@@ -61,16 +62,18 @@ InputFile::~InputFile() {
 
 void InputFile::read_at(void* out, int64_t offset, int64_t bytes) const {
     if (offset < 0 || bytes < 0 || bytes > size - std::min(offset, size))
-        fail(EXIT_BAD_DATA, "%s: %lld bytes at %lld are wanted, the file has %lld", path.c_str(),
+        fail(EXIT_BAD_DATA, "%s: cannot read %lld bytes at offset %lld: the file has %lld bytes", path.c_str(),
              static_cast<long long>(bytes), static_cast<long long>(offset), static_cast<long long>(size));
     char* to = static_cast<char*>(out);
     while (bytes > 0) {
-        const ssize_t got = retry_interrupted([&] { return pread(fd, to, at_once(bytes), offset); });
+        const ssize_t got = retry_interrupted([&] { return pread(fd, to, limit_call(bytes), offset); });
         if (got < 0) fail_errno(EXIT_IO, path, format("read at byte %lld", static_cast<long long>(offset)));
         if (got == 0)
-            fail(EXIT_BAD_DATA, "%s: became shorter while it was read: ends at byte %lld of %lld", path.c_str(),
-                 static_cast<long long>(offset), static_cast<long long>(size));
-        to += got, offset += got, bytes -= got;
+            fail(EXIT_BAD_DATA, "%s: became shorter while it was read: it ends at byte %lld instead of %lld",
+                 path.c_str(), static_cast<long long>(offset), static_cast<long long>(size));
+        to += got;
+        offset += got;
+        bytes -= got;
     }
 }
 
@@ -89,17 +92,19 @@ void OutputFile::write(const void* data, int64_t bytes) {
     XXH3_64bits_update(hash.get(), data, size_t(bytes));
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
-        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, at_once(bytes)); });
+        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, limit_call(bytes)); });
         if (put < 0)
             fail_errno(EXIT_IO, path,
                        format("write %lld bytes at %lld", static_cast<long long>(bytes), static_cast<long long>(size)));
-        from += put, size += put, bytes -= put;
+        from += put;
+        size += put;
+        bytes -= put;
     }
 }
 
 FileSum OutputFile::finish() {
-    // Never again after a failure: the system reports lost pages once and then calls the file clean.
-    if (fsync(fd) != 0) fail_errno(EXIT_IO, path, "bring to disk");
+    // A failed fsync is never retried: the system reports lost pages once, and then treats the file as clean.
+    if (fsync(fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
     if (close(std::exchange(fd, -1)) != 0) fail_errno(EXIT_IO, path, "close");
     return {size, XXH3_64bits_digest(hash.get())};
 }
@@ -107,8 +112,8 @@ FileSum OutputFile::finish() {
 std::string read_file(const std::string& path, int64_t max_bytes) {
     const InputFile file(path);
     if (file.size > max_bytes)
-        fail(EXIT_BAD_DATA, "%s: has %s bytes, at most %s are read", path.c_str(), with_commas(file.size).c_str(),
-             with_commas(max_bytes).c_str());
+        fail(EXIT_BAD_DATA, "%s: has %s bytes, but such a file may have at most %s", path.c_str(),
+             with_commas(file.size).c_str(), with_commas(max_bytes).c_str());
     std::string content(size_t(file.size), '\0');
     file.read_at(content.data(), 0, file.size);
     return content;
@@ -143,7 +148,7 @@ FileSum checksum_file(const std::string& path) {
 
 void sync_file(const std::string& path) {
     const InputFile file(path);
-    if (fsync(file.fd) != 0) fail_errno(EXIT_IO, path, "bring to disk");
+    if (fsync(file.fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
 }
 
 bool path_exists(const std::string& path) {
@@ -162,8 +167,8 @@ void read_from(const std::string& dir, const std::function<void()>& f) {
     } catch (const Error&) {
         if (!is_deleted(dir)) throw;
         fail(EXIT_NO_INPUT,
-             "%s: is not there any more; a run that goes on there deletes its older checkpoints: try again, or give "
-             "that run a larger --keep",
+             "%s: was deleted while it was read, probably by a run that deletes its older checkpoints: try again, or "
+             "give that run a larger --keep",
              dir.c_str());
     }
 }
@@ -186,7 +191,7 @@ bool is_denied(const std::string& dir) {
     return false;
 }
 
-// For the calls of std::filesystem that report by error_code.
+// fail_errno for calls of std::filesystem, which report an error_code instead of errno.
 [[noreturn]] static void fail_code(int exit_code, const std::string& path, const char* what, std::error_code error) {
     errno = error.value();
     fail_errno(exit_code, path, what);
@@ -215,11 +220,11 @@ void make_directories(const std::string& dir) {
 void sync_directory(const std::string& dir) {
     const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) fail_errno(EXIT_IO, dir, "open the directory");
-    const bool failed = fsync(fd) != 0 && errno != EINVAL;  // EINVAL: a file system without it
+    const bool failed = fsync(fd) != 0 && errno != EINVAL;  // EINVAL: this file system cannot sync directories
     const int reason = errno;
     close(fd);
     errno = reason;
-    if (failed) fail_errno(EXIT_IO, dir, "bring the directory to disk");
+    if (failed) fail_errno(EXIT_IO, dir, "write the directory to disk");
 }
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -234,15 +239,15 @@ void remove_tree(const std::string& path) {
 
 int64_t free_bytes(const std::string& dir) {
     struct statvfs status;
-    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "ask for free space");
-    int64_t bytes;  // some file systems report nonsense: it must not become negative
+    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "read its free space");
+    int64_t bytes;  // some file systems report impossible numbers, whose product overflows
     if (__builtin_mul_overflow(status.f_bavail, status.f_frsize, &bytes)) return std::numeric_limits<int64_t>::max();
     return bytes;
 }
 
 int64_t free_files(const std::string& dir) {
     struct statvfs status;
-    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "ask for free space");
+    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "read its free space");
     constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
     if (status.f_files == 0) return unlimited;  // btrfs and some network file systems
     return int64_t(std::min<uint64_t>(status.f_favail, unlimited));

@@ -66,7 +66,7 @@ bool is_directory(const std::string& path);
 void read_from(const std::string& dir, const std::function<void()>& f);
 // Refuses (EXIT_NO_INPUT) a path that is no directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
-bool is_denied(const std::string& dir);                           // it exists, but it or a file in it may not be read
+bool is_denied(const std::string& dir);                           // this user may not read it, or a file in it
 std::vector<std::string> list_directory(const std::string& dir);  // names, sorted; missing: EXIT_NO_INPUT
 void make_directories(const std::string& dir);                    // and its parents, synced to disk; it may exist
 void sync_directory(const std::string& dir);                      // makes its entries durable

@@ -17,7 +17,7 @@ std::string boot_id() {
     std::string id;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
     struct stat network = {};
-    const bool known = stat("/proc/self/ns/net", &network) == 0;
+    const bool has_namespace = stat("/proc/self/ns/net", &network) == 0;
     return (id.empty() ? host_name() : id) +
-           (known ? format("/%llu", static_cast<unsigned long long>(network.st_ino)) : "");
+           (has_namespace ? format("/%llu", static_cast<unsigned long long>(network.st_ino)) : "");
 }

@@ -10,14 +10,15 @@
 
 using nlohmann::json;
 
-// Builds the value and adds the checks that json::parse lacks. json::parse with a callback could do them too, but it
-// searches a whole list at the end of each object in it: a long list of objects would take quadratic time.
+// Builds the value and makes the checks that json::parse lacks. json::parse with a callback could make them too, but it
+// searches the whole list at the end of each object in it, so a long list of objects would take quadratic time.
 struct CheckedValue : nlohmann::json_sax<json> {
     static constexpr size_t MAX_DEPTH = 32;
     const std::string& where;
     json root;
-    std::vector<json*> open;  // objects and lists, outermost first; one does not move while another in it is open
-    json* member = nullptr;   // of the innermost object; waits for its value
+    // Lists and objects that are not closed yet, outermost first. One does not move in memory while one in it is open.
+    std::vector<json*> open;
+    json* member = nullptr;  // of the innermost object: its key was read, its value comes next
 
     explicit CheckedValue(const std::string& where) : where(where) {}
 
@@ -29,7 +30,8 @@ struct CheckedValue : nlohmann::json_sax<json> {
     bool add(json value) { return place(std::move(value)) != nullptr; }
     bool begin(json empty) {
         open.push_back(place(std::move(empty)));
-        if (open.size() > MAX_DEPTH) fail(EXIT_BAD_DATA, "%s: nested deeper than %zu", where.c_str(), MAX_DEPTH);
+        if (open.size() > MAX_DEPTH)
+            fail(EXIT_BAD_DATA, "%s: lists or objects are nested deeper than %zu", where.c_str(), MAX_DEPTH);
         return true;
     }
     bool end() {
@@ -52,7 +54,7 @@ struct CheckedValue : nlohmann::json_sax<json> {
     bool number_unsigned(uint64_t value) override { return add(value); }
     bool number_float(double value, const std::string&) override { return add(value); }
     bool string(std::string& value) override { return add(std::move(value)); }
-    bool binary(json::binary_t&) override { return false; }  // JSON as text has none
+    bool binary(json::binary_t&) override { return false; }  // text cannot contain binary values
     bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
 };
 
@@ -60,7 +62,7 @@ json parse_json(const std::string& text, const std::string& where, const char* i
     CheckedValue value(where);
     if (json::sax_parse(text, &value)) return std::move(value.root);
     try {
-        return json::parse(text);  // throws: there is an error
+        return json::parse(text);  // throws, because sax_parse has found an error
     } catch (const json::parse_error& error) {
         if (text.empty()) fail(EXIT_BAD_DATA, "%s: is not valid JSON: it is empty", where.c_str());
         if (error.byte > text.size())

@@ -18,14 +18,14 @@
 
 void MadeDirectories::make(const std::string& dir) {
     for (std::string missing = dir; !path_exists(missing); missing = parent_directory(missing)) {
-        if (missing == parent_directory(missing)) break;  // "." or "/", which may not be searched
+        if (missing == parent_directory(missing)) break;  // "." or "/": it exists, but its parent may not be searched
         dirs.insert(dirs.begin(), missing);
     }
     make_directories(dir);
 }
 
 MadeDirectories::~MadeDirectories() {
-    for (size_t i = dirs.size(); i-- > 0;) rmdir(dirs[i].c_str());  // fails where something is in it, as it should
+    for (size_t i = dirs.size(); i-- > 0;) rmdir(dirs[i].c_str());  // leaves a directory that is not empty
 }
 
 // ---- the file
@@ -42,7 +42,7 @@ static OpenedFile open_or_create(const std::string& path) {
         if (errno != EEXIST) fail_errno(EXIT_CANNOT_CREATE, path, "create");
         fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         if (fd >= 0) return {fd, false};
-        if (errno != ENOENT) fail_errno(EXIT_CANNOT_CREATE, path, "open");  // ENOENT: just removed by its owner
+        if (errno != ENOENT) fail_errno(EXIT_CANNOT_CREATE, path, "open");  // ENOENT: its owner has just removed it
     }
 }
 
@@ -61,7 +61,8 @@ static double age(int fd, const std::string& path) {
     if (now_fd < 0) fail_errno(EXIT_CANNOT_CREATE, probe, "create");
     unlink(probe.c_str());
     struct stat now = {}, renewed = {};
-    fstat(now_fd, &now), fstat(fd, &renewed);
+    fstat(now_fd, &now);
+    fstat(fd, &renewed);
     close(now_fd);
     return double(now.st_mtim.tv_sec - renewed.st_mtim.tv_sec) +
            1e-9 * double(now.st_mtim.tv_nsec - renewed.st_mtim.tv_nsec);
@@ -75,7 +76,7 @@ static void write_owner(int fd) {
     strftime(since, sizeof(since), "%Y-%m-%d %H:%M UTC", &parts);
     const std::string text = format("pid %d on %s since %s\n", int(getpid()), host_name().c_str(), since);
     if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) < 0) {
-        // A full disk. The lock holds without its text.
+        // Probably a full disk. The lock is valid without the text.
     }
 }
 
@@ -83,7 +84,7 @@ static std::string read_owner(int fd) {
     char text[200];
     const ssize_t bytes = pread(fd, text, sizeof(text), 0);
     const std::string owner(text, bytes > 0 ? size_t(bytes) : 0);
-    return owner.empty() ? "run.lock does not say which" : printable(owner.substr(0, owner.find('\n')));
+    return owner.empty() ? "its run.lock does not name the process" : printable(owner.substr(0, owner.find('\n')));
 }
 
 // ---- the lock
@@ -95,13 +96,14 @@ static std::string read_owner(int fd) {
          owner.c_str(), how_long.c_str());
 }
 
-// A name that is too long for what is written at the end must not be found out then.
+// Refuses an output whose name is so long that the last files of a run would exceed PATH_MAX: the run would fail at
+// its end.
 static void check_length(const std::string& output) {
     constexpr size_t longest = std::string_view("/step_2147483647.10.tmp/generation_config.json").size();
     if (output.size() + longest >= PATH_MAX)
         fail(EXIT_CANNOT_CREATE,
-             "%s...: the name of the directory has %zu bytes, with which the names of files in it are too long for the "
-             "system; give one of %zu or less",
+             "%s...: the name of the directory has %zu bytes, so the names of files in it would be too long for the "
+             "system; give a name of at most %zu bytes",
              output.substr(0, 100).c_str(), output.size(), PATH_MAX - 1 - longest);
 }
 
@@ -115,14 +117,15 @@ OutputLock::OutputLock(const std::string& output, LockCall lock, double beat_sec
         const int error = lock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (error == EWOULDBLOCK) refuse(output, fd, "");
         if (error == 0 && is_at(fd, path)) break;
-        if (error != 0 && error != EINTR) {  // no locks here
+        if (error != 0 && error != EINTR) {  // this file system has no locks
             if (file.created) {
                 renew(beat_seconds);
                 break;
             }
             if (age(fd, path) < dead_after)
                 refuse(output, fd, format(" (if it is dead, for at most %.0f s)", dead_after));
-            unlink(path.c_str());  // two runs that do this within a millisecond could both go on: the price of no locks
+            // Without locks, two runs that do this within the same millisecond may both continue.
+            unlink(path.c_str());
         }
         close(fd);
     }

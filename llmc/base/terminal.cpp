@@ -15,7 +15,8 @@
 #include "base/unicode.h"
 
 void prepare_standard_streams() {
-    for (int fd = 0; fd <= 2; fd++)  // what is written to a closed stdout fails, and so it is noticed
+    // stdout is opened read-only: a write to it then fails, and the program reports that its output is lost.
+    for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd < 2 ? O_RDONLY : O_WRONLY) != fd)
             fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
                  strerror(errno));

@@ -14,13 +14,13 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days,
 // The text in a form that is safe to send to a terminal (TerminalText in unicode.h).
 std::string terminal_text(const std::string& text);
 
-// A word as a POSIX shell reads it back: in quotes, unless it has none but harmless characters.
+// Quotes a word for a POSIX shell, unless all its characters are harmless.
 std::string shell_word(const std::string& text);
 
 bool stdout_is_terminal();
 
-// Prints all of the text on stdout, or fails with EXIT_IO. It is for results that exist nowhere else; the output of
-// train is in log.jsonl too.
+// Prints all of the text on stdout, or fails with EXIT_IO. Use it for results that are written nowhere else; the output
+// of train is in log.jsonl too.
 void print_stdout(const std::string& text);
 using Row = std::pair<std::string, std::string>;  // label, value
 // One line per row, with the labels padded to equal width.

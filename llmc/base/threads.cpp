@@ -28,14 +28,14 @@ static int64_t bytes_of(const char* text) {
 }
 
 void check_stacks() {
-    const char* of_threads = getenv("OMP_STACKSIZE");
-    const int64_t bytes = of_threads ? bytes_of(of_threads) : -1;  // OpenMP also ignores an invalid size
+    const char* thread_stack = getenv("OMP_STACKSIZE");
+    const int64_t bytes = thread_stack ? bytes_of(thread_stack) : -1;  // OpenMP also ignores an invalid size
     ENSURE(bytes < 0 || bytes >= LEAST_STACK,
-           "OMP_STACKSIZE=%s gives each thread a stack of %s; the operations need %s: unset it", of_threads,
+           "OMP_STACKSIZE=%s gives each thread a stack of %s, but the operations need %s; unset it", thread_stack,
            human_bytes(bytes).c_str(), human_bytes(LEAST_STACK).c_str());
     rlimit limit;
     ENSURE(getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= rlim_t(LEAST_STACK),
-           "the limit of the stack is %s (ulimit -s); the operations need %s: try ulimit -s 8192",
+           "the stack limit is %s (ulimit -s), but the operations need %s; try ulimit -s 8192",
            human_bytes(int64_t(limit.rlim_cur)).c_str(), human_bytes(LEAST_STACK).c_str());
 }
 
@@ -45,10 +45,10 @@ void check_stacks() {
 namespace {
 
 // How long a waiting thread spins before it sleeps. libgomp's default of 300,000 turns is 8 ms on an AMD EPYC (26 ns
-// each); libomp's default is 200 ms. A thread that spins until a descheduled thread returns wastes its core: on 2 cores
-// two trainings of 4 layers and 256 channels took 940 ms a step together, where one alone takes 25 ms. At 100 us they
-// take 60 ms, and one alone up to 13 % more than before (medians; the means do not differ). At 0 one alone takes 1.1 to
-// 4 times as long.
+// each); libomp's default is 200 ms. A thread that spins until a descheduled thread returns wastes its core. Measured
+// on 2 cores with 4 layers and 256 channels: one training takes 25 ms a step, but two at the same time took 940 ms.
+// With 100 us two take 60 ms, and one takes up to 13 % longer than with the default (medians; the means do not differ). With 0,
+// one takes 1.1 to 4 times as long.
 constexpr double SPIN_SECONDS = 100e-6;
 
 // One turn of libgomp's spin loop.
@@ -56,7 +56,7 @@ double seconds_of_turn() {
     constexpr int turns = 200;
     const int value = 0;
     double least = 1e-6;
-    for (int i = 0; i < 5; i++) {  // the thread may be descheduled in some of them
+    for (int i = 0; i < 5; i++) {  // the thread may be descheduled during some runs
         const double begin = seconds_now();
         for (int turn = 0; turn < turns && __atomic_load_n(&value, __ATOMIC_ACQUIRE) == 0; turn++) {
 #if defined(__x86_64__)
@@ -73,16 +73,16 @@ double seconds_of_turn() {
 }  // namespace
 
 void limit_spinning(char** argv) {
-    for (const char* chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
-        if (getenv(chosen)) return;
+    for (const char* setting : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
+        if (getenv(setting)) return;
     if (getauxval(AT_BASE) == 0) return;  // started as `ld.so PROGRAM`: the link below would name ld.so
-    char program[PATH_MAX];               // not /proc/self/exe itself, after which the process would be called "exe"
+    char program[PATH_MAX];               // not /proc/self/exe itself: the process would then be named "exe"
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length <= 0) return;
     program[length] = 0;
     setenv("GOMP_SPINCOUNT", std::to_string(int64_t(SPIN_SECONDS / seconds_of_turn())).c_str(), 0);
-    setenv("KMP_BLOCKTIME", "1", 0);  // ms, the least that every version of libomp takes
-    execv(program, argv);             // comes back where that cannot be: then threads spin as long as the runtime likes
+    setenv("KMP_BLOCKTIME", "1", 0);  // ms, the smallest value that every version of libomp accepts
+    execv(program, argv);             // returns only if it fails: threads then spin for the runtime's default time
 }
 
 #else

@@ -3,7 +3,10 @@
 #include <utility>
 
 Trace::~Trace() {
-    for (const Queued& q : queued) destroy_event(q.begin), destroy_event(q.end);
+    for (const Queued& q : queued) {
+        destroy_event(q.begin);
+        destroy_event(q.end);
+    }
     for (Event timer : timers) destroy_event(timer);
     destroy_event(anchor);
 }
@@ -13,7 +16,7 @@ void Trace::add(const Record& record) {
     records.push_back(record);
 }
 
-// Brings the stream's clock and the host's together: when the first span begins, since clocks drift apart.
+// The first span also aligns the stream's clock with the host's. The constructor does not, because clocks drift apart.
 Event Trace::begin_on(Stream stream) {
     if (!anchor) {
         anchor = create_timer();
@@ -34,7 +37,7 @@ Event Trace::take_timer() {
     return timer;
 }
 
-// An error here is one of the work before it, which the next call meets too.
+// Ignores an error: it comes from work that was queued earlier, and the next call to the device reports it too.
 void Trace::end_on(Stream stream, const Record& record, Event begin) {
     try {
         const Event end = take_timer();
@@ -54,7 +57,8 @@ void Trace::read_timers(bool wait) {
         add(q.record);
         std::swap(anchor, q.end);
         anchor_time = q.record.end;
-        timers.push_back(q.begin), timers.push_back(q.end);
+        timers.push_back(q.begin);
+        timers.push_back(q.end);
     }
 }
 
@@ -68,9 +72,12 @@ Span::Span(Trace* trace, Track track, SpanLabel label)
 }
 
 Span::Span(Trace* trace, Track track, Stream stream, SpanLabel label) : Span(trace, track, label) {
-    if (!std::exchange(this->trace, nullptr)) return;  // back when nothing can fail any more
+    // The member is null while begin_on may throw, so that the destructor then records nothing.
+    if (!std::exchange(this->trace, nullptr)) return;
     begin = trace->begin_on(stream);
-    this->trace = trace, this->stream = stream, on_stream = true;
+    this->trace = trace;
+    this->stream = stream;
+    on_stream = true;
 }
 
 Span::~Span() {

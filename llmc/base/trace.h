@@ -27,7 +27,7 @@ struct SpanLabel {
 
 // The spans of one rank. Only the training thread may create spans of streams; any thread may create others.
 struct Trace {
-    static constexpr int64_t MOST_SPANS = 1 << 18;  // 20 steps of 512 micro-steps are a fifth of it
+    static constexpr int64_t MOST_SPANS = 1 << 18;  // 20 steps of 512 micro-steps fill a fifth of it
 
     explicit Trace(int64_t most_spans = MOST_SPANS) : most_spans(most_spans) {}
     ~Trace();
@@ -36,11 +36,11 @@ struct Trace {
     struct Record {
         SpanLabel label;
         Track track;
-        int64_t order;      // by begin
+        int64_t order;      // number of the span, in the order in which spans begin
         double begin, end;  // on this host's clock
     };
     void add(const Record& record);
-    Event begin_on(Stream stream);  // the timer
+    Event begin_on(Stream stream);  // queues a timer on the stream and returns it
     void end_on(Stream stream, const Record& record, Event begin);
     Event take_timer();
     void read_timers(bool wait);  // reads the timers that have completed, or waits for all
@@ -56,7 +56,7 @@ struct Trace {
 
     // Used by the training thread only.
     void begin_step(int64_t s) { step = s, first_step = first_step < 0 ? s : first_step; }
-    int64_t first_step = -1, step = -1;  // begun
+    int64_t first_step = -1, step = -1;  // the first and the latest step; -1: none has begun
     struct Queued {
         Record record;
         Event begin, end;

@@ -1,6 +1,6 @@
-// unicode.cpp: the character classes are a table of 1.1 MB with one byte per code point, filled from ranges at first
-// use. A text touches only the few cache lines of its own scripts. ASCII, the bulk of most texts, does not use the
-// table.
+// unicode.cpp: looks up character classes in a table of 1.1 MB, one byte per code point, which is filled from ranges at
+// first use. A text touches only the few cache lines of its own scripts. ASCII, the bulk of most texts, does not use
+// the table.
 #include "base/unicode.h"
 
 #include <bit>
@@ -88,7 +88,7 @@ Char char_at(const char* p, const char* end) {
     return type != MULTI ? Char{type, 1, true} : multi_char_at(p, end);
 }
 
-// A valid character starts one to four bytes before p and ends at p. Without one, the last byte is an invalid one.
+// Looks for a valid character of one to four bytes that ends at p. If there is none, the byte before p is invalid.
 Char char_before(const char* begin, const char* p) {
     for (int bytes = 1; bytes <= 4 && bytes <= p - begin; bytes++) {
         const Char c = char_at(p - bytes, p);
@@ -97,8 +97,9 @@ Char char_before(const char* begin, const char* p) {
     return {OTHER, 1, false};
 }
 
-// Skips the ASCII letters at p, eight bytes at a time, since a loop over bytes mispredicts the end of every word. In t,
-// letters are lower case; the sums carry into a byte's high bit where it is at least 'a', above 'z'.
+// Skips the ASCII letters at p, eight bytes at a time, because a loop over bytes mispredicts the end of every word. In
+// t letters are lower case and high bits are clear. Each sum then has the high bit of a byte set if that byte is at
+// least 'a', or above 'z'.
 static const char* skip_letters(const char* p, const char* end) {
     constexpr uint64_t ones = 0x0101010101010101, high = 0x80 * ones;
     while (end - p >= 8) {
@@ -133,8 +134,8 @@ static int contraction(const char* p, const char* end) {
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-// All of a white run at the end of the text, else all but its last character, which may belong to the next piece; of a
-// run of one character, that one.
+// The end of a piece of white space that starts at p. At the end of the text it is the whole run. Elsewhere the last
+// character of the run is left for the next piece, unless the run is a single character.
 static const char* end_of_white_piece(const char* p, const char* end) {
     const char* last = p;  // the run's last character
     for (const char* next = p; next < end;) {
@@ -151,7 +152,7 @@ const char* piece_end(const char* p, const char* end) {
     if (*p == '\'') {
         if (const int length = contraction(p, end)) return p + length;
     } else if (*p == ' ' && end - p > 1) {
-        start = p + 1;  // one space is taken along, unless white space follows
+        start = p + 1;  // the piece includes one leading space, unless white space follows it
     }
     const Char c = char_at(start, end);
     return c.type == WHITE ? end_of_white_piece(p, end) : end_of_run(start + c.bytes, end, c.type);
@@ -168,14 +169,15 @@ static bool may_become_valid(const char* p, const char* end) {
     const uint8_t first = uint8_t(p[0]);
     const int length = first >= 0xc2 && first <= 0xdf ? 2 : first <= 0xef ? 3 : 4;
     if (first < 0xc2 || first > 0xf4 || end - p >= length) return false;
-    std::string lowest(p, end), highest(p, end);  // the characters it can become; all between are of one validity
+    // The first and the last character that it can become. If any of these characters is valid, one of the two is.
+    std::string lowest(p, end), highest(p, end);
     lowest.append(size_t(length) - lowest.size(), '\x80');
     highest.append(size_t(length) - highest.size(), '\xbf');
     const auto valid = [&](const std::string& text) { return char_at(text.data(), text.data() + length).valid; };
     return valid(lowest) || valid(highest);
 }
 
-static void append_shown(std::string& out, const char* p, Char c) {
+static void append_escaped(std::string& out, const char* p, Char c) {
     const uint8_t first = uint8_t(p[0]), second = c.bytes > 1 ? uint8_t(p[1]) : 0;
     if (!c.valid)
         out += "\xef\xbf\xbd";  // U+FFFD
@@ -194,7 +196,7 @@ std::string TerminalText::add(std::string_view bytes) {
     while (p < end) {
         const Char c = char_at(p, end);
         if (!c.valid && may_become_valid(p, end)) break;
-        append_shown(out, p, c);
+        append_escaped(out, p, c);
         p += c.bytes;
     }
     pending.erase(0, size_t(p - pending.data()));
@@ -203,7 +205,7 @@ std::string TerminalText::add(std::string_view bytes) {
 
 std::string TerminalText::finish() {
     std::string out;
-    for (const char& byte : pending) append_shown(out, &byte, {OTHER, 1, false});
+    for (const char& byte : pending) append_escaped(out, &byte, {OTHER, 1, false});
     pending.clear();
     return out;
 }

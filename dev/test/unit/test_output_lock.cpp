@@ -164,7 +164,7 @@ TEST_CASE("an output is refused if its name is too long for the files of a check
     out += "/" + std::string(PATH_MAX - out.size() - file.size() - 2, 'y');
     const std::string said = refusal([&] { OutputLock(out + "y"); });
     CHECK(said.starts_with("73 " + dir.path));
-    CHECK(said.ends_with(format("give one of %zu or less", out.size())));
+    CHECK(said.ends_with(format("give a name of at most %zu bytes", out.size())));
     CHECK(list_directory(dir.path).empty());
     const OutputLock lock(out);
     make_directories(parent_directory(out + file));
@@ -210,7 +210,7 @@ TEST_CASE("a full disk does not keep a run from its lock") {
         }
         const OutputLock held(dir / "out");
         const std::string said = refusal([&] { OutputLock(dir / "out"); });
-        return said.find("run.lock does not say which") == std::string::npos ? 1 : 0;
+        return said.find("run.lock does not name the process") == std::string::npos ? 1 : 0;
     });
     if (code == CHILD_SKIPPED)
         skip_case("mounting a small disk is not permitted here");
