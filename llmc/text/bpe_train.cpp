@@ -1,14 +1,15 @@
-// bpe_train.cpp: trains BPE: counts pieces and learns merges from the counts.
+// bpe_train.cpp: trains a BPE vocabulary: counts the pieces of a text and learns merges from the counts.
 //
-// A merge touches only the words that hold its pair. Each pair has its count and a list of words that had the pair when
-// they were listed (a word that has lost it since is scanned in vain). A heap holds every pair with an upper bound of
-// its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find the best
-// pair, take the top. If its bound is too high, push it back with its current count; otherwise it is the best pair.
+// A merge touches only the words that contain its pair. Each pair has its count and a list of the words in which it has
+// occurred (a word that has lost the pair since is scanned without effect). A heap holds every pair with an upper bound
+// of its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find the
+// best pair, take the top. If its bound is too high, push it back with its current count; otherwise it is the best
+// pair.
 //
-// Hugging Face's BpeTrainer does the same, with the same tie-break, so the merges are equal. They differ in three
-// places. It trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. And where two
-// merges make the same bytes (aa + a, a + aa), which is rare in text, the pairs of the common token have two entries in
-// its queue, each for a part of the words, and which comes first is undefined; here they have one.
+// Hugging Face's BpeTrainer uses the same algorithm and tie-break, so the merges are equal, with three exceptions. It
+// trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. If two merges make the same
+// bytes (aa + a, a + aa), which is rare in text, a pair with the common token has two entries in its queue, each for a
+// part of the words, in undefined order; here it has one.
 #include <algorithm>
 #include <cstring>
 #include <queue>
@@ -85,16 +86,17 @@ static Words words_of(const PieceCounts& counts, const int* byte_tokens) {
     for (const PieceCounts::Slot& slot : counts.slots)
         if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
     for (const auto& [piece, count] : counts.longer) add(piece, count);
-    ENSURE(words.count.size() < size_t(1) << 31, "%zu different words; give less text", words.count.size());
+    ENSURE(words.count.size() < size_t(1) << 31,
+           "the text has %zu different words, more than are supported; give less text", words.count.size());
     return words;
 }
 
 struct Pair {
     int left, right;
     int64_t count = 0;            // over all words
-    std::vector<int> words = {};  // that have it, or had it
-    int token = -1;               // what it was merged into
-    int round = -1;               // the last merge that listed it
+    std::vector<int> words = {};  // words in which the pair has occurred
+    int token = -1;               // the token of its merge; -1: not merged yet
+    int round = -1;               // the last round that raised its count
 };
 
 // Pairs by number, found by their tokens: open addressing.
@@ -121,7 +123,7 @@ struct Pairs {
     }
 };
 
-// In the heap: the higher count first, then the smaller tokens.
+// An entry of the heap. The order is by higher count, then by smaller tokens.
 struct Candidate {
     int64_t count;
     int left, right, pair;
@@ -136,38 +138,38 @@ struct Trainer {
     Words words;
     Pairs pairs;
     std::priority_queue<Candidate> queue;
-    std::vector<int> listed;  // pairs that this round has listed, to be pushed at its end
+    std::vector<int> raised;  // pairs whose counts this round has raised; pushed into the heap at its end
     int round = 0;
 
     Pair& pair(int number) { return pairs.pairs[size_t(number)]; }
 
-    void uncount(int left, int right, int64_t count) { pair(pairs.find_or_add(left, right)).count -= count; }
+    void remove_occurrence(int left, int right, int64_t count) { pair(pairs.find_or_add(left, right)).count -= count; }
 
-    void list(int left, int right, int word) {
+    void add_occurrence(int left, int right, int word) {
         const int number = pairs.find_or_add(left, right);
         Pair& p = pair(number);
         p.count += words.count[size_t(word)];
         if (p.words.empty() || p.words.back() != word) p.words.push_back(word);
-        if (p.round != round) listed.push_back(number);
+        if (p.round != round) raised.push_back(number);
         p.round = round;
     }
 
-    void push_listed() {
-        for (const int number : listed)
+    void push_raised() {
+        for (const int number : raised)
             if (pair(number).count > 0) queue.push({pair(number).count, pair(number).left, pair(number).right, number});
-        listed.clear();
+        raised.clear();
         round++;
     }
 
-    void list_all() {
+    void count_all_pairs() {
         for (size_t word = 0; word < words.count.size(); word++) {
             const int* ids = words.tokens.data() + words.begin[word];
-            for (int i = 0; i + 1 < words.length[word]; i++) list(ids[i], ids[i + 1], int(word));
+            for (int i = 0; i + 1 < words.length[word]; i++) add_occurrence(ids[i], ids[i + 1], int(word));
         }
-        push_listed();
+        push_raised();
     }
 
-    // The pair of the highest count; -1: there is none.
+    // Returns the pair with the highest count; -1: no pair is left.
     int take_best() {
         while (!queue.empty()) {
             Candidate top = queue.top();
@@ -180,7 +182,7 @@ struct Trainer {
         return -1;
     }
 
-    // Joins the pair in a word, from left to right, and keeps the counts of the neighbouring pairs.
+    // Merges the pair in a word, from left to right, and updates the counts of the neighbouring pairs.
     void merge_word(int word, int left, int right, int token) {
         int* const ids = words.tokens.data() + words.begin[size_t(word)];
         const int length = words.length[size_t(word)];
@@ -191,14 +193,14 @@ struct Trainer {
                 ids[kept++] = ids[i];
                 continue;
             }
-            i++;  // now at the right one
+            i++;  // now at the right token of the pair
             if (kept > 0) {
-                uncount(ids[kept - 1], left, count);
-                list(ids[kept - 1], token, word);
+                remove_occurrence(ids[kept - 1], left, count);
+                add_occurrence(ids[kept - 1], token, word);
             }
             if (i + 1 < length) {
-                uncount(right, ids[i + 1], count);
-                list(token, ids[i + 1], word);
+                remove_occurrence(right, ids[i + 1], count);
+                add_occurrence(token, ids[i + 1], word);
             }
             ids[kept++] = token;
         }
@@ -207,20 +209,21 @@ struct Trainer {
 
     void merge(int number, int token) {
         const int left = pair(number).left, right = pair(number).right;
-        const std::vector<int> holders = std::move(pair(number).words);  // pairs move in memory as others are added
-        for (const int word : holders) merge_word(word, left, right, token);
+        // Moved out of the pair, because new pairs may move the pair in memory.
+        const std::vector<int> affected_words = std::move(pair(number).words);
+        for (const int word : affected_words) merge_word(word, left, right, token);
         pair(number).count = 0;
         pair(number).words.clear();
         pair(number).token = token;
-        push_listed();
+        push_raised();
     }
 };
 
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress) {
     ENSURE(vocab_size >= MIN_VOCAB_SIZE && vocab_size <= MAX_VOCAB_SIZE,
-           "a vocabulary of %d tokens cannot be trained: %d (the bytes and %s) to %d", vocab_size, MIN_VOCAB_SIZE,
-           END_OF_TEXT, MAX_VOCAB_SIZE);
+           "cannot train a vocabulary of %d tokens: give a size from %d (the 256 bytes and %s) to %d", vocab_size,
+           MIN_VOCAB_SIZE, END_OF_TEXT, MAX_VOCAB_SIZE);
     const Tokenizer bytes = tokenizer_from_merges({});
     std::vector<std::string> tokens(bytes.tokens.begin(), bytes.tokens.end() - 1);  // without <|endoftext|>
     std::unordered_map<std::string, int> ids;
@@ -228,7 +231,7 @@ Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
 
     Trainer trainer;
     trainer.words = words_of(counts, bytes.byte_tokens);
-    trainer.list_all();
+    trainer.count_all_pairs();
     std::vector<std::pair<int, int>> merges;
     const int start = int(tokens.size()), total = vocab_size - MIN_VOCAB_SIZE;
     while (int(tokens.size()) < start + total) {
@@ -236,16 +239,16 @@ Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
         const int done = int(tokens.size()) - start;
         if (best < 0 && counts.bytes_left_out > 0)
             fail(EXIT_BAD_DATA,
-                 "the text has too few words for a vocabulary of %d tokens, they give %d: %s bytes are in words longer "
-                 "than %d, of which nothing is learned; is it text?",
+                 "the text has too few words for a vocabulary of %d tokens: they suffice for %d; %s bytes are in words "
+                 "of more than %d bytes, which are ignored; is it text?",
                  vocab_size, done + MIN_VOCAB_SIZE, with_commas(counts.bytes_left_out).c_str(), PieceCounts::MAX_PIECE);
         if (best < 0)
             fail(EXIT_BAD_DATA,
-                 "the text is too short for a vocabulary of %d tokens: after %d, no two of them follow each other in a "
-                 "word; give more text, or train %d",
+                 "the text is too short for a vocabulary of %d tokens: with %d tokens every word is a single token, so "
+                 "no pair is left to merge; give more text, or --train-bpe %d",
                  vocab_size, done + MIN_VOCAB_SIZE, done + MIN_VOCAB_SIZE);
         const Pair& pair = trainer.pair(best);
-        int token = pair.token;  // merged before: another merge has made its parts again
+        int token = pair.token;  // not -1: the pair was merged before, and another merge has made its tokens again
         if (token < 0) {
             const std::string joined = tokens[size_t(pair.left)] + tokens[size_t(pair.right)];
             const auto [place, is_new] = ids.emplace(joined, int(tokens.size()));

@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 
 static constexpr int64_t CHUNK_BYTES = 2 << 20;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
-static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is looked for
+static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 
-// ---- which files
+// ---- finding the files
 
 static bool has_extension(const std::string& path, std::initializer_list<const char*> extensions) {
     return std::any_of(extensions.begin(), extensions.end(), [&](const char* e) { return path.ends_with(e); });
@@ -47,7 +47,8 @@ static int64_t find_invalid_utf8(const InputFile& file) {
     return -1;
 }
 
-// People give what they have downloaded. Whether the file is binary, of a kind that is not known here.
+// Refuses formats that users often download, and names the command that converts them. Returns whether the file is
+// binary in another way: it has a zero byte near its start.
 static bool check_content(const InputFile& file) {
     struct Magic {
         const char* bytes;
@@ -100,7 +101,7 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
         else
             paths.push_back(path);
     }
-    if (error) fail(EXIT_NO_INPUT, "%s: cannot be searched: %s", folder.c_str(), error.message().c_str());
+    if (error) fail(EXIT_NO_INPUT, "%s: cannot list the folder: %s", folder.c_str(), error.message().c_str());
     std::sort(paths.begin(), paths.end());
     if (paths.empty())
         fail(EXIT_NO_INPUT,
@@ -121,7 +122,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
              is_directory(input) ? files_in(input, output, found.left_out) : std::vector{input}) {
             const InputFile file(path);
             struct stat status;
-            if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "be examined");
+            if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");
             const auto [first, is_new] = taken.insert({{status.st_dev, status.st_ino}, path});
             if (!is_new) {
                 found.repeated.push_back({path, first->second});
@@ -133,7 +134,8 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
             found.files.push_back(text);
         }
     }
-    for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));  // named beside its folder
+    // A file that a folder leaves out may be named as well.
+    for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));
     return found;
 }
 
@@ -165,7 +167,8 @@ static size_t section_end(std::string_view text, size_t from) {
     return std::string_view::npos;
 }
 
-// The end of a document in a file with several documents, and the start of the next one; npos: its end is not read yet.
+// The end of a document in a file with several documents, and the start of the next one. npos: the end of the document
+// has not been read yet.
 struct Border {
     size_t end, next;
 };
@@ -190,7 +193,7 @@ static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t
 
 CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules) : files(files), rules(rules) {
     ENSURE(rules.split == "none" || rules.split == "blank-lines" || rules.split == "end-of-text",
-           "--split %s is not known: none, blank-lines or end-of-text", rules.split.c_str());
+           "--split %s is not known; give none, blank-lines or end-of-text", rules.split.c_str());
     few_files = double(files.size()) * rules.val_fraction < 1.0;
 }
 
@@ -273,9 +276,11 @@ bool CorpusReader::next(Chunk& chunk) {
         const int64_t more = std::min(end - begin, std::max<int64_t>(wanted - int64_t(have), 1));
         chunk.bytes.resize(have + size_t(more));
         input->read_at(chunk.bytes.data() + have, begin, more);
-        begin += more, bytes_read += more;
+        begin += more;
+        bytes_read += more;
         const size_t used = list_documents(*this, chunk, begin == end);
-        if (used == 0 && begin < end) continue;  // a long line, section or run without white space
+        // No complete document yet: a long line, a long section, or a long run without white space.
+        if (used == 0 && begin < end) continue;
         rest = chunk.bytes.substr(used);
         chunk.bytes.resize(used);
         return true;
@@ -289,7 +294,7 @@ static std::string text_of_line(const Chunk& chunk, const Document& document, co
     const nlohmann::json line = parse_json(chunk.bytes.substr(document.begin, document.end - document.begin), where,
                                            "; each line of this file must be one whole object {...}");
     if (!line.is_object())
-        fail(EXIT_BAD_DATA, "%s: is JSON, but no object {...}; each line of this file must be one", where.c_str());
+        fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one", where.c_str());
     const auto found = line.find(key);
     if (found != line.end() && found->is_string()) return found->get<std::string>();
     std::string keys;
@@ -313,8 +318,8 @@ void for_each_document(const Chunk& chunk, const CorpusRules& rules,
             text = from_json = text_of_line(chunk, document, rules.text_key);
         else if (rules.split == "end-of-text")
             text = without_white_ends(text);
-        const bool file_is_document =
-            !chunk.file->jsonl && rules.split == "none";  // then the reader has held its end out
+        // The reader has already cut a file that is one document into its training part and its held-out end.
+        const bool file_is_document = !chunk.file->jsonl && rules.split == "none";
         if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {
             if (!text.empty()) f(text, document.starts, document.val);
             continue;

@@ -1,6 +1,6 @@
-// tokenize.cpp: one thread reads chunks, all threads encode them, and one writes them in order. A batch is four chunks
-// per thread, so a large input needs little memory. Reading and writing are short compared with encoding and not
-// overlapped.
+// tokenize.cpp: the command `tokenize`. One thread reads a batch of chunks, all threads encode them, and one thread
+// writes the tokens in order. A batch has four chunks per thread, so a large input needs little memory. Reading and
+// writing do not overlap with encoding, because they are short in comparison.
 #include "text/tokenize.h"
 
 #include <omp.h>
@@ -25,7 +25,7 @@
 #include "text/text_reader.h"
 #include "text/tokenizer.h"
 
-// ---- what the user sees
+// ---- progress
 
 struct Progress {
     bool quiet, terminal;
@@ -54,21 +54,21 @@ static Progress make_progress(bool quiet) {
     return {quiet, isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0};
 }
 
-static std::string done_of_all(const char* verb, int64_t bytes, int64_t all, const Progress& progress) {
+static std::string progress_text(const char* verb, int64_t bytes, int64_t all, const Progress& progress) {
     const double rate = double(bytes) / progress.seconds();
     const double left = double(all - bytes) / std::max(1.0, rate);
     return format("%s | %.1f of %.1f MB | %.1f MB/s | eta %dm%02ds", verb, double(bytes) / 1e6, double(all) / 1e6,
                   rate / 1e6, int(left) / 60, int(left) % 60);
 }
 
-// ---- all threads on all chunks
+// ---- batches of chunks, on all threads
 
 struct Batches {
     CorpusReader reader;
     int threads;
 
-    // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. Of several
-    // errors, the one of the first chunk is thrown, whatever the threads did.
+    // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
+    // chunks fail, the error of the first of them is thrown, so that it does not depend on the threads.
     void run(const std::function<void(const Chunk&, int slot, int thread)>& work,
              const std::function<void(int slots)>& finish) {
         std::vector<Chunk> chunks(size_t(4 * threads));
@@ -94,7 +94,8 @@ struct Batches {
 
 // ---- shards
 
-// train_000001.bin, train_000002.bin ...: under temporary names until finish(), and removed again unless kept.
+// The shards PREFIX_000001.bin, PREFIX_000002.bin ... They have temporary names until finish(). The destructor removes
+// them unless `kept` is set.
 struct ShardSet {
     std::string prefix;
     int first;
@@ -130,7 +131,9 @@ struct ShardSet {
             ShardWriter& writer = *shards.back();
             const int64_t part = std::min(count, shard_tokens - writer.tokens);
             writer.append(data, part);
-            data += part, count -= part, tokens += part;
+            data += part;
+            count -= part;
+            tokens += part;
         }
     }
 };
@@ -142,12 +145,13 @@ static std::vector<std::string> find_shards(const std::string& output, const cha
     return names;
 }
 
-// Shards of an earlier call in the same folder would be read as part of this data, perhaps with another tokenizer.
+// Refuses a folder with the shards of an earlier call: training would read them together with the new ones, although
+// they may be made with another tokenizer.
 static void refuse_old_shards(const std::string& output) {
     for (const std::string& name : find_shards(output, ".bin"))
         fail(EXIT_CANNOT_CREATE,
-             "%s: has token shards already (%s); --replace deletes them, or choose another --output", output.c_str(),
-             name.c_str());
+             "%s: already has token shards (%s); delete them with --replace, or choose another --output",
+             output.c_str(), name.c_str());
 }
 
 static void remove_old_shards(const std::string& output) {
@@ -158,7 +162,7 @@ static void remove_unfinished_shards(const TokenizeOptions& o) {
     for (const std::string& name : find_shards(o.output, ".bin.tmp")) {
         remove_tree(o.output + "/" + name);
         if (!o.quiet)
-            fprintf(stderr, "%s/%s: removed; the run that wrote it was killed\n", o.output.c_str(), name.c_str());
+            fprintf(stderr, "%s/%s: removed, left behind by an interrupted tokenize\n", o.output.c_str(), name.c_str());
     }
 }
 
@@ -175,8 +179,9 @@ static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>&
                           [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
     };
     progress.restart();
-    batches.run(count,
-                [&](int) { progress.show(done_of_all("counting words", batches.reader.bytes_read, bytes, progress)); });
+    batches.run(count, [&](int) {
+        progress.show(progress_text("counting words", batches.reader.bytes_read, bytes, progress));
+    });
     for (int thread = 1; thread < threads; thread++) {
         counts[0].add(counts[size_t(thread)]);
         counts[size_t(thread)] = {};
@@ -205,7 +210,8 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
     std::vector<Encoded> results(size_t(4 * threads));
     const auto work = [&](const Chunk& chunk, int slot, int thread) {
         Encoded& result = results[size_t(slot)];
-        result.train.clear(), result.val.clear();
+        result.train.clear();
+        result.val.clear();
         for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
             std::vector<int>& out = held_out ? result.val : result.train;
             if (starts) out.push_back(tokenizer.end_of_text);
@@ -221,7 +227,7 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
             train.append(result.train.data() + first, count - first);
             val.append(result.val.data(), int64_t(result.val.size()));
         }
-        progress.show(done_of_all("encoding", batches.reader.bytes_read, bytes, progress) +
+        progress.show(progress_text("encoding", batches.reader.bytes_read, bytes, progress) +
                       format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     progress.restart();
@@ -244,14 +250,15 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
-// A warning about a file that is read anyway; "" for most files.
-static std::string oddity(const TextFile& file) {
-    if (file.binary) return "looks binary, not like text (zero bytes); its bytes become tokens as they are";
+// A warning about a file that is probably not what the user meant to give; "" for most files.
+static std::string file_warning(const TextFile& file) {
+    if (file.binary) return "contains zero bytes, so it is probably not text; its bytes are tokenized as they are";
     if (file.invalid_utf8 >= 0)
-        return format("is not UTF-8 (byte %s); convert it, if it is Latin-1 with iconv -f ISO-8859-1 -t UTF-8",
+        return format("is not UTF-8 (byte %s); convert it; if it is Latin-1, use iconv -f ISO-8859-1 -t UTF-8",
                       with_commas(file.invalid_utf8 + 1).c_str());
     if (file.path.ends_with(".json"))
-        return "is JSON, but is taken as plain text; for the texts in it give a .jsonl file, one object {...} a line";
+        return "is JSON, but is read as plain text; to read the texts in it, convert it to .jsonl: one object {...} "
+               "per line";
     return "";
 }
 
@@ -274,8 +281,8 @@ static void report_choice(const FoundFiles& found, bool quiet) {
     if (!found.repeated.empty()) {
         const auto& [path, first] = found.repeated[0];
         const size_t more = found.repeated.size() - 1;
-        fprintf(stderr, "warning: %s: is given more than once%s; it is taken once%s\n", path.c_str(),
-                path == first ? "" : format(" (it is %s)", first.c_str()).c_str(),
+        fprintf(stderr, "warning: %s: is given more than once%s; it is read once%s\n", path.c_str(),
+                path == first ? "" : format(" (as %s)", first.c_str()).c_str(),
                 more == 0 ? "" : format(", and so are %zu more", more).c_str());
     }
     if (!quiet && !found.left_out.empty()) fputs(left_out_line(found.left_out).c_str(), stderr);
@@ -287,11 +294,11 @@ static void check_files(const std::vector<TextFile>& files) {
     int odd = 0;
     for (const TextFile& file : files) {
         bytes += file.size;
-        const std::string text = oddity(file);
+        const std::string text = file_warning(file);
         if (!text.empty() && odd++ < most_warnings)
             fprintf(stderr, "warning: %s: %s\n", file.path.c_str(), text.c_str());
     }
-    if (odd > most_warnings) fprintf(stderr, "warning: %d more files are odd in such a way\n", odd - most_warnings);
+    if (odd > most_warnings) fprintf(stderr, "warning: %d more files have such a problem\n", odd - most_warnings);
     if (bytes == 0)
         fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
              files.size() == 1 ? "" : ", and so are the other inputs");
@@ -306,7 +313,8 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
             text += format("%s  %s tokens\n", shard->path.c_str(), with_commas(shard->tokens).c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
         text +=
-            "no validation shard: no document is long enough to give its end; more text, or a larger --val-fraction\n";
+            "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
+            "--val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shard%s and the tokenizer in %s\n",
@@ -343,11 +351,13 @@ int tokenize(const TokenizeOptions& o) {
                              : "all of the text of the %zu input files (%s bytes) was held out; lower "
                                "--val-tokens or --val-fraction",
              files.size(), with_commas(totals.bytes).c_str());
-    train.complete(), val.complete();
+    train.complete();
+    val.complete();
     save_tokenizer(tokenizer, o.output, 1024);
     // Rename all shards at the very end: a part of the shards, or shards without a tokenizer, would look complete. A
     // kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
-    val.finish(), train.finish();
+    val.finish();
+    train.finish();
     sync_directory(o.output);
     train.kept = val.kept = true;
     print_summary(o, totals, train, val, seconds);

@@ -1,4 +1,4 @@
-// tokenizer.cpp: encoding and decoding.
+// tokenizer.cpp: encodes text to tokens and decodes tokens to text.
 //
 // Encoding a piece costs three things: finding its end, hashing it, and reading one cache line of a direct-mapped table
 // of pieces seen before, which is replaced on a miss. On English text nearly all pieces are hits. Other pieces are
@@ -59,15 +59,16 @@ static int merge_short(const Tokenizer& tokenizer, int* ids, int n) {
     return n;
 }
 
-// The same with a heap of (rank, position) over a linked list. An entry is stale if the pair at its position now has
-// another rank.
+// Merges ids like merge_short, in n log n time: with a heap of (rank, position) over a linked list of the tokens. A
+// heap entry is stale if the pair at its position has another rank by now.
 static void merge_long(const Tokenizer& tokenizer, std::vector<int>& ids) {
     const int n = int(ids.size());
     std::vector<int> next(ids.size()), previous(ids.size()), ranks(ids.size(), PairRanks::NONE);
     std::vector<uint64_t> heap;
     const auto entry = [&](int i) { return uint64_t(ranks[i]) << 32 | uint64_t(i); };
     for (int i = 0; i < n; i++) {
-        next[i] = i + 1, previous[i] = i - 1;
+        next[i] = i + 1;
+        previous[i] = i - 1;
         if (i + 1 < n) ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
         if (ranks[i] != PairRanks::NONE) heap.push_back(entry(i));
     }
@@ -106,9 +107,11 @@ static void load_key(uint64_t key[3], const char* p, size_t length, const char* 
     memcpy(key, p, 24);
     const auto low_bytes = [](uint64_t word, size_t bytes) { return word & (~uint64_t(0) >> (64 - 8 * bytes)); };
     if (length <= 8) {
-        key[0] = low_bytes(key[0], length), key[1] = 0, key[2] = 0;
+        key[0] = low_bytes(key[0], length);
+        key[1] = key[2] = 0;
     } else if (length <= 16) {
-        key[1] = low_bytes(key[1], length - 8), key[2] = 0;
+        key[1] = low_bytes(key[1], length - 8);
+        key[2] = 0;
     } else {
         key[2] = low_bytes(key[2], length - 16);
     }
@@ -121,8 +124,9 @@ static uint64_t hash_key(const uint64_t key[3]) {
 
 // Encodes a piece into encoder.piece.
 static void merge_piece(Encoder& encoder, std::string_view piece) {
-    ENSURE(piece.size() <= size_t(std::numeric_limits<int>::max()), "%zu bytes without white space cannot be encoded",
-           piece.size());
+    ENSURE(piece.size() <= size_t(std::numeric_limits<int>::max()),
+           "the text has %zu bytes without white space; at most %d can be encoded", piece.size(),
+           std::numeric_limits<int>::max());
     std::vector<int>& ids = encoder.piece;
     ids.resize(piece.size());
     for (size_t i = 0; i < piece.size(); i++) ids[i] = encoder.tokenizer.byte_tokens[uint8_t(piece[i])];
@@ -151,14 +155,15 @@ void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
             load_key(key, p, length, end);
             CachedPiece& cached = encoder.cache[hash_key(key) >> encoder.cache_shift];
             if (cached.length == length && memcmp(cached.key, key, sizeof(key)) == 0) {
-                memcpy(block + filled, cached.tokens, sizeof(cached.tokens));  // all: a copy of constant size is faster
+                memcpy(block + filled, cached.tokens, sizeof(cached.tokens));  // all: a constant size is faster
                 filled += cached.count;
                 continue;
             }
             merge_piece(encoder, {p, length});
             if (encoder.piece.size() <= max_tokens) {
                 memcpy(cached.key, key, sizeof(key));
-                cached.length = uint8_t(length), cached.count = uint8_t(encoder.piece.size());
+                cached.length = uint8_t(length);
+                cached.count = uint8_t(encoder.piece.size());
                 std::copy(encoder.piece.begin(), encoder.piece.end(), cached.tokens);
             }
         } else {

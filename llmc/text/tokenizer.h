@@ -106,8 +106,8 @@ struct PieceCounts {
 // Learns vocab_size - 257 merges. Each round merges the most frequent pair of neighbours; of several, the pair with the
 // smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the last id is
 // <|endoftext|>. The result depends only on the counts. It equals that of Hugging Face's BpeTrainer (initial_alphabet
-// of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, total) is called now and then.
-// Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
+// of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, total) is called every 256 merges
+// and at the end. Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress = {});
 

@@ -1,4 +1,4 @@
-// tokenizer_files.cpp: the files of a tokenizer, Hugging Face's and OpenAI's names for them, and its vocabulary.
+// tokenizer_files.cpp: reads and writes a tokenizer's files. It knows Hugging Face's names for them and OpenAI's.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -45,7 +45,8 @@ static std::string to_alphabet(const std::string& bytes) {
     return out;
 }
 
-// False: it has a character that is not in the alphabet, whose last code point, U+0143, takes two bytes.
+// Returns false if the text has a character outside of the alphabet. The last code point of the alphabet, U+0143, takes
+// two bytes in UTF-8.
 static bool from_alphabet(const std::string& text, std::string& bytes) {
     bytes.clear();
     for (size_t i = 0; i < text.size(); i++) {
@@ -62,7 +63,7 @@ static bool from_alphabet(const std::string& text, std::string& bytes) {
 
 // ---- reading
 
-using Ids = std::unordered_map<std::string, int>;  // from a token as the file writes it
+using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in the file
 
 static void check_length(const std::string& token, int id, const std::string& where) {
     if (token.size() > (1 << 16))
@@ -70,14 +71,15 @@ static void check_length(const std::string& token, int id, const std::string& wh
 }
 
 static Ids read_vocab(const json& vocab, const std::string& where) {
-    if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is no object of tokens and ids", where.c_str());
+    if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is not an object of tokens and ids", where.c_str());
     if (vocab.size() > MAX_VOCAB_SIZE)
-        fail(EXIT_BAD_DATA, "%s: %zu tokens; at most %d are supported", where.c_str(), vocab.size(), MAX_VOCAB_SIZE);
+        fail(EXIT_BAD_DATA, "%s: has %zu tokens; at most %d are supported", where.c_str(), vocab.size(),
+             MAX_VOCAB_SIZE);
     Ids ids;
     ids.reserve(vocab.size());
     for (const auto& [token, id] : vocab.items()) {
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= MAX_VOCAB_SIZE)
-            fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; whole numbers below %d are supported", where.c_str(),
+            fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; ids must be whole numbers below %d", where.c_str(),
                  printable(token).c_str(), printable(id.dump()).c_str(), MAX_VOCAB_SIZE);
         check_length(token, id.get<int>(), where);
         ids.emplace(token, id.get<int>());
@@ -85,11 +87,12 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
     return ids;
 }
 
-// Reads added tokens, which are not made of bytes. One that is also in the vocabulary must have the same id there.
+// Reads the added tokens, which are plain text and not made of bytes. An added token that is also in the vocabulary
+// must have the same id there.
 static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
-    if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is no list", where.c_str());
+    if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
     if (added.size() > MAX_VOCAB_SIZE)
-        fail(EXIT_BAD_DATA, "%s: %zu added tokens; at most %d are supported", where.c_str(), added.size(),
+        fail(EXIT_BAD_DATA, "%s: has %zu added tokens; at most %d are supported", where.c_str(), added.size(),
              MAX_VOCAB_SIZE);
     for (const json& token : added) {
         if (!token.is_object() || !token.contains("content") || !token["content"].is_string() ||
@@ -101,20 +104,20 @@ static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added,
         check_length(content, id, where);
         const auto [place, is_new] = ids.emplace(content, id);
         if (!is_new && place->second != id)
-            fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, in the vocabulary it has %d", where.c_str(),
-                 printable(content).c_str(), id, place->second);
+            fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary",
+                 where.c_str(), printable(content).c_str(), id, place->second);
         tokenizer.specials.push_back(id);
     }
 }
 
-// The bytes of every token, where the ids have no gap and no double.
+// Sets the bytes of every token. Refuses ids with a gap, and an id of two tokens.
 static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     const int vocab_size = int(ids.size());
     std::vector<bool> seen(ids.size());
     tokenizer.tokens.resize(ids.size());
     for (const auto& [text, id] : ids) {
         if (id >= vocab_size)
-            fail(EXIT_BAD_DATA, "%s: %d tokens, but \"%s\" has the id %d: ids must be 0 to %d without a gap",
+            fail(EXIT_BAD_DATA, "%s: has %d tokens, but \"%s\" has the id %d: ids must be 0 to %d without a gap",
                  where.c_str(), vocab_size, printable(text).c_str(), id, vocab_size - 1);
         if (seen[size_t(id)])
             fail(EXIT_BAD_DATA, "%s: two tokens have the id %d, one is \"%s\"", where.c_str(), id,
@@ -156,21 +159,21 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
                       id_of(ids, left + right, number, where)};
     for (const int id : {merge.left, merge.right, merge.token})
         if (std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id))
-            fail(EXIT_BAD_DATA, "%s: merge %zu has the special token %d", where.c_str(), number, id);
+            fail(EXIT_BAD_DATA, "%s: merge %zu uses the special token %d", where.c_str(), number, id);
     for (const int id : {merge.left, merge.right})
-        if (tokenizer.tokens[size_t(id)].empty())  // merges.txt has no way to write it
-            fail(EXIT_BAD_DATA, "%s: merge %zu joins token %d, which is empty, to another", where.c_str(), number, id);
+        if (tokenizer.tokens[size_t(id)].empty())  // merges.txt cannot represent an empty token
+            fail(EXIT_BAD_DATA, "%s: merge %zu uses token %d, which is empty", where.c_str(), number, id);
     if (number >= size_t(PairRanks::NONE))
         fail(EXIT_BAD_DATA, "%s: more than %d merges are not supported", where.c_str(), PairRanks::NONE - 1);
     tokenizer.merges.push_back(merge);
 }
 
-// "left right"; no token has a space in it.
+// Adds the merge of a line "left right". No token contains a space: the alphabet writes it as another character.
 static void add_merge_line(Tokenizer& tokenizer, const Ids& ids, const std::string& line, const std::string& where) {
     const size_t space = line.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
         line.find(' ', space + 1) != std::string::npos)
-        fail(EXIT_BAD_DATA, "%s: merge %zu is \"%s\", not two tokens and a space", where.c_str(),
+        fail(EXIT_BAD_DATA, "%s: merge %zu is \"%s\", not two tokens with a space between them", where.c_str(),
              tokenizer.merges.size() + 1, printable(line).c_str());
     add_merge(tokenizer, ids, line.substr(0, space), line.substr(space + 1), where);
 }
@@ -180,11 +183,11 @@ static void finish_tokenizer(Tokenizer& tokenizer, const std::string& where) {
     for (size_t i = 0; i < tokenizer.merges.size(); i++) {
         const Merge& merge = tokenizer.merges[i];
         if (tokenizer.ranks.rank(merge.left, merge.right) != int(i))
-            fail(EXIT_BAD_DATA, "%s: merge %zu is there twice", where.c_str(), i + 1);
+            fail(EXIT_BAD_DATA, "%s: merge %zu occurs twice", where.c_str(), i + 1);
     }
 }
 
-// What may precede the merges: tokens, specials, the bytes.
+// Completes what the merges refer to: the tokens' bytes, the special tokens and the tokens of single bytes.
 static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     const auto end_of_text = ids.find(END_OF_TEXT);
     if (end_of_text == ids.end())
@@ -198,34 +201,35 @@ static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string
     find_byte_tokens(tokenizer, ids, where);
 }
 
-// Absent keys and null are what they default to.
-static void expect(const json& object, const char* key, const json& only, const std::string& where) {
-    if (!object.contains(key) || object[key].is_null() || object[key] == only) return;
-    fail(EXIT_BAD_DATA, "%s: %s is %s; only %s is supported, as GPT-2 has it", where.c_str(), key,
-         printable(object[key].dump()).c_str(), only.dump().c_str());
+// Refuses any value of the key except `supported`. An absent key or null stands for its default, which is supported.
+static void require_value(const json& object, const char* key, const json& supported, const std::string& where) {
+    if (!object.contains(key) || object[key].is_null() || object[key] == supported) return;
+    fail(EXIT_BAD_DATA, "%s: %s is %s; only %s, as in GPT-2, is supported", where.c_str(), key,
+         printable(object[key].dump()).c_str(), supported.dump().c_str());
 }
 
 static void check_pipeline(const json& file, const json& model, const std::string& where) {
-    expect(file, "normalizer", nullptr, where);
-    const json cutter = file.value("pre_tokenizer", json());
-    if (!cutter.is_object() || cutter.value("type", json()) != "ByteLevel" ||
-        cutter.value("use_regex", json(true)) != true || cutter.value("add_prefix_space", json(true)) != false)
+    require_value(file, "normalizer", nullptr, where);
+    const json pre_tokenizer = file.value("pre_tokenizer", json());
+    if (!pre_tokenizer.is_object() || pre_tokenizer.value("type", json()) != "ByteLevel" ||
+        pre_tokenizer.value("use_regex", json(true)) != true ||
+        pre_tokenizer.value("add_prefix_space", json(true)) != false)
         fail(EXIT_BAD_DATA,
              "%s: pre_tokenizer is %s; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false",
-             where.c_str(), printable(cutter.dump()).c_str());
-    expect(model, "type", "BPE", where);
-    expect(model, "dropout", nullptr, where);
-    expect(model, "continuing_subword_prefix", "", where);
-    expect(model, "end_of_word_suffix", "", where);
-    expect(model, "byte_fallback", false, where);
-    expect(model, "ignore_merges", false, where);
+             where.c_str(), printable(pre_tokenizer.dump()).c_str());
+    require_value(model, "type", "BPE", where);
+    require_value(model, "dropout", nullptr, where);
+    require_value(model, "continuing_subword_prefix", "", where);
+    require_value(model, "end_of_word_suffix", "", where);
+    require_value(model, "byte_fallback", false, where);
+    require_value(model, "ignore_merges", false, where);
 }
 
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where) {
     const json file = parse_json(text, where);
     if (!file.is_object() || !file.contains("model") || !file["model"].is_object() ||
         !file["model"].contains("vocab") || !file["model"].contains("merges") || !file["model"]["merges"].is_array())
-        fail(EXIT_BAD_DATA, "%s: is no tokenizer.json: it has no model with vocab and merges", where.c_str());
+        fail(EXIT_BAD_DATA, "%s: is not a tokenizer.json: it has no model with vocab and merges", where.c_str());
     const json& model = file["model"];
     check_pipeline(file, model, where);
 
@@ -272,7 +276,8 @@ static std::string latest_checkpoint(const std::string& output) {
     std::string name = read_file(path, 4096);
     if (name.ends_with('\n')) name.pop_back();
     if (!is_file_name(name) || !is_directory(output + "/" + name) || path_exists(output + "/" + name + "/latest"))
-        fail(EXIT_BAD_DATA, "%s: \"%s\" is no checkpoint beside it", path.c_str(), printable(name).c_str());
+        fail(EXIT_BAD_DATA, "%s: names \"%s\", which is not a checkpoint in the same directory", path.c_str(),
+             printable(name).c_str());
     return name;
 }
 
@@ -288,7 +293,7 @@ Tokenizer load_tokenizer(const std::string& path) {
             continue;
         for (const std::string& part : {vocab_path, merges_path})
             if (!path_exists(part))
-                fail(EXIT_NO_INPUT, "%s: is missing; %s and %s make a tokenizer together", part.c_str(), vocab, merges);
+                fail(EXIT_NO_INPUT, "%s: is missing; a tokenizer needs both %s and %s", part.c_str(), vocab, merges);
         return parse_vocab_and_merges(read_tokenizer_file(vocab_path), read_tokenizer_file(merges_path),
                                       vocab_path + " with " + merges);
     }
@@ -307,7 +312,7 @@ static bool is_special(const Tokenizer& tokenizer, int id) {
     return std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
 }
 
-// Tokens as the files write them.
+// The tokens as they are written in the files.
 static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     std::vector<std::string> written;
     for (int id = 0; id < tokenizer.vocab_size(); id++) {
@@ -339,7 +344,7 @@ static std::string added_tokens_list(const Tokenizer& tokenizer) {
 static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
     const std::string byte_level =
         R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
-    std::string merges;  // as strings: readers before 2024 know no pairs
+    std::string merges;  // as strings: readers from before 2024 do not accept pairs
     for (const Merge& merge : tokenizer.merges)
         merges += (merges.empty() ? "\n      " : ",\n      ") +
                   quoted(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
@@ -352,12 +357,13 @@ static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<
            vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
 }
 
-// tokenizer.json is the largest of the files: the others have parts of it.
+// Returns tokenizer.json. Refuses a text that is too large to be read again; the other files hold parts of it, so they
+// are smaller.
 static std::string readable_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
     std::string text = tokenizer_json(tokenizer, written);
     ENSURE(int64_t(text.size()) <= MAX_FILE_BYTES,
-           "a vocabulary of %s tokens makes a tokenizer.json of %s bytes, and at most %s are read; train a smaller one "
-           "(--train-bpe)",
+           "a vocabulary of %s tokens makes a tokenizer.json of %s bytes, but at most %s bytes can be read; train a "
+           "smaller vocabulary (--train-bpe)",
            with_commas(tokenizer.vocab_size()).c_str(), with_commas(int64_t(text.size())).c_str(),
            with_commas(MAX_FILE_BYTES).c_str());
     return text;

@@ -21,7 +21,7 @@ TEST_CASE("training: the most frequent pair, ties by the smaller ids") {
     counts.add("hug", 10), counts.add("pug", 5), counts.add("pun", 12), counts.add("bun", 4), counts.add("hugs", 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 6)) == Strings{"ug", "un", "hug", "pun", "pug", "hugs"});
     CHECK_THROWS_WITH_AS(train_bpe(counts, 257 + 8),
-                         doctest::Contains("too short for a vocabulary of 265 tokens: after 264"), Error);
+                         doctest::Contains("too short for a vocabulary of 265 tokens: with 264 tokens"), Error);
 }
 
 // aaaa + a: pairs overlap, but a merge takes each byte once. "aaaaa" is (aa)(aa)a, then aa+aa (1 place), tied with aa+a
@@ -117,12 +117,12 @@ TEST_CASE("training counts in 64 bits, and leaves out pieces above 1024 bytes") 
     PieceCounts longest, too_long;
     longest.add_text(std::string(1024, 'a')), too_long.add_text(std::string(1025, 'a'));
     CHECK(merged_tokens(train_bpe(longest, 258)) == Strings{"aa"});
-    CHECK_THROWS_WITH_AS(train_bpe(too_long, 258), doctest::Contains("are in words longer than 1024"), Error);
+    CHECK_THROWS_WITH_AS(train_bpe(too_long, 258), doctest::Contains("are in words of more than 1024 bytes"), Error);
 }
 
 TEST_CASE("training refuses vocabularies that cannot be") {
     for (int size : {-1, 0, 256, MAX_VOCAB_SIZE + 1})
-        CHECK_THROWS_WITH_AS(train_bpe({}, size), doctest::Contains("cannot be trained"), Error);
+        CHECK_THROWS_WITH_AS(train_bpe({}, size), doctest::Contains("cannot train a vocabulary of"), Error);
     CHECK(train_bpe({}, 257).vocab_size() == 257);
 }
 

@@ -463,7 +463,7 @@ TEST_CASE("broken JSONL: the file and the line, the first of them with any numbe
          "must "
          "be one whole object {...}"},
         {"{\"text\": a}", "a.jsonl:5002: is not valid JSON at byte 10 of 11"},
-        {"[1]", "a.jsonl:5002: is JSON, but no object {...}; each line of this file must be one"},
+        {"[1]", "a.jsonl:5002: is JSON, but not an object {...}; each line of this file must be one"},
         {"{\"body\": \"x\", \"n\": 1, \"title\": \"y\"}",
          "a.jsonl:5002: has no text under the key \"text\" (--text-key); "
          "keys with text: body, title"},
@@ -509,7 +509,7 @@ TEST_CASE("JSON: what is checked beside the syntax") {
         {R"("a": 1e999)", "a number is out of range"},
         {R"("a": [null, true, -1, 2.5, 1])", ""},
         {"\"a\": " + nested(31), ""},
-        {"\"a\": " + nested(32), "a.jsonl:1: nested deeper than 32"},
+        {"\"a\": " + nested(32), "a.jsonl:1: lists or objects are nested deeper than 32"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.fields);
@@ -533,7 +533,7 @@ TEST_CASE("too little text for the vocabulary, or for what is held out") {
     check_refused(run, EXIT_BAD_DATA, "was held out; lower --val-tokens");
     run.options.train_bpe = 5000, run.options.val_tokens = 0;
     run.file("a.txt", std::string(5000, 'x') + " one or two words");
-    check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words longer than 1024, of which nothing is learned");
+    check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words of more than 1024 bytes, which are ignored");
 }
 
 TEST_CASE("output that cannot be written") {
@@ -544,7 +544,7 @@ TEST_CASE("output that cannot be written") {
     run.options.output = run.folder / "out";
     tokenize(run.options);
     const std::string before = read_bytes(run.out("train_000001.bin"));
-    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("has token shards already (train_000001.bin)"),
+    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("already has token shards (train_000001.bin)"),
                          Error);
     CHECK(read_bytes(run.out("train_000001.bin")) == before);
     write_file(run.out("train_000007.bin"), before);

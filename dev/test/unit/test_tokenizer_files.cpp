@@ -44,8 +44,9 @@ TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved
     for (int i = 0; i < 4096; i++) merges.push_back({longest + 1 + i / 256, i % 256});
     const Tokenizer tokenizer = tokenizer_from_merges(merges);
     TemporaryDirectory folder;
-    CHECK_THROWS_WITH_AS(save_tokenizer(tokenizer, folder.path, 128),
-                         doctest::Contains("bytes, and at most 268,435,456 are read; train a smaller one"), Error);
+    CHECK_THROWS_WITH_AS(
+        save_tokenizer(tokenizer, folder.path, 128),
+        doctest::Contains("bytes, but at most 268,435,456 bytes can be read; train a smaller vocabulary"), Error);
     CHECK(list_directory(folder.path).empty());
 }
 
@@ -60,7 +61,8 @@ TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names
     CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("step_000020: has no tokenizer"), Error);
     for (const char* name : {"", ".", "../x", "step_000030"}) {
         write_bytes(output / "latest", name);
-        CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("is no checkpoint beside it"), Error);
+        CHECK_THROWS_WITH_AS(load_tokenizer(output.path),
+                             doctest::Contains("which is not a checkpoint in the same directory"), Error);
     }
 }
 
@@ -121,8 +123,8 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
     };
     const Broken cases[] = {
         {"\"version\"", "version", "test: is not valid JSON"},
-        {"\"model\"", "\"madel\"", "is no tokenizer.json"},
-        {"\"merges\": [", "\"merges\": 7, \"x\": [", "is no tokenizer.json"},
+        {"\"model\"", "\"madel\"", "is not a tokenizer.json"},
+        {"\"merges\": [", "\"merges\": 7, \"x\": [", "is not a tokenizer.json"},
         {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is {\"type\":\"NFC\"}; only null"},
         {"\"type\": \"ByteLevel\"", "\"type\": \"Metaspace\"", "only GPT-2's is supported"},
         {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "only GPT-2's is supported"},
@@ -145,21 +147,21 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
         {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
         {"\"<|endoftext|>\": 258", "\"<|eot|>\": 258", "two tokens have the id 258"},
         {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
-        {"\"id\": 258", "\"id\": 257", "has the id 257, in the vocabulary it has 258"},
+        {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
         {"\"id\": 258", "\"id\": -258", "an added token has no content or no id"},
         {"\"added_tokens\": [", "\"added_tokens\": [7,", "an added token has no content"},
-        {"\"added_tokens\": [", "\"added_tokens\": 7, \"x\": [", "added_tokens is no list"},
+        {"\"added_tokens\": [", "\"added_tokens\": 7, \"x\": [", "added_tokens is not a list"},
         {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},",
          "there is no token for the byte 33"},
-        {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens and a space"},
-        {"\"a b\"", "\"ab\"", "merge 1 is \"ab\", not two tokens and a space"},
-        {"\"a b\"", "\" b\"", "not two tokens and a space"},
+        {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens with a space between them"},
+        {"\"a b\"", "\"ab\"", "merge 1 is \"ab\", not two tokens with a space between them"},
+        {"\"a b\"", "\" b\"", "not two tokens with a space between them"},
         {"\"a b\"", "\"a q\"", "merge 1 needs the token \"aq\", which is not in the vocabulary"},
         {"\"a b\"", "\"xx b\"", "merge 1 needs the token \"xx\""},
         {"\"a b\"", "[\"a\"]", "merge 1 is [\"a\"], not a pair of tokens"},
         {"\"a b\"", "[\"a\", 7]", "not a pair of tokens"},
         {"\"a b\"", "7", "merge 1 is 7, not a pair of tokens"},
-        {"\"a b\"", "\"a b\", \"a b\"", "merge 2 is there twice"},
+        {"\"a b\"", "\"a b\", \"a b\"", "merge 2 occurs twice"},
         {"\"ab c\"", "\"<|endoftex t|>\"", "merge 2 needs the token \"<|endoftex\""},
         {"\"ab c\"", "[\"<|endoftext|>\", \"\"]", "merge 2 needs the token \"\""},
     };
@@ -218,7 +220,7 @@ TEST_CASE("tokenizer.json: an empty token is taken, a merge of it refused") {
     check_equal(load_tokenizer(folder / "vocab.json"), tokenizer);
     for (const char* merge : {"[\"\", \"ab\"]", "[\"ab\", \"\"]", "[\"\", \"\"]"})
         CHECK_THROWS_WITH_AS(parse_tokenizer_json(replaced(text, "\"ab c\"", merge), "test"),
-                             "test: merge 2 joins token 259, which is empty, to another", Error);
+                             "test: merge 2 uses token 259, which is empty", Error);
 }
 
 TEST_CASE("tokenizer.json: cut off anywhere, it is refused") {
