@@ -10,10 +10,10 @@
 
 // ---- values
 
-// std::from_chars of all of the text.
+// std::from_chars, also with libraries that lack it for floating-point numbers.
 template <class T>
 static std::from_chars_result read_number(const std::string& text, T& value) {
-#if !defined(__cpp_lib_to_chars)  // LLVM's C++ library knows whole numbers only
+#if !defined(__cpp_lib_to_chars)  // LLVM's C++ library supports integers only
     if constexpr (std::is_floating_point_v<T>) {
         if (text.empty() || !strchr("-.0123456789", text[0]) || text.find_first_not_of("+-.0123456789eE") < text.size())
             return {text.data(), std::errc::invalid_argument};
@@ -42,7 +42,7 @@ T parse_value(const std::string& name, const std::string& text) {
         ENSURE(error == std::errc() && stop == end, "%s: '%s' is not a %s", name.c_str(), text.c_str(),
                std::is_floating_point_v<T> ? "number"
                : std::is_signed_v<T>       ? "whole number"
-                                           : "whole number from 0 up");
+                                           : "whole number, 0 or more");
         return value;
     }
 }
@@ -75,7 +75,7 @@ INSTANTIATE_VALUE(double);
 
 // ---- the command line
 
-// "--output --steps 5": CLI11 takes whatever follows an option for its value.
+// Refuses "--output --steps 5": CLI11 would take --steps for the value of --output.
 static void check_values_follow(const OptionSpecs& all, const ParsedArgs& given) {
     for (const auto& [i, text] : given.values)
         for (const OptionSpec& other : all)
@@ -83,7 +83,7 @@ static void check_values_follow(const OptionSpecs& all, const ParsedArgs& given)
                    all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
 }
 
-// "-output=x" would be -o with the value "utput=x".
+// Refuses "-output=x": CLI11 would read it as -o with the value "utput=x".
 static void refuse_single_dash(const OptionSpecs& all, const std::string& argument) {
     if (argument.size() < 3 || argument[0] != '-' || argument[1] == '-') return;
     const std::string name = "-" + argument.substr(0, argument.find('='));
@@ -116,7 +116,7 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
     app.add_flag("-h,--help", given.help);
     app.add_flag("--version", given.version);
 
-    // After "--" there are only inputs, whatever they look like.
+    // Everything after "--" is an input, also if it looks like an option.
     const char* const* end = takes_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
     std::vector<std::string> arguments;
     for (const char* const* argument = argv; argument < end; argument++) {
@@ -127,7 +127,7 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
         name.pop_back();  // "--name=": CLI11 would take the next argument for the value
         arguments.push_back("");
     }
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 reads them from the back
     try {
         app.parse(arguments);
     } catch (const CLI::ArgumentMismatch& error) {
@@ -142,7 +142,7 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
             given.values[target.spec] = target.text;
             if (target.by_old_name)
                 given.renamed.push_back(spec.old_name + " is now " + spec.long_name() +
-                                        "; the next release takes the new name only");
+                                        "; the next release will accept only the new name");
         }
     for (const std::string& extra : app.remaining())
         (takes_inputs && !extra.starts_with("-") ? given.inputs : given.unknown).push_back(extra);
@@ -160,7 +160,7 @@ void read_values(const OptionSpecs& all, const ParsedArgs& given) {
 
 // ---- help
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn a into b.
+// The number of insertions, deletions, substitutions and swaps of neighbours that turn a into b.
 static int edit_distance(const std::string& a, const std::string& b) {
     std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); j++) above[j] = int(j);
@@ -179,10 +179,13 @@ static int edit_distance(const std::string& a, const std::string& b) {
 
 std::string nearest_name(const std::vector<std::string>& known, const std::string& name) {
     std::string nearest;
-    int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // farther ones are no mistyped name
+    int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // a name at a larger distance is not similar
     if (name.size() < 6) distance = 2;
     for (const std::string& candidate : known)
-        if (const int e = edit_distance(name, candidate); e < distance) distance = e, nearest = candidate;
+        if (const int e = edit_distance(name, candidate); e < distance) {
+            distance = e;
+            nearest = candidate;
+        }
     return nearest;
 }
 

@@ -1,4 +1,4 @@
-// arguments.h: a table of options, and reading a command line by it. What the options are is in options.cpp.
+// arguments.h: parses a command line with a table of options. The table is in options.cpp.
 #pragma once
 #include <deque>
 #include <functional>
@@ -12,20 +12,20 @@
 
 enum class ValueKind { text, flag, number };
 
-// One option: everything there is to know about it, and the field that it sets.
+// The declaration of one option, with functions that access the field it sets.
 struct OptionSpec {
     std::string section;
     std::string names;  // "-b,--micro-batch"
     std::string unit;   // "SEQUENCES", "fp32|bf16|auto"; a flag has none
     std::string help;
-    std::string default_text;  // as the help shows it
+    std::string default_text;  // as --help shows it
     ValueKind kind;
-    std::string old_name;                          // "--head-chunks"; still taken, with a note
-    std::string llmc_alias;                        // of a flag, as llm.c has it: -y 0, -y 1
-    std::function<void()> reset;                   // the field becomes its default
-    std::function<void(const std::string&)> read;  // text to the field, or refused
-    std::function<std::string()> text;             // the field as text that reads back as the same value
-    std::vector<std::function<void()>> checks;     // of the field; a refused value throws
+    std::string old_name;                          // "--head-chunks"; still accepted, with a note
+    std::string llmc_alias;                        // llm.c's letter for a flag, with a value: -y 0, -y 1
+    std::function<void()> reset;                   // sets the field to its default
+    std::function<void(const std::string&)> read;  // sets the field from text; throws if it is not a value
+    std::function<std::string()> text;             // the field as text, from which read() gives the same value
+    std::vector<std::function<void()>> checks;     // of the field; each throws if it refuses the value
 
     std::string long_name() const { return names.substr(names.find("--")); }
     bool is_called(const std::string& name) const {
@@ -33,16 +33,17 @@ struct OptionSpec {
     }
 };
 
-using OptionSpecs = std::deque<OptionSpec>;  // Section::add hands out references, so they must stay where they are
+using OptionSpecs = std::deque<OptionSpec>;  // a deque, because Section::add returns references into it
 
-// For std::string, bool, int, int64_t, uint64_t and double. A number is the whole text and fits, or it is refused.
+// For std::string, bool, int, int64_t, uint64_t and double. Refuses text that is not entirely a number, and a number
+// out of the type's range.
 template <class T>
 T parse_value(const std::string& name, const std::string& text);
-// Text that reads back as the same value: 0.0006, 1e-08, 524288.
+// Text from which parse_value gives the same value: 0.0006, 1e-08, 524288.
 template <class T>
 std::string value_text(const T& value);
 
-// What an added value must satisfy, and how the help shows its default where that is not a value.
+// Adds checks to an option that was just declared, and changes how --help shows its default.
 template <class T>
 struct OptionBuilder {
     OptionSpec& spec;
@@ -54,20 +55,20 @@ struct OptionBuilder {
     OptionBuilder& from_to_below(T least, T below) { return check_range(least, below, false), *this; }
     OptionBuilder& at_least(T least) { return check_range(least, std::numeric_limits<T>::max(), true), *this; }
 
-    // One of the choices that the unit lists: "fp32|bf16|auto".
+    // The value must be one of the choices in the unit: "fp32|bf16|auto".
     OptionBuilder& one_of_unit() {
         spec.checks.push_back([name = spec.long_name(), choices = spec.unit, &value = field] {
             const bool known = !value.empty() && value.find('|') == std::string::npos &&
                                ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
-            ENSURE(known, "%s %s is not known: %s", name.c_str(), value.c_str(), choices.c_str());
+            ENSURE(known, "%s %s is not known; give %s", name.c_str(), value.c_str(), choices.c_str());
         });
         return *this;
     }
 
-    // A word beside the numbers, for a value that the checks before this one refuse.
+    // Also accepts a word, which stands for a value that the checks before this one refuse: auto for 0.
     OptionBuilder& or_word(const std::string& word, T value) {
         spec.read = [read = spec.read, checks = std::move(spec.checks), word, value,
-                            &field = field](const std::string& given) {
+                     &field = field](const std::string& given) {
             if (given == word) {
                 field = value;
                 return;
@@ -76,13 +77,11 @@ struct OptionBuilder {
             for (const auto& check : checks) check();
         };
         spec.checks.clear();
-        spec.text = [text = spec.text, word, value, &field = field] {
-            return field == value ? word : text();
-        };
+        spec.text = [text = spec.text, word, value, &field = field] { return field == value ? word : text(); };
         return *this;
     }
 
-    // NaN is in no range.
+    // Refuses NaN too.
     void check_range(T least, T most, bool most_too) {
         spec.checks.push_back([name = spec.long_name(), least, most, most_too, &value = field] {
             std::string upper;
@@ -94,7 +93,7 @@ struct OptionBuilder {
     }
 };
 
-// What a function that declares a section of options fills.
+// A section of options in --help; add() declares an option in it.
 struct Section {
     OptionSpecs& all;
     std::string title;
@@ -113,29 +112,30 @@ struct Section {
         return {d, field};
     }
 
-    // On without a value, off by default.
+    // A flag: off by default, on if given.
     void add_flag(const char* names, bool& field, const char* help, const char* llmc_alias = "") {
         add(names, field, false, "", help).shown("").spec.llmc_alias = llmc_alias;
     }
 };
 
-// What was given: the text of each option, by its place in the specs.
+// A command line, taken apart but not yet converted to values.
 struct ParsedArgs {
-    std::map<size_t, std::string> values;
-    std::vector<std::string> inputs;   // what belongs to no option, where a command takes inputs
-    std::vector<std::string> renamed;  // notes on options that were given by an old name
-    std::vector<std::string> unknown;  // options and arguments that nobody declared
+    std::map<size_t, std::string> values;  // the text of each option that was given, by its index in OptionSpecs
+    std::vector<std::string> inputs;       // arguments that belong to no option, if the command takes inputs
+    std::vector<std::string> renamed;      // notes on options that were given by an old name
+    std::vector<std::string> unknown;      // options that are not declared, and unexpected arguments
     bool help = false, version = false;
 };
 
-// Takes the arguments apart without reading values. The last of several values counts. Refuses an option without a
-// value.
+// Splits the arguments into options and their texts. If an option is given several times, the last one counts. Refuses
+// an option without its value.
 ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv);
-// Sets the fields of what was given, and refuses what their checks refuse.
+// Sets the fields of the options that were given, and runs their checks.
 void read_values(const OptionSpecs& all, const ParsedArgs& given);
-// Of the known names the one that a mistyped name is nearest to; empty when none looks like it.
+// The known name that is nearest to a mistyped one; empty if none is similar.
 std::string nearest_name(const std::vector<std::string>& known, const std::string& name);
-// The same of the options, but one that begins with the name comes first, and one that contains it last.
+// The same among the options. It prefers an option that begins with `name`; if none is similar, it takes one that
+// contains it.
 std::string nearest_option(const OptionSpecs& all, const std::string& name);
 // The part of the help that lists the options, section by section.
 std::string list_options(const OptionSpecs& all);

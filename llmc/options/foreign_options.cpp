@@ -13,7 +13,7 @@ static constexpr ForeignOption table[] = {
     {"--block_size --context_length --max_seq_len --max_length --sequence_length", nanogpt,
      "it is --seq-len, which is also the number of positions of a new model"},
     {"--dropout --bias", nanogpt, "there is none: no dropout, and biases as GPT-2 has them"},
-    {"--init_from", nanogpt, "it is --init DIR for weights of Hugging Face's, and --resume to continue"},
+    {"--init_from", nanogpt, "it is --init DIR for Hugging Face weights, and --resume to continue a run"},
     {"--model_name_or_path --model_name", trainer, "it is --init DIR for weights, --model NAME for a size"},
     // data
     {"--dataset --data_dir --dataset_name", nanogpt, "it is --train-data, a quoted pattern of token shards"},
@@ -27,7 +27,7 @@ static constexpr ForeignOption table[] = {
     {"--total_batch_size", "nanochat and llm.c", "it is --global-batch, in tokens"},
     {"--per_device_train_batch_size --per_gpu_train_batch_size", trainer, "it is --micro-batch, in sequences"},
     {"--gradient_accumulation_steps --grad_accum_steps", "nanoGPT and Hugging Face's Trainer",
-     "it follows from --global-batch: its tokens over those of --micro-batch sequences on all ranks"},
+     "it follows from --global-batch: its tokens divided by those of --micro-batch sequences on all ranks"},
     {"--gradient_checkpointing", trainer, "it is --recompute layer"},
     // precision and device
     {"--dtype --mixed_precision --amp --bf16 --fp16 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
@@ -39,7 +39,7 @@ static constexpr ForeignOption table[] = {
     {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},
     {"--max_steps", trainer, "it is --steps"},
     {"--epochs --num_epochs --num_train_epochs --max_epochs", "PyTorch's scripts and Hugging Face's Trainer",
-     "it is --steps, and 0 of them is one epoch"},
+     "it is --steps; --steps 0 is one epoch"},
     {"--learning_rate", "nanoGPT and PyTorch's scripts", "it is --lr"},
     {"--min_lr --learning_rate_decay_frac", nanogpt, "it is --final-lr-fraction, as a fraction of --lr"},
     {"--warmup_iters --warmup_steps", nanogpt, "it is --warmup"},
@@ -66,8 +66,8 @@ static constexpr ForeignOption table[] = {
     // generate
     {"--start", nanogpt, "it is --prompt"},
     {"--max_new_tokens", nanogpt, "it is --max-tokens"},
-    {"--do_sample", trainer, "it is --temperature, and 0 takes the likeliest token"},
-    // llm.c's letters; the others are ours too
+    {"--do_sample", trainer, "it is --temperature; 0 always takes the likeliest token"},
+    // llm.c's letters that this program does not have
     {"-m", llmc, "it is --val-batches"},
     {"-r", llmc, "it is --recompute none, gelu or layer for 0, 1 and 2"},
     {"-w", llmc, "it is --master-weights on or off"},

@@ -1,15 +1,16 @@
-// foreign_options.h: options as other trainers call them, for a hint at ours: nanoGPT, Hugging Face's Trainer,
-// PyTorch's scripts, and the letters of llm.c that mean nothing here.
+// foreign_options.h: names of options in other trainers, so that an error can suggest this program's option: nanoGPT,
+// Hugging Face's Trainer, PyTorch's scripts, and llm.c's letters that this program does not have.
 #pragma once
 #include <string>
 
 struct ForeignOption {
-    const char* names;  // separated by blanks; after "--" with underscores
-    const char* whose;
-    const char* here;  // "it is --steps", or why there is none; the first option in it is ours
+    const char* names;  // separated by spaces; with underscores after "--"
+    const char* whose;  // the other trainer
+    const char*
+        here;  // "it is --steps", or why there is no such option; the first option named in it is this program's
 };
 
-// The row of --max_iters, --max-iters and so on; null: nobody calls an option so.
+// The row for --max_iters, --max-iters and so on; null if no trainer in the table has such an option.
 const ForeignOption* find_foreign_option(const std::string& name);
-// The option of ours that its text names first: "--steps"; empty: there is none.
+// This program's option that the row names first: "--steps"; empty if it names none.
 std::string own_option(const ForeignOption& foreign);

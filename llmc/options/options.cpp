@@ -228,13 +228,14 @@ static void tokenize_options(OptionSpecs& all, Options& o) {
     quiet_option(all, o);
 }
 
-// What `plan` works with. It takes all options of `train`, so that the command line of a run can be planned as it is.
+// The options that `plan` uses. It accepts all options of `train`, so that the command line of a run can be planned
+// unchanged.
 static const std::string planned =
     " --train-data --tokenizer --model --init --layers --heads --channels --vocab-size --seq-len --precision "
     "--micro-batch --global-batch --recompute --logit-chunks --master-weights --world-size --zero --grad-dtype "
     "--deterministic-ranks --steps --output --resume --keep --export-dtype --threads ";
 
-// Which sections a command has. Order is that of --help.
+// The options of a command, in the order of --help.
 static OptionSpecs declare(Command command, Options& o) {
     OptionSpecs all;
     switch (command) {
@@ -279,7 +280,7 @@ static const OptionSpec* find_spec(const OptionSpecs& all, const std::string& na
     return nullptr;
 }
 
-// An option of another trainer, if this command has what it means or nothing here has.
+// Refuses an option of another trainer, if this command has the counterpart or there is none. The error names it.
 static void refuse_foreign(const OptionSpecs& all, const std::string& name) {
     const ForeignOption* foreign = find_foreign_option(name);
     if (!foreign) return;
@@ -289,7 +290,8 @@ static void refuse_foreign(const OptionSpecs& all, const std::string& name) {
              foreign->here);
 }
 
-// llm.c's pairs of letters, which would be read as a letter and its value: -nk 5 as -n k. And its -h 1, as --help.
+// Refuses llm.c's options of two letters, which would be read as a letter and its value (-nk 5 as -n k), and its -h 1,
+// which would be read as --help.
 static void refuse_llmc_pairs(const OptionSpecs& all, const std::vector<std::string>& arguments) {
     for (size_t i = 0; i < arguments.size(); i++) {
         const std::string& name = arguments[i];
@@ -313,12 +315,13 @@ static Command find_command(const std::string& first_argument) {
     }
     const std::string nearest = nearest_name(names, first_argument);
     fail(EXIT_USAGE,
-         "unknown command '%s'%s (there are train, which needs no name, generate, eval, plan and tokenize, each with "
-         "its own --help)",
+         "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan and tokenize, each "
+         "with its own --help)",
          first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
 }
 
-// Says what may have been meant: the nearest option of this command, or the other commands that have it.
+// Refuses an unknown argument. The error suggests the other commands that have such an option, or the nearest option of
+// this command.
 [[noreturn]] static void refuse_unknown(Command command, const OptionSpecs& all, const std::string& argument) {
     if (argument.size() < 2 || argument[0] != '-')
         fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
@@ -357,16 +360,17 @@ static std::string help_text(Command command, const std::string& program, const 
         std::erase_if(shown,
                       [](const OptionSpec& d) { return planned.find(" " + d.long_name() + " ") == std::string::npos; });
     out += list_options(shown);
-    if (command == Command::plan) out += format("\nThe other options of %s train are taken, and change nothing.\n", p);
+    if (command == Command::plan)
+        out += format("\nThe other options of %s train are accepted and have no effect.\n", p);
     return out +
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
 }
 
-// -e of llm.c: "d12", "gpt2:d12", or what to start from.
+// Resolves the ways to choose a model. --model is also llm.c's -e: "d12", "gpt2:d12", or a directory to start from.
 static void sort_out_model(Options& o) {
     if (o.model.starts_with("gpt2:")) o.model.erase(0, 5);
     ENSURE(!o.model.ends_with(".bin"),
-           "--model %s: model files of llm.c are not read; give --init a Hugging Face directory", o.model.c_str());
+           "--model %s: llm.c's model files cannot be read; give --init a Hugging Face directory", o.model.c_str());
     const bool directory = o.model.find('/') != std::string::npos || o.model == "." || o.model == "..";
     if (directory) {
         ENSURE(o.init.empty() || o.init == o.model, "--model %s and --init %s are two places to start from; give one",
@@ -385,7 +389,7 @@ static void sort_out_model(Options& o) {
     ENSURE(!custom || o.model.empty(), "--model %s and %s are two ways to choose the shape; give one", o.model.c_str(),
            given.c_str());
     ENSURE(o.init.empty() || (o.model.empty() && !custom),
-           "--init %s brings its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
+           "--init %s has its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
     ENSURE(!custom || missing.empty(), "give --layers, --heads and --channels together (missing: %s)", missing.c_str());
     o.default_model = o.model.empty() && o.init.empty() && !custom;
     if (o.default_model) o.model = "d12";
@@ -402,7 +406,7 @@ static void check_training(Options& o, bool plan) {
     ENSURE(plan || !o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
            "--val-every %lld needs --val-data, the shards to validate on", static_cast<long long>(o.val_every));
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
-           "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
+           "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
 }
 
@@ -436,7 +440,7 @@ static void check_together(Options& o) {
     }
 }
 
-// What a start does not take from the one before: its place among the ranks, and what was asked for once.
+// Options that a resume does not take from the earlier start of the run: its ranks, and requests for that start only.
 static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after", "--trace",
                                                "--rank",   "--world-size",   "--local-rank", "--rendezvous",
                                                "--run-id", "--print-launch", "--quiet",      "--rendezvous-timeout"};
@@ -446,7 +450,8 @@ static bool is_among(const auto& names, const std::string& name) {
     return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Adds the saved options to what was given; the fields still have their defaults. Whether the shape is a saved one.
+// Adds the saved options to those given. The fields still have their defaults. Returns whether the shape is the saved
+// one.
 static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedArgs& given, Options& o) {
     bool shape_given = false;
     for (const auto& [i, text] : given.values) shape_given |= is_among(of_shape, all[i].long_name());
@@ -462,7 +467,7 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
                "%s %s: run.json cannot hold bytes that are not UTF-8; give this option again", name.c_str(),
                text.c_str());
         if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
-        if (text == all[i].text()) continue;  // the default
+        if (text == all[i].text()) continue;  // it is the default
         o.taken += (o.taken.empty() ? "" : " ") + name;
         if (all[i].kind != ValueKind::flag) o.taken += " " + shell_word(text);
         given.values[i] = text;
@@ -498,11 +503,11 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     const bool trains = o.command == Command::train || o.command == Command::plan;
     o.needs_saved = trains && o.resume && saved.empty();
     check_together(o);
-    o.default_model |= saved_shape;  // nobody has asked for it: the checkpoint's is taken
+    o.default_model |= saved_shape;  // the user did not ask for a shape: the checkpoint's is used
     return o;
 }
 
-// ---- what was declared, read back
+// ---- the current values
 
 std::vector<Setting> settings(const Options& options) {
     Options now = options, initial = options;
@@ -529,7 +534,7 @@ std::string options_json(const Options& options) {
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // arguments need not be UTF-8
 }
 
-// ---- what follows from the options
+// ---- values that follow from the options
 
 GPT2Config model_config(const Options& o, int default_vocab) {
     GPT2Config config;
@@ -544,7 +549,8 @@ GPT2Config model_config(const Options& o, int default_vocab) {
 
 void resolve_steps(Options& o, int64_t steps_per_epoch) {
     if (o.steps == 0) {
-        ENSURE(steps_per_epoch > 0, "the training data make no full step: lower --global-batch, or give --steps");
+        ENSURE(steps_per_epoch > 0,
+               "the training data are too short for one step; lower --global-batch, or give --steps");
         o.steps = steps_per_epoch;
     }
     const int64_t usual = std::min<int64_t>(700, o.steps / 10);

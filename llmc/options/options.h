@@ -1,8 +1,8 @@
-// options.h: the command line. Every option is declared once, in options.cpp: names, default, unit, help, range. The
-// parser, --help, the settings printed at start-up and run.json all read that table.
+// options.h: the options of the command line. Each option is declared once, in a table in options.cpp: names, default,
+// unit, help, range. The parser, --help, the settings printed at start-up and run.json all use that table.
 //
-// parse_options looks at the arguments only, at no file and no environment variable. What it returns is checked as far
-// as that goes: ranges, names, options that contradict each other.
+// parse_options reads only the arguments, no files and no environment variables. It checks ranges, names, and options
+// that contradict each other.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,19 +15,19 @@ enum class Command { train, generate, eval, plan, tokenize, help };
 
 const char* command_name(Command command);
 
-// No defaults here: parse_options sets every field, those of other commands too.
+// The fields have no defaults here: parse_options sets all of them, also those of other commands.
 struct Options {
     Command command;
     std::string text;
-    bool needs_saved;   // --resume: the options of the run that is continued are to be found, and stand where none is
-                        // given
-    std::string taken;  // of those, what is not a default, for a shell: "--lr 0.001 --train-data 'x_*.bin'"
+    bool needs_saved;  // --resume was given: call parse_options again with the saved options of that run
+    std::string
+        taken;  // saved options that are used and not defaults, for a shell: "--lr 0.001 --train-data 'x_*.bin'"
     bool val_every_given;
-    std::vector<std::string> renamed;  // a note on each option that was given by its old name
+    std::vector<std::string> renamed;  // a note for each option that was given by its old name
 
     // model
-    std::string model;  // a name of config_by_name, or empty: the shape comes from layers, heads, channels or from init
-    bool default_model;  // neither model nor another shape was given: --resume takes that of the checkpoint
+    std::string model;   // a name of config_by_name; empty: the shape is that of layers, heads, channels, or of init
+    bool default_model;  // no shape was given: --resume uses that of the checkpoint
     std::string init;    // a Hugging Face directory, a checkpoint, or a run's output directory
     int layers, heads, channels;
     int vocab_size;         // 0: the tokenizer's, or 50257
@@ -38,41 +38,41 @@ struct Options {
     std::string train_data, val_data;  // shell patterns
     std::string tokenizer;             // directory or file; empty: beside the data or in init
     std::string output;                // directory; empty: nothing is written
-    std::string export_dtype;          // fp32, bf16: of model.safetensors
+    std::string export_dtype;          // dtype of model.safetensors: fp32, bf16
 
     // batch
-    int micro_batch;              // B; 0: the largest that fits, until resolve_micro_batch
+    int micro_batch;              // B; 0: the largest that fits, which resolve_micro_batch sets
     int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
     std::string recompute;        // none, gelu, layer
     std::string cuda_graph;       // on, off
     std::string cudnn;            // on, off
     std::string deterministic;    // on, off
     bool debug_sync;
-    int logit_chunks;            // pieces in which logits are made; 0: chosen
+    int logit_chunks;            // chunks in which the logits are computed; 0: automatic
     std::string master_weights;  // on, off: fp32 copies of bf16 weights
 
-    // ranks; -1 or empty: the launcher says
+    // ranks; -1 or empty: set by the launcher
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;
     double rendezvous_timeout;  // seconds
     bool print_launch;
     int zero;                // 1: the optimizer's state is sharded
-    std::string grad_dtype;  // fp32, bf16: on the wire
-    bool share_gpu;          // among ranks of a machine
+    std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
+    bool share_gpu;          // ranks of a machine may share a GPU
     int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
 
     // optimizer and schedule
     std::string optimizer;  // adamw
-    int64_t steps;          // 0: one epoch, until resolve_steps
-    int64_t stop_after;     // 0: not
+    int64_t steps;          // 0: one epoch, which resolve_steps sets
+    int64_t stop_after;     // 0: off
     double lr, final_lr_fraction;
     std::string schedule;
-    int64_t given_warmup;  // steps; -1: not given, so that each start of a run works it out for its own --steps
-    int64_t warmup;        // what resolve_steps makes of it
+    int64_t given_warmup;  // steps; -1: not given, so each start of a run computes it from its own --steps
+    int64_t warmup;        // steps, set by resolve_steps
     double weight_decay, beta1, beta2, eps;
-    double grad_clip;  // 0: not
+    double grad_clip;  // 0: off
 
-    // evaluation, samples, checkpoints; every: steps, 0: never
+    // evaluation, samples, checkpoints; *_every are in steps, 0: never
     int64_t val_every, sample_every, checkpoint_every;
     int val_batches;  // 0: all
     int sample_tokens;
@@ -94,41 +94,41 @@ struct Options {
     std::string prompt;
     int max_tokens, num_samples;
     double temperature;  // 0: the likeliest token
-    int top_k;           // 0: not
-    double top_p;        // 1: not
+    int top_k;           // 0: off
+    double top_p;        // 1: off
 
     // tokenize
     std::vector<std::string> inputs;
-    int train_bpe;        // vocabulary size; 0: not
-    double val_fraction;  // 0: nothing held out
-    int64_t val_tokens;   // instead of val_fraction; 0: not
+    int train_bpe;        // vocabulary size; 0: off
+    double val_fraction;  // 0: nothing is held out
+    int64_t val_tokens;   // instead of val_fraction; 0: off
     int64_t shard_tokens;
     bool replace;
     std::string split, text_key;
 };
 
-// Refuses, with EXIT_USAGE and one sentence, what cannot be; suggests the nearest option for an unknown one, and ours
-// for one of another trainer. saved: options_json of the run to be continued, for what is not given; what belongs to
-// one start only (ranks, --stop-after, --trace) is not taken from it.
+// Refuses invalid options with EXIT_USAGE. For an unknown option the error suggests the nearest one, or this program's
+// name for an option of another trainer. saved: options_json of the run to be resumed; it sets the options that are not
+// given, except those that belong to a single start (ranks, --stop-after, --trace).
 Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
 
-// One option of the command with its present value, as text: {"batch", "micro-batch", "4"}.
+// One option of the command with its current value as text: {"batch", "micro-batch", "4"}.
 struct Setting {
     std::string section, name, value;
     bool is_default;
 };
-// In the order of --help, the options of options.command.
+// All options of options.command, in the order of --help.
 std::vector<Setting> settings(const Options& options);
 // The same as a JSON object, numbers as numbers: {"micro-batch":4,"lr":0.0006,...}.
 std::string options_json(const Options& options);
 
-// The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is taken when
-// --vocab-size is 0. Positions: --seq-len, and for a named model its own 1024 at least.
+// The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
+// --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
 
-// Fills in what depends on the data: steps 0 becomes steps_per_epoch, and warmup is what was given, or 700 or a tenth
-// of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
+// Sets what depends on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default 700 or a
+// tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
-// "train_gpt2 0.1.0 (commit 1234abc)"; the commit when the build was told one.
+// "train_gpt2 0.1.0 (commit 1234abc)"; without the commit if the build has none.
 std::string version();

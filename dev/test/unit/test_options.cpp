@@ -141,7 +141,7 @@ TEST_CASE("--model takes a directory too, as -e of llm.c does") {
     CHECK(o.init == "out/d12/step_001000");
     CHECK(o.model == "");
     CHECK_FALSE(o.default_model);
-    CHECK(contains(refusal({"-i", "a", "-e", "gpt2_124M_bf16.bin"}), "llm.c are not read"));
+    CHECK(contains(refusal({"-i", "a", "-e", "gpt2_124M_bf16.bin"}), "llm.c's model files cannot be read"));
     CHECK(contains(refusal({"-i", "a", "-e", "a/b", "--init", "c"}), "two places to start from"));
 }
 
@@ -165,17 +165,18 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--micro-batch", "4294967297") == "--micro-batch: 4294967297 is out of range");
     CHECK(bad("--global-batch", "9223372036854775807") ==
           "--global-batch 9223372036854775807 must be at least 0 and at most 1099511627776");
-    CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number from 0 up");
+    CHECK(bad("--seed", "-1") == "--seed: '-1' is not a whole number, 0 or more");
     const auto bad_tokenize = [](const char* name, const char* value) {
         return refusal({"tokenize", "a", "--output", "d", "--train-bpe", "300", name, value});
     };
     CHECK(bad_tokenize("--val-fraction", "0.6") == "--val-fraction 0.6 must be at least 0 and at most 0.5");
     CHECK(bad_tokenize("--val-fraction", "-1") == "--val-fraction -1 must be at least 0 and at most 0.5");
     CHECK(bad_tokenize("--val-tokens", "-1") == "--val-tokens -1 must be at least 0");
-    CHECK(bad_tokenize("--split", "words") == "--split words is not known: none|blank-lines|end-of-text");
-    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known: fp32|bf16|auto");
-    CHECK(bad("--schedule", "cosine|linear") == "--schedule cosine|linear is not known: cosine|linear|constant|wsd");
-    CHECK(bad("--schedule", "") == "--schedule  is not known: cosine|linear|constant|wsd");
+    CHECK(bad_tokenize("--split", "words") == "--split words is not known; give none|blank-lines|end-of-text");
+    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known; give fp32|bf16|auto");
+    CHECK(bad("--schedule", "cosine|linear") ==
+          "--schedule cosine|linear is not known; give cosine|linear|constant|wsd");
+    CHECK(bad("--schedule", "") == "--schedule  is not known; give cosine|linear|constant|wsd");
 }
 
 TEST_CASE("unknown options are refused with the nearest right one") {
@@ -222,18 +223,18 @@ TEST_CASE("options that contradict each other, or lack another, are refused") {
           "--model d12 and --layers 3 are two ways to choose the shape; give one");
     CHECK(contains(bad({"--model", "d12", "--layers", "2", "--heads", "2", "--channels", "64"}),
                    "--model d12 and --layers 2 --heads 2 --channels 64 are two ways"));
-    CHECK(contains(bad({"--init", "d", "--layers", "2"}), "brings its own shape"));
-    CHECK(contains(bad({"--init", "d", "--layers", "2", "--heads", "2", "--channels", "64"}), "brings its own shape"));
-    CHECK(contains(bad({"--init", "d", "--model", "d12"}), "brings its own shape"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2"}), "has its own shape"));
+    CHECK(contains(bad({"--init", "d", "--layers", "2", "--heads", "2", "--channels", "64"}), "has its own shape"));
+    CHECK(contains(bad({"--init", "d", "--model", "d12"}), "has its own shape"));
     CHECK(contains(bad({"--layers", "2", "--heads", "3", "--channels", "64"}),
                    "not a multiple of 3 heads; try --channels 66"));
     CHECK(contains(bad({"--model", "d13"}), "--model d13 is not known"));
     CHECK(contains(bad({"--resume", "--output", ""}), "--resume needs the --output"));
     CHECK(bad({"--precision", "fp32", "--master-weights", "off"}) ==
-          "--master-weights off: fp32 weights have no masters to leave out; give --precision bf16");
+          "--master-weights off needs bf16 weights; give --precision bf16");
     CHECK(bad({"--precision", "bf16", "--master-weights", "off"}) == "");
     CHECK(bad({"--precision", "fp32", "--master-weights", "on"}) == "");
-    CHECK(contains(bad({"--master-weights", "no"}), "--master-weights no is not known: on|off"));
+    CHECK(contains(bad({"--master-weights", "no"}), "--master-weights no is not known; give on|off"));
     CHECK(contains(refusal({}), "--train-data is missing"));
     CHECK(contains(refusal({"generate"}), "--init is missing"));
     CHECK(contains(refusal({"eval", "--init", "d"}), "--val-data is missing"));
@@ -316,7 +317,7 @@ TEST_CASE("plan shows the options that it works with, and takes the others") {
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
         CHECK_FALSE(contains(help, name));
-    CHECK(contains(help, "The other options of train_gpt2 train are taken, and change nothing."));
+    CHECK(contains(help, "The other options of train_gpt2 train are accepted and have no effect."));
     CHECK(parse({"plan", "--lr", "3e-3"}).lr == 3e-3);
 }
 
@@ -330,7 +331,7 @@ TEST_CASE("an option of another trainer is refused with ours") {
     CHECK(contains(hint("--out-dir"), "here it is --output"));
     CHECK(contains(hint("--device"), "train_gpt2cu on GPUs"));
     CHECK(contains(hint("--n-layer"), "here it is --layers"));
-    CHECK(contains(hint("--num_train_epochs"), "here it is --steps, and 0 of them is one epoch"));
+    CHECK(contains(hint("--num_train_epochs"), "here it is --steps; --steps 0 is one epoch"));
     CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));
     CHECK(contains(hint("-nk"), "here it is --keep"));  // not -n, with the value k
     CHECK(
@@ -419,10 +420,10 @@ TEST_CASE("what is said of other trainers' options names options of ours") {
 }
 
 TEST_CASE("an unknown command is refused with all that there are, and the nearest") {
-    CHECK(
-        contains(refusal({"trian"}), "unknown command 'trian'; did you mean train? (there are train, which needs no"));
+    CHECK(contains(refusal({"trian"}),
+                   "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
-    CHECK(contains(refusal({"help"}), "unknown command 'help' (there are train"));
+    CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
 }
 
 TEST_CASE("--resume takes the options of the run where none are given") {
@@ -516,7 +517,7 @@ TEST_CASE("steps and warmup that were not given follow from the data") {
     CHECK_THROWS_WITH_AS(resolve_steps(o, 1), "--warmup 501 is longer than the run of 500 steps; try --warmup 50",
                          Error);
     o = train({});
-    CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("no full step"), Error);
+    CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("too short for one step"), Error);
 }
 
 TEST_CASE("a warmup that was not given follows the steps of each start, one that was given stays") {
@@ -544,7 +545,7 @@ TEST_CASE("a renamed option is taken by its old name, with a note, and found in 
     const Options o = train({"--head-chunks", "4"});
     CHECK(o.logit_chunks == 4);
     REQUIRE(o.renamed.size() == 1);
-    CHECK(o.renamed[0] == "--head-chunks is now --logit-chunks; the next release takes the new name only");
+    CHECK(o.renamed[0] == "--head-chunks is now --logit-chunks; the next release will accept only the new name");
     const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x"};
     const std::string saved = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"head-chunks":5})";
     CHECK(parse_options(int(resume.size()), resume.data(), saved).logit_chunks == 5);
