@@ -1,4 +1,4 @@
-// eval: the loss of a trained model on token shards.
+// eval.cpp: the command `eval`: computes the loss of a trained model on token shards.
 #include "infer/eval.h"
 
 #include <unistd.h>
@@ -16,13 +16,14 @@ static int eval_loss(const Options& o) {
     for (const std::string& line : source.notes) fprintf(stderr, "%s\n", line.c_str());
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
-    data.fixed_set = true, data.max_batches = o.val_batches;
+    data.fixed_set = true;
+    data.max_batches = o.val_batches;
     DataLoader loader(data);
     const std::string warning = warn_of_tokenizer(source.weights, o.val_data);
     if (!warning.empty()) fprintf(stderr, "warning: %s\n", warning.c_str());
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T);
     load_model(model, source);
-    Comm alone;
+    Comm single_rank;
     const auto show = [last = seconds_now()](int64_t done, int64_t of, bool failed) mutable {
         if (failed || seconds_now() - last < 1.0) return !failed;
         last = seconds_now();
@@ -30,10 +31,10 @@ static int eval_loss(const Options& o) {
                 static_cast<long long>(of));
         return true;
     };
-    const double loss = evaluate(model, loader, alone, show).value();
+    const double loss = evaluate(model, loader, single_rank, show).value();
     if (isatty(2)) fprintf(stderr, "\r\033[K");
     if (!std::isfinite(loss))
-        fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights numbers leave the range of %s",
+        fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",
              dtype_name(dtype_of<floatX>));
     print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s window%s of %d tokens\n",

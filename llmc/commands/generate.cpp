@@ -1,4 +1,4 @@
-// generate: text from a trained model.
+// generate.cpp: the command `generate`: continues a prompt with a trained model.
 #include "infer/generate.h"
 
 #include <cstdio>
@@ -19,10 +19,12 @@ static int generate_text(const Options& o) {
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T);
     load_model(model, source);
     Sampler sampler;
-    sampler.temperature = float(o.temperature), sampler.top_k = o.top_k, sampler.top_p = float(o.top_p),
+    sampler.temperature = float(o.temperature);
+    sampler.top_k = o.top_k;
+    sampler.top_p = float(o.top_p);
     sampler.seed = o.seed;
     for (int i = 0; i < o.num_samples; i++) {
-        TerminalText terminal;  // only a terminal has to be protected from control characters
+        TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) { print_stdout(raw ? bytes : terminal.add(bytes)); };
         print(o.prompt);

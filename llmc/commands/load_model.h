@@ -1,4 +1,4 @@
-// load_model.h: the weights of --init, into a model that only computes.
+// load_model.h: loads the weights of --init into a model for evaluation or generation.
 #pragma once
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"

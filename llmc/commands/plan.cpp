@@ -1,4 +1,4 @@
-// plan: batch, memory, time and disk of a training run, without starting it.
+// plan.cpp: the command `plan`: prints the batch, memory, time and disk space of a training run without starting it.
 #include <algorithm>
 
 #include "base/common.h"
@@ -11,16 +11,16 @@
 #include "train/report.h"
 #include "train/run_checks.h"
 
-// The time of a run, or of what is left of one.
+// The time of a run, or of the remaining steps of a resumed run.
 static std::string describe_steps(int64_t steps, int64_t steps_done, double step_seconds) {
     const int64_t left = std::max<int64_t>(0, steps - steps_done);
     std::string text = duration_text(double(left) * step_seconds) + " for ";
-    if (steps_done > 0) text += format("the %s that are left of ", with_commas(left).c_str());
+    if (steps_done > 0) text += format("the remaining %s of ", with_commas(left).c_str());
     return text + with_commas(steps) + " steps";
 }
 
-// How long a step and the run will take, from a step that is measured here, or at a share of the peak (of one rank, in
-// FLOP/s) that is not.
+// How long a step and the run will take: from a step that is measured here, or else from 30 % of the peak. peak: of one
+// rank, in FLOP/s.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
@@ -29,14 +29,14 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
     std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
     if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
-    if (!measured) return text + ", if it runs at 30 % of the peak: not measured, a step is too large to be tried here";
+    if (!measured) return text + ", estimated at 30 % of the peak: a step is too large to be measured here";
     text +=
         format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
                with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
-    return batch.world_size == 1 ? text : text + ", on one rank alone, the network not counted";
+    return batch.world_size == 1 ? text : text + ", on one rank alone, without the network";
 }
 
-// What memory and time of a rank are those of. local_ranks: that share this machine; 0: not known.
+// Says which hardware a rank is assumed to have. local_ranks: the number of ranks that share this machine; 0: unknown.
 static std::string describe_places(int world_size, int local_ranks) {
     if (!device_memory_is_host()) return format("%d, each with a GPU like this one", world_size);
     if (local_ranks == world_size) return format("%d, which share this machine", world_size);
@@ -51,8 +51,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
     const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
-    Comm alone;
-    resolve_micro_batch(dtype, o, source, T, alone, world_size, local_ranks);
+    Comm single_rank;
+    resolve_micro_batch(dtype, o, source, T, single_rank, world_size, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
     check_virtual_ranks(o, batch);

@@ -1,4 +1,4 @@
-// process.cpp: options, device and threads of a command, before it runs.
+// process.cpp: sets up the options, device and threads of a command before it runs.
 #include <omp.h>
 #include <unistd.h>
 
@@ -18,20 +18,21 @@
 #include "parallel/comm.h"
 #include "train/run.h"
 
-// The start of a path or pattern decides; "{/a,/b}/train_*.bin" is absolute.
+// Looks at the first character after opening braces: "{/a,/b}/train_*.bin" is absolute.
 static bool is_relative(const std::string& path) {
     const size_t start = path.find_first_not_of('{');
     return start != std::string::npos && path[start] != '/' && path[start] != '~';
 }
 
-// A path as a shell pattern that matches nothing else.
+// Escapes a path, so that as a shell pattern it matches only itself.
 static std::string as_pattern(const std::string& path) {
     std::string out;
     for (const char c : path) out += std::string(strchr("*?[]{}\\", c) ? "\\" : "") + c;
     return out;
 }
 
-// A directory that is not here any more is that of another machine, or of a tree that was moved with its data.
+// Makes the relative paths in saved options absolute if the run was started in another directory. If that directory
+// does not exist here, the run comes from another machine, or was moved together with its data: paths stay relative.
 static void resolve_paths(nlohmann::json& options, const std::string& directory) {
     if (!is_directory(directory) || directory == current_directory()) return;
     for (const auto& [name, is_pattern] :
@@ -42,20 +43,19 @@ static void resolve_paths(nlohmann::json& options, const std::string& directory)
     }
 }
 
-// The options in OUTPUT/run.json, as options_json wrote them at the last start of the run there. Relative paths become
-// absolute if that start was in another directory. Empty: there is no such file, and the options that were given are
-// enough.
+// Reads the options in OUTPUT/run.json, as options_json wrote them at the last start of the run. Returns "" if there is
+// no such file and the options on the command line are sufficient.
 static std::string saved_options(const Options& o) {
     const std::string path = o.output + "/run.json";
     if (!path_exists(path) && (o.command == Command::plan || o.print_launch || !o.train_data.empty())) return "";
     ENSURE(path_exists(path),
-           "--train-data is missing, and %s, from which --resume would take the options, is not there: give the "
-           "--output of a run, or all options",
+           "--train-data is missing, and %s, from which --resume takes options, does not exist: give the --output of a "
+           "run, or all options",
            path.c_str());
     nlohmann::json run = read_json_object(path, 16 << 20);
     const auto options = run.find("options");
     if (options == run.end() || !options->is_object())
-        fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the others", path.c_str());
+        fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the other options", path.c_str());
     if (const auto directory = run.find("directory"); directory != run.end() && directory->is_string())
         resolve_paths(*options, directory->get<std::string>());
     return options->dump();
@@ -67,16 +67,17 @@ Options read_options(int argc, char** argv) {
     return saved.empty() ? options : parse_options(argc, argv, saved);
 }
 
-// Where --autotune keeps its choices: they hold for a machine, not for a run.
+// The cache file of --autotune. Its choices belong to a machine, not to a run.
 static std::string autotune_file() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    ENSURE((cache && *cache) || (home && *home), "--autotune keeps its choices in $HOME/.cache, and HOME is not set");
+    ENSURE((cache && *cache) || (home && *home), "--autotune keeps its choices in $HOME/.cache, but HOME is not set");
     const std::string dir = (cache && *cache ? std::string(cache) : std::string(home) + "/.cache") + "/train_gpt2";
     make_directories(dir);
     return dir + "/products.txt";
 }
 
-// CPU ranks of a host share its cores, unless mpirun has given each its own, or the user chose a number.
+// CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own, or the user has chosen a
+// number of threads.
 static int threads_of_rank(const Options& o, const Launch& launch) {
     if (o.threads > 0 || launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return o.threads;
     const int all = int(sysconf(_SC_NPROCESSORS_ONLN)), given = omp_get_num_procs();
@@ -86,8 +87,8 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
 void start_device(const Options& o, const Launch& launch) {
     device_debug_sync = o.debug_sync;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
-    ENSURE(launch.local_rank >= 0 || device_memory_is_host(),
-           "%s does not say which GPU is this rank's: give --local-rank", launch.launcher.c_str());
+    ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
+           launch.launcher.c_str());
     device_init(device_of(o, launch), threads_of_rank(o, launch));
     if (o.autotune) device_autotune(autotune_file());
 }
@@ -100,7 +101,7 @@ Dtype training_dtype(const Options& o) {
     return precision == "bf16" ? Dtype::bf16 : Dtype::fp32;
 }
 
-// One line, so that the lines of several ranks do not mix.
+// Prints a single line, so that the output of several ranks does not mix.
 int print_launch(const Launch& launch) {
     const std::string joining = describe_joining(launch);
     print_stdout(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n");

@@ -1,4 +1,4 @@
-// tokenize: text to token shards.
+// tokenize.cpp: the command `tokenize`: converts text to token shards (text/tokenize.h).
 #include "text/tokenize.h"
 
 #include "commands/commands.h"

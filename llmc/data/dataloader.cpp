@@ -35,8 +35,8 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     ENSURE(T > 0, "--seq-len %d must be at least 1", T);
     Corpus corpus = {.shards = {}, .first_sample = {}, .T = T, .tokens = 0, .num_samples = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
-    const int places =
-        std::clamp(512 / int(paths.size()), 2, 4);  // fewer for many files, which may be on slow network storage
+    // Fewer for many files, which may be on slow network storage.
+    const int places = std::clamp(512 / int(paths.size()), 2, 4);
     std::string names;
     for (const std::string& path : paths) {
         const Shard shard = open_shard(path);
@@ -56,13 +56,13 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
 void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* tokens) {
     assert(sample >= 0 && sample < corpus.num_samples);
     const auto after = std::upper_bound(corpus.first_sample.begin(), corpus.first_sample.end(), sample);
-    const int64_t shard =
-        after - corpus.first_sample.begin() - 1;  // the last shard that starts at or before the sample; never empty
+    // The last shard that starts at or before the sample; it is never an empty shard.
+    const int64_t shard = after - corpus.first_sample.begin() - 1;
     const int64_t begin = (sample - corpus.first_sample[shard]) * corpus.T;
     read_tokens(corpus.shards[shard], begin, corpus.T + 1, vocab_size, tokens);
 }
 
-static std::string in_words(const Corpus& corpus, const DataLoaderConfig& config) {
+static std::string describe_samples(const Corpus& corpus, const DataLoaderConfig& config) {
     return format("%s '%s' has %s sample%s of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
                   config.pattern.c_str(), with_commas(corpus.num_samples).c_str(), corpus.num_samples == 1 ? "" : "s",
                   corpus.T, with_commas(corpus.tokens).c_str(),
@@ -73,7 +73,7 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
     : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
     const int64_t per_call = int64_t(config.B) * config.world_size;  // samples of one next() on all ranks
     ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
-           "loader: --micro-batch %d, rank %d of %d", config.B, config.rank, config.world_size);
+           "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
     num_samples = corpus.num_samples;
     int64_t& step = config.samples_per_step;
     if (step == 0 || config.fixed_set) step = per_call;
@@ -82,14 +82,14 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
            with_commas(per_call).c_str(), config.B, config.world_size);
     if (config.fixed_set) {
         if (corpus.num_samples == 0)
-            fail(EXIT_BAD_DATA, "%s, not even one; give more text or lower --seq-len",
-                 in_words(corpus, config).c_str());
+            fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
+                 describe_samples(corpus, config).c_str());
         if (config.max_batches > 0) num_samples = std::min(num_samples, config.max_batches * config.B);
         num_batches = ceil_div(num_samples, per_call);
     } else if (corpus.num_samples < step) {
         fail(EXIT_BAD_DATA,
-             "%s, but one step takes %s = --global-batch %s / %d; give more text, or lower --global-batch or --seq-len",
-             in_words(corpus, config).c_str(), with_commas(step).c_str(), with_commas(step * config.T).c_str(),
+             "%s, but one step needs %s = --global-batch %s / %d; give more text, or lower --global-batch or --seq-len",
+             describe_samples(corpus, config).c_str(), with_commas(step).c_str(), with_commas(step * config.T).c_str(),
              config.T);
     }
 
@@ -166,18 +166,18 @@ void DataLoader::read_ahead() {
             if (stopping) return;
         }
         Slot& slot = slots[batch % 2];
-        std::exception_ptr met;
+        std::exception_ptr caught;
         try {
             const Span span(config.trace, Track::loader, {"read batch", batch});
             slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
         } catch (...) {
-            met = std::current_exception();
+            caught = std::current_exception();
         }
         const std::lock_guard lock(mutex);
-        error = met;
-        filled += !met;
+        error = caught;
+        filled += !caught;
         changed.notify_all();
-        if (met) return;
+        if (caught) return;
     }
 }
 

@@ -14,7 +14,7 @@
 #include "base/common.h"
 #include "base/files.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and are read as they lie");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and are read without conversion");
 
 static constexpr int HEADER_BYTES = 1024;
 static constexpr int32_t MAGIC = 20240520;
@@ -34,8 +34,8 @@ static constexpr const char* CONVERT = "convert it with data/to_shard.py (docs/d
     if (magic == 20240522)
         fail(EXIT_BAD_DATA, "%s: this is an evaluation file (magic 20240522), not a token shard", path.c_str());
     fail(EXIT_BAD_DATA,
-         "%s: starts with %d, a token shard with %d; bare uint16 tokens (nanoGPT's train.bin)? %s; text? run "
-         "train_gpt2 tokenize",
+         "%s: is not a token shard: it starts with %d, not %d; if it has bare uint16 tokens (nanoGPT's train.bin), %s; "
+         "if it is text, run train_gpt2 tokenize",
          path.c_str(), magic, MAGIC, CONVERT);
 }
 
@@ -43,8 +43,8 @@ Shard open_shard(const std::string& path) {
     const InputFile file(path);
     int32_t header[HEADER_BYTES / 4] = {};
     if (file.size < 8)
-        fail(EXIT_BAD_DATA, "%s: %d bytes are no token shard; its header alone has %d", path.c_str(), int(file.size),
-             HEADER_BYTES);
+        fail(EXIT_BAD_DATA, "%s: has %d bytes, too few for a token shard: the header alone has %d", path.c_str(),
+             int(file.size), HEADER_BYTES);
     file.read_at(header, 0, std::min<int64_t>(file.size, HEADER_BYTES));
     if (header[0] != MAGIC) refuse_foreign_file(path, header);
     if (file.size < HEADER_BYTES)
@@ -52,12 +52,12 @@ Shard open_shard(const std::string& path) {
              "%s: cut off after %d bytes, inside its header of %d; fetch or make it again (docs/data.md)", path.c_str(),
              int(file.size), HEADER_BYTES);
     if (header[1] != 1 && header[1] != 2)
-        fail(EXIT_BAD_DATA, "%s: shard version %d; this program reads 1 (uint16 tokens) and 2 (uint32)", path.c_str(),
-             header[1]);
+        fail(EXIT_BAD_DATA, "%s: has shard version %d; this program reads versions 1 (uint16 tokens) and 2 (uint32)",
+             path.c_str(), header[1]);
 
     const Shard shard{path, header[2], header[1] == 1 ? 2 : 4};
     const int64_t promised = HEADER_BYTES + shard.tokens * shard.bytes_per_token;
-    if (file.size != promised)  // so a negative count is refused too: the file has a whole header
+    if (file.size != promised)  // refuses a negative count too, because the file has a whole header
         fail(EXIT_BAD_DATA,
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
@@ -86,16 +86,16 @@ static void widen(const std::vector<unsigned char>& bytes, int64_t count, int* o
 }
 
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out) {
-    ENSURE(begin >= 0 && count >= 0 && count <= shard.tokens - begin, "%s: %s tokens from %s on are wanted, it has %s",
-           shard.path.c_str(), with_commas(count).c_str(), with_commas(begin).c_str(),
-           with_commas(shard.tokens).c_str());
+    ENSURE(begin >= 0 && count >= 0 && count <= shard.tokens - begin,
+           "%s: cannot read %s tokens from token %s on: it has %s", shard.path.c_str(), with_commas(count).c_str(),
+           with_commas(begin).c_str(), with_commas(shard.tokens).c_str());
     static thread_local std::vector<unsigned char> bytes;  // reused: a training run calls this for every sample
     bytes.resize(size_t(count * shard.bytes_per_token));
 
     const InputFile file(shard.path);
     const int64_t offset = HEADER_BYTES + begin * shard.bytes_per_token;
     if (file.size - offset < int64_t(bytes.size()))
-        fail(EXIT_BAD_DATA, "%s: became shorter while it was in use: it had %s tokens, now it ends at byte %s",
+        fail(EXIT_BAD_DATA, "%s: became shorter while it was in use: it had %s tokens, and now ends at byte %s",
              shard.path.c_str(), with_commas(shard.tokens).c_str(), with_commas(file.size).c_str());
     file.read_at(bytes.data(), offset, int64_t(bytes.size()));
     if (shard.bytes_per_token == 2)
@@ -105,7 +105,8 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
 
     for (int64_t i = 0; i < count; i++)
         if (out[i] < 0 || out[i] >= vocab_size)
-            fail(EXIT_BAD_DATA, "%s: token %s (byte %s) is %d, the vocabulary has %d; made with another tokenizer?",
+            fail(EXIT_BAD_DATA,
+                 "%s: token %s (byte %s) is %d, but the vocabulary has %d tokens; made with another tokenizer?",
                  shard.path.c_str(), with_commas(begin + i).c_str(),
                  with_commas(offset + i * shard.bytes_per_token).c_str(), out[i], vocab_size);
 }
@@ -132,18 +133,19 @@ static std::vector<std::string> matches(const std::string& pattern, const char* 
 
 std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
     struct stat info;
-    if (stat(pattern.c_str(), &info) == 0) {  // the name of a file may have brackets in it
+    if (stat(pattern.c_str(), &info) == 0) {  // a file whose name may contain brackets, not a pattern
         if (S_ISDIR(info.st_mode))
-            fail(EXIT_NO_INPUT, "%s %s is a folder; give the files in it, as in '%s/train_*.bin'", option,
-                 pattern.c_str(), pattern.c_str());
+            fail(EXIT_NO_INPUT, "%s %s is a folder; give a pattern of the files in it, such as '%s/train_*.bin'",
+                 option, pattern.c_str(), pattern.c_str());
         return {pattern};
     }
     if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
     for (const std::string& unfinished : matches(temporary_name(pattern), option))
-        fail(EXIT_BAD_DATA,
-             "%s is not finished: tokenize still runs, or was killed; wait for it, or delete these shards and run it "
-             "again",
-             unfinished.c_str());
+        fail(
+            EXIT_BAD_DATA,
+            "%s is not finished: tokenize is still running, or was killed; wait for it, or delete these shards and run "
+            "it again",
+            unfinished.c_str());
     std::vector<std::string> files = matches(pattern, option);
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)",
@@ -199,8 +201,7 @@ void ShardWriter::complete() {
     if (lseek(fd, 0, SEEK_SET) != 0) fail(EXIT_IO, "%s: seeking failed: %s", name.c_str(), strerror(errno));
     write_all(fd, path, header, sizeof(header));
     if (fsync(fd) != 0)
-        fail(EXIT_IO, "%s: writing failed: %s", name.c_str(),
-             strerror(errno));  // a full disk may be reported only here
+        fail(EXIT_IO, "%s: writing failed: %s", name.c_str(), strerror(errno));  // maybe the first sign of a full disk
     close(fd);
     fd = -1;
 }

@@ -354,7 +354,7 @@ TEST_CASE("too little text is refused with the arithmetic") {
     CHECK(
         refusal(config_for(pattern, 1, 20)) ==
         "--train-data '" + pattern +
-            "' has 19 samples of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step takes 20 = --global-batch "
+            "' has 19 samples of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step needs 20 = --global-batch "
             "160 / 8; give more text, or lower --global-batch or --seq-len");
     CHECK(refusal(config_for(pattern, 1, 19)) == "accepted");
     DataLoaderConfig one = config_for(pattern, 1, 20);

@@ -122,7 +122,7 @@ TEST_CASE("a vocabulary above 65536 takes four bytes a token and notes its size"
     CHECK(header[1] == 2);
     CHECK(header[3] == 100000);
     CHECK_THROWS_WITH_AS(read_tokens(shard, 0, 4, 99999, back.data()),
-                         doctest::Contains("is 99999, the vocabulary has 99999"), Error);
+                         doctest::Contains("is 99999, but the vocabulary has 99999"), Error);
 }
 
 TEST_CASE("the writer refuses a token outside of the vocabulary and a place where it cannot write") {
@@ -167,7 +167,7 @@ TEST_CASE("files that are something else are named") {
     CHECK(refusal_of(llmc_bytes({20240801, 7, 10}, 20)).find("Llama 3") != std::string::npos);
     CHECK(refusal_of(llmc_bytes({20240522, 1, 10}, 20)).find("evaluation file") != std::string::npos);
     const std::string bare = refusal_of(llmc_bytes({1234567, 1, 10}, 10));
-    CHECK(bare.find("starts with 1234567, a token shard with 20240520") != std::string::npos);
+    CHECK(bare.find("it starts with 1234567, not 20240520") != std::string::npos);
     CHECK(bare.find("data/to_shard.py") != std::string::npos);
     CHECK(refusal(dir / "missing.bin", EXIT_NO_INPUT).find("missing.bin") != std::string::npos);
     CHECK(refusal(dir.path, EXIT_BAD_DATA).find("directory") != std::string::npos);
@@ -200,7 +200,9 @@ TEST_CASE("a file cut at any length is refused") {
         CAPTURE(length);
         write_bytes(dir / "a.bin", whole.substr(0, length));
         const std::string text = refusal(dir / "a.bin", EXIT_BAD_DATA);
-        const char* want = length < 8 ? "are no token shard" : length < 1024 ? "cut off after" : "promises 20 tokens";
+        const char* want = length < 8      ? "too few for a token shard"
+                           : length < 1024 ? "cut off after"
+                                           : "promises 20 tokens";
         CHECK(text.find(want) != std::string::npos);
     }
     write_bytes(dir / "a.bin", whole);
@@ -213,7 +215,7 @@ TEST_CASE("a token above the vocabulary is named with file and place") {
     tokens[42] = 50257;
     write_shard(dir / "a.bin", tokens, 65536);
     const Shard shard = open_shard(dir / "a.bin");
-    const std::string want = (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, the vocabulary has 50257";
+    const std::string want = (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, but the vocabulary has 50257";
     CHECK_THROWS_WITH_AS(read_tokens(shard, 40, 10, 50257, out.data()), doctest::Contains(want.c_str()), Error);
     read_tokens(shard, 43, 57, 50257, out.data());  // the others are fine
     read_tokens(shard, 0, 42, 50257, out.data());
