@@ -44,17 +44,17 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
          device_memory_is_host() ? "" : ", in this build without NCCL", launch.world_size, launch.launcher.c_str());
 #else
     fail(EXIT_USAGE,
-         "one of %d %s ranks (%s), but this build has no library that joins them: install libopenmpi-dev%s and run "
-         "make, or start one process",
+         "this is one of %d %s ranks (%s), but this build has no library that connects them: install "
+         "libopenmpi-dev%s and run make, or start one process",
          launch.world_size, kind, launch.launcher.c_str(), device_memory_is_host() ? "" : " or NCCL");
 #endif
 }
 
 std::string describe_joining(const Launch& launch) {
     if (launch.world_size == 1) return "";
-    if (launch.mpi) return "meets the others by MPI";
-    return launch.master_addr.empty() ? "knows no place to meet the others"
-                                      : "meets the others at " + rendezvous_address(launch);
+    if (launch.mpi) return "joins the others by MPI";
+    return launch.master_addr.empty() ? "has no address to join the others"
+                                      : "joins the others at " + rendezvous_address(launch);
 }
 
 std::string device_identity() { return device_id() + " " + host_name(); }

@@ -66,9 +66,9 @@ void finish(MPI_Request* requests, int count) {
     }
 }
 
-// TCP gives up on a host after 15 minutes without an answer. This run gives up after 30 s: Open MPI then aborts it and
-// names the host. It must be sooner than mpirun, whose connections are not of this process: that of Open MPI 5 notices
-// after 8 minutes, and ends with exit code 0 when it does so first.
+// TCP gives up on a host after 15 minutes without an answer. limit_silence makes the connections of this process give
+// up after 30 s: Open MPI then aborts the run and names the host. This must happen before mpirun, which has connections
+// of its own, notices: Open MPI 5's mpirun notices after 8 minutes, and then ends with exit code 0.
 constexpr int SILENT_SECONDS = 30;
 
 void limit_silence() {
@@ -82,8 +82,8 @@ void limit_silence() {
         if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
         if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) continue;
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds,
-                   sizeof probe_seconds);  // for connections on which only the other side sends
+        // Keep-alive probes, for connections on which only the other side sends.
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_seconds, sizeof probe_seconds);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
@@ -105,7 +105,7 @@ struct MpiComm : Comm {
         Event ready;
         std::function<void(char* host)> job;
     };
-    std::deque<Staged> staged;  // collectives on device memory, not yet waited for
+    std::deque<Staged> staged;  // collectives on device memory, which run when they are waited for
     Ticket queued = 0, moved = 0;
     std::unique_ptr<OwnedStream> copies;
 
@@ -121,37 +121,37 @@ struct MpiComm : Comm {
     }
 
     ~MpiComm() override {
-        block([] { MPI_Finalize(); });
+        run_on_thread([] { MPI_Finalize(); });
         post(nullptr);
         thread.join();
     }
 
     // MPI_Init returns when all ranks have called it, so a rank that never calls it would block the others forever. At
-    // the timeout all ranks look for missing ranks at the same time, and report one after the other: the first to fail
-    // ends the job, for which mpirun takes a second. Ranks of a host on which no rank is missing report last.
+    // the timeout all ranks look for missing ranks at the same time, but they fail one after the other: the first one
+    // ends the job, which takes mpirun a second. Ranks of a host on which no rank is missing fail last.
     void join(const Launch& launch) {
         const Ticket started = post([this, launch] { start(launch); });
         const double quiet = std::min(QUIET_SECONDS, launch.join_seconds), rest = launch.join_seconds - quiet;
         bool joined = wait_for(started, quiet);
         if (!joined && rest > 0) {
-            say_who_is_missing(launch, quiet, rest);
+            warn_of_missing_ranks(launch, quiet, rest);
             joined = wait_for(started, rest);
         }
         if (!joined) {
             const MissingRanks missing = find_missing_ranks(launch, job_name());
             if (!wait_for(started, missing.found ? 2.0 * std::clamp(launch.local_rank, 0, 3) : 8.0))
-                fail(EXIT_INTERNAL, "no word after %g s from %s", launch.join_seconds, missing.text.c_str());
+                fail(EXIT_INTERNAL, "gave up after waiting %g s for %s", launch.join_seconds, missing.text.c_str());
         }
         wait_for(started);
         if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
     }
 
     // Only the first waiting rank of each host prints, so that a host prints one line.
-    static void say_who_is_missing(const Launch& launch, double waited, double rest) {
+    static void warn_of_missing_ranks(const Launch& launch, double waited, double rest) {
         const MissingRanks missing = find_missing_ranks(launch, job_name());
-        if (!missing.speaks) return;
+        if (!missing.reports) return;
         fprintf(stderr,
-                "warning: rank %d on %s: no word after %g s from %s; waiting %g s more (--rendezvous-timeout)\n",
+                "warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)\n",
                 launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest);
     }
 
@@ -174,13 +174,13 @@ struct MpiComm : Comm {
             "that started it",
             launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
         part = rank;
-        if (halves()) {
+        if (uses_halving()) {
             part = 0;
             for (int distance = 1; distance < world_size; distance *= 2) part = 2 * part + ((rank & distance) != 0);
         }
     }
 
-    bool halves() const { return std::has_single_bit(unsigned(world_size)); }
+    bool uses_halving() const { return std::has_single_bit(unsigned(world_size)); }
 
     std::string describe() const override {
         return format("%d ranks by MPI%s", world_size,
@@ -188,12 +188,11 @@ struct MpiComm : Comm {
     }
 
     void check_reduce_dtype(ReduceDtype wire) const override {
-        ENSURE(wire == ReduceDtype::fp32 || halves(),
-               "--grad-dtype bf16 between %d ranks by MPI: it must be 2, 4, 8, ... ranks; give --grad-dtype fp32",
-               world_size);
+        ENSURE(wire == ReduceDtype::fp32 || uses_halving(),
+               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... ranks, not %d; give --grad-dtype fp32", world_size);
     }
 
-    // ---- the thread
+    // ---- the MPI thread and its queue
 
     void work() {
         for (;;) {
@@ -215,7 +214,8 @@ struct MpiComm : Comm {
                 done++;
             }
             changed.notify_all();
-            // Ranks are connected when they first send to each other, which is in the first steps.
+            // Ranks connect when they first send to each other, in the first steps, so it is called after jobs 1, 2, 4,
+            // 8 ...
             if (std::has_single_bit(uint64_t(done))) limit_silence();
         }
     }
@@ -227,8 +227,8 @@ struct MpiComm : Comm {
         return ++posted;
     }
 
-    // Waits in slices of time. A slice that takes far longer is not counted as a wait for other ranks: this process was
-    // stopped, or had no core.
+    // Waits in slices of time. If a slice takes far longer, this process was stopped or had no core; that time does not
+    // count as a wait for other ranks.
     void wait_for(Ticket ticket) {
         constexpr double slice = 0.05;
         for (bool finished = false; !finished;) {
@@ -246,12 +246,13 @@ struct MpiComm : Comm {
     }
 
     template <class Job>
-    void block(const Job& job) {
+    void run_on_thread(const Job& job) {
         wait_for(post(job));
     }
 
-    // Queues a collective on x (bytes), in which this rank sends `sent` bytes. They are counted here, since the thread
-    // may run the collective only in the next step. With the CPU backend x is host memory, and the work on it is done.
+    // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
+    // thread may run the collective as late as the next step. With the CPU backend x is host memory, and all earlier
+    // work on it is complete.
     Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
         bytes_sent += sent;
@@ -267,7 +268,7 @@ struct MpiComm : Comm {
         return ++queued;
     }
 
-    // Counts the time of a wait for other ranks.
+    // Calls wait_for_others and adds its time to exposed_seconds.
     template <class Wait>
     void expose(const Wait& wait_for_others) {
         const double start = seconds_now(), stopped_before = stopped_seconds;
@@ -275,7 +276,8 @@ struct MpiComm : Comm {
         exposed_seconds += seconds_now() - start - (stopped_seconds - stopped_before);
     }
 
-    // The waiting thread copies device memory: it is the only one that calls the device.
+    // The thread that waits copies staged collectives between device and host: it is the only one that calls the
+    // device.
     void wait(Ticket ticket, Stream) override {
         expose([&] {
             if (device_memory_is_host()) wait_for(ticket);
@@ -293,18 +295,18 @@ struct MpiComm : Comm {
             copy_to_host(staging.data(), s.memory, s.bytes, copies->stream);
             wait_for_stream(copies->stream);
         }
-        block([&] { s.job(staging.data()); });
+        run_on_thread([&] { s.job(staging.data()); });
         const Span span(trace.get(), Track::host, {.name = "copy to device", .bytes = s.bytes});
         copy_to_device(s.memory, staging.data(), s.bytes, copies->stream);
         wait_for_stream(copies->stream);
         staged.pop_front();
     }
 
-    // ---- exchanges, on the thread
+    // ---- exchanges between two ranks, called on the MPI thread
 
     // Sends `count` elements of x to the partner and receives as many, piece by piece: take(at, received, n).
     template <class Wire, class Take>
-    void trade(const float* x, int64_t count, int partner, const Take& take) {
+    void exchange_with(const float* x, int64_t count, int partner, const Take& take) {
         outgoing.resize(sizeof(Wire) * PIECE);
         for (auto& buffer : incoming) buffer.resize(sizeof(Wire) * PIECE);
         MPI_Request requests[2][2];
@@ -332,12 +334,12 @@ struct MpiComm : Comm {
     }
 
     template <class Wire>
-    void halve(float* x, int64_t count) {
+    void reduce_by_halving(float* x, int64_t count) {
         for (int distance = 1; distance < world_size; distance *= 2) {
             const int64_t half = count / 2;
             float *keep = x, *give = x + half;
             if (rank & distance) std::swap(keep, give);
-            trade<Wire>(give, half, rank ^ distance, [&](int64_t at, const Wire* received, int64_t n) {
+            exchange_with<Wire>(give, half, rank ^ distance, [&](int64_t at, const Wire* received, int64_t n) {
                 for (int64_t i = 0; i < n; i++) keep[at + i] += float(received[i]);
             });
             x = keep, count = half;
@@ -365,7 +367,8 @@ struct MpiComm : Comm {
     }
 
     void reduce_parts(float* x, int64_t count, ReduceDtype wire) {
-        if (halves()) return wire == ReduceDtype::bf16 ? halve<bf16>(x, count) : halve<float>(x, count);
+        if (uses_halving())
+            return wire == ReduceDtype::bf16 ? reduce_by_halving<bf16>(x, count) : reduce_by_halving<float>(x, count);
         const int64_t size = count / world_size;
         own_sums.resize(size);
         MPI_Request request;
@@ -377,7 +380,7 @@ struct MpiComm : Comm {
 
     void gather_all(char* x, int64_t bytes) {
         const int64_t size = bytes / world_size;
-        if (halves()) return gather_parts(x, size);
+        if (uses_halving()) return gather_parts(x, size);
         MPI_Request request;
         MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(size), MPI_BYTE, MPI_COMM_WORLD, &request));
         finish(&request, 1);
@@ -387,7 +390,7 @@ struct MpiComm : Comm {
 
     // Allocates memory that the first step would otherwise allocate.
     void reserve(ReduceDtype, int64_t count) override {
-        if (!halves()) own_sums.resize(count / world_size);
+        if (!uses_halving()) own_sums.resize(count / world_size);
     }
 
     // Bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
@@ -395,8 +398,8 @@ struct MpiComm : Comm {
     static int64_t wire_size(ReduceDtype wire) { return wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float); }
 
     static void check(int64_t count, int world_size) {
-        ENSURE(count % world_size == 0, "a buffer of %lld elements between %d ranks", static_cast<long long>(count),
-               world_size);
+        ENSURE(count % world_size == 0, "a buffer of %lld elements cannot be divided among %d ranks",
+               static_cast<long long>(count), world_size);
     }
 
     Ticket reduce_scatter(float* x, int64_t count, ReduceDtype wire, Stream after) override {
@@ -416,8 +419,8 @@ struct MpiComm : Comm {
         });
     }
 
-    // Rounds the sums of this rank's part to bf16, and all-gathers them in the first half of x. Then converts all to
-    // float from the end, so that float i overwrites only values that were already read.
+    // Rounds this rank's part of the sums to bf16, and all-gathers the bf16 values in the first half of x. Then
+    // converts them to float from the end, so that float i overwrites only bf16 values that were already read.
     void gather_rounded(float* x, int64_t size) {
         char* memory = reinterpret_cast<char*>(x);
         const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
@@ -446,9 +449,9 @@ struct MpiComm : Comm {
         });
     }
 
-    // The number of a part is the bit-reversed number of its rank.
+    // The rank that has a part. The part's index is the rank's index with its bits reversed.
     int rank_of(int part) const {
-        if (!halves()) return part;
+        if (!uses_halving()) return part;
         int rank = 0;
         for (int size = 1; size < world_size; size *= 2, part /= 2) rank = 2 * rank + part % 2;
         return rank;
@@ -456,7 +459,7 @@ struct MpiComm : Comm {
 
     std::vector<std::string> exchange(const std::string& text) override {
         std::vector<std::string> all(world_size);
-        block([&] {
+        run_on_thread([&] {
             const int own = narrow(int64_t(text.size()));
             std::vector<int> sizes(world_size), at(world_size);
             MPI_Request request;

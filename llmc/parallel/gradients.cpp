@@ -34,11 +34,11 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       grads(grads),
       loss(loss),
       stream(stream),
-      partials(count_partials(layout, division.virtual_ranks), "sums of a step"),
+      partials(count_partials(layout, division.virtual_ranks), "partial sums"),
       sums(2, "loss and norm"),
       host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()) {
-    ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks on %d ranks: give a multiple",
+    ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
            division.virtual_ranks, comm.world_size);
     comm.reserve(division.wire, largest_bucket(layout));
     for (int h = 0; h < waiting_trees(own_virtual_ranks()); h++)

@@ -19,7 +19,7 @@ struct RankStatus {
 
 // How a step is divided among ranks.
 struct Division {
-    int virtual_ranks = 1;  // total over all ranks; a multiple of world_size
+    int virtual_ranks = 1;  // number over all ranks; a multiple of world_size
     int shards = 1;         // with ZeRO-1 world_size: each rank then gets only its shard of every bucket
     ReduceDtype wire = ReduceDtype::fp32;
 };

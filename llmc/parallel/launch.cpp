@@ -51,17 +51,19 @@ struct Variables {
     }
 
     bool torchrun() const { return has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR"); }
-    // The tasks of a Slurm step; 0 in a batch script, which is one process whatever SLURM_NTASKS says.
+    // The number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
     int step_tasks() const { return has("SLURM_STEP_ID") ? number_or(srun_names.world_size, 1, MAX_RANKS, 0) : 0; }
 };
 }  // namespace
 
-// "--rank 3" or "RANK=3".
-static std::string says(const char* name, int value) { return format(name[0] == '-' ? "%s %d" : "%s=%d", name, value); }
+// A setting as the user or the launcher writes it: "--rank 3" or "RANK=3".
+static std::string setting_text(const char* name, int value) {
+    return format(name[0] == '-' ? "%s %d" : "%s=%d", name, value);
+}
 
 static void check_rank(const Names& names, int rank, int world_size) {
-    ENSURE(rank < world_size, "%s, but %s: ranks are 0 to %d", says(names.rank, rank).c_str(),
-           says(names.world_size, world_size).c_str(), world_size - 1);
+    ENSURE(rank < world_size, "%s, but %s: ranks are 0 to %d", setting_text(names.rank, rank).c_str(),
+           setting_text(names.world_size, world_size).c_str(), world_size - 1);
 }
 
 // For a single process the local rank is known even if the launcher does not set it.
@@ -106,8 +108,8 @@ static bool any_given(const LaunchOptions& options) {
 
 static Launch from_options(const LaunchOptions& options, const Variables& variables) {
     ENSURE(options.rank >= 0 && options.world_size >= 0,
-           "%s is missing: --rank, --world-size and --rendezvous belong together, or are left to mpirun, torchrun or "
-           "srun",
+           "%s is missing: give --rank, --world-size and --rendezvous together, or none of them under mpirun, torchrun "
+           "or srun",
            options.rank < 0 ? "--rank" : "--world-size");
     ENSURE(options.world_size >= 1 && options.world_size <= MAX_RANKS, "--world-size %d is not a number from 1 to %d",
            options.world_size, MAX_RANKS);
@@ -115,7 +117,8 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
     ENSURE(options.local_rank < options.world_size, "--local-rank %d, but --world-size %d: local ranks are 0 to %d",
            options.local_rank, options.world_size, options.world_size - 1);
     ENSURE(options.world_size == 1 || !options.rendezvous.empty(),
-           "--rendezvous HOST:PORT is missing: where rank 0 of %d waits for the others", options.world_size);
+           "--rendezvous HOST:PORT is missing: the address at which rank 0 of %d waits for the others",
+           options.world_size);
     Launch launch;
     launch.launcher = options_names.launcher;
     launch.rank = options.rank, launch.world_size = options.world_size;
@@ -140,7 +143,7 @@ static Launch from_mpirun(const Variables& variables) {
     return launch;
 }
 
-// MPI_Init would succeed here too: as rank 0 of 1, in every process.
+// launch.mpi stays false: under torchrun MPI_Init would succeed, but as rank 0 of 1 in every process.
 static Launch from_torchrun(const Variables& variables) {
     Launch launch = read_numbers(torchrun_names, variables);
     launch.master_addr = variables.text("MASTER_ADDR");
@@ -160,7 +163,7 @@ static Launch from_srun(const Variables& variables) {
     const int job = variables.number_or("SLURM_JOB_ID", 0, most, 0), step = variables.number("SLURM_STEP_ID", 0, most);
     launch.run_id = format("%d.%d", job, step);
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
-    // Not SLURM_LAUNCH_NODE_IPADDR, which is where srun was called.
+    // Not SLURM_LAUNCH_NODE_IPADDR, which is the host on which srun was called.
     const std::string hosts = variables.text("SLURM_STEP_NODELIST");
     if (!hosts.empty()) launch.master_addr = expand_hosts(hosts).front();
     launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, slurm_port(job, step));
@@ -168,21 +171,22 @@ static Launch from_srun(const Variables& variables) {
     launch.mpi = variables.has("PMIX_RANK");
     if (launch.mpi) {
         const int rank = variables.number("PMIX_RANK", 0, MAX_RANKS - 1);
-        ENSURE(rank == launch.rank, "SLURM_PROCID=%d, but PMIX_RANK=%d: two launchers? start with one of them",
-               launch.rank, rank);
+        ENSURE(rank == launch.rank,
+               "SLURM_PROCID=%d, but PMIX_RANK=%d: they come from two launchers; start with one of them", launch.rank,
+               rank);
     }
     return launch;
 }
 
 // No launcher was found: a single process. Refused if the environment shows that there are several processes.
-static Launch alone(const Variables& variables) {
+static Launch single_process(const Variables& variables) {
     ENSURE(!variables.has("PMIX_RANK") || variables.step_tasks() == 1,
            "PMIX_RANK=%s, but nothing says how many ranks there are; start with Open MPI's mpirun, torchrun or srun",
            variables.text("PMIX_RANK").c_str());
     const int ranks = variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1);
     ENSURE(ranks == 1,
-           "one of %d processes (PMI_SIZE) of another mpirun than Open MPI's; start with Open MPI's mpirun, torchrun "
-           "or srun",
+           "this is one of %d processes (PMI_SIZE) of an mpirun that is not Open MPI's; start with Open MPI's mpirun, "
+           "torchrun or srun",
            ranks);
     const int world_size = variables.has("RANK") ? variables.number_or("WORLD_SIZE", 1, MAX_RANKS, 1) : 1;
     ENSURE(world_size == 1, "RANK=%s and WORLD_SIZE=%d, but MASTER_ADDR is not set; torchrun sets all three",
@@ -195,25 +199,28 @@ static Launch alone(const Variables& variables) {
     return launch;
 }
 
-// ---- all together
+// ---- choosing the launcher
 
 // Two launchers that both set rank and world size must agree.
 static void refuse_other_numbers(const Launch& launch, const Names& mine, const Names& other, const Launch& others) {
     if (launch.rank == others.rank && launch.world_size == others.world_size) return;
     const bool sizes = launch.world_size != others.world_size;
-    const std::string ours = sizes ? says(mine.world_size, launch.world_size)
-                                   : says(mine.rank, launch.rank) + " of " + says(mine.world_size, launch.world_size);
-    const std::string theirs = sizes ? says(other.world_size, others.world_size) : says(other.rank, others.rank);
+    const std::string ours =
+        sizes ? setting_text(mine.world_size, launch.world_size)
+              : setting_text(mine.rank, launch.rank) + " of " + setting_text(mine.world_size, launch.world_size);
+    const std::string theirs =
+        sizes ? setting_text(other.world_size, others.world_size) : setting_text(other.rank, others.rank);
     fail(EXIT_USAGE, "%s, but %s: %s and %s contradict each other; start with one of them, or with env -u %s -u %s",
          ours.c_str(), theirs.c_str(), mine.launcher, other.launcher, other.rank, other.world_size);
 }
 
-// A launcher may start torchrun, or a script, that starts several ranks; fewer ranks than tasks are copies.
+// Refuses fewer ranks than tasks, which would be copies of one run. More ranks are allowed: a task may be a script, or
+// torchrun, that starts several ranks.
 static void refuse_copies(const Launch& launch, const Names& mine, const char* name, int tasks) {
     ENSURE(launch.world_size >= tasks,
            "%s=%d, but %s: %d processes would be copies of the same run; start as many ranks as tasks, or with env -u "
            "%s",
-           name, tasks, says(mine.world_size, launch.world_size).c_str(), tasks, name);
+           name, tasks, setting_text(mine.world_size, launch.world_size).c_str(), tasks, name);
 }
 
 Launch find_launch(const LaunchOptions& options, const Environment& environment) {
@@ -224,7 +231,7 @@ Launch find_launch(const LaunchOptions& options, const Environment& environment)
                          : variables.torchrun()       ? &torchrun_names
                          : variables.step_tasks() > 1 ? &srun_names
                                                       : nullptr;
-    Launch launch = !names                     ? alone(variables)
+    Launch launch = !names                     ? single_process(variables)
                     : names == &options_names  ? from_options(options, variables)
                     : names == &mpirun_names   ? from_mpirun(variables)
                     : names == &torchrun_names ? from_torchrun(variables)
@@ -233,13 +240,14 @@ Launch find_launch(const LaunchOptions& options, const Environment& environment)
         refuse_other_numbers(launch, *names, mpirun_names, read_numbers(mpirun_names, variables));
     if (names && names != &torchrun_names && variables.torchrun())
         refuse_other_numbers(launch, *names, torchrun_names, read_numbers(torchrun_names, variables));
-    if (names && !mpirun) {  // mpirun starts one task of Slurm for each host
+    if (names && !mpirun) {  // mpirun itself starts one Slurm task per host
         refuse_copies(launch, *names, srun_names.world_size, variables.step_tasks());
         refuse_copies(launch, *names, "PMI_SIZE", variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1));
     }
     for (unsigned char c : launch.run_id)
-        ENSURE(c > ' ' && c < 0x7f, "the run id has the character 0x%02x; printable ASCII without spaces is taken", c);
-    ENSURE(launch.run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters, at most %d are taken",
+        ENSURE(c > ' ' && c < 0x7f,
+               "the run id has the character 0x%02x; only printable ASCII without spaces is allowed", c);
+    ENSURE(launch.run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters; at most %d are allowed",
            launch.run_id.size(), MAX_RUN_ID);
     launch.error_file = variables.text("TORCHELASTIC_ERROR_FILE");
     launch.join_seconds = options.join_seconds;
@@ -265,7 +273,7 @@ std::string describe_launch(const Launch& launch) {
     fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 of at most %d names", list.c_str(), MAX_RANKS);
 }
 
-// Parts between commas that are not inside of brackets.
+// Splits a list at the commas that are not inside of brackets.
 static std::vector<std::string> split_list(const std::string& list, const std::string& whole) {
     std::vector<std::string> parts(1);
     bool inside = false;
@@ -303,7 +311,7 @@ static std::vector<std::string> expand_range(const std::string& range, const std
     return numbers;
 }
 
-// One part: what stands before each pair of brackets, and each of the numbers in it.
+// Expands one part of a list: the text around brackets is combined with each number in them.
 static std::vector<std::string> expand_part(const std::string& part, const std::string& whole) {
     std::vector<std::string> names = {""};
     for (size_t at = 0; at < part.size();) {
@@ -337,7 +345,7 @@ std::vector<std::string> expand_hosts(const std::string& slurm_list) {
 
 void write_error_file(const Launch& launch, const std::string& message) {
     if (launch.error_file.empty()) return;
-    // No "py_callstack" beside the time: where there is one, even an empty one, torchrun prints it and not the message.
+    // No "py_callstack" beside the time: if there is one, even an empty one, torchrun prints it instead of the message.
     const nlohmann::json content = {
         {"message", {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
     std::ofstream(launch.error_file) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

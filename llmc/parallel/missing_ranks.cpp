@@ -54,7 +54,7 @@ static bool waits(const fs::path& process) {
     return false;
 }
 
-// R, S, D, T, ...; '?': it has ended.
+// The state of a process, as in /proc/PID/stat: R, S, D, T, ...; '?': it has ended.
 static char state_of(const fs::path& process) {
     const std::string stat = content_of(process / "stat");
     const size_t name_end = stat.rfind(") ");
@@ -62,58 +62,60 @@ static char state_of(const fs::path& process) {
 }
 
 // Why a process does not wait in MPI_Init; empty: it waits.
-static std::string absence(const fs::path& process, const std::string& own_program, const std::string& host) {
+static std::string why_not_waiting(const fs::path& process, const std::string& own_program, const std::string& host) {
     const std::string who = "process " + process.filename().string() + " on " + host;
     const char state = state_of(process);
     if (state == 'T' || state == 't') return who + " is stopped";
     if (waits(process)) return "";
     const std::string program = target_of(process / "exe");
     if (!program.empty() && program != own_program) return who + " runs " + program;
-    return who + (state == 'D' ? " waits for a disk or a file system" : " is on its way");
+    return who + (state == 'D' ? " waits for a disk or a file system" : " has not called MPI_Init yet");
 }
 
-// For each rank of this host that has a process: why it does not wait, as absence() returns.
+// For each rank of this host that has a process: why it does not wait, as why_not_waiting() returns.
 static std::map<int, std::string> ranks_here(const Launch& launch, const std::string& job, const std::string& proc) {
     const std::string host = host_name(), network = target_of(fs::path(proc) / "self/ns/net"),
                       own_program = target_of(fs::path(proc) / "self/exe");
-    std::map<int, std::string> here;
+    std::map<int, std::string> local_ranks;
     for (const fs::path& process : entries_of(proc)) {
         if (number_of(process.filename()) < 0) continue;
         const std::string environment = content_of(process / "environ");
         if (variable(environment, "PMIX_NAMESPACE") != job || target_of(process / "ns/net") != network) continue;
         const int rank = number_of(variable(environment, "PMIX_RANK"));
         if (rank < 0 || rank >= launch.world_size) continue;
-        const std::string reason = absence(process, own_program, host);
+        const std::string reason = why_not_waiting(process, own_program, host);
         // A rank may be several processes: a script, and the program that it waits for.
-        const auto [known, first] = here.try_emplace(rank, reason);
-        if (!first && !known->second.empty()) known->second = reason;
+        const auto [entry, first] = local_ranks.try_emplace(rank, reason);
+        if (!first && !entry->second.empty()) entry->second = reason;
     }
-    return here;
+    return local_ranks;
 }
 
 MissingRanks find_missing_ranks(const Launch& launch, const std::string& job, const std::string& proc) {
     const std::string host = host_name();
-    const std::map<int, std::string> here = ranks_here(launch, job, proc);
+    const std::map<int, std::string> local_ranks = ranks_here(launch, job, proc);
     std::vector<std::string> missing;
     int first = launch.rank;  // of those that wait
-    for (const auto& [rank, reason] : here) {
+    for (const auto& [rank, reason] : local_ranks) {
         if (reason.empty()) first = std::min(first, rank);
         if (!reason.empty()) missing.push_back(format("rank %d (%s)", rank, reason.c_str()));
     }
-    const int gone = launch.local_world_size - int(here.size());  // less than 0 where nobody told how many there are
-    for (int rank = 0; gone > 0 && launch.local_world_size == launch.world_size && rank < launch.world_size; rank++)
-        if (!here.contains(rank)) missing.push_back(format("rank %d (no process on %s)", rank, host.c_str()));
-    if (gone > 0 && launch.local_world_size < launch.world_size)
-        missing.push_back(format("%d of the %d ranks of %s (no process)", gone, launch.local_world_size, host.c_str()));
+    const int absent = launch.local_world_size - int(local_ranks.size());  // negative if local_world_size is unknown
+    for (int rank = 0; absent > 0 && launch.local_world_size == launch.world_size && rank < launch.world_size; rank++)
+        if (!local_ranks.contains(rank)) missing.push_back(format("rank %d (no process on %s)", rank, host.c_str()));
+    if (absent > 0 && launch.local_world_size < launch.world_size)
+        missing.push_back(
+            format("%d of the %d ranks on %s (no process)", absent, launch.local_world_size, host.c_str()));
 
-    MissingRanks roll;
-    roll.found = !missing.empty();
-    roll.speaks = launch.rank == first;
-    for (size_t i = 0; i < std::min(missing.size(), MOST_NAMED); i++) roll.text += (i ? ", " : "") + missing[i];
-    if (missing.size() > MOST_NAMED) roll.text += format(" and %zu more", missing.size() - MOST_NAMED);
-    if (!roll.found && launch.local_world_size == launch.world_size)
-        roll.text = format("MPI, for which all %d ranks wait on %s", launch.world_size, host.c_str());
-    else if (!roll.found)
-        roll.text = format("ranks on other hosts; the %zu of %s wait", here.size(), host.c_str());
-    return roll;
+    MissingRanks result;
+    result.found = !missing.empty();
+    result.reports = launch.rank == first;
+    for (size_t i = 0; i < std::min(missing.size(), MOST_NAMED); i++) result.text += (i ? ", " : "") + missing[i];
+    if (missing.size() > MOST_NAMED) result.text += format(" and %zu more", missing.size() - MOST_NAMED);
+    if (!result.found && launch.local_world_size == launch.world_size)
+        result.text = format("MPI_Init, which all %d ranks on %s have called", launch.world_size, host.c_str());
+    else if (!result.found)
+        result.text =
+            format("ranks on other hosts (the %zu on %s have called MPI_Init)", local_ranks.size(), host.c_str());
+    return result;
 }

@@ -9,9 +9,9 @@
 constexpr const char* WAITING_THREAD = "waits for ranks";  // at most 15 characters
 
 struct MissingRanks {
-    bool found = false;   // a rank of this host is missing; false: the missing ranks are on other hosts
-    bool speaks = false;  // this rank is the lowest one that waits on this host, so it prints the message
-    std::string text;     // "rank 1 (process 4711 on h0 runs /usr/bin/sleep)"
+    bool found = false;    // a rank of this host is missing; false: the missing ranks are on other hosts
+    bool reports = false;  // this rank is the lowest one that waits on this host, so it prints the message
+    std::string text;      // "rank 1 (process 4711 on h0 runs /usr/bin/sleep)"
 };
 
 // job: PMIX_NAMESPACE, which Open MPI's mpirun and Slurm's PMIx set beside PMIX_RANK for each process of a job.

@@ -58,8 +58,8 @@ struct Address {
 constexpr int MSG_NOSIGNAL = 0;  // macOS has a socket option instead: SO_NOSIGPIPE
 #endif
 
-// Makes a socket non-blocking and close-on-exec. macOS cannot set these flags when it creates a socket.
-static Socket prepared(int fd) {
+// Makes a socket non-blocking, and sets close-on-exec. macOS cannot set these flags when it creates a socket.
+static Socket make_nonblocking(int fd) {
     if (fd < 0) return Socket(fd);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -114,7 +114,7 @@ static std::string place_name(const std::string& host, int port) {
     return format(host.find(':') == std::string::npos ? "%s:%d" : "[%s]:%d", host.c_str(), port);
 }
 
-static std::vector<int> meeting_ports(const Launch& launch) {
+static std::vector<int> rendezvous_ports(const Launch& launch) {
     if (launch.launcher != "torchrun") return {launch.master_port};
     std::vector<int> ports;
     for (int port = launch.master_port + 1; port <= launch.master_port + WINDOW && port <= 65535; port++)
@@ -124,7 +124,7 @@ static std::vector<int> meeting_ports(const Launch& launch) {
 }
 
 std::string rendezvous_address(const Launch& launch) {
-    const std::vector<int> ports = meeting_ports(launch);
+    const std::vector<int> ports = rendezvous_ports(launch);
     const std::string first = place_name(launch.master_addr, ports.front());
     return ports.size() == 1 ? first : first + format("-%d", ports.back());
 }
@@ -154,17 +154,17 @@ struct Server {
     Socket listener;
     std::vector<Peer> peers;              // in the order of connection
     std::vector<std::string> rank_infos;  // of each rank
-    std::vector<bool> present;
-    std::string verdict;    // not empty: how the ranks contradict each other
-    int dropped = 0;        // number of dropped connections
-    std::string drop_note;  // why the last one was dropped
+    std::vector<bool> connected;
+    std::string contradiction;  // not empty: how the ranks contradict each other
+    int dropped = 0;            // number of dropped connections
+    std::string drop_note;      // why the last one was dropped
 };
 }  // namespace
 
 // Returns 0, or errno (EADDRINUSE or another). SO_REUSEADDR permits a port with old connections of a finished run, but
 // not one with a listener.
 static int listen_at(const Address& address, int backlog, Socket& out) {
-    Socket listener = prepared(socket(address.storage.ss_family, SOCK_STREAM, 0));
+    Socket listener = make_nonblocking(socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (listener.fd < 0) return errno;
     const int on = 1, off = 0;
     setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -180,7 +180,7 @@ static Socket open_listener(const Launch& launch) {
     const std::string& host = launch.master_addr;
     const bool local = host == "localhost" || host.starts_with("127.") || host == "::1";
     std::string reason = "no address";
-    for (int port : meeting_ports(launch))
+    for (int port : rendezvous_ports(launch))
         for (const Address& address : find_addresses(local ? host : "", port, reason)) {
             Socket listener;
             const int error = listen_at(address, std::max(launch.world_size, 128), listener);
@@ -188,19 +188,19 @@ static Socket open_listener(const Launch& launch) {
             reason = reason_of(error);
             if (error == EADDRINUSE) break;
         }
-    fail(EXIT_INTERNAL, "rank 0 cannot listen on %s: %s; is it started twice? else give another port",
+    fail(EXIT_INTERNAL, "rank 0 cannot listen on %s: %s; was it started twice? If not, give another port",
          rendezvous_address(launch).c_str(), reason.c_str());
 }
 
 // Sends a short answer. It fits the empty send buffer of the connection, so a failed send means that the peer is gone.
-static void tell(const Peer& peer, Status status, const std::string& text) {
+static void send_status(const Peer& peer, Status status, const std::string& text) {
     const std::string answer = encode(Answer{status, one_line(text), "", {}});
     (void)!send(peer.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void tell_all(const Server& server, Status status, const std::string& text) {
+static void send_status_to_all(const Server& server, Status status, const std::string& text) {
     for (const Peer& peer : server.peers)
-        if (peer.rank >= 0 && !peer.gone) tell(peer, status, text);
+        if (peer.rank >= 0 && !peer.gone) send_status(peer, status, text);
 }
 
 static void drop(Server& server, Peer& peer, const std::string& why) {
@@ -210,10 +210,10 @@ static void drop(Server& server, Peer& peer, const std::string& why) {
 }
 
 // Makes all connected ranks, ranks that connect within GRACE, and rank 0 fail with the same message.
-static void pronounce(Server& server, const std::string& text) {
-    server.verdict = one_line(text);
+static void refuse_all(Server& server, const std::string& text) {
+    server.contradiction = one_line(text);
     server.deadline = std::min(server.deadline, seconds_now() + GRACE);
-    tell_all(server, Status::refused, server.verdict);
+    send_status_to_all(server, Status::refused, server.contradiction);
 }
 
 // Returns why this rank cannot belong to the run; empty: it can.
@@ -221,10 +221,10 @@ static std::string find_contradiction(const Server& server, const Peer& peer, co
     const Launch& launch = server.launch;
     const std::string who = format("rank %u (%s)", hello.rank, peer.from.c_str());
     if (hello.run_id != launch.run_id)
-        return format("%s is of run '%s', rank 0 of run '%s': give all ranks the same run id, or each run its port",
+        return format("%s is of run '%s', rank 0 of run '%s': give all ranks the same run id, or each run its own port",
                       who.c_str(), hello.run_id.c_str(), launch.run_id.c_str());
     if (hello.attempt != attempt_of_all(launch))
-        return format("%s is in attempt %u, rank 0 in attempt %u: is a process of an earlier attempt left?",
+        return format("%s is in attempt %u, rank 0 in attempt %u: is a process of an earlier attempt still running?",
                       who.c_str(), hello.attempt, attempt_of_all(launch));
     if (hello.world_size != uint32_t(launch.world_size))
         return format("%s is one of %u ranks, rank 0 one of %d: start all with the same world size", who.c_str(),
@@ -238,49 +238,53 @@ static std::string find_contradiction(const Server& server, const Peer& peer, co
 }
 
 // Handles a whole hello: accepts the peer, drops it as one of another run, or fails the rendezvous.
-static void admit(Server& server, Peer& peer, const Hello& hello) {
+static void accept_hello(Server& server, Peer& peer, const Hello& hello) {
     const Launch& launch = server.launch;
     const bool mine = hello.port == uint32_t(launch.master_port) && hello.run_id == launch.run_id &&
                       hello.attempt == attempt_of_all(launch);
     if (launch.launcher == "torchrun" && !mine) {
-        tell(peer, Status::other, format("there meets another run or attempt: '%s'", launch.run_id.c_str()));
+        send_status(peer, Status::other,
+                    format("this port belongs to another run or attempt: '%s'", launch.run_id.c_str()));
         return drop(server, peer, format("is of run '%s'", hello.run_id.c_str()));
     }
-    if (server.verdict.empty()) {
-        const std::string contradiction = find_contradiction(server, peer, hello);
-        if (!contradiction.empty()) pronounce(server, contradiction);
-        for (Peer& other : server.peers)  // the lost connection of the same process
-            if (other.rank == int(hello.rank) && server.verdict.empty()) other.gone = true;
+    if (server.contradiction.empty()) {
+        const std::string found = find_contradiction(server, peer, hello);
+        if (!found.empty()) refuse_all(server, found);
+        for (Peer& other : server.peers)  // an earlier connection of the same process, which was lost
+            if (other.rank == int(hello.rank) && server.contradiction.empty()) other.gone = true;
     }
-    peer.rank = int(hello.rank), peer.process = hello.process;
+    peer.rank = int(hello.rank);
+    peer.process = hello.process;
     peer.received.clear();
-    if (peer.rank < launch.world_size)
-        server.rank_infos[hello.rank] = hello.rank_info, server.present[hello.rank] = true;
-    tell(peer, server.verdict.empty() ? Status::waiting : Status::refused, server.verdict);
+    if (peer.rank < launch.world_size) {
+        server.rank_infos[hello.rank] = hello.rank_info;
+        server.connected[hello.rank] = true;
+    }
+    send_status(peer, server.contradiction.empty() ? Status::waiting : Status::refused, server.contradiction);
 }
 
 // Reads from a peer. If the connection of a rank ends, another process may take that rank.
-static void listen_to(Server& server, Peer& peer) {
+static void read_from(Server& server, Peer& peer) {
     char buffer[8192];
     const ssize_t got = recv(peer.socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (peer.rank >= 0) {  // a rank sends nothing after its hello
-        if (server.verdict.empty()) server.present[peer.rank] = false;
+        if (server.contradiction.empty()) server.connected[peer.rank] = false;
         peer.gone = true;
         return;
     }
-    if (got <= 0) return drop(server, peer, "went away without a word");
+    if (got <= 0) return drop(server, peer, "closed the connection without a hello");
     peer.received.append(buffer, size_t(got));
     Hello hello;
     switch (parse_hello(peer.received, hello)) {
         case Parsed::more:
             return;
         case Parsed::whole:
-            return admit(server, peer, hello);
+            return accept_hello(server, peer, hello);
         case Parsed::garbage:
-            return drop(server, peer, "does not speak as a rank does");
+            return drop(server, peer, "did not send a rank's hello");
         case Parsed::other_version:
-            tell(peer, Status::other, "");  // its header holds our version
+            send_status(peer, Status::other, "");  // its header holds our version
             return drop(server, peer, "is a rank of another version of this program");
     }
 }
@@ -289,7 +293,7 @@ static std::string peer_name(const sockaddr_storage& peer, socklen_t length) {
     char name[NI_MAXHOST] = {};
     const auto* address = reinterpret_cast<const sockaddr*>(&peer);
     const int error = getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
-    return error ? "somebody" : name;
+    return error ? "an unknown address" : name;
 }
 
 // Accepts new connections. Drops the oldest one without a hello if there are more of those than world_size + 64, or if
@@ -298,17 +302,18 @@ static void accept_peers(Server& server) {
     for (;;) {
         sockaddr_storage peer = {};
         socklen_t length = sizeof(peer);
-        Socket socket = prepared(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
+        Socket socket = make_nonblocking(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
         const int error = socket.fd < 0 ? errno : 0;
         const bool no_room = error == EMFILE || error == ENFILE;
         if (error != 0 && !no_room) return;  // no pending connection, or it was aborted
         const auto unknown = [](const Peer& peer) { return peer.rank < 0 && !peer.gone; };
         const auto count = std::count_if(server.peers.begin(), server.peers.end(), unknown);
         if (no_room && count == 0)
-            fail(EXIT_INTERNAL, "rank 0 needs %d open files to meet the other ranks: %s; raise ulimit -n",
+            fail(EXIT_INTERNAL, "rank 0 needs %d open files to connect to the other ranks: %s; raise ulimit -n",
                  server.launch.world_size, reason_of(error).c_str());
         if (no_room || count > server.launch.world_size + 64) {
-            drop(server, *std::find_if(server.peers.begin(), server.peers.end(), unknown), "was silent too long");
+            drop(server, *std::find_if(server.peers.begin(), server.peers.end(), unknown),
+                 "sent no hello while other connections waited");
             std::erase_if(server.peers, [](const Peer& peer) { return peer.gone; });
         }
         if (!no_room)
@@ -317,33 +322,33 @@ static void accept_peers(Server& server) {
 }
 
 // "rank 3", "ranks 1, 5-7"
-static std::string missing_ranks(const Server& server) {
+static std::string list_missing_ranks(const Server& server) {
     std::string list;
     int count = 0;
     for (int first = 1, next; first < server.launch.world_size; first = next) {
-        for (next = first; next < server.launch.world_size && !server.present[next]; next++) count++;
+        for (next = first; next < server.launch.world_size && !server.connected[next]; next++) count++;
         if (next > first)
             list += format(next > first + 1 ? "%s%d-%d" : "%s%d", list.empty() ? "" : ", ", first, next - 1);
-        next++;  // the one that is there
+        next++;  // skips the connected rank that ended the list
     }
     return (count == 1 ? "rank " : "ranks ") + list;
 }
 
 [[noreturn]] static void give_up(Server& server) {
-    std::string text = format("no word from %s of %d after %g s at %s; are they running, and can they reach it?",
-                              missing_ranks(server).c_str(), server.launch.world_size, server.timeout,
-                              rendezvous_address(server.launch).c_str());
+    std::string text = format("%s of %d did not connect to %s within %g s; are they running, and can they reach it?",
+                              list_missing_ranks(server).c_str(), server.launch.world_size,
+                              rendezvous_address(server.launch).c_str(), server.timeout);
     if (server.dropped > 0)
         text += format(" (%d other connections; the last: %s)", server.dropped, server.drop_note.c_str());
-    tell_all(server, Status::failed, text);
+    send_status_to_all(server, Status::failed, text);
     throw Error(EXIT_INTERNAL, one_line(text));
 }
 
 // Serves connections until every rank has connected.
 static void gather(Server& server) {
     std::vector<pollfd> sockets;
-    while (std::count(server.present.begin(), server.present.end(), false) > 0) {
-        if (seconds_now() >= server.deadline && server.verdict.empty()) give_up(server);
+    while (std::count(server.connected.begin(), server.connected.end(), false) > 0) {
+        if (seconds_now() >= server.deadline && server.contradiction.empty()) give_up(server);
         if (seconds_now() >= server.deadline) break;
         double wake = server.deadline;
         sockets.assign(1, {server.listener.fd, POLLIN, 0});
@@ -355,17 +360,18 @@ static void gather(Server& server) {
             if (errno == EINTR) continue;
             fail(EXIT_INTERNAL, "rank 0 cannot wait for %zu connections: %s", sockets.size(), reason_of(errno).c_str());
         }
-        // The earlier connection first: where a rank left and came back, the end is seen before the new hello.
+        // In the order of connection: if a rank disconnected and connected again, the end of its first connection is
+        // read before its new hello.
         for (size_t i = 0; i < server.peers.size(); i++) {
             Peer& peer = server.peers[i];
-            if (sockets[i + 1].revents != 0 && !peer.gone) listen_to(server, peer);
+            if (sockets[i + 1].revents != 0 && !peer.gone) read_from(server, peer);
             if (peer.rank < 0 && !peer.gone && seconds_now() >= peer.since + SILENCE)
-                drop(server, peer, format("said nothing whole in %g s", SILENCE));
+                drop(server, peer, format("sent no complete hello within %g s", SILENCE));
         }
         std::erase_if(server.peers, [](const Peer& peer) { return peer.gone; });
         if (sockets[0].revents != 0) accept_peers(server);
     }
-    if (!server.verdict.empty()) throw Error(EXIT_USAGE, server.verdict);
+    if (!server.contradiction.empty()) throw Error(EXIT_USAGE, server.contradiction);
 }
 
 // Sends all bytes; waits until `until` while the send buffer is full.
@@ -384,29 +390,31 @@ static void answer_all(Server& server, const std::string& answer) {
     const double deadline = seconds_now() + std::max(server.timeout, SILENCE);
     for (Peer& peer : server.peers) {
         if (peer.rank >= 0 && !send_all(peer.socket, answer, deadline)) {
-            const std::string text =
-                format("rank %d (%s) was there, but went away before its answer", peer.rank, peer.from.c_str());
-            tell_all(server, Status::failed, text);
+            const std::string text = format("rank %d (%s) connected, but disconnected before it received its answer",
+                                            peer.rank, peer.from.c_str());
+            send_status_to_all(server, Status::failed, text);
             throw Error(EXIT_INTERNAL, text);
         }
-        peer.gone = true;  // has its answer
+        peer.gone = true;  // it has its answer
     }
 }
 
 static Rendezvous serve_rendezvous(const Launch& launch, const std::string& rank_info,
                                    const std::function<std::string()>& nccl_id, double timeout) {
     Server server{launch, timeout, seconds_now() + timeout, open_listener(launch), {}, {}, {}, "", 0, ""};
-    server.rank_infos.resize(size_t(launch.world_size)), server.present.resize(size_t(launch.world_size));
-    server.rank_infos[0] = rank_info, server.present[0] = true;
+    server.rank_infos.resize(size_t(launch.world_size));
+    server.connected.resize(size_t(launch.world_size));
+    server.rank_infos[0] = rank_info;
+    server.connected[0] = true;
     gather(server);
     server.listener = Socket();
     Rendezvous result{server.rank_infos, ""};
     try {
         result.nccl_id = nccl_id();
-        ENSURE(result.nccl_id.size() <= size_t(MAX_NCCL_ID), "an id of %zu bytes, at most %d", result.nccl_id.size(),
-               MAX_NCCL_ID);
+        ENSURE(result.nccl_id.size() <= size_t(MAX_NCCL_ID), "an NCCL id has %zu bytes; at most %d are supported",
+               result.nccl_id.size(), MAX_NCCL_ID);
     } catch (const std::exception& error) {
-        tell_all(server, Status::failed, format("rank 0: %s", error.what()));
+        send_status_to_all(server, Status::failed, format("rank 0: %s", error.what()));
         throw;
     }
     answer_all(server, encode(Answer{Status::welcome, "", result.nccl_id, result.rank_infos}));
@@ -421,15 +429,17 @@ struct Tries {
     std::string last;      // the failure; one after a connection takes precedence
     bool reached = false;  // the attempt of `last` was connected
 
-    void add(const std::string& place, const std::string& why, bool somebody) {
-        if (somebody || !reached) last = place + ": " + why, reached = somebody;
+    void add(const std::string& place, const std::string& why, bool connected) {
+        if (!connected && reached) return;
+        last = place + ": " + why;
+        reached = connected;
     }
 };
 }  // namespace
 
 // Returns an empty string when connected, else the reason.
 static std::string connect_to(const Address& address, double until, Socket& out) {
-    Socket socket = prepared(::socket(address.storage.ss_family, SOCK_STREAM, 0));
+    Socket socket = make_nonblocking(::socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (socket.fd < 0) return reason_of(errno);
     int error = connect(socket.fd, address.get(), address.length) == 0 ? 0 : errno;
     if (error == EINPROGRESS || error == EINTR) {
@@ -452,9 +462,9 @@ static std::string read_answer(const Socket& socket, int world_size, double unti
                 received.erase(0, used);
                 return "";
             case Parsed::garbage:
-                return "somebody else than rank 0 answers";
+                return "the answer is not from rank 0";
             case Parsed::other_version:
-                return "rank 0 is another version of this program: run the same on all hosts";
+                return "rank 0 runs another version of this program; run the same version on all hosts";
             case Parsed::more:
                 break;
         }
@@ -468,14 +478,15 @@ static std::string read_answer(const Socket& socket, int world_size, double unti
 }
 
 // Returns an empty string if the rendezvous succeeded, else the reason. Throws an error that rank 0 reports.
-static std::string talk(const Socket& socket, const Hello& hello, double timeout, double deadline, Rendezvous& result) {
+static std::string request_result(const Socket& socket, const Hello& hello, double timeout, double deadline,
+                                  Rendezvous& result) {
     const int world_size = int(hello.world_size);
-    const double soon = std::min(deadline, seconds_now() + SILENCE);
-    if (!send_all(socket, encode(hello), soon)) return "the connection was lost";
+    const double answer_deadline = std::min(deadline, seconds_now() + SILENCE);
+    if (!send_all(socket, encode(hello), answer_deadline)) return "the connection was lost";
     std::string received;
     Answer answer;
-    std::string why = read_answer(socket, world_size, soon, received, answer);
-    // From here on rank 0 decides how long to wait: it knows, and says, who is missing.
+    std::string why = read_answer(socket, world_size, answer_deadline, received, answer);
+    // From here on rank 0 decides how long to wait: it knows which ranks are missing, and reports them.
     if (why.empty() && answer.status == Status::waiting)
         why = read_answer(socket, world_size, seconds_now() + timeout + SILENCE, received, answer);
     if (!why.empty()) return why;
@@ -487,7 +498,7 @@ static std::string talk(const Socket& socket, const Hello& hello, double timeout
         case Status::other:
             return answer.text;
         case Status::waiting:
-            return "somebody else than rank 0 answers";
+            return "the answer is not from rank 0";
         case Status::welcome:
             break;
     }
@@ -508,7 +519,7 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
     const double deadline = seconds_now() + timeout;
     for (double pause = 0.1;; pause = std::min(2.0, 1.5 * pause)) {
         Tries tries;
-        for (int port : meeting_ports(launch)) {
+        for (int port : rendezvous_ports(launch)) {
             std::string reason;
             const std::vector<Address> addresses = find_addresses(launch.master_addr, port, reason);
             if (addresses.empty()) tries.add(launch.master_addr, reason, false);
@@ -517,13 +528,13 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
                 std::string why = connect_to(address, std::min(deadline, seconds_now() + CONNECT), socket);
                 const bool reached = why.empty();
                 Rendezvous result;
-                if (reached) why = talk(socket, hello, timeout, deadline, result);
+                if (reached) why = request_result(socket, hello, timeout, deadline, result);
                 if (why.empty()) return result;
                 tries.add(place_name(launch.master_addr, port), why, reached);
             }
         }
         if (seconds_now() >= deadline)
-            fail(EXIT_INTERNAL, "rank 0 did not let rank %d in at %s within %g s (%s); is it running there?",
+            fail(EXIT_INTERNAL, "rank %d could not join rank 0 at %s within %g s (%s); is rank 0 running there?",
                  launch.rank, rendezvous_address(launch).c_str(), timeout, tries.last.c_str());
         // Random jitter, so that ranks do not retry at the same time.
         const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
@@ -534,12 +545,12 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
 
 Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
                       double timeout_seconds) {
-    ENSURE(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info of %zu bytes, at most %d", rank_info.size(),
-           MAX_RANK_INFO);
+    ENSURE(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info has %zu bytes; at most %d are supported",
+           rank_info.size(), MAX_RANK_INFO);
     if (launch.world_size == 1) return {{rank_info}, nccl_id()};
     ENSURE(!launch.master_addr.empty() && launch.master_port > 0,
-           "rank %d of %d (%s) does not know where to meet the others; give --rank, --world-size and --rendezvous",
-           launch.rank, launch.world_size, launch.launcher.c_str());
+           "rank %d of %d (%s) has no address of rank 0; give --rank, --world-size and --rendezvous", launch.rank,
+           launch.world_size, launch.launcher.c_str());
     return launch.rank == 0 ? serve_rendezvous(launch, rank_info, nccl_id, timeout_seconds)
                             : join_rendezvous(launch, rank_info, timeout_seconds);
 }

@@ -30,7 +30,7 @@ constexpr int MAX_NCCL_ID = 4096;
 Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
                       double timeout_seconds);
 
-// The address at which the ranks of this launch meet: "h0:29500", or "h0:29501-29516".
+// The address at which rank 0 of this launch listens: "h0:29500", or "h0:29501-29516".
 std::string rendezvous_address(const Launch& launch);
 
 // ---- the messages

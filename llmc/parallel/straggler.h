@@ -42,8 +42,8 @@ struct Straggler {
         if (cost < LEAST_MS || cost < SHARE * all_ms) return "";
         const int rank = int(std::max_element(own_ms.begin(), own_ms.end()) - own_ms.begin());
         return format(
-            "rank %d is slow: the others waited %.2f s for it in %d steps, which took %.2f s; a step is %.0f ms of its "
-            "own work, and %.0f ms of the median rank's",
+            "rank %d is slow: the others waited %.2f s for it in %d steps, which took %.2f s; its own work "
+            "takes %.0f ms per step, that of the median rank %.0f ms",
             rank, cost / 1e3, steps, all_ms / 1e3, most / steps, median / steps);
     }
 };

@@ -19,8 +19,8 @@ static constexpr const char* FILE_BEGIN = "{\"displayTimeUnit\":\"ms\",\"traceEv
 
 // ---- the clocks of several machines
 
-// How far clock a is ahead of b. Nobody leaves an exchange before all have entered it, which bounds the difference from
-// both sides; the quickest of the exchanges does so best.
+// By how many seconds clock a is ahead of clock b. No rank leaves an exchange before all ranks have entered it, so each
+// exchange bounds the difference from both sides. The quickest exchanges give the tightest bounds.
 static double difference(const RankClock& a, const RankClock& b) {
     double least = -INFINITY, most = INFINITY;
     for (size_t i = 0; i < std::min(a.left.size(), b.left.size()); i++) {
@@ -61,7 +61,8 @@ void align_trace(Comm& comm) {
 
 // ---- the file
 
-// Whole microseconds: viewers cut fractions of them, begin and duration apart, and spans would then overlap.
+// Whole microseconds: viewers truncate the fractions of a span's begin and of its duration separately, after which
+// spans would overlap.
 static int64_t microseconds(double seconds) { return int64_t(std::floor(1e6 * seconds)); }
 
 static std::string line_of(const Trace::Record& r, double zero, int pid, int tid) {
@@ -77,13 +78,13 @@ static std::string line_of(const Trace::Record& r, double zero, int pid, int tid
     return event.dump();
 }
 
-// A name or place for a process, or one of its threads.
+// An event that sets the name or the position of a process, or of one of its threads.
 static std::string metadata(const char* what, int pid, int tid, const Json& args) {
     return Json{{"name", what}, {"ph", "M"}, {"pid", pid}, {"tid", tid}, {"args", args}}.dump(
         -1, ' ', false, Json::error_handler_t::replace);
 }
 
-// pid and tid 0 would be the idle thread to Perfetto, and a tid in two processes is none.
+// Perfetto takes pid 0 or tid 0 for the idle thread, and does not accept the same tid in two processes.
 std::string trace_events(const Trace& trace, int rank, const std::string& host) {
     constexpr int tracks = int(std::size(track_names));
     const int pid = 1 + rank;
@@ -117,17 +118,18 @@ void check_trace_file(const std::string& path) {
         const InputFile file(path);
         std::string begin(size_t(std::min<int64_t>(file.size, int64_t(strlen(FILE_BEGIN)))), '\0');
         file.read_at(begin.data(), 0, int64_t(begin.size()));
-        if (begin != FILE_BEGIN) refuse("is there, and holds no trace; name another file, or remove it");
+        if (begin != FILE_BEGIN) refuse("exists and is not a trace; name another file, or remove it");
     }
-    if (!is_directory(parent_directory(path))) refuse("its directory does not exist; make it, or name another file");
+    if (!is_directory(parent_directory(path))) refuse("its directory does not exist; create it, or name another file");
     const std::string temporary = path + ".tmp";  // as replace_file will write it
-    if (is_directory(temporary)) refuse("a directory has the name of its temporary file, with .tmp");
+    if (is_directory(temporary)) refuse("its temporary file, with .tmp at the end of the name, is a directory");
     remove_tree(temporary);
     write_file(temporary, "");
     remove_tree(temporary);
 }
 
-// Texts of all ranks, on rank 0. In pieces: an exchange brings them to everybody.
+// Returns the texts of all ranks, on rank 0 only. They are sent in pieces, because an exchange copies each piece to all
+// ranks.
 static std::vector<std::string> gather(Comm& comm, const std::string& own) {
     constexpr size_t piece = 1 << 18;
     std::vector<std::string> all(size_t(comm.world_size));
@@ -144,7 +146,7 @@ static std::vector<std::string> gather(Comm& comm, const std::string& own) {
 
 std::string write_trace(Comm& comm, const std::string& path) {
     Trace& trace = *comm.trace;
-    comm.exchange("");  // collectives of other threads come before it
+    comm.exchange("");  // returns after the collectives that other threads still run, so that their spans have ended
     trace.read_timers(true);
     trace.recording = false;
     std::string text;

@@ -129,9 +129,10 @@ TEST_CASE("each launcher, and what is left of others") {
 TEST_CASE("a run over several hosts says that Open MPI 5's mpirun may hide a failure") {
     CHECK(find(mpirun).note == "");
     CHECK(find(with(mpirun, {{"PRTE_LAUNCHED", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}})).note == "");
-    CHECK(find(with(mpirun, {{"PRTE_LAUNCHED", "1"}})).note ==
-          "Open MPI 5's mpirun may end with exit code 0 when it loses a host: the log's last step says whether a run is "
-          "complete");
+    CHECK(
+        find(with(mpirun, {{"PRTE_LAUNCHED", "1"}})).note ==
+        "Open MPI 5's mpirun may end with exit code 0 when it loses a host: the log's last step says whether a run is "
+        "complete");
 }
 
 TEST_CASE("where the ranks meet, and which run it is") {
@@ -187,12 +188,13 @@ TEST_CASE("options that cannot be are refused") {
     long_id.run_id = std::string(257, 'x');
     const char* syntax = "--rendezvous '";
     for (const Row& row : std::vector<Row>{
-             {options(3, -1), "--world-size is missing: --rank, --world-size and --rendezvous belong together"},
+             {options(3, -1), "--world-size is missing: give --rank, --world-size and --rendezvous together"},
              {options(-1, 8), "--rank is missing"},
              {options(-1, -1, "h0:1"), "--rank is missing"},
              {options(-1, -1, "", 0), "--rank is missing"},
              {only_id, "--rank is missing"},
-             {options(0, 2), "--rendezvous HOST:PORT is missing: where rank 0 of 2 waits for the others"},
+             {options(0, 2),
+              "--rendezvous HOST:PORT is missing: the address at which rank 0 of 2 waits for the others"},
              {options(8, 8, "h0:1"), "--rank 8, but --world-size 8: ranks are 0 to 7"},
              {options(0, 0), "--world-size 0 is not a number from 1 to 65536"},
              {options(0, 65537, "h0:1"), "--world-size 65537 is not a number from 1 to 65536"},
@@ -208,8 +210,8 @@ TEST_CASE("options that cannot be are refused") {
               "--rendezvous 'fe80::1:29500' is not HOST:PORT, as in h0:29500 or [fe80::1]:29500"},
              {options(0, 2, "[fe80::1]"), syntax},
              {options(0, 2, "[]:1"), syntax},
-             {bad_id, "the run id has the character 0x20; printable ASCII without spaces is taken"},
-             {long_id, "the run id has 257 characters, at most 256 are taken"},
+             {bad_id, "the run id has the character 0x20; only printable ASCII without spaces is allowed"},
+             {long_id, "the run id has 257 characters; at most 256 are allowed"},
          }) {
         const std::string said = refusal({}, row.options);
         CHECK_MESSAGE(said.starts_with(row.sentence), said << " instead of " << row.sentence);
@@ -275,13 +277,15 @@ TEST_CASE("launchers that contradict each other, and copies of one run, are refu
               "ranks as tasks, or with env -u SLURM_STEP_NUM_TASKS"},
              {with(srun, leftover), {}, "SLURM_STEP_NUM_TASKS=4, but WORLD_SIZE=1: 4 processes would be copies"},
              {with(leftover, {{"PMI_SIZE", "4"}}), {}, "PMI_SIZE=4, but WORLD_SIZE=1: 4 processes would be copies"},
-             {with(srun, {{"PMIX_RANK", "1"}}), {}, "SLURM_PROCID=2, but PMIX_RANK=1: two launchers?"},
+             {with(srun, {{"PMIX_RANK", "1"}}), {}, "SLURM_PROCID=2, but PMIX_RANK=1: they come from two launchers"},
              // launchers that this program cannot join
              {{{"PMIX_RANK", "3"}},
               {},
               "PMIX_RANK=3, but nothing says how many ranks there are; start with Open MPI's"},
              {with(batch, {{"PMIX_RANK", "0"}}), {}, "PMIX_RANK=0, but nothing says how many ranks there are"},
-             {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, {}, "one of 4 processes (PMI_SIZE) of another mpirun than Open"},
+             {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}},
+              {},
+              "this is one of 4 processes (PMI_SIZE) of an mpirun that is not Open"},
              {{{"RANK", "2"}, {"WORLD_SIZE", "4"}},
               {},
               "RANK=2 and WORLD_SIZE=4, but MASTER_ADDR is not set; torchrun sets all three"},

@@ -50,7 +50,7 @@ struct Proc {
     bool speaks(int rank) const {
         Launch launch;
         launch.rank = rank, launch.world_size = launch.local_world_size = 4;
-        return find_missing_ranks(launch, "42", dir).speaks;
+        return find_missing_ranks(launch, "42", dir).reports;
     }
 };
 const std::string here = " on " + host_name();
@@ -61,8 +61,8 @@ TEST_CASE("who is missing, and what its process does") {
     proc.add(100, "0");
     proc.add(103, "3");
     const fs::path other = proc.add(101, "1", "42", false, "/usr/bin/sleep"), mine = proc.add(102, "2", "42", false);
-    CHECK(proc.call(4, 4) ==
-          "rank 1 (process 101" + here + " runs /usr/bin/sleep), rank 2 (process 102" + here + " is on its way)");
+    CHECK(proc.call(4, 4) == "rank 1 (process 101" + here + " runs /usr/bin/sleep), rank 2 (process 102" + here +
+                                 " has not called MPI_Init yet)");
     std::ofstream(mine / "stat") << "102 (x ) y) D 1\n";
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " waits for a disk or a file system)"));
     std::ofstream(mine / "stat") << "102 (x ) y) T 1\n";
@@ -70,7 +70,7 @@ TEST_CASE("who is missing, and what its process does") {
     std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // and then it was stopped
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
     fs::remove(other / "exe");  // not ours to read
-    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " is on its way)"));
+    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
 }
 
 TEST_CASE("the first of those that wait speaks for its host") {
@@ -91,7 +91,7 @@ TEST_CASE("no process") {
     proc.add(103, "7"), proc.add(104, "-1"), proc.add(105, "1x");  // no ranks of ours
     fs::create_directories(proc.dir / "106");                      // has ended meanwhile
     CHECK(proc.call(2, 2) == "rank 1 (no process" + here + ")");
-    CHECK(proc.call(4, 3) == "2 of the 3 ranks of " + host_name() + " (no process)");
+    CHECK(proc.call(4, 3) == "2 of the 3 ranks on " + host_name() + " (no process)");
 }
 
 TEST_CASE("nobody is missing here") {
@@ -99,9 +99,9 @@ TEST_CASE("nobody is missing here") {
     proc.add(100, "0");
     proc.add(101, "1", "42", false, "/bin/bash");  // which started the next
     proc.add(102, "1");
-    CHECK(proc.call(4, 2, false) == "ranks on other hosts; the 2 of " + host_name() + " wait");
-    CHECK(proc.call(4, 0, false) == "ranks on other hosts; the 2 of " + host_name() + " wait");
-    CHECK(proc.call(2, 2, false) == "MPI, for which all 2 ranks wait" + here);
+    CHECK(proc.call(4, 2, false) == "ranks on other hosts (the 2 on " + host_name() + " have called MPI_Init)");
+    CHECK(proc.call(4, 0, false) == "ranks on other hosts (the 2 on " + host_name() + " have called MPI_Init)");
+    CHECK(proc.call(2, 2, false) == "MPI_Init, which all 2 ranks" + here + " have called");
 }
 
 TEST_CASE("many are missing") {

@@ -158,8 +158,8 @@ TEST_CASE("a rank that is slow over many steps is named, and no other") {
     CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
     CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
     CHECK(run.steps({100, 100, 160, 100}, 1) ==
-          "rank 2 is slow: the others waited 1.20 s for it in 20 steps, which took 3.20 s; a step is 160 ms of its own "
-          "work, and 100 ms of the median rank's");
+          "rank 2 is slow: the others waited 1.20 s for it in 20 steps, which took 3.20 s; its own work takes 160 ms "
+          "per step, that of the median rank 100 ms");
     CHECK(StragglerRun().steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
     CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
 }

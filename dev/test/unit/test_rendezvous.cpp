@@ -185,8 +185,8 @@ TEST_CASE("an id of any bytes, and as many of them as may be; rank_infos of any 
     expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, nccl_id), nccl_id);
     expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, ""), "");
     const std::vector<Outcome> outcomes = attend_all(ranks(2, free_ports()), 20, 0, nccl_id + "x");
-    CHECK(outcomes[0].error == "an id of 4097 bytes, at most 4096");
-    CHECK(outcomes[1].error == "rank 0: an id of 4097 bytes, at most 4096");
+    CHECK(outcomes[0].error == "an NCCL id has 4097 bytes; at most 4096 are supported");
+    CHECK(outcomes[1].error == "rank 0: an NCCL id has 4097 bytes; at most 4096 are supported");
 
     const int port = free_ports();
     const std::string rank_info(MAX_RANK_INFO, '\xff');
@@ -198,7 +198,7 @@ TEST_CASE("an id of any bytes, and as many of them as may be; rank_infos of any 
     CHECK(of_host.rank_infos == std::vector<std::string>{"", rank_info});
     CHECK(of_guest.rank_infos == of_host.rank_infos);
     CHECK_THROWS_WITH_AS(rendezvous(rank_of(1, 2, port), rank_info + "x", nullptr, 20),
-                         "a rank_info of 4097 bytes, at most 4096", Error);
+                         "a rank_info has 4097 bytes; at most 4096 are supported", Error);
 }
 
 TEST_CASE("the nccl_id is made once, when all are there; if it cannot be made, all know why") {
@@ -226,16 +226,16 @@ TEST_CASE("a port that is taken: under torchrun the next one, else an error") {
     expect_meeting(attend_all({rank_of(0, 1, port, "torchrun")}, 1));
     const Outcome outcome = attend(rank_of(0, 2, port), 1);
     CHECK(outcome.code == EXIT_INTERNAL);
-    CHECK(outcome.error == format("rank 0 cannot listen on 127.0.0.1:%d: Address already in use; is it started twice? "
-                                  "else give another port",
+    CHECK(outcome.error == format("rank 0 cannot listen on 127.0.0.1:%d: Address already in use; was it started twice? "
+                                  "If not, give another port",
                                   port));
     close(other);
     Outcome first;
     std::thread host([&] { first = attend(rank_of(0, 2, port + 1), 0.25); });
     sleep_for(0.1);
-    CHECK(contains(attend(rank_of(0, 2, port + 1), 0.4).error, "is it started twice?"));  // the port is not shared
+    CHECK(contains(attend(rank_of(0, 2, port + 1), 0.4).error, "was it started twice?"));  // the port is not shared
     host.join();
-    CHECK(contains(first.error, "no word from rank 1 of 2"));
+    CHECK(contains(first.error, "rank 1 of 2 did not connect to "));
     // Somebody on the first port who ends each conversation at once.
     const int rude = occupy(port + 1);
     std::thread closes([&] {
@@ -376,7 +376,7 @@ TEST_CASE("a rank that does not come is named on all sides in time") {
     for (const Outcome& outcome : attend_all(launches, 0.5)) {
         CHECK(outcome.code == EXIT_INTERNAL);
         CHECK(outcome.error ==
-              format("no word from ranks 2-3, 5-7 of 8 after 0.5 s at 127.0.0.1:%d; are they running, and "
+              format("ranks 2-3, 5-7 of 8 did not connect to 127.0.0.1:%d within 0.5 s; are they running, and "
                      "can they reach it?",
                      port));
         CHECK(outcome.seconds > 0.45);
@@ -386,8 +386,8 @@ TEST_CASE("a rank that does not come is named on all sides in time") {
     std::thread host([&] { outcome = attend(rank_of(0, 2, port), 0.2); });
     const int fd = stranger(port, "GET /");
     host.join();
-    CHECK(contains(outcome.error, "no word from rank 1 of 2 after 0.2 s"));
-    CHECK(contains(outcome.error, "(1 other connections; the last: 127.0.0.1 does not speak as a rank does)"));
+    CHECK(contains(outcome.error, "within 0.2 s; are they running"));
+    CHECK(contains(outcome.error, "(1 other connections; the last: 127.0.0.1 did not send a rank's hello)"));
     close(fd);
 }
 
@@ -397,8 +397,8 @@ TEST_CASE("a rank that finds nobody says whom it tried, and why in vain") {
     launches[2].master_addr = "no-such-host.invalid";
     const std::vector<Outcome> outcomes = attend_all(launches, 0.5);
     for (const Outcome& outcome : outcomes) CHECK(outcome.code == EXIT_INTERNAL);
-    CHECK(outcomes[0].error == format("rank 0 did not let rank 1 in at 127.0.0.1:%d within 0.5 s (127.0.0.1:%d: "
-                                      "Connection refused); is it running there?",
+    CHECK(outcomes[0].error == format("rank 1 could not join rank 0 at 127.0.0.1:%d within 0.5 s (127.0.0.1:%d: "
+                                      "Connection refused); is rank 0 running there?",
                                       port, port));
     CHECK(contains(outcomes[1].error, format("at 127.0.0.1:%d-%d within 0.5 s", port + 1, port + WINDOW)));
     CHECK(contains(outcomes[2].error, format("at no-such-host.invalid:%d within 0.5 s (no-such-host.invalid: ", port)));
@@ -407,7 +407,7 @@ TEST_CASE("a rank that finds nobody says whom it tried, and why in vain") {
     Launch nowhere = rank_of(1, 2, 0, "mpirun");
     nowhere.master_addr = "";
     CHECK(attend(nowhere, 1).code == EXIT_USAGE);
-    CHECK(contains(attend(nowhere, 1).error, "rank 1 of 2 (mpirun) does not know where to meet the others"));
+    CHECK(contains(attend(nowhere, 1).error, "rank 1 of 2 (mpirun) has no address of rank 0"));
     CHECK(contains(attend(rank_of(0, 2, 65535, "torchrun"), 1).error, "MASTER_PORT=65535 has no port above it"));
 }
 

@@ -279,13 +279,13 @@ TEST_CASE("files that could not be written, or are something else, are refused")
     refused(temporary / "", "is a directory");
     refused(temporary / "none/t.json", "does not exist");
     write_bytes(temporary / "data.bin", "tokens");
-    refused(temporary / "data.bin", "holds no trace");
+    refused(temporary / "data.bin", "is not a trace");
     refused(temporary / "data.bin/t.json", "does not exist");
     refused("/dev/null", "is not a file");
     std::filesystem::create_symlink(temporary / "data.bin", temporary / "link");
     refused(temporary / "link", "is not a file");
     make_directories(temporary / "u.json.tmp");
-    refused(temporary / "u.json", "a directory has the name");
+    refused(temporary / "u.json", "its temporary file, with .tmp at the end of the name, is a directory");
     CHECK(refusal("/proc/t.json") != "");
     CHECK(refusal(temporary / "t.json") == "");
     CHECK_FALSE(path_exists(temporary / "t.json"));
