@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
-constexpr int64_t max_files = 12;                // that a save creates: 10 files, their directory and latest.tmp
+constexpr int64_t max_files = 12;                // created by a save: 10 files, their directory and latest.tmp
 constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
 // --- saving ---
@@ -120,7 +120,7 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
     if (!is_directory(output)) return notes;
     for (const std::string& name : list_directory(output)) {
         if (!name.ends_with(".tmp") || !(name.starts_with("step_") || name.starts_with("latest"))) continue;
-        try_to("a leftover of an interrupted save stays", note, [&] {
+        try_to("a leftover of an interrupted save was not removed", note, [&] {
             remove_tree(output + "/" + name);
             note(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
         });
@@ -129,7 +129,7 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
         if (!found.replaced) continue;
         const std::string aside = output + "/" + found.name, dir = checkpoint_directory(output, found.step);
         const bool superseded = path_exists(dir);
-        try_to("a leftover of an interrupted save stays", note, [&] {
+        try_to("a leftover of an interrupted save was not removed", note, [&] {
             superseded ? remove_tree(aside) : rename_path(aside, dir);
             note(format("%s: %s, left behind by an interrupted save", aside.c_str(),
                         superseded ? "removed" : "renamed back"));
@@ -191,7 +191,8 @@ static void set_aside_later(const std::string& output, int64_t step, const Note&
         std::string aside = dir + ".stale";
         for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
         rename_path(dir, aside);
-        note(format("%s: of a later step than this run's, renamed to %s", dir.c_str(), aside.c_str()));
+        note(
+            format("%s: belongs to a later step than this run's, so it was renamed to %s", dir.c_str(), aside.c_str()));
     }
 }
 
@@ -206,12 +207,13 @@ static void delete_checkpoint(const std::string& dir) {
 static void put_in_place(const std::string& tmp, const std::string& dir, const Note& note) {
     const std::string aside = dir + ".replaced";
     if (path_exists(dir)) {
-        if (path_exists(aside)) try_to("a leftover of an earlier save stays", note, [&] { delete_checkpoint(aside); });
+        if (path_exists(aside))
+            try_to("a leftover of an earlier save was not deleted", note, [&] { delete_checkpoint(aside); });
         rename_path(dir, aside);
     }
     rename_path(tmp, dir);
     sync_directory(parent_directory(dir));
-    try_to("what this save replaced stays", note, [&] { remove_tree(aside); });
+    try_to("the replaced checkpoint was not deleted", note, [&] { remove_tree(aside); });
 }
 
 // Directories, newest first, that a save of this step makes superfluous: those beyond the newest `keep` (the new one
@@ -278,22 +280,22 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
     while (deleting_helps()) {
         const std::string dir = dirs.back();
         dirs.pop_back();
-        try_to("an old checkpoint stays, though the disk is full", note, [&] {
+        try_to("an old checkpoint was not deleted, although the disk is full", note, [&] {
             delete_checkpoint(dir);
-            note(format("%s: deleted before the next save, for the disk is full (--keep %d)", dir.c_str(), keep));
+            note(format("%s: deleted before the next save, because the disk is full (--keep %d)", dir.c_str(), keep));
         });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
     // Only a note: some file systems report wrong file counts.
     if (const int64_t files = free_files(output); files < max_files)
-        note(format("%s: a checkpoint needs up to %lld files, but its disk has room for %lld, whatever their size",
+        note(format("%s: a checkpoint has up to %lld files, but only %lld more can be created there, of any size",
                     output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
 }
 
 static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {
     for (const std::string& dir : superfluous(output, step, keep)) {
         if (dir == checkpoint_directory(output, step)) continue;
-        try_to("an old checkpoint stays", note, [&] { delete_checkpoint(dir); });
+        try_to("an old checkpoint was not deleted", note, [&] { delete_checkpoint(dir); });
     }
 }
 
@@ -324,7 +326,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         }
         throw;
     }
-    try_to("the checkpoint is saved, but latest still names an earlier one, and none is deleted", note, [&] {
+    try_to("the checkpoint is saved, but latest still names an earlier one, and no old one is deleted", note, [&] {
         replace_file(options.output + "/latest", name + "\n");
         delete_older(options.output, state.step, options.keep, note);
     });
@@ -342,15 +344,15 @@ static json read_state_json(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
     check_directory(dir);
     if (!path_exists(path))
-        fail(EXIT_NO_INPUT, "%s: is no checkpoint of a run: it has no trainer.json%s", dir.c_str(),
-             path_exists(dir + "/config.json") ? "; give it by --init to start from its weights" : "");
+        fail(EXIT_NO_INPUT, "%s: is not a checkpoint of a run: it has no trainer.json%s", dir.c_str(),
+             path_exists(dir + "/config.json") ? "; give it with --init to start from its weights" : "");
     const json state = read_json_object(path, max_state_bytes);
     const json sum = state.value("xxh3_64", json());
     if (!sum.is_string() || sum.get<std::string>() != format("%016" PRIx64, checksum_of_state(state)))
         bad_state(path, "its checksum does not match");
     const json version = state.value("format", json());
     if (version != format_version)
-        fail(EXIT_BAD_DATA, "%s: is of format %s, this program reads %d", path.c_str(),
+        fail(EXIT_BAD_DATA, "%s: has format %s, but this program reads format %d", path.c_str(),
              printable(version.dump()).c_str(), format_version);
     return state;
 }
@@ -421,14 +423,13 @@ static void verify_weights(const std::string& dir) {
     for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
 }
 
-// Says what --init can still read from a damaged checkpoint; empty: nothing.
+// Describes what --init can still read from a damaged checkpoint; empty: nothing.
 static std::string what_is_left(const std::string& dir) {
     const bool readable = succeeds(
         [&] { load_weights(dir, ParamLayout(read_hf_config(dir).model), [](const float*, Slot, Param, int) {}); });
     if (!readable) return "";
-    if (!succeeds([&] { read_file_list(dir); }))
-        return "its weights can be read, but nothing can be compared with them";
-    return succeeds([&] { verify_weights(dir); }) ? "its weights are whole" : "";
+    if (!succeeds([&] { read_file_list(dir); })) return "its weights can be read, but not verified";
+    return succeeds([&] { verify_weights(dir); }) ? "its weights are intact" : "";
 }
 
 FoundCheckpoint find_resumable(const std::string& output) {
@@ -443,11 +444,11 @@ FoundCheckpoint find_resumable(const std::string& output) {
     const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
                                     [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
     const std::string advice =
-        denied          ? "this user may not read all of it: allow that, and try again"
+        denied          ? "this user may not read all files: change their permissions and try again"
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s starts from its weights, with a new optimizer state; give another --output",
                                  start.c_str());
-    fail(EXIT_BAD_DATA, "%s: no checkpoint in it is whole:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
+    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
 }
 
 bool holds_model(const std::string& dir) {
@@ -460,11 +461,10 @@ FoundCheckpoint find_model(const std::string& path) {
     // A directory that may be searched but not listed can still hold a model.
     const bool may_list = access(path.c_str(), R_OK) == 0;
     const std::string newest = may_list ? newest_directory(path) : "";
-    ENSURE(
-        newest.empty() || !holds_model(path),
-        "%s holds a model of its own and the checkpoints of a run; name the checkpoint (%s), or move config.json and "
-        "the model's other files to another directory",
-        path.c_str(), newest.c_str());
+    ENSURE(newest.empty() || !holds_model(path),
+           "%s holds both a model and the checkpoints of a run; name the checkpoint (%s), or move config.json and "
+           "the model's other files to another directory",
+           path.c_str(), newest.c_str());
     if (newest.empty() && path_exists(path + "/config.json")) {
         read_from(path, [&] { verify_weights(path); });
         return {path, {}};
@@ -485,7 +485,7 @@ TrainerState read_trainer_state(const std::string& dir) {
         const json& value = state.at(name);
         if (!value.is_number_integer() || value < 0 || value > max)
             bad_state(dir + "/trainer.json",
-                      format("a count is impossible: %s is %s", name, printable(value.dump()).c_str()));
+                      format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
         return value.get<int64_t>();
     };
     try {

@@ -44,7 +44,7 @@ struct SaveOptions {
     CheckpointFormat format;
     int end_of_text = 50256;                                      // for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
-    std::function<void(const std::string& line)> note;            // prints what was renamed or deleted, or could not be
+    std::function<void(const std::string& line)> note;            // prints lines about renamed and deleted directories
 };
 struct SavedCheckpoint {
     std::string dir;

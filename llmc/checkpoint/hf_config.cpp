@@ -28,7 +28,7 @@ struct ConfigReader {
     int integer(const char* key, const char* alias, int fallback) const {
         const json *own = find(key), *other = alias ? find(alias) : nullptr;
         if (own && other && *own != *other)
-            fail(EXIT_BAD_DATA, "%s: \"%s\" and \"%s\" are the same thing, but differ", path.c_str(), key, alias);
+            fail(EXIT_BAD_DATA, "%s: \"%s\" and \"%s\" have the same meaning, but differ", path.c_str(), key, alias);
         if (!own && !other) return fallback;
         const json& value = own ? *own : *other;
         if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
@@ -51,7 +51,7 @@ struct ConfigReader {
 // Refuses models that differ from this program's GPT-2 in more than their sizes.
 static void check_supported(const ConfigReader& config, int C) {
     const json* type = config.find("model_type");
-    if (type && *type != "gpt2") config.wrong("model_type", "\"gpt2\": no other architecture can be computed");
+    if (type && *type != "gpt2") config.wrong("model_type", "\"gpt2\": no other architecture is supported");
     const json* activation = config.find("activation_function");
     // Three names of the same function, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     if (activation && *activation != "gelu_new" && *activation != "gelu_pytorch_tanh" && *activation != "gelu_fast")
@@ -62,13 +62,13 @@ static void check_supported(const ConfigReader& config, int C) {
     if (const int inner = config.integer("n_inner", nullptr, 0); config.find("n_inner") && inner != int64_t(4) * C)
         config.wrong("n_inner", format("null or 4 x %d channels", C).c_str());
     config.require("scale_attn_weights", true, "true: attention is scaled by 1/sqrt(head size)");
-    config.require("scale_attn_by_inverse_layer_idx", false, "false: no scaling by layer is computed");
-    config.require("reorder_and_upcast_attn", false, "false: no such variant of attention is computed");
-    config.require("add_cross_attention", false, "false: there is no encoder to attend to");
+    config.require("scale_attn_by_inverse_layer_idx", false, "false: scaling by layer is not supported");
+    config.require("reorder_and_upcast_attn", false, "false: this variant of attention is not supported");
+    config.require("add_cross_attention", false, "false: cross attention is not supported");
     if (config.find("quantization_config"))
         config.wrong("quantization_config", "absent: quantized weights cannot be read");
     const json* pruned = config.find("pruned_heads");
-    if (pruned && !pruned->empty()) config.wrong("pruned_heads", "empty: all heads are computed");
+    if (pruned && !pruned->empty()) config.wrong("pruned_heads", "empty: pruned heads are not supported");
 }
 
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
@@ -98,7 +98,7 @@ HFConfig read_hf_config(const std::string& dir) {
     return parse_hf_config(read_file(path, 1 << 20), path);
 }
 
-// The id of <|endoftext|>, or null if it is outside of the vocabulary: no other source names the token.
+// The id of <|endoftext|>; null if it is outside of the vocabulary, because its id is then unknown.
 static nlohmann::ordered_json end_of_text_json(const HFConfig& config) {
     if (config.end_of_text >= config.model.V) return nullptr;
     return config.end_of_text;

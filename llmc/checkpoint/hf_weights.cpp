@@ -103,7 +103,7 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
     if (!tensor) fail(EXIT_BAD_DATA, "%s: the tensor %s is missing", file.path.c_str(), name.c_str());
     const std::vector<int64_t> needed = hf_shape(layout, p);
     if (tensor->shape != needed)
-        fail(EXIT_BAD_DATA, "%s: %s is %s, %s needs %s; wrong --model?", file.path.c_str(), name.c_str(),
+        fail(EXIT_BAD_DATA, "%s: %s is %s, but %s needs %s; wrong --model?", file.path.c_str(), name.c_str(),
              to_string(*tensor).c_str(), describe_model(layout.config).c_str(), shape_string(needed).c_str());
     return *tensor;
 }
@@ -124,7 +124,7 @@ static void check_finite(const Safetensors& file, const TensorInfo& tensor, cons
         for (size_t d = tensor.shape.size(), stride = 1; d-- > 0; stride *= size_t(tensor.shape[d]))
             index = format("%lld", static_cast<long long>(at / int64_t(stride) % tensor.shape[d])) +
                     (index.empty() ? "" : ", ") + index;
-        fail(EXIT_BAD_DATA, "%s: %s[%s] is %s, so nothing can be computed; take an earlier checkpoint",
+        fail(EXIT_BAD_DATA, "%s: %s[%s] is %s, so the model cannot be computed; use an earlier checkpoint",
              file.path.c_str(), printable(tensor.name).c_str(), index.c_str(),
              std::isnan(values[at])   ? "NaN"
              : std::isinf(values[at]) ? "infinite"
@@ -175,7 +175,7 @@ static Safetensors open_model(const std::string& dir) {
 static void check_tied(const Safetensors& file, const TensorInfo& head, const TensorInfo& wte) {
     constexpr int64_t chunk = 1 << 20;
     const auto refuse = [&] {
-        fail(EXIT_BAD_DATA, "%s: lm_head.weight differs from wte.weight; only tied embeddings can be computed",
+        fail(EXIT_BAD_DATA, "%s: lm_head.weight differs from wte.weight; only tied embeddings are supported",
              file.path.c_str());
     };
     if (head.shape != wte.shape) refuse();
@@ -199,7 +199,7 @@ static void read_weights(const std::string& dir, const ParamLayout& layout, cons
     for (const auto& [name, tensor] : file.tensors) {
         const std::string short_name = name.starts_with("transformer.") ? name.substr(strlen("transformer.")) : name;
         if (!bare.emplace(short_name, tensor).second)
-            fail(EXIT_BAD_DATA, "%s: %s is there with and without \"transformer.\"", file.path.c_str(),
+            fail(EXIT_BAD_DATA, "%s: %s occurs with and without \"transformer.\"", file.path.c_str(),
                  printable(short_name).c_str());
     }
     file.tensors = std::move(bare);
@@ -208,7 +208,7 @@ static void read_weights(const std::string& dir, const ParamLayout& layout, cons
     for_each_tensor(layout, [&](Param p, int l) { expected.insert(hf_name(p, l)); });
     for (const auto& [name, tensor] : file.tensors)
         if (!expected.count(name) && !is_mask(name))
-            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) has no place in %s; wrong --model?", file.path.c_str(),
+            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) does not belong to %s; wrong --model?", file.path.c_str(),
                  printable(name).c_str(), to_string(tensor).c_str(), describe_model(layout.config).c_str());
     const TensorInfo embedding = find_tensor(file, "wte.weight", layout, wte);
     const TensorInfo* head = file.find("lm_head.weight");

@@ -159,7 +159,7 @@ static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& p
         if (dtype_bits(t.dtype) == 0)
             fail(EXIT_BAD_DATA, "%s has the unknown dtype \"%s\"", place.c_str(), printable(t.dtype).c_str());
         if (t.begin != at || t.end < t.begin)
-            fail(EXIT_BAD_DATA, "%s is said to be bytes %lld to %lld of the data, but the one before it ends at %lld",
+            fail(EXIT_BAD_DATA, "%s has bytes %lld to %lld of the data, but the tensor before it ends at %lld",
                  place.c_str(), static_cast<long long>(t.begin), static_cast<long long>(t.end),
                  static_cast<long long>(at));
         if (shape_bytes(t) != t.end - t.begin)
@@ -211,7 +211,7 @@ Safetensors open_safetensors_index(const std::string& path) {
     out.path = path;
     std::map<std::string, std::map<std::string, TensorInfo>> parts;  // file name -> its tensors
     for (const auto& [name, file] : map->items()) {
-        if (!file.is_string()) fail(EXIT_BAD_DATA, "%s: weight_map is to hold strings", path.c_str());
+        if (!file.is_string()) fail(EXIT_BAD_DATA, "%s: weight_map must hold only strings", path.c_str());
         const std::string file_name = file.get<std::string>();
         if (!is_file_name(file_name))
             fail(EXIT_BAD_DATA, "%s: \"%s\" is not the name of a file in the same directory", path.c_str(),
@@ -229,8 +229,8 @@ Safetensors open_safetensors_index(const std::string& path) {
         }
         const auto found = part->second.find(name);
         if (found == part->second.end())
-            fail(EXIT_BAD_DATA, "%s: tensor \"%s\" is said to be in %s, but is not", path.c_str(),
-                 printable(name).c_str(), printable(file_name).c_str());
+            fail(EXIT_BAD_DATA, "%s: tensor \"%s\" is listed in weight_map for %s, which does not contain it",
+                 path.c_str(), printable(name).c_str(), printable(file_name).c_str());
         out.tensors.emplace(name, found->second);
     }
     return out;

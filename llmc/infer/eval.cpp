@@ -3,8 +3,8 @@
 #include <cstring>
 #include <exception>
 
-// Each rank adds up the losses of each of its samples. Then every rank adds the samples' sums in the order of the
-// samples. All sums are in double, so that the mean over a large set stays precise.
+// Each rank sums the losses of each of its samples. Then every rank sums these numbers in the order of the samples. All
+// sums are in double, so that the mean over a large set is precise.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
                                const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {

@@ -1,4 +1,4 @@
-// eval.h: computes the mean loss on a fixed set of text (validation and the `eval` command).
+// eval.h: computes the mean loss on a fixed set of samples, for validation and the command `eval`.
 #pragma once
 #include <functional>
 #include <optional>
@@ -7,8 +7,8 @@
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 
-// Mean loss, in nats per token, over one pass of all ranks' loaders, which have fixed_set; the loaders then stand at
-// the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
+// Mean loss, in nats per token, over one pass of all ranks' loaders, which must have fixed_set. Afterwards the loaders
+// are at the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
 //
 // go_on(batches done, number of batches, whether this rank has met an error) is called before each batch; false ends
 // the pass early. If any rank did not finish its pass, no rank has a result. An error of the loader is thrown at the

@@ -8,7 +8,7 @@
 #include "base/common.h"
 #include "base/random.h"
 
-// Returns the most likely token.
+// Refuses logits from which no token can be sampled. Returns the most likely token.
 static int check_logits(const float* logits, int V) {
     int best = 0;
     for (int v = 0; v < V; v++) {
@@ -17,7 +17,8 @@ static int check_logits(const float* logits, int V) {
                  v, std::fabs(double(logits[v])));  // prints nan, never -nan
         if (logits[v] > logits[best]) best = v;
     }
-    if (!std::isfinite(logits[best])) fail(EXIT_BAD_DATA, "the model leaves none of %d tokens possible", V);
+    if (!std::isfinite(logits[best]))
+        fail(EXIT_BAD_DATA, "the logits of all %d tokens are -infinity, so no token can be sampled", V);
     return best;
 }
 
@@ -41,7 +42,8 @@ int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t
         std::nth_element(s.candidates.begin(), s.candidates.begin() + s.top_k, s.candidates.end(), likelier);
         s.candidates.resize(s.top_k);
     }
-    // Sorted even without top-p: the draw depends on the order, and nth_element's order depends on the library.
+    // Sorts after top-k too, although only top-p needs it: the draw depends on the order, and nth_element's order
+    // depends on the library.
     if (s.top_p < 1.0f || s.candidates.size() < size_t(V))
         std::sort(s.candidates.begin(), s.candidates.end(), likelier);
 
@@ -60,7 +62,7 @@ int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t
     }
 
     double left = draw(s.seed, text, position) * total;
-    int last = best;  // the result if rounding leaves a rest after the last candidate
+    int last = best;  // the result if rounding leaves a remainder after the last candidate
     for (size_t i = 0; i < s.weights.size(); i++) {
         if (s.weights[i] == 0.0) continue;
         last = s.candidates[i];

@@ -121,8 +121,8 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       B(B),
       T(T),
       logit_rows(choose_logit_rows(B, T, options.logit_chunks)) {
-    ENSURE(B >= 1 && T >= 1 && T <= config.max_T, "a micro-batch of %d x %d tokens: the model has %d positions", B, T,
-           config.max_T);
+    ENSURE(B >= 1 && T >= 1 && T <= config.max_T,
+           "a micro-batch of %d x %d tokens does not fit: the model has %d positions", B, T, config.max_T);
     weights = DeviceBuffer<floatX>(layout.total, "weights");
     packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout), "packed weights");
     if (purpose == Purpose::train) grads = DeviceBuffer<float>(layout.total, "gradients");
@@ -184,8 +184,8 @@ void GPT2<floatX>::pack_bucket(int bucket) {
 
 template <class floatX>
 void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
-    ENSURE(B <= this->B && T <= this->T, "a micro-batch of %d x %d tokens, but the model has memory for %d x %d", B, T,
-           this->B, this->T);
+    ENSURE(B <= this->B && T <= this->T,
+           "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
     ops::encoder_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C,

@@ -24,13 +24,13 @@ GPT2Config config_by_name(const std::string& name) {
         if (name == s.depth || name == s.hf_name) return {1024, 50257, s.L, s.NH, s.C};
         known += format("%s%s (%s)", known.empty() ? "" : ", ", s.depth, s.hf_name);
     }
-    fail(EXIT_USAGE, "--model %s is not known: give one of %s, or --layers, --heads and --channels", name.c_str(),
+    fail(EXIT_USAGE, "--model %s is not known; give one of %s, or --layers, --heads and --channels", name.c_str(),
          known.c_str());
 }
 
 void check_config(const GPT2Config& config) {
     const auto bounded = [](int value, const char* what, int most) {
-        ENSURE(value >= 1 && value <= most, "a model of %d %s cannot be built: 1 to %d", value, what, most);
+        ENSURE(value >= 1 && value <= most, "a model cannot have %d %s: the limits are 1 and %d", value, what, most);
     };
     bounded(config.L, "layers", 1024);
     bounded(config.C, "channels", 65536);

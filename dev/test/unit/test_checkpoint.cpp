@@ -186,7 +186,7 @@ TEST_CASE("a state that is not ours is refused even if its checksum matches") {
     write_bytes(ckpt + "/trainer.json", R"({"format":2,"xxh3_64":"x"})");
     CHECK(refusal(ckpt).starts_with("65 "));
     remove_tree(ckpt + "/trainer.json");
-    CHECK(refusal(ckpt).find("give it by --init") != std::string::npos);
+    CHECK(refusal(ckpt).find("give it with --init") != std::string::npos);
 }
 
 TEST_CASE("counts that cannot be are refused, though the checksum is right") {
@@ -214,8 +214,8 @@ TEST_CASE("counts that cannot be are refused, though the checksum is right") {
         for (const nlohmann::json& bad :
              {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
               nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
-            CHECK(said(name, bad) == "65 " + path + ": a count is impossible: " + name + " is " + bad.dump() +
-                                         "; the checkpoint is damaged");
+            CHECK(said(name, bad) == "65 " + path + ": " + name + " is " + bad.dump() +
+                                         ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
 }
@@ -227,7 +227,7 @@ TEST_CASE("a checkpoint of another shape is refused before a tensor is handed ov
     const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
     CHECK_THROWS_WITH_AS(
         load_checkpoint(ckpt, other, {"m", "v"}, nowhere),
-        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], a model of 2 layers "
+        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers "
                           "and 8 channels needs [7, 8]; wrong --model?"),
         Error);
 }
@@ -314,7 +314,7 @@ TEST_CASE("leftovers that cannot be removed are noted, and no obstacle to a late
         if (notes.size() != 4) return 1;
         for (const std::string& line : notes) {
             const bool removed = line.find("step_000005.tmp: removed") != std::string::npos;
-            const bool stays = line.starts_with("a leftover of an interrupted save stays: ") &&
+            const bool stays = line.starts_with("a leftover of an interrupted save was not removed: ") &&
                                line.find("Permission denied") != std::string::npos;
             if (removed == stays) return 2;
         }
@@ -347,7 +347,7 @@ TEST_CASE("a step that is saved again is saved, also where the old one cannot be
             options.note = [&](const std::string& line) { notes.push_back(line); };
             save_checkpoint(options, state.layout, state.reader(), trainer_state(1));
             if (!holds(first, 1, uint64_t(90 + i)) || notes.size() != size_t(1 + i)) return 1 + i;
-            if (notes.back().find("what this save replaced stays: ") != 0) return 3;
+            if (notes.back().find("the replaced checkpoint was not deleted: ") != 0) return 3;
             freeze(first);
         }
         return find_latest(out).dir == first ? 0 : 4;
@@ -396,7 +396,7 @@ TEST_CASE("find_latest and find_model") {
     const FoundCheckpoint found = find_latest(dir / "out");
     CHECK(found.dir == newest);
     REQUIRE(found.damaged.size() == 1);
-    CHECK(found.damaged[0].what.find("step_000009: is no checkpoint") != std::string::npos);
+    CHECK(found.damaged[0].what.find("step_000009: is not a checkpoint") != std::string::npos);
     make_directories(dir / "bad/step_000001");
     CHECK(find_latest(dir / "bad").dir == "");
     CHECK(find_latest(dir / "bad").damaged.size() == 1);
@@ -449,17 +449,17 @@ TEST_CASE("checkpoints that are all damaged are refused by name, with what --ini
     CHECK(find_resumable(out).damaged.size() == 1);
     CHECK(newest_directory(out) == out + "/step_000002");
     damage(1, "model.safetensors");
-    CHECK(refusal_of().starts_with("65 " + out + ": no checkpoint in it is whole:\n"));
+    CHECK(refusal_of().starts_with("65 " + out + ": none of its checkpoints is intact:\n"));
     CHECK(
         says("step_000002/optimizer.safetensors: its checksum does not match what was written; the checkpoint is "
-             "damaged; its weights are whole\n"));
+             "damaged; its weights are intact\n"));
     CHECK(
         says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
              "damaged\n"));
     CHECK(says(advice + "2 starts from its weights"));
     remove_tree(out + "/step_000002/trainer.json");
     CHECK(says("it has no trainer.json"));
-    CHECK(says("its weights can be read, but nothing can be compared with them\n"));
+    CHECK(says("its weights can be read, but not verified\n"));
     CHECK(says(advice + "2 starts from its weights"));
     write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
     CHECK(says("restore one from a copy, or start anew in another --output"));
@@ -487,11 +487,11 @@ TEST_CASE("a checkpoint that may not be read is passed over or refused with the 
         const FoundCheckpoint found = find_resumable(out);
         if (found.dir != out + "/step_000001" || found.damaged.size() != 1 || found.damaged[0].what != hidden) return 2;
         remove_tree(out + "/step_000001");
-        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all of it")) return 3;
+        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all files")) return 3;
         if (!refused([&] { find_model(newest); }, EXIT_NO_INPUT, hidden)) return 4;
         chmod(newest.c_str(), 0700);
         chmod((newest + "/optimizer.safetensors").c_str(), 0);
-        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all of it")) return 5;
+        if (!refused([&] { find_resumable(out); }, EXIT_BAD_DATA, "this user may not read all files")) return 5;
         chmod((newest + "/optimizer.safetensors").c_str(), 0600);
         return holds(find_resumable(out).dir, 2) ? 0 : 6;
     });
@@ -629,7 +629,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     const int passed_over = on_full_disk([&](const std::string& out) {
         if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
         const Saved saved = save(save_options(out, 1), 4);
-        if (!has(saved.notes.at(0), "an old checkpoint stays, though the disk is full: ") ||
+        if (!has(saved.notes.at(0), "an old checkpoint was not deleted, although the disk is full: ") ||
             !has(saved.notes[0], "step_000001"))
             return 1;
         if (!has(saved.notes.at(1), "step_000003: deleted before the next save")) return 2;
@@ -888,7 +888,7 @@ TEST_CASE("the checkpoints of a run that goes on, and deletes them, can be found
     CHECK(errors == std::set<std::string>{});
     FlatState state(small_model, 0);
     CHECK_THROWS_WITH_AS(load_weights(out + "/step_000001", state.layout, state.writer()),
-                         doctest::Contains("step_000001: is not there any more; a run"), Error);
+                         doctest::Contains("step_000001: was deleted while it was read, probably by a run"), Error);
 }
 
 TEST_CASE("a save killed or failing at any system call: the next step") {

@@ -57,7 +57,7 @@ TEST_CASE("aliases are read, and may not contradict") {
         R"({"hidden_size":1600,"max_position_embeddings":512,"num_attention_heads":25,"num_hidden_layers":48})";
     CHECK(parse(text) == GPT2Config{512, 50257, 48, 25, 1600});
     CHECK(parse(R"({"n_embd":1024,"hidden_size":1024,"n_head":16})").C == 1024);
-    CHECK(refusal(R"({"n_embd":1024,"hidden_size":768})").find("are the same thing") != std::string::npos);
+    CHECK(refusal(R"({"n_embd":1024,"hidden_size":768})").find("have the same meaning") != std::string::npos);
 }
 
 TEST_CASE("names of the tanh GELU and its inner size are accepted") {

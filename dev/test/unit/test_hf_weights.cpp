@@ -123,8 +123,7 @@ TEST_CASE("matrices larger than a block of the transpose, and ragged, come back"
     const FlatState state(config, 2);
     const TemporaryDirectory dir;
     write_bytes(dir / "config.json", hf_config_json({config}, "float32"));
-    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, "transformer."}}, "F32",
-                  state.reader(), {});
+    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, "transformer."}}, "F32", state.reader(), {});
     FlatState got(config, 0);
     load_weights(dir.path, got.layout, got.writer());
     CHECK(same_tensors(got, state, false));
@@ -211,20 +210,21 @@ TEST_CASE("what does not fit is named") {
     CHECK(changed([&](auto& t) {
               named(t, c_fc).shape = {4 * C, C};  // the layout of nn.Linear
           })
-              .find("h.1.mlp.c_fc.weight is F32 [24, 6], a model of 2 layers and 6 channels needs [6, 24]; wrong "
+              .find("h.1.mlp.c_fc.weight is F32 [24, 6], but a model of 2 layers and 6 channels needs [6, 24]; wrong "
                     "--model?") != std::string::npos);
     CHECK(changed([&](auto& t) {
               named(t, c_fc).name = "transformer.h.1.mlp.c_gate.weight";
-          }).find("the tensor h.1.mlp.c_gate.weight (F32 [6, 24]) has no place in") != std::string::npos);
+          }).find("the tensor h.1.mlp.c_gate.weight (F32 [6, 24]) does not belong to") != std::string::npos);
     CHECK(changed([&](auto& t) {
               std::erase_if(t, [&](auto& x) { return x.name == c_fc; });
           }).find("the tensor h.1.mlp.c_fc.weight is missing") != std::string::npos);
     CHECK(changed([&](auto& t) {
               t.push_back({"h.1.ln_1.bias", {C}, std::vector<float>(C)});
-          }).find("h.1.ln_1.bias is there with and without \"transformer.\"") != std::string::npos);
+          }).find("h.1.ln_1.bias occurs with and without \"transformer.\"") != std::string::npos);
     CHECK(changed([&](auto& t) {
               t.push_back({"h.2.ln_1.bias", {C}, std::vector<float>(C)});
-          }).find("h.2.ln_1.bias (F32 [6]) has no place") != std::string::npos);  // more layers than the model has
+          }).find("h.2.ln_1.bias (F32 [6]) does not belong to") !=
+          std::string::npos);  // more layers than the model has
     CHECK(changed([&](auto& t) {
               NamedTensor head = named(t, "transformer.wte.weight");
               head.name = "lm_head.weight", head.values.back() += 1.0f;
@@ -266,7 +266,7 @@ TEST_CASE("the size of the model is part of the message") {
     const ParamLayout d12(config_by_name("d12"));
     const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
     CHECK_THROWS_WITH_AS(load_weights(dir.path, d12, nowhere),
-                         doctest::Contains("wte.weight is BF16 [7, 64], d12 needs [50257, 768]; wrong --model?"),
+                         doctest::Contains("wte.weight is BF16 [7, 64], but d12 needs [50257, 768]; wrong --model?"),
                          Error);
 }
 
@@ -288,8 +288,8 @@ TEST_CASE("a directory without safetensors is refused, with what to do") {
     CHECK(refusal().find("convert to safetensors") != std::string::npos);
 }
 
-// The weights of dev/test/support/reference.safetensors go into a checkpoint; transformers must compute the reference's logits
-// from it, and what it writes in four ways must be read here as the same weights.
+// The weights of dev/test/support/reference.safetensors go into a checkpoint; transformers must compute the reference's
+// logits from it, and what it writes in four ways must be read here as the same weights.
 TEST_CASE("transformers computes the same from what we write, and we read what it writes") {
     const std::string fixture = "dev/test/support/reference.safetensors";
     if (!path_exists(fixture)) {

@@ -134,7 +134,8 @@ TEST_CASE("logits and settings that mean nothing are refused") {
                          Error);
     CHECK_THROWS_WITH_AS(sample_token(s, with_nan.data(), 2, 0, 0), doctest::Contains("token 1 a logit of nan"), Error);
     CHECK_THROWS_WITH_AS(sample_token(s, with_inf.data(), 2, 0, 0), doctest::Contains("token 1 a logit of inf"), Error);
-    CHECK_THROWS_WITH_AS(sample_token(s, none.data(), 2, 0, 0), doctest::Contains("none of 2 tokens"), Error);
+    CHECK_THROWS_WITH_AS(sample_token(s, none.data(), 2, 0, 0),
+                         doctest::Contains("the logits of all 2 tokens are -infinity"), Error);
     for (Sampler bad : {sampler(-1.0f, 0, 1.0f), sampler(NAN, 0, 1.0f), sampler(1.0f, -1, 1.0f), sampler(1.0f, 0, 0.0f),
                         sampler(1.0f, 0, 1.1f)})
         CHECK_THROWS_AS(sample_token(bad, fine.data(), 2, 0, 0), Error);
