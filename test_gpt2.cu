@@ -1,7 +1,7 @@
-// test_gpt2.cu: the whole model against an independent GPT-2 in float64 (dev/test/support/reference.py wrote its
-// results to dev/test/support/reference.safetensors): logits, loss, the gradients of all 16 kinds of tensors, ten steps
-// of AdamW; against the CPU's operations on a random model of another shape; and against itself: micro-steps, rows of
-// logits at a time, one token at a time, two runs, a run that was interrupted.
+// test_gpt2.cu: tests the whole model in three ways. (1) Against an independent GPT-2 in float64, whose results
+// dev/test/support/reference.py wrote to dev/test/support/reference.safetensors: logits, loss, the gradients of all 16
+// kinds of tensors, ten steps of AdamW. (2) Against the CPU's operations, on a random model of another shape. (3)
+// Against itself: micro-steps, chunks of logits, recomputation, token-by-token decoding, two runs, a resumed run.
 //
 //   ./test_gpt2 [dev/test/support/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
 //
@@ -28,8 +28,8 @@ static void report(bool ok, const std::string& line) {
     printf("%s  %s\n", ok ? "  ok" : "FAIL", line.c_str());
 }
 
-// Largest |got - want| over the largest |want|: an element's error comes from sums over the whole tensor's scale, so
-// small elements of a tensor are as uncertain as large ones. NaN fails.
+// Compares the largest |got - want|, divided by the largest |want|, with the tolerance: an element is a sum of terms as
+// large as the tensor's largest elements, so small elements have the same absolute error as large ones. NaN fails.
 static void compare(const std::string& name, const std::vector<float>& got, const std::vector<float>& want, int columns,
                     double tolerance) {
     if (got.size() != want.size())
@@ -40,7 +40,8 @@ static void compare(const std::string& name, const std::vector<float>& got, cons
     for (size_t i = 0; i < want.size(); i++) {
         const double error = std::fabs(double(got[i]) - double(want[i])) / scale;
         if (error <= worst) continue;
-        worst = error, place = i;  // NaN too: it compares false
+        worst = error;  // NaN too: it compares false
+        place = i;
         if (std::isnan(error)) break;
     }
     report(worst <= tolerance,
@@ -88,7 +89,7 @@ static std::string hf_name(Param p, int l) {
     return spec.scope == Scope::layer ? format("h.%d.%s", l, spec.hf_name) : spec.hf_name;
 }
 
-// From Hugging Face's layout to that of memory, padded rows zero.
+// Converts a tensor from Hugging Face's layout to that of memory; padded rows are zero.
 static std::vector<float> to_memory(const std::vector<float>& hf, const ParamLayout& layout, Param p) {
     std::vector<float> out(layout.size(p), 0.0f);
     const int cols = layout.cols(p), rows = int(hf.size()) / cols;
@@ -122,7 +123,7 @@ struct Trained {
         set_params([&](Param p, int l) { return to_memory(r.read("transformer." + hf_name(p, l)), model.layout, p); });
     }
 
-    // values(p, l): a tensor's floats as they lie in memory.
+    // values(p, l) returns a tensor's floats in memory layout.
     template <class Values>
     void set_params(const Values& values) {
         for (const ParamSpec& spec : param_table)
@@ -167,15 +168,16 @@ struct Trained {
     }
 };
 
-// Errors relative to a tensor's largest element. fp32: on its way through two layers and back a value passes some 30
-// roundings of 2^-24, 1.8e-6 if they all point one way, and sums of up to 192 terms, whose errors add like their square
-// root, double or triple that. bf16: every activation and its gradient is rounded to 2^-9; about 14 of them per layer
-// follow one another, there and back, and add like sqrt(2 * 2 * 14) = 7.5: 1.5e-2, of which the worst of some thousand
-// elements is 4 times. A dropped bias, mask or scale changes a tensor by 0.1 and more.
+// Errors relative to a tensor's largest element. fp32: through two layers, forward and backward, a value is rounded
+// some 30 times by up to 2^-24, which is 1.8e-6 if all errors have the same sign. Sums of up to 192 terms, whose errors
+// add like their square root, double or triple that. bf16: every activation and its gradient is rounded by up to 2^-9.
+// About 14 roundings per layer follow one another, forward and backward, and add like sqrt(2 * 2 * 14) = 7.5: 1.5e-2.
+// The worst of some thousand elements has 4 times that. A missing bias, mask or scale changes a tensor by 0.1 or more.
 template <class floatX>
 constexpr double tensor_tolerance = sizeof(floatX) == 4 ? 5e-6 : 6e-2;
-// The loss is a mean over 51 tokens, whose errors mostly cancel. AdamW's first steps have the size lr in every element,
-// also where noise decides the sign of a small gradient, so that after ten steps losses agree to a digit less.
+// The loss is a mean over 51 tokens, whose errors mostly cancel. AdamW's first steps change every element by about lr,
+// even if rounding errors decide the sign of a small gradient. After ten steps losses therefore agree to one digit
+// less.
 template <class floatX>
 constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-6 : 2e-3;
 // Gradients are sums in fp32 of the same products, in another order.
@@ -234,7 +236,7 @@ static void test_against_itself(const Reference& r) {
     report(std::memcmp(grads.data(), e.all_gradients().data(), grads.size() * 4) == 0,
            dtype + " recompute layer  the same bits");
 
-    // One token at a time, from half a sequence on: the same sums over keys, in another order.
+    // Decoding token by token from half of a sequence on: the same sums over keys, in another order.
     a.model.forward(a.tokens.data, 1, a.T);
     const std::vector<float> whole = a.logits(a.T - 1);
     a.model.forward(a.tokens.data, 1, a.T / 2);
@@ -242,7 +244,8 @@ static void test_against_itself(const Reference& r) {
     compare(dtype + " token by token", a.logits(0), whole, 1, tensor_tolerance<floatX>);
 }
 
-// Without masters weights are rounded to 2^-8 in each step, up or down: noise as that of the activations.
+// Without master weights, each step rounds the weights up or down, by at most 2^-8: errors like those of the
+// activations.
 static void test_without_masters(const Reference& r) {
     Trained<bf16> t(r, {Recompute::none, 0, false});
     std::vector<float> losses;
@@ -254,7 +257,7 @@ static void test_without_masters(const Reference& r) {
     compare("bf16 without masters", losses, r.read("losses"), 1, 10 * loss_tolerance<bf16>);
 }
 
-// A gradient that is not finite must leave the weights alone, and so must every step after it.
+// A step with a gradient that is not finite must not change the weights, and neither must any later step.
 template <class floatX>
 static void test_nan_gradient(const Reference& r) {
     Trained<floatX> t(r);
@@ -275,7 +278,7 @@ static void test_nan_gradient(const Reference& r) {
            std::string(dtype_name(dtype_of<floatX>)) + " NaN gradient    seen a step late");
 }
 
-// Weights, moments and the number of the step are all there is: a model that gets them goes on with the same bits.
+// A model that gets the weights, the moments and the step number of another continues with the same bits.
 template <class floatX>
 static void test_resume(const Reference& r) {
     constexpr int before = 2, steps = 4;
@@ -300,13 +303,13 @@ static void test_resume(const Reference& r) {
 
 // ---- a random model, on the device and by the CPU's operations
 
-// Heads of 64 channels, as GPT-2 has them; odd sizes elsewhere. On a GPU as wide as GPT-2, where that takes seconds.
+// Heads of 64 channels as in GPT-2, and odd sizes elsewhere. wide: GPT-2's width, for GPUs, on which it takes seconds.
 static GPT2Config random_config(bool wide) {
     if (wide) return {.max_T = 300, .V = 50257, .L = 2, .NH = 12, .C = 768};
     return {.max_T = 80, .V = 300, .L = 2, .NH = 2, .C = 128};
 }
 
-// As large as keeps activations near 1, biases and the deviation of LayerNorm's weights from 1 included.
+// Values of a size that keeps activations near 1; biases are not zero, and LayerNorm's weights differ from 1.
 static std::vector<float> random_param(const ParamLayout& layout, Param p, int l) {
     const Philox random{7, uint64_t(p) << 32 | uint64_t(l)};
     const bool matrix = layout.rows(p) > 1, scales = p == ln1w || p == ln2w || p == lnfw;
@@ -323,12 +326,13 @@ static Tokens random_batch(int B, int T, int V) {
     const Philox random{8, 0};
     for (int i = 0; i < B * T; i++) {
         batch.tokens.push_back(int(random(uint64_t(i))[0] % uint32_t(V)));
-        batch.targets.push_back(i % 9 == 4 ? -1 : int(random(uint64_t(i))[1] % uint32_t(V)));  // some are ignored
+        batch.targets.push_back(i % 9 == 4 ? -1
+                                           : int(random(uint64_t(i))[1] % uint32_t(V)));  // some targets are ignored
     }
     return batch;
 }
 
-// Sums are longer than the reference's, up to V and 4C terms, and errors grow like the root of that.
+// Sums have more terms than the reference's, up to V and 4C, and errors grow like the square root of their number.
 template <class floatX>
 constexpr double random_tolerance = sizeof(floatX) == 4 ? 4 * tensor_tolerance<float> : tensor_tolerance<bf16>;
 

@@ -1,8 +1,8 @@
 // train_gpt2.cu: main(), the training loop, and one optimizer step.
 //
-// The order of reading: main chooses the command. run_train opens the run (train/run.h), makes its model and optimizer
-// (train/trainer.h), and loops over train_step. train_step runs forward and backward (model/gpt2.h) on each micro-batch
-// and lets the optimizer (train/optimizer.h) update the weights.
+// main chooses the command. run_train opens the run (train/run.h), creates its model and optimizer (train/trainer.h),
+// and calls train_step in a loop. train_step runs forward and backward (model/gpt2.h) on each micro-batch, then the
+// optimizer (train/optimizer.h) updates the weights.
 #include <csignal>
 #include <cstdio>
 #include <limits>
@@ -20,9 +20,9 @@
 #include "train/stop.h"
 #include "train/trainer.h"
 
-// Forward and backward of a micro-batch. In the first micro-step of a step, weights may still be on their way from
-// other ranks. In the last one of this rank's v-th virtual rank, each bucket's complete gradients go to the other
-// ranks.
+// Forward and backward of a micro-batch. The weights of the previous step may still be arriving from other ranks, so
+// forward waits for each bucket before it reads it. In the last micro-step of this rank's v-th virtual rank, each
+// bucket is reduced over the ranks as soon as its gradients are complete.
 template <class floatX>
 static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v, bool last, Trace* trace) {
     GPT2<floatX>& model = t.model;
@@ -37,16 +37,18 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v,
     });
 }
 
-// A rank without data takes part in the sums of the last micro-step, so that the others come to the end of the step.
+// For a rank that cannot read its data: takes part in the reductions of the last micro-step, so that the other ranks
+// can finish the step.
 template <class floatX>
 static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
     for (int b = t.model.config.L; b >= 0 && last; b--) t.optimizer.gradients.reduce_bucket(b, v);
 }
 
-// Between two micro-steps: whether all ranks leave the step here.
+// Called between two micro-steps: returns whether all ranks leave the step here.
 static bool leave_step(Run& run) { return run.stop |= run.comm.any_rank(stop_requested() || run.failure); }
 
-// The next micro-batch. A rank that cannot read its data goes on with empty micro-steps, until all ranks know.
+// Returns the next micro-batch. If this rank cannot read its data, it sets run.failure and returns no batch; the rank
+// continues with empty micro-steps until all ranks have learned of the failure.
 static Batch next_batch(Run& run) {
     try {
         if (!run.failure) return run.loader->next();
@@ -56,7 +58,8 @@ static Batch next_batch(Run& run) {
     return {};
 }
 
-// Forward and backward of all micro-batches of this rank. False: all ranks left between two micro-steps.
+// Forward and backward of all micro-batches of this rank. Returns false if all ranks left the step between two
+// micro-steps.
 template <class floatX>
 static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
     Run& run = t.run;
@@ -110,8 +113,8 @@ static void queue_results(Trainer<floatX>& t, int64_t step, int64_t bytes_sent) 
     p.waiting = true;
 }
 
-// One optimizer step on grad_accum_steps micro-batches. The host queues it and waits for nothing. False: the step was
-// left between two micro-steps, and has changed nothing.
+// One optimizer step on grad_accum_steps micro-batches. The host queues the work and waits for nothing. Returns false
+// if the step was left between two micro-steps; it has then changed nothing.
 template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
     Run& run = t.run;
@@ -144,7 +147,7 @@ static void train_loop(Trainer<floatX>& t) {
         const bool stop = step >= stop_at || run.stop;
         t.between_steps(step, first, stop);
         if (stop) break;
-        if (run.stop || !train_step(t, step)) continue;  // the next turn saves and ends
+        if (run.stop || !train_step(t, step)) continue;  // the next iteration saves and ends
         t.finish_step(t.pending[(step + 1) % 2]);
         PendingStep& p = t.pending[step % 2];
         const bool all_alike = run.comm.world_size == 1 || device_memory_is_host();
@@ -163,14 +166,15 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
         const Options& o = run->options;
         if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals(run->first_rank());
         if (run->state.step >= o.steps)
-            run->log->note(format("nothing to do: step %lld is reached, --steps is %lld; a larger one goes on",
-                                  static_cast<long long>(run->state.step), static_cast<long long>(o.steps)));
+            run->log->note(
+                format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
+                       static_cast<long long>(run->state.step), static_cast<long long>(o.steps)));
         train_loop(trainer);
     });
     return end_run(*run);
 }
 
-// Which of how many processes this is. Of the commands only train is told by its options.
+// Finds this process's rank and the number of ranks. Only train has options for them.
 static Launch launch_of(const Options& o) {
     LaunchOptions given;
     if (o.command == Command::train)
@@ -178,10 +182,10 @@ static Launch launch_of(const Options& o) {
     return find_launch(given, getenv);
 }
 
-// Several processes of generate, eval or tokenize would all do the same, and mix what they print or write.
+// Refuses several processes of generate, eval or tokenize: all would do the same, and mix their output.
 static void check_one_process(const Options& o, const Launch& launch) {
     ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
-           "%s works in one process, and %s started %d that would do the same; start it without %s, or with one process",
+           "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or start one",
            command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
 }
 
@@ -192,8 +196,9 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     }
     check_stacks();
     for (const std::string& note : options.renamed) fprintf(stderr, "note: %s\n", note.c_str());
-    ENSURE(omp_get_max_threads() <= MAX_THREADS, "OMP_NUM_THREADS=%d is more than %d threads; set it to the cores",
-           omp_get_max_threads(), MAX_THREADS);
+    ENSURE(omp_get_max_threads() <= MAX_THREADS,
+           "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
+           MAX_THREADS);
     launch = launch_of(options);
     check_one_process(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
@@ -201,7 +206,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
-        printf("options of %s/run.json: %s\n", options.output.c_str(), terminal_text(options.taken).c_str());
+        printf("options from %s/run.json: %s\n", options.output.c_str(), terminal_text(options.taken).c_str());
     start_device(options, launch);
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
     const Dtype dtype = training_dtype(options);
@@ -221,7 +226,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     }
 }
 
-// A rank that fails ends the others too, which would wait for it.
+// If a rank fails, it ends the other ranks too, because they would wait for it forever.
 int main(int argc, char** argv) {
     limit_spinning(argv);
     Launch launch;
@@ -233,11 +238,14 @@ int main(int argc, char** argv) {
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         return run_command(read_options(argc, argv), argc, argv, launch, comm);
     } catch (const Error& e) {
-        error = e.what(), exit_code = e.exit_code;
+        error = e.what();
+        exit_code = e.exit_code;
     } catch (const std::bad_alloc&) {
-        error = "out of memory", exit_code = EXIT_INTERNAL;
-    } catch (const std::exception& e) {  // of the library: no thread can be started
-        error = e.what(), exit_code = EXIT_INTERNAL;
+        error = "out of memory";
+        exit_code = EXIT_INTERNAL;
+    } catch (const std::exception& e) {  // of the C++ library: for example, no thread can be started
+        error = e.what();
+        exit_code = EXIT_INTERNAL;
     }
     if (launch.world_size == 1) {
         fprintf(stderr, "error: %s\n", error.c_str());
@@ -246,5 +254,5 @@ int main(int argc, char** argv) {
     fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.c_str());
     write_error_file(launch, error);
     if (comm) comm->abort(exit_code);
-    Comm().abort(exit_code);  // not exit(): a thread may still be inside of MPI_Init
+    Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }

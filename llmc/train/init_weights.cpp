@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-// Each rank draws an equal share of the bucket, in the memory of the gradients, and the ranks gather the shares.
+// Each rank computes its part of the bucket, in the memory of the gradients. An all-gather completes the bucket.
 template <class floatX>
 static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t seed) {
     const ParamLayout& layout = model.layout;

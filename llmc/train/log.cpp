@@ -25,8 +25,8 @@ using Json = nlohmann::ordered_json;
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 
-// A live line needs a terminal that understands control sequences. Under mpirun stderr looks like one even when it goes
-// to a file: --progress tty insists.
+// A live line needs a terminal that understands control sequences. Under mpirun stderr looks like a terminal even if it
+// is a file, so auto never chooses a live line there; --progress tty does.
 static bool live_line_works(const std::string& progress) {
     if (progress != "auto") return progress == "tty";
     const char* term = getenv("TERM");
@@ -73,9 +73,9 @@ std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_pe
     return join_parts(step_parts(o, r, tokens_per_s, eta_seconds));
 }
 
-// The line without the parts for which there is no room.
+// Joins the parts, without those of lowest priority if all do not fit.
 static std::string fit_line(std::vector<LinePart> parts, size_t columns) {
-    const auto less = [](const LinePart& a, const LinePart& b) { return a.worth < b.worth; };
+    const auto less = [](const LinePart& a, const LinePart& b) { return a.priority < b.priority; };
     while (parts.size() > 1 && join_parts(parts).size() > columns)
         parts.erase(std::min_element(parts.begin(), parts.end(), less));
     return join_parts(parts);
@@ -96,7 +96,7 @@ static void draw_live_line(Log& log) {
     log.last_drawn = seconds_now();
 }
 
-// A closed stdout is no reason to stop, but one to say so, once.
+// A failed write to stdout does not stop the run: it is reported once, and later lines are not printed.
 static void print_line(Log& log, const std::string& text) {
     if (log.options.quiet || log.options.silent || log.stdout_broken) return;
     clear_live_line(log);
@@ -105,7 +105,7 @@ static void print_line(Log& log, const std::string& text) {
     if (!log.live_line.empty()) draw_live_line(log);
     if (ok) return;
     log.stdout_broken = true;
-    log.warn(format("stdout: %s; the run goes on without it", strerror(error)));
+    log.warn(format("cannot write to stdout: %s; the run continues without it", strerror(error)));
 }
 
 // ---- log.jsonl
@@ -113,8 +113,8 @@ static void print_line(Log& log, const std::string& text) {
 static void warn_above_peak(Log& log) {
     log.above_peak = true;
     log.warn(
-        format("the run is faster than the peak of %.3g TFLOP/s, so MFU is not known: a peak that is measured while "
-               "the machine is busy is too low",
+        format("the run is faster than the peak of %.3g TFLOP/s, so MFU is unknown: a peak that is measured while the "
+               "machine is busy is too low",
                log.options.peak_flops / 1e12));
 }
 
@@ -129,7 +129,7 @@ static Json number(float value, const char* name, Json& object) {
     return Json(std::strtod(text, nullptr));
 }
 
-// The last character of a line reaches the file with it, or the whole line is taken back.
+// Appends a whole line or nothing: if a write fails, the file is truncated to its length before.
 static void append_line(Log& log, const Json& object) {
     if (log.fd < 0) return;
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -146,11 +146,11 @@ static void append_line(Log& log, const Json& object) {
         return;
     }
     const int error = errno;
-    const bool taken_back = ftruncate(log.fd, log.written) == 0;
+    const bool truncated = ftruncate(log.fd, log.written) == 0;
     if (log.lost_lines++ > 0) return;
-    fprintf(stderr, "%swarning: %s/log.jsonl: %s; the run goes on, lines that cannot be written are lost%s\n",
+    fprintf(stderr, "%swarning: cannot write %s/log.jsonl: %s; the run continues, and the log lacks such lines%s\n",
             log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), strerror(error),
-            taken_back ? "" : ", and one is cut");
+            truncated ? "" : "; its last line is incomplete");
 }
 
 static std::string utc_time() {
@@ -164,8 +164,8 @@ static std::string utc_time() {
 
 static Json event(const char* kind, int64_t step) { return Json{{"kind", kind}, {"step", step}}; }
 
-// The step of a line of an earlier start: that of the weights which it saw. -1: of none, as run and warning. Absent: it
-// is no line of a log.
+// How many updates a line of an earlier start has seen. The line of a step includes the step's own update. -1: a line
+// without a step (run, warning). Absent: not a line of a log.
 static std::optional<int64_t> step_of(const std::string& line) {
     const Json object = Json::parse(line, nullptr, false);
     if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
@@ -174,7 +174,7 @@ static std::optional<int64_t> step_of(const std::string& line) {
     return object["kind"] == "step" ? step + 1 : step;
 }
 
-// Removes what does not hold when the run goes on from resume_step. Returns the lines that are of that step itself.
+// Removes the lines that a run resumed at resume_step will write again. Returns the kept lines of that step itself.
 static std::vector<std::string> cut_log(const std::string& path, int64_t resume_step) {
     std::vector<std::string> of_resume_step;
     if (!path_exists(path)) return of_resume_step;
@@ -182,7 +182,7 @@ static std::vector<std::string> cut_log(const std::string& path, int64_t resume_
     std::string kept;
     for (size_t begin = 0; begin < text.size();) {
         const size_t end = text.find('\n', begin);
-        if (end == std::string::npos) break;  // half a line
+        if (end == std::string::npos) break;  // an incomplete last line
         const std::string line = text.substr(begin, end + 1 - begin);
         const std::optional<int64_t> step = step_of(line);
         if (step && *step <= resume_step) kept += line;
@@ -209,7 +209,7 @@ Log::Log(const LogOptions& given) : options(given) {
     if (options.resume_step >= 0) {
         of_resume_step = cut_log(path, options.resume_step);
     } else if (path_exists(path)) {
-        note("the log of an earlier run is now " + move_aside(options.output));
+        note("the log of an earlier run was renamed to " + move_aside(options.output));
     }
     fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
@@ -271,7 +271,8 @@ void Log::warn(const std::string& text) {
 }
 
 void Log::step(const StepRecord& r) {
-    // Means of the same weights, so that their quotient is a rate over the last steps; the first one counts in full.
+    // Both means have the same weights, so their quotient is the rate over the last steps. Dividing a mean by `weight`
+    // makes up for its start at zero.
     const double keep = 0.95;
     smoothed_ms = keep * smoothed_ms + (1.0 - keep) * r.step_ms;
     smoothed_tokens = keep * smoothed_tokens + (1.0 - keep) * double(r.step_tokens);
@@ -355,7 +356,7 @@ void Log::finish() {
         live_line.clear();
     }
     if (lost_lines > 0)
-        fprintf(stderr, "warning: %lld lines of %s/log.jsonl are lost\n", static_cast<long long>(lost_lines),
-                options.output.c_str());
+        fprintf(stderr, "warning: %lld lines could not be written to %s/log.jsonl\n",
+                static_cast<long long>(lost_lines), options.output.c_str());
     lost_lines = 0;
 }

@@ -56,11 +56,11 @@ struct RunInfo {
     std::string peak_source;
 };
 
-// A part of the live line, "lr 5.93e-04". Of parts that do not all fit into a terminal, the one of the lowest worth is
-// left out first.
+// A part of the live line, "lr 5.93e-04". If the parts do not fit into the terminal, those of lowest priority are left
+// out first.
 struct LinePart {
     std::string text;
-    int worth;
+    int priority;
 };
 
 struct Log {
@@ -74,9 +74,9 @@ struct Log {
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
-    std::vector<LinePart> live_line, last_step_line;                // the line as drawn; its parts for the last step
-    std::string narrow_text;                                        // shorter, for a terminal too narrow for the loss
-    std::vector<std::string> of_resume_step;                        // lines of resume_step that log.jsonl already has
+    std::vector<LinePart> live_line, last_step_line;                // the line as drawn; the line of the last step
+    std::string narrow_text;                  // a shorter line, for a terminal too narrow for the loss
+    std::vector<std::string> of_resume_step;  // lines of resume_step that log.jsonl already has
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
     // lies beyond resume_step (steps from it on; validation, samples and checkpoints after it) and half a last line.

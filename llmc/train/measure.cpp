@@ -27,7 +27,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     copy_to_device(tokens.data, host.data(), tokens.bytes(), own.stream);
 
     MeasuredStep measured{B, 0.0, 0.0};
-    for (int step = 1; step <= 2 && measured.micro_step < LONG; step++) {  // the first one touches the memory
+    for (int step = 1; step <= 2 && measured.micro_step < LONG; step++) {  // the first run touches the memory
         wait_for_device();
         const double begin = seconds_now();
         model.zero_gradients();
@@ -39,7 +39,8 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
         optimizer.clip(1.0f);
         optimizer.step(1e-4f, step);
         wait_for_device();
-        measured.micro_step = update - begin, measured.update = seconds_now() - update;
+        measured.micro_step = update - begin;
+        measured.update = seconds_now() - update;
     }
     return measured;
 }

@@ -6,22 +6,22 @@
 
 #include "ops/ops.h"
 
-constexpr Comm::Ticket HERE = -1;
+constexpr Comm::Ticket COMPLETE = -1;  // the bucket's weights are not being gathered
 
-static Comm& alone() {
+static Comm& single_rank() {
     static Comm comm;
     return comm;
 }
 
 template <class floatX>
 static int64_t master_elements(const ParamLayout& layout, MemoryOptions options) {
-    const bool apart = options.master_weights && !std::is_same_v<floatX, float>;
-    return apart ? layout.total / options.shards : 0;
+    const bool separate = options.master_weights && !std::is_same_v<floatX, float>;
+    return separate ? layout.total / options.shards : 0;
 }
 
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options)
-    : Optimizer(model, config, options, alone(), ReduceDtype::fp32) {}
+    : Optimizer(model, config, options, single_rank(), ReduceDtype::fp32) {}
 
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm,
@@ -35,7 +35,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       shard_index(options.shards > 1 ? comm.part : 0),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
       stats(2, "gradient norm"),
-      all_gather_tickets(model.layout.num_buckets(), HERE) {
+      all_gather_tickets(model.layout.num_buckets(), COMPLETE) {
     while (state.size() < rule.state.size())
         state.emplace_back(model.layout.total / shards, "the optimizer's moments (--zero)");
 }
@@ -48,8 +48,8 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {{"master weights", masters * size},
             {"moments", tensors * layout.total / options.shards * size},
-            {"sums of a step", gradient_sum_bytes(layout, options.parts, world_size)},
-            {"gradients on their way", options.reduce_buffer ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+            {"partial sums", gradient_sum_bytes(layout, options.parts, world_size)},
+            {"gradients in bf16", options.reduce_buffer ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>
@@ -129,10 +129,15 @@ void Optimizer<floatX>::update(const Shard& shard, float lr, int step) {
     args.weights = model.weights.data + shard.begin;
     args.master = master.data ? master.data + shard.at : nullptr;
     for (const DeviceBuffer<float>& tensor : state) args.state.push_back(tensor.data + shard.at);
-    args.grads = model.grads.data + shard.begin, args.factor = factor();
-    args.begin = shard.begin, args.count = shard.count;
-    args.decay = model.layout.decay_pattern(), args.config = config.adamw;
-    args.lr = lr, args.step = step, args.stream = model.stream;
+    args.grads = model.grads.data + shard.begin;
+    args.factor = factor();
+    args.begin = shard.begin;
+    args.count = shard.count;
+    args.decay = model.layout.decay_pattern();
+    args.config = config.adamw;
+    args.lr = lr;
+    args.step = step;
+    args.stream = model.stream;
     rule.update(args);
 }
 
@@ -155,16 +160,16 @@ void Optimizer<floatX>::step(float lr, int step) {
 
 template <class floatX>
 void Optimizer<floatX>::wait_weights(int b) {
-    if (all_gather_tickets[b] == HERE) return;
+    if (all_gather_tickets[b] == COMPLETE) return;
     gradients.comm.wait(all_gather_tickets[b], model.stream, {"wait for weights of bucket", b});
-    all_gather_tickets[b] = HERE;
+    all_gather_tickets[b] = COMPLETE;
     model.pack_bucket(b);
 }
 
 template <class floatX>
 bool Optimizer<floatX>::weights_pending() const {
     return std::any_of(all_gather_tickets.begin(), all_gather_tickets.end(),
-                       [](Comm::Ticket ticket) { return ticket != HERE; });
+                       [](Comm::Ticket ticket) { return ticket != COMPLETE; });
 }
 
 template struct Optimizer<float>;

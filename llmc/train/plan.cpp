@@ -4,16 +4,18 @@
 
 #include "train/optimizer.h"
 
-// Of --micro-batch auto; larger ones only take memory. On a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and
-// 124M parameters train as fast with 2,048 and 4,096 tokens as with 8,192, and 3 to 20 % slower with 512.
+// The most tokens in a micro-batch of --micro-batch auto: larger ones need more memory and are not faster. On a CPU of
+// two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens as with
+// 8,192, and 3 to 20 % slower with 512.
 constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
-// What would make a global batch divide that does not: a smaller micro-batch, or else fewer ranks, would keep it; else
-// the nearest one that divides.
+// Advice for a global batch that is not a multiple: a smaller micro-batch that divides it, or else fewer ranks; and the
+// nearest multiple.
 static std::string advise_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
-    const int64_t once = int64_t(micro_batch) * seq_len * world_size, below = global_batch_tokens / once * once;
-    const bool nearer_below = below > 0 && global_batch_tokens - below < below + once - global_batch_tokens;
-    const std::string nearest = std::to_string(nearer_below ? below : below + once);
+    const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size,
+                  below = global_batch_tokens / step_tokens * step_tokens;
+    const bool nearer_below = below > 0 && global_batch_tokens - below < below + step_tokens - global_batch_tokens;
+    const std::string nearest = std::to_string(nearer_below ? below : below + step_tokens);
     for (int B = micro_batch - 1; B > 0; B--)
         if (global_batch_tokens % (int64_t(B) * seq_len * world_size) == 0)
             return format("--micro-batch %d, or --global-batch %s", B, nearest.c_str());
@@ -25,17 +27,18 @@ static std::string advise_batch(int micro_batch, int seq_len, int64_t global_bat
 }
 
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
-    const int64_t once = int64_t(micro_batch) * seq_len * world_size;
-    if (global_batch_tokens == 0) global_batch_tokens = once;
-    ENSURE(global_batch_tokens % once == 0,
+    const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size;
+    if (global_batch_tokens == 0) global_batch_tokens = step_tokens;
+    ENSURE(global_batch_tokens % step_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %s",
-           static_cast<long long>(global_batch_tokens), static_cast<long long>(once), micro_batch, seq_len, world_size,
-           world_size == 1 ? "" : "s", advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
-    ENSURE(global_batch_tokens / once <= std::numeric_limits<int>::max(),
-           "--global-batch %lld is %s micro-steps of %lld tokens; at most %s can be counted",
-           static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / once).c_str(),
-           static_cast<long long>(once), with_commas(std::numeric_limits<int>::max()).c_str());
-    return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / once), global_batch_tokens};
+           static_cast<long long>(global_batch_tokens), static_cast<long long>(step_tokens), micro_batch, seq_len,
+           world_size, world_size == 1 ? "" : "s",
+           advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
+    ENSURE(global_batch_tokens / step_tokens <= std::numeric_limits<int>::max(),
+           "--global-batch %lld takes %s micro-steps of %lld tokens; at most %s are supported",
+           static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / step_tokens).c_str(),
+           static_cast<long long>(step_tokens), with_commas(std::numeric_limits<int>::max()).c_str());
+    return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / step_tokens), global_batch_tokens};
 }
 
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
@@ -76,8 +79,8 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     const int64_t most_bytes = own_memory ? available : available - available / 10;
     const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
     ENSURE(bytes(1) <= available,
-           "--micro-batch auto: one sequence of %d tokens takes %s, and %s are there; try --recompute layer", seq_len,
-           human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+           "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; try --recompute layer",
+           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
         if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;

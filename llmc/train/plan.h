@@ -1,5 +1,5 @@
-// plan.h: what a run will need, worked out before it starts: batch arithmetic, memory by purpose, FLOPs. `plan` prints
-// it, `train` obeys it.
+// plan.h: computes what a run will need before it starts: batch arithmetic and memory by purpose. `plan` prints the
+// results, `train` uses them.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,25 +13,26 @@ struct BatchPlan {
     int64_t tokens_per_step;
 };
 
-// global_batch_tokens 0: one micro-batch on each rank. Refuses a number that does not divide, with the arithmetic,
-// what would keep it, and the nearest one that divides.
+// global_batch_tokens 0: one micro-batch on each rank. Refuses a number that is not a multiple of the tokens of one
+// micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the nearest multiple.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
 
-// The memory that training takes: what it allocates on the device, and on the host the largest tensor, which is loaded
-// whole while all of that is there.
+// The memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which is
+// loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
-// What of it the device must have; all of it, where the device's memory is the host's.
+// The part of it that the device must have: all of it if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
-// The largest micro-batch that divides the global batch (any, where that is 0) and takes at most `available` bytes of
-// the device. Refuses when not even one sequence fits. In memory that is the host's it is no larger than speed needs,
-// and leaves a tenth of the memory to other programs.
+// The largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available` bytes of
+// the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to the size beyond
+// which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
-// The options that would make training fit into so many bytes of the device: "" if it fits, "try --recompute layer ..."
+// Options with which training would fit into `available` bytes of the device: "try --recompute layer ..."; "" if it
+// fits already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available);
 

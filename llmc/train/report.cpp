@@ -25,7 +25,7 @@ static std::string describe_start(const RunSource& source, const Options& o) {
     return format("GPT-2's initialization, seed %llu", static_cast<unsigned long long>(o.seed));
 }
 
-// What MFU is a share of: in bf16 runs the bf16 peak, in fp32 runs the fp32 peak.
+// The peak that MFU is a fraction of: bf16's in bf16 runs, fp32's in fp32 runs.
 static double peak_of(const DeviceInfo& device, const std::string& precision) {
     return precision == "bf16" ? device.peak_flops_bf16 : device.peak_flops_fp32;
 }
@@ -45,7 +45,7 @@ static std::string describe_precision(const Options& o, const std::string& preci
 }
 
 static std::string describe_tokenizer(const RunSource& source) {
-    if (!source.tokenizer) return "none: no samples, and checkpoints without one (--tokenizer)";
+    if (!source.tokenizer) return "none (--tokenizer): no samples, and no tokenizer in checkpoints";
     return format("%s, %d tokens", source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
 }
 
@@ -78,7 +78,7 @@ static std::string describe_need(Dtype dtype, const GPT2Config& config, const Ba
     return text + ": " + describe_memory(memory);
 }
 
-// Nothing where the threads are as many as the cores that the process may use, or fewer.
+// A row that warns of more threads than cores that the process may use; no row otherwise.
 static std::vector<Row> surplus_threads(const DeviceInfo& device) {
     const int threads = openmp_threads(), cores = omp_get_num_procs();
     if (device.cpu_isa.empty() || threads <= cores) return {};
@@ -108,16 +108,26 @@ RunInfo run_info(const Options& o, const RunSource& source, const BatchPlan& bat
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line) {
     RunInfo info;
     info.options = options_json(o);
-    info.command_line = command_line, info.directory = current_directory();
-    info.version = version(), info.device = device.name, info.precision = precision;
+    info.command_line = command_line;
+    info.directory = current_directory();
+    info.version = version();
+    info.device = device.name;
+    info.precision = precision;
     info.libraries = device_libraries();
-    info.threads = openmp_threads(), info.cpu_isa = device.cpu_isa;
-    info.data = o.train_data, info.data_fingerprint = hex(corpus.fingerprint);
-    info.layers = source.config.L, info.heads = source.config.NH, info.channels = source.config.C;
-    info.vocab_size = source.config.V, info.positions = source.config.max_T;
-    info.parameters = count_parameters(source.config), info.tokens_per_step = batch.tokens_per_step,
+    info.threads = openmp_threads();
+    info.cpu_isa = device.cpu_isa;
+    info.data = o.train_data;
+    info.data_fingerprint = hex(corpus.fingerprint);
+    info.layers = source.config.L;
+    info.heads = source.config.NH;
+    info.channels = source.config.C;
+    info.vocab_size = source.config.V;
+    info.positions = source.config.max_T;
+    info.parameters = count_parameters(source.config);
+    info.tokens_per_step = batch.tokens_per_step;
     info.steps = o.steps;
-    info.train_tokens = corpus.tokens, info.seed = o.seed;
+    info.train_tokens = corpus.tokens;
+    info.seed = o.seed;
     info.flops_per_token = flops_per_token(source.config, batch.T);
     info.peak_flops = peak_of(device, precision);
     info.peak_source = device.peak_source;
@@ -166,13 +176,13 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
     return text;
 }
 
-// 2 (n-1)/n of what is reduced, of which --zero 1 sends the second half as weights.
+// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of that is sent as weights.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const ParamLayout layout(config, options.parts);
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
                   back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
     const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);
-    return format("%s sent by each rank in a step, in %d buckets, whatever the number of micro-steps",
+    return format("each rank sends %s per step, in %d buckets, for any number of micro-steps",
                   human_bytes(bytes).c_str(), layout.num_buckets());
 }

@@ -11,7 +11,7 @@
 #include "train/plan.h"
 #include "train/run_source.h"
 
-// The options that trade speed for memory, at this world size.
+// The options that change memory use, for this world size.
 MemoryOptions memory_options_of(const Options& options, int world_size);
 
 // The table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown.
@@ -19,7 +19,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource
                             const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
 std::string describe_data(const Corpus& corpus, int64_t samples_per_step);
-// Text that tells how many bytes a rank sends in a step.
+// Describes how many bytes a rank sends in a step.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 
 RunInfo run_info(const Options& options, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,

@@ -17,13 +17,18 @@ static void open_data(Run& run) {
     const Options& o = run.options;
     const int world_size = run.comm.world_size, T = run.batch.T, V = run.source.config.V;
     DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
-    data.rank = run.comm.rank, data.world_size = world_size, data.stream = run.stream.stream;
+    data.rank = run.comm.rank;
+    data.world_size = world_size;
+    data.stream = run.stream.stream;
     data.trace = run.comm.trace.get();
     run.loader = std::make_unique<DataLoader>(data);
     if (o.val_data.empty() || o.val_every == 0) return;
     DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};
-    val.rank = run.comm.rank, val.world_size = world_size, val.stream = run.stream.stream;
-    val.fixed_set = true, val.max_batches = o.val_batches;
+    val.rank = run.comm.rank;
+    val.world_size = world_size;
+    val.stream = run.stream.stream;
+    val.fixed_set = true;
+    val.max_batches = o.val_batches;
     run.val_loader = std::make_unique<DataLoader>(val);
 }
 
@@ -33,13 +38,17 @@ static void open_log(Run& run, const RunInfo& info, std::vector<std::string> not
     const Options& o = run.options;
     const bool resumes = !run.source.resume.empty();
     LogOptions log = {o.output, o.progress, o.quiet, !run.first_rank(), o.log_every, o.steps};
-    if (!run.first_rank()) log.output.clear(), log.progress = "plain";
+    if (!run.first_rank()) {
+        log.output.clear();
+        log.progress = "plain";
+    }
     if (resumes) log.resume_step = run.state.step;
-    log.flops_per_token = info.flops_per_token, log.peak_flops = info.peak_flops * run.comm.world_size;
+    log.flops_per_token = info.flops_per_token;
+    log.peak_flops = info.peak_flops * run.comm.world_size;
     if (run.lock && resumes) make_room_to_resume(o, run.source, run.state.step, notes);
     run.log = std::make_unique<Log>(log);
     for (const std::string& line : notes) run.log->note(line);
-    // Where there are weights, the notes say why they are not those of the newest checkpoint.
+    // If there are weights, these notes say why they are not from the newest checkpoint, so they become warnings.
     for (const std::string& line : run.source.notes)
         run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
     if (const std::string changed = changed_options(run.state.options, info.options); !changed.empty())
@@ -60,12 +69,13 @@ static void print_table(Run& run, const Launch& launch, const DeviceInfo& device
     run.log->table(rows);
 }
 
-// What the checkpoint of a resumed run says of its data, against the data that are there now.
+// Warns if a resumed run has other training data than its checkpoint.
 static void check_fingerprint(Run& run, const RunInfo& info) {
     run.data_fingerprint = "{\"train\":\"" + info.data_fingerprint + "\"}";
     if (!run.source.resume.empty() && run.state.data != run.data_fingerprint)
         run.log->warn(
-            "the training data differ from those of the checkpoint; going on at the same place of the new ones");
+            "the training data differ from those of the checkpoint; training continues at the same position in the new "
+            "data");
 }
 
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
@@ -75,15 +85,15 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Options& o = run.options;
     if (run.first_rank()) run.lock = lock_output(o);
     std::vector<std::string> notes;
-    if (run.lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: one may be renamed back
+    if (run.lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: this may rename one back
     if (run.first_rank() && !o.trace.empty()) check_trace(o);
-    comm.exchange("");  // the directory is there
+    comm.exchange("");  // other ranks wait until rank 0 has made the directory
     run.source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
     resolve_micro_batch(dtype, o, run.source, T, comm, comm.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
     run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, comm.world_size);
-    o.global_batch_tokens = run.batch.tokens_per_step;  // which a resume keeps, also on other ranks
+    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps it on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);
     comm.check_reduce_dtype(reduce_dtype(o));
@@ -102,7 +112,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     open_log(run, info, notes);
     print_table(run, launch, device, rank_infos);
-    if (run.state.step < o.steps) run.log->run(info);  // else nothing is done with these options
+    if (run.state.step < o.steps) run.log->run(info);  // else the run does nothing
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
@@ -113,7 +123,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
 
 void start_clock(Run& run) {
     run.clock = seconds_now();
-    run.loader_waited = run.loader->wait_seconds, run.comm_exposed = run.comm.exposed(run.comm.waits);
+    run.loader_waited = run.loader->wait_seconds;
+    run.comm_exposed = run.comm.exposed(run.comm.waits);
 }
 
 void end_trace(Run& run) {
@@ -122,7 +133,7 @@ void end_trace(Run& run) {
         const std::string what = write_trace(run.comm, run.options.trace);
         run.log->note(format("trace of %s: %s (open it in ui.perfetto.dev)", what.c_str(), run.options.trace.c_str()));
     } catch (const Error& error) {
-        run.log->warn(format("the trace was not written: %s; training goes on", error.what()));
+        run.log->warn(format("the trace was not written: %s; training continues", error.what()));
     }
 }
 
@@ -132,11 +143,11 @@ static int end_of_stopped(Run& run) {
     const long long step = run.state.step;
     if (run.failure)
         fail(run.failure->exit_code, "%s; %s", run.failure->what(),
-             saved ? format("step %lld is saved, --resume goes on", step).c_str()
+             saved ? format("step %lld is saved, --resume continues", step).c_str()
                    : format("the run ends at step %lld", step).c_str());
     for (const std::string& code : codes)
         if (code != "0") return std::stoi(code);
-    run.log->note(saved ? format("stopped on request; step %lld is saved, --resume goes on", step)
+    run.log->note(saved ? format("stopped on request; step %lld is saved, --resume continues", step)
                         : "stopped on request, before the first step was complete: there is nothing to save");
     return EXIT_PREEMPTED;
 }

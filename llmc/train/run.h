@@ -34,7 +34,7 @@ struct Run {
     double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
     Straggler straggler;
-    bool stop = false;             // some rank was asked to stop or must stop, and all ranks know
+    bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t saved_step = -1;

@@ -24,7 +24,7 @@ void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T
 
 void check_tokens_at_once(int B, int T) {
     ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
-           "--micro-batch %d x --seq-len %d are %s tokens at once; at most 2,147,483,647 can be computed", B, T,
+           "--micro-batch %d x --seq-len %d is %s tokens in a micro-batch; at most 2,147,483,647 are supported", B, T,
            with_commas(int64_t(B) * T).c_str());
 }
 
@@ -32,7 +32,7 @@ void check_trace(const Options& o) {
     const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
     for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest"})
         ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
-               "--trace %s is a file of the run itself; name another", o.trace.c_str());
+               "--trace %s is a file of the run itself; give another name", o.trace.c_str());
     check_trace_file(o.trace);
 }
 
@@ -65,19 +65,19 @@ void warn_of_data(Log& log, const Options& o, const RunSource& source, const Cor
             log.warn(warning);
     if (!source.weights.empty() && source.tokenizer_path != source.weights &&
         differ_as_tokenizers(source.tokenizer_path, source.weights))
-        log.warn(format("the tokenizer %s is not that of %s, whose weights know other tokens",
+        log.warn(format("the tokenizer %s differs from that of %s, whose weights were trained with other tokens",
                         source.tokenizer_path.c_str(), source.weights.c_str()));
     if (!val) return;
     for (const Shard& shard : val->shards)
         for (const Shard& other : train.shards)
             if (std::filesystem::equivalent(shard.path, other.path))
-                log.warn(format("%s is in --train-data and in --val-data: its loss says nothing about new text",
+                log.warn(format("%s is in both --train-data and --val-data: its loss says nothing about new text",
                                 shard.path.c_str()));
 }
 
 void warn_of_warmup(Log& log, const Options& o) {
     if (o.schedule == "constant" || o.steps == 1 || o.warmup < o.steps) return;
-    log.warn(format("--warmup %lld is the whole run: the rate rises up to the last step and never falls",
+    log.warn(format("--warmup %lld is the whole run: the learning rate rises until the last step and never falls",
                     static_cast<long long>(o.warmup)));
 }
 

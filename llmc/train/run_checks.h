@@ -19,8 +19,8 @@ void resolve_micro_batch(Dtype dtype, Options& options, const RunSource& source,
 void check_tokens_at_once(int B, int T);
 // Refuses a --trace that names a file of the run itself.
 void check_trace(const Options& options);
-// Refuses a --deterministic-ranks that is no power of two, is less than the number of ranks (itself a power of two), or
-// does not divide --global-batch into micro-batches.
+// Refuses a --deterministic-ranks that is not a power of two, that is less than the number of ranks, which must be a
+// power of two, or that does not divide --global-batch into micro-batches.
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses a --sample-prompt that is too long, before the run rather than at its first sample.
 void check_sample_prompt(const Options& options, const RunSource& source, int T);

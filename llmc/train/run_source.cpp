@@ -15,10 +15,10 @@
 
 static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
     for (const DamagedCheckpoint& damaged : found.damaged)
-        notes.push_back("passing over a checkpoint: " + damaged.what);
+        notes.push_back("skipping a damaged checkpoint: " + damaged.what);
 }
 
-// The directory whose config.json --init means.
+// Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
 static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
     if (access((path + "/.").c_str(), F_OK) != 0) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
     const FoundCheckpoint found = find_model(path);
@@ -45,7 +45,7 @@ static void find_tokenizer(RunSource& source, const Options& options) {
 static void check_tokenizer(const RunSource& source) {
     if (!source.tokenizer) return;
     ENSURE(source.tokenizer->vocab_size() <= source.config.V,
-           "the tokenizer %s has %d tokens, the model a vocabulary of %d; give the --tokenizer that belongs to it",
+           "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model",
            source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), source.config.V);
 }
 
@@ -53,7 +53,7 @@ static std::string shape(const GPT2Config& c) {
     return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
 }
 
-// A resumed run keeps its shape; options that ask for another one are a mistake.
+// Refuses options that ask for another shape than that of the resumed checkpoint.
 static void check_shape(const RunSource& source, const Options& options) {
     if (options.default_model || (options.model.empty() && options.layers == 0)) return;
     Options asked = options;
@@ -81,29 +81,30 @@ static bool is_same_path(const std::string& a, const std::string& b) {
     return a == b || std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
 }
 
-// The same command line may start a run and resume it, so --init may be there if it is that of the start.
+// The same command line may start a run and resume it, so --init is accepted if the run was started with it.
 static void check_resumed_init(const RunSource& source, const Options& options, const nlohmann::json& before) {
-    if (options.init.empty() || options.default_model) return;  // default_model: it is taken from run.json
+    if (options.init.empty() || options.default_model) return;  // default_model: --init comes from run.json
     const std::string now = nlohmann::json::parse(options_json(options)).at("init");
-    ENSURE(is_same_path(before.value("init", ""), now),
-           "--resume goes on from %s, so the weights of --init %s would not be read; leave out --init, or start from "
-           "them in another --output",
-           source.resume.c_str(), now.c_str());
+    ENSURE(
+        is_same_path(before.value("init", ""), now),
+        "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a new "
+        "run from them in another --output",
+        source.resume.c_str(), now.c_str());
 }
 
-// The checkpoint counts its place in the data in windows of --seq-len tokens.
+// The checkpoint stores its position in the data as a number of windows of --seq-len tokens.
 static void check_resumed_seq_len(const RunSource& source, const Options& options, const nlohmann::json& before) {
     const int saved = before.value("seq-len", options.seq_len);
     const int T = options.seq_len ? options.seq_len : source.config.max_T,
               saved_T = saved ? saved : source.config.max_T;
     ENSURE(
         T == saved_T,
-        "--seq-len %d: %s counts its place in the data in windows of %d tokens; give --seq-len %d, or start from its "
-        "weights by --init in another --output",
+        "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a new "
+        "run from its weights with --init in another --output",
         T, source.resume.c_str(), saved_T, saved_T);
 }
 
-// What `find` makes of the newest checkpoint. If that was deleted meanwhile, what it makes of the next one.
+// Calls `find`, and calls it again if the checkpoint that it chose was deleted before it was read.
 static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
     for (int i = 1;; i++) {
         RunSource source;
@@ -116,10 +117,10 @@ static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& fi
     }
 }
 
-// Later commands could not tell its weights from those of the run.
+// Refuses an --output that holds a model: later commands could not tell its weights from the run's.
 static void check_output(const Options& options) {
     ENSURE(options.output.empty() || !holds_model(options.output),
-           "--output %s holds a model of its own (config.json and model.safetensors); give another directory, such as "
+           "--output %s already holds a model (config.json and model.safetensors); give another directory, such as "
            "--output %s/run, or move that model elsewhere",
            options.output.c_str(), options.output.c_str());
 }
@@ -131,14 +132,15 @@ static void find_training_start(RunSource& source, const Options& options) {
         source.resume = source.weights = found.dir;
     }
     if (options.resume && source.resume.empty())
-        source.notes.push_back(format("no checkpoint in %s yet: a new run", options.output.c_str()));
+        source.notes.push_back(format("%s has no checkpoint yet: starting a new run", options.output.c_str()));
     if (source.weights.empty() && !options.init.empty()) source.weights = resolve_init(options.init, source.notes);
     find_tokenizer(source, options);
     if (source.weights.empty()) {
         source.config = model_config(options, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
     } else {
         const HFConfig config = read_hf_config(source.weights);
-        source.config = config.model, source.end_of_text = config.end_of_text;
+        source.config = config.model;
+        source.end_of_text = config.end_of_text;
         if (!source.resume.empty()) check_shape(source, options);
         check_seq_len(source, options);
         check_vocab_size(source, options);
@@ -165,7 +167,7 @@ static void find_trained_model(RunSource& source, const Options& options, bool n
     if (need_tokenizer) {
         find_tokenizer(source, options);
         if (!source.tokenizer)
-            fail(EXIT_NO_INPUT, "%s has no tokenizer.json; name one with --tokenizer", source.weights.c_str());
+            fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", source.weights.c_str());
         check_tokenizer(source);
     }
 }
@@ -188,15 +190,17 @@ bool differ_as_tokenizers(const std::string& path, const std::string& other_path
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern) {
     const std::string dir = parent_directory(pattern);
     if (path.empty() || pattern.empty() || dir == path || !differ_as_tokenizers(dir, path)) return "";
-    return format("%s has tokens of the tokenizer beside it, and that of %s is another one: the tokens mean other text",
-                  pattern.c_str(), path.c_str());
+    return format(
+        "%s was made with the tokenizer in its directory, which differs from that of %s: its tokens mean other "
+        "text to the model",
+        pattern.c_str(), path.c_str());
 }
 
 // -1 stands for an option that was not given and whose default depends on others (--warmup).
 static std::string shown(const nlohmann::json& value) { return value == -1 ? "not given" : value.dump(); }
 
 std::string changed_options(const std::string& saved, const std::string& now) {
-    // What a run may change freely: where and how often it reports.
+    // Options that do not change the losses of the steps, or that have a check of their own.
     static constexpr const char* harmless[] = {"stop-after",
                                                "resume",
                                                "output",

@@ -1,4 +1,4 @@
-// run_source.h: finds what a command starts from: the shape of its model, its weights, its tokenizer.
+// run_source.h: finds what a command starts from: the shape of its model, its weights and its tokenizer.
 #pragma once
 #include <optional>
 #include <string>
@@ -19,11 +19,11 @@ struct RunSource {
 };
 
 // For train and plan: --resume, else --init, else the shape that the options ask for. The vocabulary of a new model is
-// --vocab-size, or that of the tokenizer, which is looked for at --tokenizer, where the weights are, and beside the
-// training data.
+// --vocab-size, or that of the tokenizer. The tokenizer is --tokenizer, or the one in the directory of the weights, or
+// the one in the directory of the training data.
 RunSource find_training_start(const Options& options);
 // For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
-// newest checkpoint is taken. A tokenizer must be there if `need_tokenizer`.
+// newest checkpoint is used. If `need_tokenizer`, refuses a model without a tokenizer.
 RunSource find_trained_model(const Options& options, bool need_tokenizer);
 
 // Whether two tokenizers (paths as for load_tokenizer) differ in tokens or merges. False if one cannot be read.

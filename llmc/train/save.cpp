@@ -23,16 +23,17 @@ static SaveOptions save_options(const Run& run, const StateReader& reader) {
 }
 
 // If OUTPUT was moved, another run may have made a new directory of that name, and a save would delete or rename that
-// run's checkpoints. The user may move OUTPUT back, so the save fails, and training goes on.
+// run's checkpoints. The save fails, and training continues, because the user may move OUTPUT back.
 static void check_lock(const OutputLock& lock, const std::string& output) {
     if (!lock.still_held())
         fail(EXIT_IO,
-             "%s or its run.lock was moved or removed, or another run has it now: nothing is saved there unless it is "
+             "%s or its run.lock was moved or removed, or another run uses it now; nothing is saved there until it is "
              "moved back",
              output.c_str());
 }
 
-// What a failed save still has to read, so that the other ranks, which take part in each read, come to their end.
+// Makes the reads that a failed save has not made: every rank takes part in each read, so the other ranks would wait
+// for them.
 static void finish_reads(const StateReader& reader, const CheckpointFormat& format, int64_t done) {
     const ParamLayout& layout = reader.layout;
     std::vector<float> unused(layout.size(wte) + layout.size(fcw) + layout.size(wpe));  // as large as any tensor
@@ -61,7 +62,8 @@ void save(Run& run, const StateReader& reader) {
             saved = save_checkpoint(save_options(run, reader), reader.layout, read, run.state);
         }
     } catch (const Error& e) {
-        error = e.what(), exit_code = e.exit_code;
+        error = e.what();
+        exit_code = e.exit_code;
     }
     if (reader.sharded) {
         finish_reads(reader, checkpoint_format(o, reader.state), reads);
@@ -85,10 +87,11 @@ void save_or_warn(Run& run, const StateReader& reader) {
         run.failed_saves = 0;
     } catch (const Error& error) {
         if (++run.failed_saves == 3)
-            throw Error(error.exit_code,
-                        format("three saves in a row failed, so the run ends: its further steps would be lost; %s; %s",
-                               last_checkpoint(run).c_str(), error.what()));
-        run.log->warn(format("the checkpoint of step %lld was not saved: %s; training goes on",
+            throw Error(
+                error.exit_code,
+                format("three saves in a row failed, so the run ends, because further steps would be lost; %s; %s",
+                       last_checkpoint(run).c_str(), error.what()));
+        run.log->warn(format("the checkpoint of step %lld was not saved: %s; training continues",
                              static_cast<long long>(run.state.step), error.what()));
     }
 }
@@ -100,6 +103,6 @@ void save_val_loss(Run& run) {
         check_lock(*run.lock, run.options.output);
         set_val_loss(dir, run.state.val_loss);
     } catch (const Error& error) {
-        run.log->warn(format("%s keeps an older validation loss: %s; training goes on", dir.c_str(), error.what()));
+        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
     }
 }

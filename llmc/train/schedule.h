@@ -11,7 +11,7 @@ enum class Decay { constant, linear, cosine, wsd };  // wsd: warmup, stable, dec
 struct Schedule {
     Decay decay;
     double peak;
-    double final_fraction;  // of peak, at the last step; without meaning for constant
+    double final_fraction;  // of peak, at the last step; unused by constant
     int64_t warmup, steps;
 };
 
@@ -19,8 +19,8 @@ inline Schedule make_schedule(const std::string& name, double peak, double final
                               int64_t steps) {
     static constexpr const char* names[] = {"constant", "linear", "cosine", "wsd"};
     const auto found = std::find(std::begin(names), std::end(names), name);
-    ENSURE(found != std::end(names), "--schedule %s is not known: cosine, linear, constant or wsd", name.c_str());
-    ENSURE(peak >= 0 && std::isfinite(peak), "--lr %g must be a number from 0 up", peak);
+    ENSURE(found != std::end(names), "--schedule %s is not known; give cosine, linear, constant or wsd", name.c_str());
+    ENSURE(peak >= 0 && std::isfinite(peak), "--lr %g must be a finite number, 0 or more", peak);
     ENSURE(final_fraction >= 0 && final_fraction <= 1, "--final-lr-fraction %g must be between 0 and 1",
            final_fraction);
     ENSURE(steps >= 1 && warmup >= 0 && warmup <= steps, "--warmup %lld does not fit into a run of %lld steps",
@@ -37,7 +37,7 @@ inline double learning_rate(const Schedule& s, int64_t step) {
     if (s.decay == Decay::wsd) at_peak = std::max(at_peak, last - std::max<int64_t>(s.steps / 5, 1));
     if (s.decay == Decay::constant || step <= at_peak) return s.peak;
     const double progress = double(std::min(step, last) - at_peak) / double(std::max<int64_t>(last - at_peak, 1));
-    double left = 1.0 - progress;  // of the way from the final rate to the peak
+    double left = 1.0 - progress;  // fraction of the range from the final rate to the peak
     if (s.decay == Decay::cosine) left = 0.5 * (1.0 + std::cos(M_PI * progress));
     if (s.decay == Decay::wsd) left = 1.0 - std::sqrt(progress);
     return s.peak * (s.final_fraction + (1.0 - s.final_fraction) * left);

@@ -5,8 +5,8 @@
 // second.
 #pragma once
 
-// Takes the signals from now on. announce: says on stderr that the run is stopping, as one rank of all should.
+// Handles the signals from now on. announce: print a line on stderr when the run stops; set it on one rank only.
 void stop_on_signals(bool announce);
-// No more announcements: mpirun sends SIGTERM when another rank fails, and this rank has saved already.
+// Prints nothing about later signals: mpirun sends SIGTERM if another rank fails, when this rank has already saved.
 void stop_quietly();
 bool stop_requested();

@@ -50,7 +50,7 @@ void Trainer<floatX>::load_state() {
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
 }
 
-// Whether every rank computed the step, and whether one asks to stop.
+// Returns whether every rank computed the step. Sets run.stop if a rank asks to stop.
 static bool read_rank_statuses(Run& run, const PendingStep& step) {
     bool complete = true;
     for (int rank = 0; rank < run.comm.world_size; rank++) {
@@ -62,12 +62,15 @@ static bool read_rank_statuses(Run& run, const PendingStep& step) {
 
 static void log_step(Run& run, PendingStep& step) {
     StepRecord& record = step.record;
-    record.loss = step.host.loss, record.grad_norm = step.host.grad_norm;
+    record.loss = step.host.loss;
+    record.grad_norm = step.host.grad_norm;
     const double now = seconds_now(), exposed = run.comm.exposed(step.comm_waits);
     record.step_ms = 1e3 * (now - run.clock);
     record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - run.comm_exposed);
-    run.clock = now, run.loader_waited = run.loader->wait_seconds, run.comm_exposed = exposed;
+    run.clock = now;
+    run.loader_waited = run.loader->wait_seconds;
+    run.comm_exposed = exposed;
     run.log->step(record);
     const std::string slow = run.straggler.add(step.host.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
@@ -75,10 +78,10 @@ static void log_step(Run& run, PendingStep& step) {
 
 [[noreturn]] static void fail_not_finite(const Run& run, const StepRecord& record) {
     const std::string saved = run.saved_step == run.state.step
-                                  ? format(" and are saved as of step %lld", static_cast<long long>(run.state.step))
+                                  ? format(", which are saved as of step %lld", static_cast<long long>(run.state.step))
                                   : "";
     fail(EXIT_INTERNAL,
-         "step %lld: loss %g, gradient norm %g; the weights were not touched by it%s. A lower --lr%s may help",
+         "step %lld: loss %g, gradient norm %g; the step did not change the weights%s. A lower --lr%s may help",
          static_cast<long long>(record.step), std::fabs(double(record.loss)), std::fabs(double(record.grad_norm)),
          saved.c_str(), run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
 }
@@ -107,7 +110,7 @@ void Trainer<floatX>::finish_steps(int64_t step) {
     finish_step(pending[(step + 1) % 2]);
 }
 
-// A pass that some rank leaves early, because it was asked to stop or cannot read, has no result.
+// There is no result if a rank leaves the pass early, because it was asked to stop or cannot read its data.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});
@@ -123,7 +126,8 @@ void Trainer<floatX>::validate(int64_t step) {
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {
-        run.failure = error, run.stop = true;
+        run.failure = error;
+        run.stop = true;
     }
 }
 

@@ -11,7 +11,7 @@
 // The results of a step, which the device copies to the host asynchronously.
 struct PendingStep {
     struct Results {
-        float loss, grad_norm, factor;  // factor: NaN, and the optimizer has left the weights as they were
+        float loss, grad_norm, factor;  // factor: NaN if the optimizer has left the weights unchanged
         RankStatus statuses[MAX_RANKS];
     };
     StepRecord record;
@@ -24,7 +24,8 @@ struct PendingStep {
     PendingStep(const PendingStep&) = delete;
     ~PendingStep() {
         if (waiting) wait_for_event(done);  // after an error: the device may still write the results
-        host_free(&host), destroy_event(done);
+        host_free(&host);
+        destroy_event(done);
     }
 };
 
@@ -62,13 +63,13 @@ struct Trainer {
     // initialization. All ranks.
     explicit Trainer(Run& run);
 
-    // Waits for the results of a step, logs them, and takes the step into run.state. Stops the run with an error where
-    // its gradients were not finite. All ranks finish the same steps at the same point, so that they decide alike.
+    // Waits for the results of a step, logs them, and counts the step in run.state. Throws an error if the gradients
+    // were not finite. All ranks finish the same steps at the same point, so that they make the same decisions.
     void finish_step(PendingStep& step);
-    void finish_steps(int64_t step);  // those before step `step`, all that are pending
-    // What is due before step `step` begins, after `step` updates: checkpoint, validation, sample, trace. The
-    // checkpoint comes first: a crash later costs nothing. A run that was asked to stop saves only; a run that resumes
-    // from there does the rest. first: the step that this start of the run began with.
+    void finish_steps(int64_t step);  // finishes all pending steps, which are before step `step`
+    // Does what is due before step `step` begins, after `step` updates: checkpoint, validation, sample, trace. The
+    // checkpoint comes first, so that a later crash loses nothing. A run that was asked to stop does not validate or
+    // sample; the resumed run does. first: the step with which this start of the run began.
     void between_steps(int64_t step, int64_t first, bool stop);
 
   private:

@@ -12,7 +12,7 @@ const UpdateRule<floatX>& find_update_rule(const std::string& name) {
         if (rule.name == name) return rule;
         names += (names.empty() ? "" : ", ") + rule.name;
     }
-    fail(EXIT_USAGE, "--optimizer %s is not known: %s", name.c_str(), names.c_str());
+    fail(EXIT_USAGE, "--optimizer %s is not known; give one of %s", name.c_str(), names.c_str());
 }
 
 template const UpdateRule<float>& find_update_rule(const std::string&);

@@ -1,5 +1,5 @@
-// update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements: it knows nothing of ranks,
-// files or initialization, which are the Optimizer's (optimizer.h).
+// update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements; ranks, files and
+// initialization are handled by Optimizer (optimizer.h).
 //
 // A new rule is one source beside adamw.cpp, and a row of the table in update_rule.cpp.
 #pragma once
@@ -16,7 +16,7 @@ struct UpdateArgs {
     float* master;              // null: no separate master weights
     std::vector<float*> state;  // in the order of UpdateRule::state
     const float* grads;
-    const float* factor;  // (1) on the device: the gradients count times this; NaN: nothing changes
+    const float* factor;  // (1) on the device: scales the gradients; NaN: nothing changes
     int64_t begin, count;
     DecayPattern decay;
     AdamWConfig config;
@@ -28,7 +28,7 @@ struct UpdateArgs {
 template <class floatX>
 struct UpdateRule {
     std::string name;                // value of --optimizer
-    std::vector<std::string> state;  // fp32 tensors that it keeps for each weight: their names in checkpoints
+    std::vector<std::string> state;  // names, in checkpoints, of the fp32 tensors that the rule keeps for each weight
     void (*update)(const UpdateArgs<floatX>&);
 };
 

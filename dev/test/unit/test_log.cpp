@@ -477,7 +477,7 @@ TEST_CASE("a closed stdout does not stop the run, and is reported once") {
         ends[1]);
     close(ends[1]);
     CHECK(child.exit_code == 0);
-    CHECK(child.err == "warning: stdout: Broken pipe; the run goes on without it\n");
+    CHECK(child.err == "warning: cannot write to stdout: Broken pipe; the run continues without it\n");
     const auto lines = lines_of(dir.path + "/log.jsonl");
     CHECK(lines.size() == 11);
     CHECK(contains(lines[0], "\"warning\""));
@@ -508,8 +508,8 @@ TEST_CASE("a full disk loses whole lines, says so, and recovers") {
         log.step(record(10));
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err, "log.jsonl: File too large; the run goes on, lines that cannot be written are lost\n"));
-    CHECK(contains(child.err, "lines of " + dir.path + "/log.jsonl are lost\n"));
+    CHECK(contains(child.err, "log.jsonl: File too large; the run continues, and the log lacks such lines\n"));
+    CHECK(contains(child.err, "lines could not be written to " + dir.path + "/log.jsonl\n"));
     CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
     const auto lines = lines_of(dir.path + "/log.jsonl");
     REQUIRE(lines.size() >= 3);

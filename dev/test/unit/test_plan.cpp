@@ -35,8 +35,8 @@ TEST_CASE("where a smaller micro-batch or fewer ranks keep the global batch, tha
 
 TEST_CASE("a global batch of more micro-steps than an int counts is refused in words of its own") {
     CHECK_THROWS_WITH_AS(plan_batch(1, 16, int64_t(1) << 40, 1),
-                         "--global-batch 1099511627776 is 68,719,476,736 micro-steps of 16 tokens; at most "
-                         "2,147,483,647 can be counted",
+                         "--global-batch 1099511627776 takes 68,719,476,736 micro-steps of 16 tokens; at most "
+                         "2,147,483,647 are supported",
                          Error);
     CHECK(plan_batch(1, 512, int64_t(1) << 39, 1).grad_accum_steps == 1 << 30);
 }
@@ -144,7 +144,7 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     CHECK(largest(32 * 24, int64_t(1) << 40) == 24);
     CHECK(largest(0, bytes(13)) == 13);
     CHECK(largest(0, int64_t(1) << 60) == (1 << 20) / 32);
-    CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
+    CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens needs"), Error);
 }
 
 TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tenth of the memory") {
@@ -162,7 +162,7 @@ TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tent
     CHECK(largest(0, bytes(13) * 10 / 9 + 1) == 13);
     CHECK(largest(0, bytes(13)) < 13);
     CHECK(largest(0, bytes(1)) == 1);
-    CHECK_THROWS_WITH_AS(largest(0, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens takes"), Error);
+    CHECK_THROWS_WITH_AS(largest(0, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens needs"), Error);
 }
 
 TEST_CASE("what does not fit comes with the options that would make it fit") {
