@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# bible_austen.sh [--vocab N]: the default corpus, 8.2 MB of public-domain prose from the system's own package mirror: the King James
-# Bible (bible-kjv) and six novels by Jane Austen (r-cran-janeaustenr). Works for any user: packages are downloaded and
-# unpacked into data/bible_austen, not installed. Without the second package the Bible alone.
+# bible_austen.sh [--vocab N]: makes train and val shards from 8.2 MB of public-domain prose, the default corpus: the King James
+# Bible (package bible-kjv) and six novels by Jane Austen (r-cran-janeaustenr), from the system's package mirror. Any user can
+# run it: packages are unpacked into data/bible_austen and not installed. Without the second package it uses the Bible alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
@@ -23,20 +23,21 @@ as_root() {
     fi
 }
 
-# unpack PACKAGE...: their files, below $packages.
+# unpack PACKAGE...: downloads packages and unpacks their files into $packages.
 unpack() {
     local folder=$PWD/$packages
     command -v apt-get >/dev/null || return 1
     mkdir -p "$folder"
     download() { (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download "$@" 2>"$folder/log"); }
     if ! download "$@"; then
-        as_root apt-get -qq update >/dev/null 2>&1 || true  # no lists, or old ones
+        as_root apt-get -qq update >/dev/null 2>&1 || true  # the package lists may be missing or old
         download "$@" || { sed 's/^/  /' "$folder/log" >&2; return 1; }
     fi
     for package in "$@"; do dpkg -x "$folder/$package"_*.deb "$folder" || return 1; done
 }
 
-# One verse per line, an empty line between chapters. The tool prints "Ge1:1 In the beginning ..."
+# bible_text COMMAND...: prints one verse per line, with an empty line between chapters. The command bible prints
+# "Ge1:1 In the beginning ..."
 bible_text() {
     "$@" -f gen1:1-rev22:21 </dev/null | awk '
         { chapter = $1; sub(/:.*/, "", chapter); sub(/^[^ ]* /, "")
@@ -53,11 +54,11 @@ make_bible() {
     elif unpack bible-kjv bible-kjv-text && bible_text $packages/usr/bin/bible -p $packages/usr/lib >$text/bible.part; then
         :
     elif as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes bible-kjv >/dev/null &&
-        bible_text bible >$text/bible.part; then  # the unpacked one may lack a library
+        bible_text bible >$text/bible.part; then  # the unpacked program may lack a library
         :
     else
-        die "the package bible-kjv cannot be had (on Ubuntu it is in universe). By hand: apt-get install bible-kjv and run" \
-            "this again, or bring your own text: data/text.sh FILE"
+        die "cannot download the package bible-kjv (on Ubuntu it is in universe). By hand: apt-get install bible-kjv and run" \
+            "this again, or use your own text: data/text.sh FILE"
     fi
     mv $text/bible.part $text/king_james_bible.txt
 }
@@ -68,7 +69,7 @@ make_austen() {
     if unpack r-cran-janeaustenr && python3 data/janeaustenr.py $packages/usr/lib/R/site-library/janeaustenr/data $text; then
         return
     fi
-    say "r-cran-janeaustenr cannot be had or read: going on with the Bible alone"
+    say "cannot download or read r-cran-janeaustenr: continuing with the Bible alone"
 }
 
 mkdir -p $text

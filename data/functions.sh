@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# functions.sh: what the recipes in this folder share. Sourced from the repository's root.
+# functions.sh: functions and settings shared by the scripts in this folder, which source it in the repository's root.
 
-# What a step takes of a text: windows of 256 tokens. A text of a few pages has no 16 of them, or would be learned by
-# heart: there they are short.
+# The batch of a training step: 16 windows of 256 tokens. A text of a few pages has fewer windows than that, or would be
+# memorized, so it gets short windows.
 book_windows="--seq-len 256 --micro-batch 16 --global-batch 4096"
 page_windows="--seq-len 64 --micro-batch 16 --global-batch 1024"
 
-# Options of the model that the printed commands train: 12 million parameters, an hour on a laptop, seconds on a GPU.
-# shellcheck disable=SC2034  # used by the recipes
+# Options of the model that the printed commands train: 12 million parameters; an hour on a laptop, seconds on a GPU.
+# shellcheck disable=SC2034  # used by the scripts
 small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 1000 \\
       --lr 1e-3 --warmup 60 --val-every 100 --sample-every 250 --checkpoint-every 500"
-# Of a text of a few pages.
+# The same for a text of a few pages.
 # shellcheck disable=SC2034
 few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\
       --lr 1e-3 --warmup 20 --val-every 20 --sample-every 50 --checkpoint-every 100"
@@ -21,7 +21,7 @@ die() {
     exit 1
 }
 
-# bad_usage MESSAGE...: for arguments that cannot be.
+# bad_usage MESSAGE...: reports invalid arguments and exits with code 2.
 bad_usage() {
     echo "$(basename "$0"): $*; --help prints the usage" >&2
     exit 2
@@ -56,7 +56,7 @@ parse_arguments() {
     fi
 }
 
-# The program that tokenizes: whichever build there is, else the CPU build is made.
+# Sets `program` to an existing build of the trainer, which also tokenizes; builds the CPU program if there is none.
 find_program() {
     for program in ./train_gpt2 ./train_gpt2cu; do
         if [ -x "$program" ]; then return; fi
@@ -66,7 +66,7 @@ find_program() {
     make -j"$(nproc)" train_gpt2 || die "the build failed; ./scripts/quickstart.sh installs what it needs"
 }
 
-# fetch URL FILE [SIZE SHA256]: downloads to FILE, going on where an earlier attempt stopped; checks what is known.
+# fetch URL FILE [SIZE SHA256]: downloads to FILE, or continues an interrupted download; checks size and sum if given.
 fetch() {
     local url=$1 file=$2 size=${3:-} sum=${4:-}
     if [ -f "$file" ]; then return; fi
@@ -75,18 +75,18 @@ fetch() {
     mkdir -p "$(dirname "$file")"
     local status=0 progress=--silent
     if [ -t 2 ]; then progress=--progress-bar; fi
-    if [ -z "$size" ] || [ "$(stat -c %s "$file.part" 2>/dev/null)" != "$size" ]; then  # else only the rename was missing
+    if [ -z "$size" ] || [ "$(stat -c %s "$file.part" 2>/dev/null)" != "$size" ]; then  # otherwise the download is complete, and only the rename is missing
         curl --fail --location --show-error $progress --connect-timeout 20 --retry 3 --speed-limit 1000 \
             --speed-time 60 --continue-at - --output "$file.part" "$url" || status=$?
     fi
     if [ $status != 0 ]; then
-        die "fetching failed (curl: $status); run this again to go on. By hand: download $url, store it as $file, run this again"
+        die "the download failed (curl: $status); run this again to continue. By hand: download $url, store it as $file, run this again"
     fi
     check "$file.part" "$size" "$sum"
     mv "$file.part" "$file"
 }
 
-# check FILE SIZE SHA256: removes a file that is another than expected.
+# check FILE SIZE SHA256: removes the file and exits if its size or sum is not as expected.
 check() {
     local file=$1 size=$2 sum=$3 got
     got=$(stat -c %s "$file")
@@ -102,8 +102,8 @@ check() {
     fi
 }
 
-# fetch_from_hub DATASET NAME FILE: from a data set on huggingface.co (or HF_ENDPOINT), whose git repository holds size
-# and checksum of each large file.
+# fetch_from_hub DATASET NAME FILE: downloads NAME from a data set on huggingface.co (or HF_ENDPOINT) to FILE. The data
+# set's git repository has the size and checksum of each large file.
 fetch_from_hub() {
     local base=${HF_ENDPOINT:-https://huggingface.co}/datasets/$1 name=$2 file=$3 pointer size sum
     if [ -f "$file" ]; then return; fi
@@ -123,7 +123,7 @@ fetch_gpt2_tokenizer() {
     fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 }
 
-# A vocabulary size that suits a text: too large a one has tokens that hardly occur.
+# suitable_vocab BYTES: prints a vocabulary size for a text of so many bytes; in a larger vocabulary most tokens would be rare.
 suitable_vocab() {
     local bytes=$1
     if [ "$bytes" -lt 300000 ]; then echo 512
@@ -137,11 +137,11 @@ too_short() {
     exit 65
 }
 
-# tokens_in FILE...: of token shards of two bytes a token.
+# tokens_in FILE...: prints the number of tokens in shards with two bytes per token.
 tokens_in() { stat -c %s "$@" | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }'; }
 
-# choose_windows OUT: sets train_tokens, and windows to what the shards in OUT have enough text for. Ends the script where
-# there is not enough for two steps and a validation.
+# choose_windows OUT: sets train_tokens, and sets windows to the longest for which the shards in OUT have enough text. Exits
+# if there is not enough text for two steps and a validation.
 choose_windows() {
     local val_tokens
     train_tokens=$(tokens_in "$1"/train_*.bin) val_tokens=$(tokens_in "$1"/val_*.bin)
@@ -154,8 +154,8 @@ choose_windows() {
     fi
 }
 
-# tokenize OUT INPUT... OPTIONS...: shards in OUT, unless they were made of the same files with the same options. Shards
-# of others are deleted by the program, which knows whether another one is just writing there.
+# tokenize OUT INPUT... OPTIONS...: makes shards in OUT, unless they were made from the same files with the same options. The
+# program deletes older shards, because it knows whether another process is writing there.
 tokenize() {
     local out=$1 stamp
     shift
@@ -163,7 +163,7 @@ tokenize() {
         if [ -e "$input" ]; then find -L "$input" -type f -printf '%p %s %T@\n' | sort; fi
     done)
     if [ -f "$out/made_of" ] && [ "$stamp" = "$(cat "$out/made_of")" ] && has_shards "$out"; then
-        say "the shards in $out are there already"
+        say "the shards in $out already exist"
         return
     fi
     find_program
@@ -171,7 +171,7 @@ tokenize() {
     rm -f "$out/made_of"
     local status=0
     "$program" tokenize "$@" --output "$out" --replace || status=$?
-    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then say "the size of the vocabulary is set by --vocab N" >&2; fi
+    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then say "--vocab N sets the size of the vocabulary" >&2; fi
     if [ $status != 0 ]; then exit $status; fi
     has_shards "$out" || too_short "$out has no train and val shards"
     echo "$stamp" >"$out/made_of"
@@ -179,10 +179,10 @@ tokenize() {
 
 has_shards() { compgen -G "$1/train_*.bin" >/dev/null && compgen -G "$1/val_*.bin" >/dev/null; }
 
-# For the shell: a text in quotes, where it needs them.
+# quoted TEXT: prints the text for the shell, in quotes if it needs them.
 quoted() { if [[ $1 =~ ^[A-Za-z0-9_./-]+$ ]]; then echo "$1"; else echo "${1@Q}"; fi; }
 
-# print_train_command OUT OPTIONS [PREFIX]: the command that trains on the shards OUT/PREFIXtrain_*.bin.
+# print_train_command OUT OPTIONS [PREFIX]: prints the command that trains on the shards OUT/PREFIXtrain_*.bin.
 print_train_command() {
     local out=$1 options=$2 prefix=${3:-} train val
     if [ -n "${HIDE_TRAIN_COMMAND:-}" ]; then return; fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""janeaustenr.py DIR OUT: the novels in the R package janeaustenr as text files, without R.
+"""janeaustenr.py DIR OUT: writes the novels in the R package janeaustenr as text files; needs no R.
 
 DIR/Rdata.rdx (an index) and DIR/Rdata.rdb are R's lazy-load database. In the .rdb file each object is a big-endian
 uint32, its length, and a zlib stream that holds R's serialization in XDR: "X\\n", three int32 (format, writer, reader),
@@ -20,7 +20,7 @@ class Reader:
 
     def bytes(self, count):
         if count < 0 or count > len(self.data) - self.at:
-            raise ValueError(f"{count} bytes are wanted at {self.at} of {len(self.data)}")
+            raise ValueError(f"cannot read {count} bytes at offset {self.at}: there are only {len(self.data)}")
         self.at += count
         return self.data[self.at - count:self.at]
 
@@ -57,7 +57,7 @@ def strings(content):
         if reader.int32() & 255 != STRING:
             raise ValueError("not a string")
         length = reader.int32()
-        lines.append("" if length < 0 else reader.bytes(length).decode("utf-8"))  # below 0: missing
+        lines.append("" if length < 0 else reader.bytes(length).decode("utf-8"))  # a negative length: a missing string
     return lines
 
 

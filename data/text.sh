@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# text.sh FILE|DIR... [--out DIR] [--vocab N]: your own text as train and val shards. Takes text files, .jsonl files and
-# folders of them; trains a vocabulary of N tokens on the text (default: by its size, from 512 to 16384).
+# text.sh FILE|DIR... [--out DIR] [--vocab N]: makes train and val shards from your own text: text files, .jsonl files and
+# folders of them. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size).
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
@@ -27,7 +27,7 @@ name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
 out=${out:-data/$name}
 out=${out#"$PWD"/}
 bytes=$(find -L "${inputs[@]}" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum + 0 }')
-[ "$bytes" -gt 0 ] || die "${inputs[*]}: no text in there"
+[ "$bytes" -gt 0 ] || die "${inputs[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
 tokenize "$out" "${inputs[@]}" --train-bpe "${vocab:-$(suitable_vocab "$bytes")}"
 

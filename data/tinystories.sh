@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tinystories.sh [--vocab N]: 2.7 million short stories in simple words, as train and val shards. Fetches 2.2 GB; trains a
-# vocabulary of N tokens (default 8192), with which a model of 10 to 30 million parameters writes whole stories.
+# tinystories.sh [--vocab N]: makes train and val shards from 2.7 million short stories in simple words. Downloads 2.2 GB and
+# trains a vocabulary of N tokens (default 8192). A model of 10 to 30 million parameters learns to write whole stories.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
@@ -10,7 +10,8 @@ vocab=8192
 parse_arguments 0 vocab "$@"
 out=data/tinystories
 
-# The stories are separated by the text <|endoftext|>, which is text to the tokenizer: one JSON object each instead.
+# to_jsonl IN OUT: writes each story as a JSON object. In the download the stories are separated by <|endoftext|>, which the
+# tokenizer would read as ordinary text.
 to_jsonl() {
     python3 - "$1" "$2.part" <<'PYTHON'
 import json
@@ -36,7 +37,7 @@ PYTHON
 
 fetch_from_hub roneneldan/TinyStories TinyStoriesV2-GPT4-train.txt $out/stories.txt
 if [ ! -f $out/stories.jsonl ]; then
-    say "one line per story: $out/stories.jsonl"
+    say "writing one line per story: $out/stories.jsonl"
     to_jsonl $out/stories.txt $out/stories.jsonl
 fi
 tokenize $out $out/stories.jsonl --train-bpe "$vocab" --val-fraction 0.01

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""to_shard.py IN OUT.bin: a token file of another trainer as a token shard (docs/data.md says what that is).
+"""to_shard.py IN OUT.bin: converts a token file of another trainer to a token shard (format: docs/data.md).
 
 Reads bare uint16 tokens (nanoGPT's train.bin), one-dimensional NumPy arrays (.npy) of uint16, uint32 or int32, and
 LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
@@ -15,13 +15,13 @@ NUMPY_WIDTHS = {"<u2": 2, "<u4": 4, "<i4": 4}
 
 
 def numpy_header(file):
-    """Width of a token; leaves the file where the tokens begin."""
+    """Returns the bytes per token, and leaves the file at the first token."""
     file.seek(6)
     major = file.read(2)[0]
     length = struct.unpack("<H", file.read(2))[0] if major == 1 else struct.unpack("<I", file.read(4))[0]
     header = ast.literal_eval(file.read(length).decode("latin-1").strip())
     if header["descr"] not in NUMPY_WIDTHS or len(header["shape"]) != 1:
-        sys.exit(f"{file.name}: an array {header['shape']} of {header['descr']}; tokens are one-dimensional uint16 or uint32")
+        sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; tokens must be one-dimensional uint16 or uint32")
     return NUMPY_WIDTHS[header["descr"]]
 
 
@@ -32,7 +32,7 @@ def token_width(file):
     if start == b"BIN.TOK\n":
         version, width = struct.unpack("<ii", file.read(8))
         if version != 2 or width not in (2, 4):
-            sys.exit(f"{file.name}: version {version} with {width} bytes a token is not known")
+            sys.exit(f"{file.name}: version {version} with {width} bytes per token is not supported")
         file.seek(1024)
         return width
     if start[:4] == struct.pack("<i", MAGIC):
@@ -55,7 +55,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input")
     parser.add_argument("output")
-    parser.add_argument("--vocab-size", type=int, default=0, help="of tokens of four bytes")
+    parser.add_argument("--vocab-size", type=int, default=0, help="vocabulary size, for tokens of four bytes")
     args = parser.parse_args()
     folder = os.path.dirname(args.output) or "."
     if not os.path.isdir(folder):
@@ -67,7 +67,7 @@ def main():
             sys.exit(f"{args.input}: its header is damaged: {error}")
         rest = max(0, os.path.getsize(args.input) - file.tell())
         if rest % width:
-            sys.exit(f"{args.input}: {rest} bytes are no whole number of {width}-byte tokens")
+            sys.exit(f"{args.input}: {rest} bytes are not a whole number of {width}-byte tokens")
         if rest < 2 * width:
             sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training sample has at least two tokens")
         if rest <= SHARD_TOKENS * width:

@@ -158,7 +158,7 @@ check "text.sh of ten bytes" says 65 err "10 bytes: the text is too short to tra
 head -c 1500 README.md >"$scratch/page.txt"
 check "text.sh of a page" says 65 err "to validate on: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/page.txt"
 yes "hello world" | head -c 20000 >"$scratch/uniform.txt"
-check "text.sh of a uniform text" says 65 err "text.sh: the size of the vocabulary is set by --vocab N" text.sh "$scratch/uniform.txt"
+check "text.sh of a uniform text" says 65 err "text.sh: --vocab N sets the size of the vocabulary" text.sh "$scratch/uniform.txt"
 
 # ---- data/to_shard.py: what it says to bad input, in one line
 # to_shard TEXT ARGUMENT...
@@ -176,7 +176,7 @@ printf 'BIN.TOK\n\x02\x00\x00\x00\x02\x00\x00\x00' >"$scratch/head.tok"
 check "to_shard.py of nothing" to_shard "tokens0.bin: 0 bytes of tokens are too few" "$scratch/tokens0.bin" "$scratch/shard.bin"
 check "to_shard.py of half a header" to_shard "head.tok: 0 bytes of tokens are too few" "$scratch/head.tok" "$scratch/shard.bin"
 check "to_shard.py of a token" to_shard "tokens2.bin: 2 bytes of tokens are too few" "$scratch/tokens2.bin" "$scratch/shard.bin"
-check "to_shard.py of 3 bytes" to_shard "3 bytes are no whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
+check "to_shard.py of 3 bytes" to_shard "3 bytes are not a whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
 check "to_shard.py of a file that is not there" to_shard "nothing.bin: No such file" "$scratch/nothing.bin" "$scratch/shard.bin"
 check "to_shard.py of a folder" to_shard "$scratch: Is a directory" "$scratch" "$scratch/shard.bin"
 check "to_shard.py into no folder" to_shard "there is no folder $scratch/none" "$scratch/tokens4.bin" "$scratch/none/shard.bin"
