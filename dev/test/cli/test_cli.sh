@@ -66,7 +66,7 @@ check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 toke
 check "plan of 2 ranks: the memory of one" grep -q "^memory .* per rank of .* available" "$scratch/out"
 check "plan of 2 ranks: what each of them has" grep -q "^ranks  *2, each with a machine like this one to itself" "$scratch/out"
 check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at most .* per checkpoint, 3 kept" <("$program" plan "${data[@]}" "${tiny[@]}")
-check "plan says where the time is not measured" grep -q "not measured, a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
+check "plan says where the time is not measured" grep -q "estimated at 30 % of the peak: a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
 check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
     <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
@@ -74,13 +74,13 @@ check "plan says what does not fit, and what to try" grep -q "^memory .* of .* a
 check "train says how much memory there is" grep -q "^memory .* of .* available: weights" "$scratch/out"
 cp -r "$run" "$scratch/again"
 "$program" "${data[@]}" "${tiny[@]}" --quiet=0 --output "$scratch/again" --steps 30 --resume >"$scratch/out" 2>&1
-check "--resume says that there is nothing to do" grep -q "^nothing to do: step 30 is reached, --steps is 30; a larger one goes on" "$scratch/out"
+check "--resume says that there is nothing to do" grep -q "^nothing to do: the run is at step 30, and --steps is 30; a larger --steps continues" "$scratch/out"
 "$program" --resume --output "$scratch/again" --steps 33 --quiet=0 >"$scratch/out" 2>&1
 options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['options']; print(o['lr'], o['layers'], o['global-batch'])"; }
 "$program" --resume --output "$scratch/again" --steps 5 --lr 1e-5 >"$scratch/nothing" 2>&1
 check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
 check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
-check "--resume alone says which they are" grep -q "^options of $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
+check "--resume alone says which they are" grep -q "^options from $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
 default_warmup=("$program" "${data[@]}" "${tiny[@]:0:14}" --threads 2 --quiet --output "$scratch/warmup")
 rate_of() { sed -n 's/.*"step":'"$1"',.*"lr":\([0-9.e-]*\),.*/\1/p' "$scratch/warmup/log.jsonl"; }
 "${default_warmup[@]}" --steps 400 --stop-after 1
@@ -88,7 +88,7 @@ check "a tenth of the steps is warmup" test "$(rate_of 0)" = 0.00025
 "$program" --resume --quiet --output "$scratch/warmup" --steps 20 --stop-after 1
 check "a warmup that was not given follows --steps on resume" test "$(rate_of 1)" = 0.01
 check "and a shorter run still" "$program" --resume --quiet --output "$scratch/warmup" --steps 3
-warned "a warmup of the whole run" "--warmup 3 is the whole run: the rate rises up to the last step and never falls" "${train[@]}" --warmup 3
+warned "a warmup of the whole run" "--warmup 3 is the whole run: the learning rate rises until the last step and never falls" "${train[@]}" --warmup 3
 check "no such warning without a schedule" bash -c '! "$@" 2>&1 | grep warmup' constant "${train[@]}" --warmup 3 --schedule constant
 # Started in one directory, continued from another: the run's relative paths are those of its start.
 started="$scratch/started [here]"
@@ -129,10 +129,10 @@ refused "a larger --micro-batch on resume: the advice keeps the batch" 2 "try --
     "$program" --resume --output "$scratch/no_batch" --steps 4 --micro-batch 4
 make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
 "$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
-other="$scratch/other/train_*.bin has tokens of the tokenizer beside it"
+other="$scratch/other/train_*.bin was made with the tokenizer in its directory"
 warned "eval on the tokens of another tokenizer" "$other" "$program" eval --init "$run" --val-data "$scratch/other/train_*.bin"
 warned "train on them" "$other" "$program" --init "$run" --train-data "$scratch/other/train_*.bin" --seq-len 16 --steps 1 --output ''
-warned "validate on the training data" "$first_shard is in --train-data and in --val-data" "${train[@]}" --val-data "$first_shard"
+warned "validate on the training data" "$first_shard is in both --train-data and --val-data" "${train[@]}" --val-data "$first_shard"
 check "tokenize --tokenizer RUN" "$program" tokenize "$scratch/data.txt" --output "$scratch/by_run" --tokenizer "$run" --quiet
 check "tokenize --tokenizer RUN: the shards of its tokenizer" cmp "$scratch/by_run/train_000001.bin" "$first_shard"
 check "one epoch" bash -c "'$program' ${data[*]@Q} ${tiny[*]@Q} --output '' --quiet -x -1"
@@ -186,26 +186,26 @@ refused "channels and heads" 2 "33 channels are not a multiple of 2 heads" "${tr
 refused "unknown instruction set" 2 "CPU_ISA=mmx is not known" env CPU_ISA=mmx "$program" "${data[@]}" "${tiny[@]}" --output ''
 refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 3
 "$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
-check "plan --resume takes the options of the run" grep -q "^options of $scratch/again/run.json: .* --layers 2 " "$scratch/out"
+check "plan --resume takes the options of the run" grep -q "^options from $scratch/again/run.json: .* --layers 2 " "$scratch/out"
 check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
 "$program" plan --resume --output "$scratch/again" --steps 1000 >"$scratch/out" 2>&1
-check "plan --resume says how long the rest takes" grep -q "^time .* for the 967 that are left of 1,000 steps: measured" "$scratch/out"
+check "plan --resume says how long the rest takes" grep -q "^time .* for the remaining 967 of 1,000 steps: measured" "$scratch/out"
 refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
     "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
 check "and nothing is written" test ! -e "$scratch/prompt"
-refused "--resume alone without a run" 2 "run.json, from which --resume would take the options, is not there" "$program" --resume --output "$scratch/none"
+refused "--resume alone without a run" 2 "run.json, from which --resume takes options, does not exist" "$program" --resume --output "$scratch/none"
 refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=100
 cp -r "$run/step_000030" "$scratch/own_model"
 for resume in '' --resume; do
     # shellcheck disable=SC2086  # nothing, or an option
-    refused "an output that holds a model of its own $resume" 2 "--output $scratch/own_model holds a model of its own" "$program" \
+    refused "an output that holds a model of its own $resume" 2 "--output $scratch/own_model already holds a model" "$program" \
         "${train_data[@]}" --init "$scratch/own_model" --seq-len 16 --steps 1 --output "$scratch/own_model" $resume
 done
 check "a model of its own: nothing is added" diff -r "$run/step_000030" "$scratch/own_model"
 cp -r "$run/step_000015" "$scratch/own_model/"
 refused "a model beside checkpoints" 2 "name the checkpoint ($scratch/own_model/step_000015)" "$program" generate --init "$scratch/own_model"
 refused "an unknown command" 2 "did you mean train?" "$program" trian
-refused "--init on resume" 2 "--resume goes on from $scratch/again/step_0000" "$program" --resume --output "$scratch/again" --init "$run" --steps 40
+refused "--init on resume" 2 "--resume continues from $scratch/again/step_0000" "$program" --resume --output "$scratch/again" --init "$run" --steps 40
 started_by_init=("$program" "${train_data[@]}" --init "$run" --seq-len 16 --micro-batch 2 --quiet --checkpoint-every 2 --resume)
 for steps in 2 4; do
     check "--resume --init, to step $steps" "${started_by_init[@]}" --output "$scratch/by_init" --steps $steps
@@ -251,16 +251,16 @@ refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 t
 for size in 16k 20 40000B "16 K"; do
     refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
 done
-refused "a small stack" 2 "the limit of the stack is 32.0 KiB (ulimit -s); the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"
+refused "a small stack" 2 "the stack limit is 32.0 KiB (ulimit -s), but the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"
 check "stacks that are large enough" bash -c 'ulimit -s 1024 && OMP_STACKSIZE=" 1 m " exec "$@"' stack "${train[@]}"
-refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 are 68,719,476,736 tokens at once" "$program" plan \
+refused "a batch beyond 32 bits" 2 "--micro-batch 1048576 x --seq-len 65536 is 68,719,476,736 tokens in a micro-batch" "$program" plan \
     --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
 refused "a trace in the place of the log" 2 "is a file of the run itself" "${train[@]}" --output "$scratch/traced" --trace "$scratch/traced/log.jsonl"
 refused "--print-launch to a closed stdout" 74 "cannot write to standard output" bash -c '"$1" --print-launch >&-' closed "$program"
 cp -r "$run" "$scratch/to_the_end"
 check "--stop-after beyond all numbers" "$program" --resume --output "$scratch/to_the_end" --steps 31 --stop-after 9223372036854775807 --quiet
 check "goes to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
-warned "another tokenizer on resume" "the tokenizer $scratch/other is not that of" "$program" --resume --output "$scratch/to_the_end" \
+warned "another tokenizer on resume" "the tokenizer $scratch/other differs from that of" "$program" --resume --output "$scratch/to_the_end" \
     --steps 32 --tokenizer "$scratch/other"
 if may_be_another; then
     mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
@@ -309,7 +309,7 @@ refused "NaN weights: train --init" 65 "$not_a_number" "$program" "${train_data[
 # Both biases of 3e38 are finite, but LayerNorm's sum over them overflows to infinity.
 copy_run && overwrite "$scratch/copy/model.safetensors" \
     $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
-refused "huge weights: eval" 65 "with these weights numbers leave the range of fp32" \
+refused "huge weights: eval" 65 "with these weights, values exceed the range of fp32" \
     "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
 copy_run && cp "$run/step_000030/trainer.json" "$scratch/copy" && overwrite "$scratch/copy/model.safetensors" 20000 '\x01\x02\x03'
 for command in "generate" "eval ${val_data[*]}" "train ${train_data[*]} --steps 1 --output $scratch/none"; do
@@ -323,7 +323,7 @@ copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
 refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
 
 head -c 3000 "$program" >"$scratch/program.txt"
-check "tokenize of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: looks binary, not like text"' binary \
+check "tokenize of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: contains zero bytes, so it is probably not text"' binary \
     "$program" tokenize "$scratch/program.txt" --output "$scratch/binary" --tokenizer "$run" --quiet
 printf 'caf\xe9 au lait\n' >"$scratch/latin1.txt"
 echo '[{"text": "one king"}]' >"$scratch/array.json"
@@ -331,7 +331,7 @@ check "tokenize of odd files" "$program" tokenize "$scratch/latin1.txt" "$scratc
     --output "$scratch/odd" --tokenizer "$run" --quiet
 cp "$scratch/check.log" "$scratch/odd.log"
 check "tokenize of Latin-1 says so" grep -q "^warning: .*latin1.txt: is not UTF-8 (byte 4); convert it.* iconv -f ISO-8859-1" "$scratch/odd.log"
-check "tokenize of .json says so" grep -q "^warning: .*array.json: is JSON, but is taken as plain text" "$scratch/odd.log"
+check "tokenize of .json says so" grep -q "^warning: .*array.json: is JSON, but is read as plain text" "$scratch/odd.log"
 check "and nothing of the others" test "$(grep -c warning: "$scratch/odd.log")" = 2
 mkdir "$scratch/mixed"
 cp "$scratch/data.txt" "$scratch/mixed/"
@@ -341,7 +341,7 @@ mixed=("$program" tokenize "$scratch/mixed" --tokenizer "$run")
 check "tokenize of a folder with other files" "${mixed[@]}" --output "$scratch/of_mixed"
 cp "$scratch/check.log" "$scratch/mixed.log"
 check "they are counted" grep -qx "4 files left out: 2 .csv, 1 .gz, 1 without an extension" "$scratch/mixed.log"
-check "a file under two names is named" grep -q "^warning: .*/mixed/link.txt: is given more than once (it is .*/mixed/data.txt); it is taken once$" "$scratch/mixed.log"
+check "a file under two names is named" grep -q "^warning: .*/mixed/link.txt: is given more than once (as .*/mixed/data.txt); it is read once$" "$scratch/mixed.log"
 mkdir "$scratch/with_tokens"
 cp "$scratch/data.txt" "$scratch/with_tokens/"
 cp -r "$scratch/data" "$scratch/with_tokens/earlier"
@@ -355,7 +355,7 @@ check "--quiet does not count them" test "$(grep -c "left out" "$scratch/mixed.l
 : >"$scratch/empty.txt"
 refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
 head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"
-refused "one long word" 65 "they give 257: 100,000 bytes are in words longer than 1024" "$program" tokenize "$scratch/word.txt" \
+refused "one long word" 65 "they suffice for 257; 100,000 bytes are in words of more than 1024 bytes" "$program" tokenize "$scratch/word.txt" \
     --output "$scratch/word" --train-bpe 300
 
 # A model without a tokenizer keeps its own end of text.
@@ -371,8 +371,8 @@ cp -r "$run" "$scratch/damaged_run"
 overwrite "$scratch/damaged_run/step_000030/optimizer.safetensors" 5000 x
 "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/damaged_run" --steps 30 --resume --checkpoint-every 15 >"$scratch/out" 2>&1
 check "damaged checkpoint: the one before is used" grep -q '"step":15' "$scratch/damaged_run/log.jsonl"
-check "damaged checkpoint: a warning, also with --quiet" grep -q "^warning: passing over a checkpoint: .*step_000030/optimizer" "$scratch/out"
-check "damaged checkpoint: a warning in the log" grep -q '"kind":"warning","text":"passing over a checkpoint: ' "$scratch/damaged_run/log.jsonl"
+check "damaged checkpoint: a warning, also with --quiet" grep -q "^warning: skipping a damaged checkpoint: .*step_000030/optimizer" "$scratch/out"
+check "damaged checkpoint: a warning in the log" grep -q '"kind":"warning","text":"skipping a damaged checkpoint: ' "$scratch/damaged_run/log.jsonl"
 
 # Killed between the two renames of a save: --resume finds the old name back.
 cp -r "$run" "$scratch/renamed_run"
@@ -387,11 +387,11 @@ overwrite "$scratch/all_damaged/step_000015/trainer.json" 5 x
 tree_of() { (cd "$1" && find . -type f -exec sha256sum {} + | sort | sha256sum); }
 before=$(tree_of "$scratch/all_damaged")
 on_damaged=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/all_damaged" --steps 40 --keep 1)
-refused "every checkpoint damaged" 65 "no checkpoint in it is whole" "${on_damaged[@]}" --resume
+refused "every checkpoint damaged" 65 "none of its checkpoints is intact" "${on_damaged[@]}" --resume
 check "every checkpoint damaged: both files are named" test "$(grep -cE 'step_000030/optimizer.safetensors: its checksum|step_000015/trainer.json: ' "$scratch/err")" = 2
 check "every checkpoint damaged: how to go on" grep -q -- "--init $scratch/all_damaged/step_000030 starts from its weights" "$scratch/err"
 refused "every checkpoint damaged: a new run" 2 "holds the checkpoints of an earlier run" "${on_damaged[@]}"
-refused "every checkpoint damaged: generate" 65 "no checkpoint in it is whole" "$program" generate --init "$scratch/all_damaged"
+refused "every checkpoint damaged: generate" 65 "none of its checkpoints is intact" "$program" generate --init "$scratch/all_damaged"
 check "every checkpoint damaged: nothing was touched" test "$(tree_of "$scratch/all_damaged")" = "$before"
 check "every checkpoint damaged: the advice works" "$program" "${train_data[@]}" --init "$scratch/all_damaged/step_000030" --seq-len 16 \
     --micro-batch 2 --global-batch 64 --steps 2 --quiet --output "$scratch/from_damaged"
@@ -418,7 +418,7 @@ check "a run that deletes its checkpoints" wait_for "$scratch/live/latest"
 for command in "generate --max-tokens 1" "eval ${val_data[*]} --batches 1"; do
     # shellcheck disable=SC2086  # words
     for _ in $(seq 60); do "$program" $command --init "$scratch/live"; done >/dev/null 2>"$scratch/err"
-    check "${command%% *} beside it" test "$(grep -vcE '^error: .*/step_[0-9]+: is not there any more; a run that goes on' "$scratch/err")" = 0
+    check "${command%% *} beside it" test "$(grep -vcE '^error: .*/step_[0-9]+: was deleted while it was read, probably by a run' "$scratch/err")" = 0
 done
 kill -9 $owner
 wait $owner 2>/dev/null
@@ -431,7 +431,7 @@ check "a run to be moved" wait_for "$scratch/moved/latest"
 mv "$scratch/moved" "$scratch/moved_away"
 check "a run in its place" "${in_moved[@]}" --steps 30 --checkpoint-every 10 --keep 0
 check "moved away: it says so" wait_for "$scratch/moved.err" \
-    "^warning: the checkpoint of step .* was not saved: $scratch/moved or its run.lock was moved or removed, or another run has it now"
+    "^warning: the checkpoint of step .* was not saved: $scratch/moved or its run.lock was moved or removed, or another run uses it now"
 kill -TERM $owner
 wait $owner
 check "moved away: exit code 74" test $? = 74
@@ -453,7 +453,7 @@ if [ -e /dev/full ]; then
     bash -c '"$@" >/dev/full' full "$program" "${train_data[@]}" "${tiny[@]}" --log-every 1 --quiet=0 --output "$scratch/unread_run" \
         --steps 3 2>"$scratch/err"
     check "train to a full device goes on" test $? = 0
-    check "train to a full device says so, once" test "$(grep -c 'stdout: No space left on device; the run goes on' "$scratch/err")" = 1
+    check "train to a full device says so, once" test "$(grep -c 'cannot write to stdout: No space left on device; the run continues' "$scratch/err")" = 1
     check "train to a full device logs every step" test "$(grep -c '"kind":"step"' "$scratch/unread_run/log.jsonl")" = 3
 else
     skip "output to a full device" "there is no /dev/full"

@@ -40,6 +40,6 @@ sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .
 check "auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
 check "auto trains" "${auto[@]}" --seq-len 64
 check "auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
-refused "auto where not even one fits" 2 "--micro-batch auto: one sequence of 1024 tokens takes" \
+refused "auto where not even one fits" 2 "--micro-batch auto: one sequence of 1024 tokens needs" \
     "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
 finish

@@ -82,7 +82,7 @@ begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
-check "SIGTERM in a long step: it says so" grep -q "^stopping: the step is given up" "$scratch/said"
+check "SIGTERM in a long step: it says so" grep -q "^stopping: the step is abandoned" "$scratch/said"
 check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
 check "SIGTERM in a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
@@ -97,7 +97,7 @@ else
     kill -TERM $pid
     wait $pid
     check "SIGTERM in the first step: exit code 75" test $? = 75
-    check "SIGTERM in the first step: nothing is promised" grep -qx "stopping: the step is given up after this micro-step, to save the steps before it; .*" "$scratch/said"
+    check "SIGTERM in the first step: nothing is promised" grep -qx "stopping: the step is abandoned after this micro-step, and the steps before it are saved; .*" "$scratch/said"
     check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
     begin "$scratch/twice"
     kill -STOP $pid
@@ -122,7 +122,7 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     status=$?
     check "$how a shard: exit code $status" test $status = 65 -o $status = 66
     check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
-    check "$how a shard: said" grep -q "step 1 is saved, --resume goes on" "$scratch/said"
+    check "$how a shard: said" grep -q "step 1 is saved, --resume continues" "$scratch/said"
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
     check "$how a shard: mended and resumed" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
     check "$how a shard: as never spoilt" same_run "$scratch/slow" "$out" 3

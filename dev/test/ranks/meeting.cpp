@@ -1,4 +1,4 @@
-// meeting.cpp: what a rank without MPI does at the start, with a GPU or without: finds out who it is, meets the others,
+// meeting.cpp: what a rank without MPI does at the start, with a GPU or without: finds out who it is, joins the others,
 // and prints what it took home. test_slurm.sh and test_torchrun.sh start it.
 #include <cstdio>
 #include <cstdlib>

@@ -41,22 +41,22 @@ names() {
 # Processes that have our scratch folder on their command line, or that slept in its ranks' place.
 left() { grep -lsazE "^7$$\$|[/]${scratch#/}" /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs; }
 
-names "another program" "^error: rank 0 on $host: no word after 2 s from rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
+names "another program" "^error: rank 0 on $host: gave up after waiting 2 s for rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 2 "$each_rank" "${train[@]}" + sleep "7$$"
-names "in place of rank 0" "no word after 2 s from rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
+names "in place of rank 0" "gave up after waiting 2 s for rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 4 "$each_rank" sleep "7$$" + "${train[@]}" + "${train[@]}" + "${train[@]}"
 as_rank 2 "sleep 7$$"
-names "a script that never comes to it" "from rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
+names "a script that never comes to it" "for rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
 as_rank 1 'kill -STOP $$'
-names "a process that is stopped" "from rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+names "a process that is stopped" "for rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "sleep 1"
 check "one that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
-check "and without a word" test "$(grep -c 'no word' "$scratch/check.log")" = 0
+check "and without a word" test "$(grep -cE 'still waiting|gave up' "$scratch/check.log")" = 0
 as_rank 0 "sleep 12"
 check "more than 10 s" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
-words=$(grep 'no word' "$scratch/check.log")
-check "one of those that wait says so, once: $words" grep -qxE "warning: rank 1 on $host: no word after 10 s from rank 0 \
-\(process [0-9]+ on $host runs .*/(bash|sleep)\); waiting 30 s more \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
+words=$(grep 'still waiting' "$scratch/check.log")
+check "one of those that wait says so, once: $words" grep -qxE "warning: rank 1 on $host: still waiting after 10 s for rank 0 \
+\(process [0-9]+ on $host runs .*/(bash|sleep)\); giving up in 30 s \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
 
 reason=$(no_hosts_because)
 if [ -n "$reason" ]; then skip "ranks on two hosts" "$reason" && finish; fi

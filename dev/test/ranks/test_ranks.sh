@@ -20,10 +20,10 @@ parameters=128768  # 384 x 64 + 64 x 64 + 2 (12 x 64 x 64 + 13 x 64) + 2 x 64
 
 # ---- who they are
 check "mpirun: who is who" test "$(ranks 2 "$program" --print-launch | sort)" = "$(for rank in 0 1; do
-    echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): meets the others by MPI"; done)"
+    echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): joins the others by MPI"; done)"
 check "no launcher" test "$("$program" --print-launch)" = "single process on $(hostname)"
 check "options" test "$("$program" --print-launch --rank 1 --world-size 4 --rendezvous h7:29500 --run-id x)" = \
-    "options, rank 1 of 4 on $(hostname): meets the others at h7:29500"
+    "options, rank 1 of 4 on $(hostname): joins the others at h7:29500"
 refused "torchrun's variables of another run" 2 "contradict each other; start with one of them" \
     mpirun -np 1 env RANK=1 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29511 "$program" --print-launch
 
@@ -264,7 +264,7 @@ refused_ranks "a batch that does not divide" \
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
 refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --deterministic-ranks 8
-refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 between 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
+refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 by MPI needs 2, 4, 8, ... ranks, not 3" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --grad-dtype bf16
 refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
@@ -272,12 +272,12 @@ for command in "generate --init $scratch/1_fp32" "eval --init $scratch/1_fp32 --
     "tokenize $scratch/data.txt --output $scratch/tokenized --train-bpe 300"; do
     # shellcheck disable=SC2086
     refused_ranks "${command%% *} on 2 ranks" \
-        "${command%% *} works in one process, and mpirun started 2 that would do the same; start it without mpirun" \
+        "${command%% *} runs in one process, but mpirun started 2, which would all do the same; start it without mpirun" \
         mpirun -np 2 "$program" $command
 done
 check "tokenize on 2 ranks wrote nothing" test ! -e "$scratch/tokenized"
 if [ -x build/release-nompi/train_gpt2 ]; then
-    refused_ranks "a build without MPI" "this build has no library that joins them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
+    refused_ranks "a build without MPI" "this build has no library that connects them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
 else
     skip "a build without MPI" "make MPI=0 build/release-nompi/train_gpt2 makes it"
 fi

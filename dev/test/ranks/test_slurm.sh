@@ -32,7 +32,7 @@ launched() {
 # as LAUNCHER HOW OF: 4 ranks, 2 on each host.
 as() {
     local rank
-    for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): meets the others $2"; done
+    for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): joins the others $2"; done
 }
 who=("$program" --print-launch)
 two_by_two=(--nodes=2 --ntasks-per-node=2)
@@ -43,7 +43,7 @@ launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mp
 launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"
 launched "salloc and mpirun" "$(as mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
 launched "salloc of one task, and mpirun of two ranks" \
-    "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: meets the others by MPI\n' 0 0 1 1)" \
+    "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
     slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
 
 # batch NAME OPTION... -- COMMAND: a job with this script, which ends before the call does; its output is in NAME.out.
@@ -73,7 +73,7 @@ refused_tasks() {
 }
 refused_tasks "torchrun's variables of another run" "SLURM_STEP_NUM_TASKS=4, but WORLD_SIZE=2: 4 processes would be copies" \
     srun "${two_by_two[@]}" --mpi=none env RANK=1 WORLD_SIZE=2 MASTER_ADDR="$h0" MASTER_PORT=29511 "${who[@]}"
-refused_tasks "another rank than PMIx says" "two launchers? start with one of them" \
+refused_tasks "another rank than PMIx says" "they come from two launchers; start with one of them" \
     srun "${two_by_two[@]}" --mpi=pmix env PMIX_RANK=9 "${who[@]}"
 
 # ---- training
@@ -168,7 +168,7 @@ starts_again() {
 }
 check "it is queued again, and starts" starts_again
 for rank in 0 1 2 3; do
-    check "its second attempt, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: meets the others"
+    check "its second attempt, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: joins the others"
 done
 
 # ---- what is left

@@ -42,7 +42,7 @@ met() {
 while read -r mode; do
     # shellcheck disable=SC2086  # words
     torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $meeting" >"$scratch/out"
-    expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: meets the others at PLACE"; done)
+    expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: joins the others at PLACE"; done)
     found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]*$/ at PLACE/p' "$scratch/out" | sort)
     check "$mode: who is who" test "$found" = "$expected"
     check "$mode: 3 ranks meet" met 3 0 "$scratch/out"
@@ -80,7 +80,7 @@ check "two runs: not each other" test "$(sed 's/.*, nccl_id //' "$scratch/run0" 
 torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
     sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $meeting" >"$scratch/out"
 check "restarted: attempt 1" met 2 1 "$scratch/out"
-check "restarted: said" test "$(grep -c ', restart 1: meets the others at ' "$scratch/out")" = 2
+check "restarted: said" test "$(grep -c ', restart 1: joins the others at ' "$scratch/out")" = 2
 : >"$scratch/err"
 torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
 check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"

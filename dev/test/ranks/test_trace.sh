@@ -52,14 +52,14 @@ rm -r "$scratch/gone"
 check "the directory gone: it goes on" wait_for "$scratch/lost/log.jsonl" '"step":400,'
 kill -TERM $job
 wait $job
-check "and is warned" grep -q "^warning: the trace was not written: $scratch/gone/t.json.tmp: .*; training goes on" "$scratch/lost.log"
+check "and is warned" grep -q "^warning: the trace was not written: $scratch/gone/t.json.tmp: .*; training continues" "$scratch/lost.log"
 
 # ---- what is refused, before anything is written
 mkdir "$scratch/folder"
 never=("${run[@]}" --output "$scratch/never")
 refused "a directory" 73 "is a directory" "${never[@]}" --trace "$scratch/folder"
 refused "a directory that is not there" 73 "does not exist" "${never[@]}" --trace "$scratch/none/t.json"
-refused "a file that is no trace" 73 "holds no trace" "${never[@]}" --trace "$scratch/data/train_000001.bin"
+refused "a file that is no trace" 73 "is not a trace" "${never[@]}" --trace "$scratch/data/train_000001.bin"
 refused "no steps" 2 "--trace-steps" "${never[@]}" --trace "$scratch/t.json" --trace-steps 0
 check "none of them trained" test ! -e "$scratch/never/log.jsonl"
 
