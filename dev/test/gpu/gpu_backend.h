@@ -1,0 +1,83 @@
+// gpu_backend.h: runs the shared cases of an operation (cases_<op>.h) on the GPU, or in the emulator.
+#pragma once
+#include <list>
+
+#include "gpu/on_gpu.h"
+#include "support/cases.h"
+
+// The device's copies of the tensors that one call uses. A tensor that is passed twice has one copy, so that an
+// operation may work in place.
+class DeviceCopies {
+    struct Copy {
+        void* host;
+        int64_t bytes;
+        void* device;
+        bool is_written;
+    };
+    std::list<Copy> copies;
+
+    void* copy(const void* host, int64_t bytes, bool is_written) {
+        for (Copy& c : copies)
+            if (c.host == host) {
+                c.is_written |= is_written;
+                return c.device;
+            }
+        void* device = nullptr;
+        check_cuda(cudaMalloc(&device, size_t(bytes)));
+        copies.push_back({const_cast<void*>(host), bytes, device, is_written});
+        check_cuda(cudaMemcpy(device, host, size_t(bytes), cudaMemcpyHostToDevice));
+        return device;
+    }
+
+  public:
+    DeviceCopies() = default;
+    DeviceCopies(const DeviceCopies&) = delete;
+    ~DeviceCopies() {
+        for (Copy& c : copies) cudaFree(c.device);
+    }
+
+    template <class T>
+    T* argument(Tensor<T>& tensor) {
+        return static_cast<T*>(copy(tensor.data(), tensor.buffer.bytes(), true));
+    }
+    template <class T>
+    const T* argument(const Tensor<T>& tensor) {
+        return static_cast<T*>(copy(tensor.data(), tensor.buffer.bytes(), false));
+    }
+    template <class T>
+    T* argument(Tensor<T>* tensor) {
+        return tensor ? argument(*tensor) : nullptr;
+    }
+    template <class T>
+    const T* argument(const Tensor<T>* tensor) {
+        return tensor ? argument(*tensor) : nullptr;
+    }
+    template <class T>
+    T argument(T scalar) {
+        return scalar;
+    }
+
+    void back() const {
+        for (const Copy& c : copies)
+            if (c.is_written) check_cuda(cudaMemcpy(c.host, c.device, size_t(c.bytes), cudaMemcpyDeviceToHost));
+    }
+};
+
+struct GpuBackend {
+    template <class Op, class... Args>
+    void call(const Op& op, Args&&... args) const {
+        DeviceCopies copies;
+        op(copies.argument(args)..., nullptr);
+        copies.back();
+    }
+
+    template <class Check>
+    void on_each_variant(const Check& check) const {
+        check();
+    }
+
+    template <class Run>
+    void compare(const Outputs& definition, const Run& run) const {
+        expect_close("", run(), definition);
+    }
+};

@@ -1,0 +1,86 @@
+// cases.h: what the test cases shared by the CPU and the GPU backend (cases_<op>.h) are made of: operations called on
+// tensors of the host, and their outputs compared with those of the definition, cpu::plain.
+//
+// The operation under test is ops::<op>, of the backend that the program is built for. A case takes its backend as an
+// argument: CpuBackend (cpu_backend.h) repeats a check on every CPU variant, GpuBackend (gpu/gpu_backend.h) copies the
+// tensors to the device and back.
+#pragma once
+#include <cstring>
+
+#include "cpu/variants.h"
+#include "support/test.h"
+
+// One output widened to float, and its largest allowed difference from the definition's:
+// absolute + relative * |definition|.
+struct Output {
+    std::string name;
+    Tensor<float> values;
+    int columns;
+    float relative, absolute;
+};
+
+using Outputs = std::vector<Output>;
+
+template <class T>
+Output output(const std::string& name, const Tensor<T>& tensor, int columns, float relative, float absolute) {
+    Tensor<float> values(tensor.size());
+    for (int64_t i = 0; i < tensor.size(); i++) values[i] = float(tensor[i]);
+    return {name, std::move(values), columns, relative, absolute};
+}
+
+inline void expect_close(const std::string& prefix, const Outputs& got, const Outputs& want) {
+    REQUIRE(got.size() == want.size());
+    for (size_t i = 0; i < got.size(); i++)
+        expect_close(prefix + want[i].name, got[i].values, want[i].values, want[i].columns, want[i].relative,
+                     want[i].absolute);
+}
+
+template <class T>
+bool same_bits(const Tensor<T>& a, const Tensor<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), size_t(a.buffer.bytes())) == 0;
+}
+
+template <class T>
+Tensor<T> copy_of(const Tensor<T>& tensor) {
+    Tensor<T> copy(tensor.size());
+    for (int64_t i = 0; i < tensor.size(); i++) copy[i] = tensor[i];
+    return copy;
+}
+
+// The step from a rounded result to its neighbour: backend and definition round once, perhaps to different sides. For
+// float there are more roundings on the way, of which 8 cover the operations whose cases use this.
+template <class floatX>
+constexpr float rounding_step() {
+    return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
+}
+
+// An argument as an operation on the host takes it: a tensor, or a pointer to one that may be null, becomes a pointer
+// to its elements.
+template <class T>
+T* host_argument(Tensor<T>& tensor) {
+    return tensor.data();
+}
+template <class T>
+const T* host_argument(const Tensor<T>& tensor) {
+    return tensor.data();
+}
+template <class T>
+T* host_argument(Tensor<T>* tensor) {
+    return tensor ? tensor->data() : nullptr;
+}
+template <class T>
+const T* host_argument(const Tensor<T>* tensor) {
+    return tensor ? tensor->data() : nullptr;
+}
+template <class T>
+T host_argument(T scalar) {
+    return scalar;
+}
+
+// Calls operations in the host's memory, like those of cpu::plain.
+struct OnHost {
+    template <class Op, class... Args>
+    void call(const Op& op, Args&&... args) const {
+        op(host_argument(args)..., nullptr);
+    }
+};

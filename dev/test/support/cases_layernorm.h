@@ -1,0 +1,281 @@
+// cases_layernorm.h: the cases of LayerNorm that test_layernorm.cpp and test_gpu_layernorm.cu share.
+#pragma once
+#include "support/cases.h"
+
+namespace layernorm_cases {
+
+template <class floatX>
+struct Ops {
+    decltype(&cpu::layernorm_forward<floatX>) forward;
+    decltype(&cpu::residual_layernorm_forward<floatX>) residual_forward;
+    decltype(&cpu::layernorm_backward<floatX>) backward;
+};
+template <class floatX>
+const Ops<floatX> definition{cpu::plain::layernorm_forward<floatX>, cpu::plain::residual_layernorm_forward<floatX>,
+                             cpu::plain::layernorm_backward<floatX>};
+template <class floatX>
+const Ops<floatX> tested{ops::layernorm_forward<floatX>, ops::residual_layernorm_forward<floatX>,
+                         ops::layernorm_backward<floatX>};
+
+// Two sums of C terms of about 1 in different orders differ by about sqrt(C) roundings. Mean and rstd have this error
+// relative to the size of the numbers, which are `offset` away from zero.
+inline float row_error(int C, float offset) {
+    return 2.0f * std::sqrt(float(C)) * epsilon<float>() * (1.0f + std::fabs(offset));
+}
+
+// ---- forward
+
+template <class floatX>
+struct ForwardInputs {
+    int N, C;
+    float offset;  // of the mean
+    Tensor<floatX> inp, add, weight, bias;
+    ForwardInputs(int N, int C, float offset)
+        : N(N),
+          C(C),
+          offset(offset),
+          inp(random_tensor<floatX>(int64_t(N) * C, 1, 1.0f, offset)),
+          add(random_tensor<floatX>(int64_t(N) * C, 2)),
+          weight(random_tensor<floatX>(C, 3)),
+          bias(random_tensor<floatX>(C, 4)) {}
+};
+
+// out follows mean and rstd, and is rounded to floatX once. With the sum in place of `inp` the bits are the same.
+template <class Backend, class floatX>
+Outputs forward(const Backend& backend, const Ops<floatX>& ops, const ForwardInputs<floatX>& in) {
+    const auto [N, C] = std::pair(in.N, in.C);
+    const int64_t size = int64_t(N) * C;
+    const float error = row_error(C, in.offset);
+    Outputs outputs;
+    const auto add_outputs = [&](const std::string& name, const auto& mean, const auto& rstd, const auto& out) {
+        outputs.push_back(output(name + "mean", mean, 1, 0.0f, error));
+        outputs.push_back(output(name + "rstd", rstd, 1, error, 0.0f));
+        outputs.push_back(output(name + "out", out, C, rounding_step<floatX>(), 8 * error));
+    };
+
+    auto out = poisoned<floatX>(size);
+    auto mean = poisoned<float>(N), rstd = poisoned<float>(N);
+    backend.call(ops.forward, out, mean, rstd, in.inp, in.weight, in.bias, N, C);
+    add_outputs("", mean, rstd, out);
+
+    auto sum = poisoned<floatX>(size), residual_out = poisoned<floatX>(size);
+    auto residual_mean = poisoned<float>(N), residual_rstd = poisoned<float>(N);
+    backend.call(ops.residual_forward, sum, residual_out, residual_mean, residual_rstd, in.inp, in.add, in.weight,
+                 in.bias, N, C);
+    add_outputs("residual ", residual_mean, residual_rstd, residual_out);
+    outputs.push_back(output("sum", sum, C, 0.0f, 0.0f));
+
+    auto in_place = copy_of(in.inp), in_place_out = poisoned<floatX>(size);
+    backend.call(ops.residual_forward, in_place, in_place_out, mean, rstd, in_place, in.add, in.weight, in.bias, N, C);
+    expect_close("sum in place", in_place, sum, C, 0.0f, 0.0f);
+    expect_close("out of the sum in place", in_place_out, residual_out, C, 0.0f, 0.0f);
+    return outputs;
+}
+
+template <class floatX, class Backend>
+void compare_forward(const Backend& backend, int N, int C, float offset = 0.0f) {
+    CAPTURE(N);
+    CAPTURE(C);
+    CAPTURE(offset);
+    const ForwardInputs<floatX> in(N, C, offset);
+    backend.compare(forward(OnHost{}, definition<floatX>, in), [&] { return forward(backend, tested<floatX>, in); });
+}
+
+// The row 0, 2, 4, ... of C numbers has mean C - 1 and variance (C^2 - 1) / 3.
+template <class floatX, class Backend>
+void known_row(const Backend& backend, int C) {
+    CAPTURE(C);
+    Tensor<floatX> inp(C);
+    for (int c = 0; c < C; c++) inp[c] = floatX(float(2 * c));
+    const auto weight = filled<floatX>(C, 2.0f), bias = filled<floatX>(C, 1.0f);
+    const double mean_of_row = C - 1, rstd_of_row = 1.0 / std::sqrt((double(C) * C - 1) / 3 + 1e-5);
+    backend.on_each_variant([&] {
+        auto out = poisoned<floatX>(C);
+        auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
+        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, bias, 1, C);
+        CHECK(double(mean[0]) == mean_of_row);
+        CHECK(rstd[0] == doctest::Approx(rstd_of_row).epsilon(1e-6));
+        for (int c = 0; c < C; c++)
+            CHECK(float(out[c]) ==
+                  doctest::Approx(2.0 * (2 * c - mean_of_row) * rstd_of_row + 1.0).epsilon(double(epsilon<floatX>())));
+    });
+}
+
+// eps alone keeps rstd finite.
+template <class floatX, class Backend>
+void constant_row(const Backend& backend, int C) {
+    CAPTURE(C);
+    const auto inp = filled<floatX>(C, 3.0f), weight = filled<floatX>(C, 2.0f), bias = filled<floatX>(C, 0.5f);
+    backend.on_each_variant([&] {
+        auto out = poisoned<floatX>(C);
+        auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
+        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, bias, 1, C);
+        for (int c = 0; c < C; c++) CHECK(float(out[c]) == 0.5f);
+        CHECK(rstd[0] == doctest::Approx(1.0 / std::sqrt(1e-5)).epsilon(1e-5));
+    });
+}
+
+template <class floatX, class Backend>
+void nan_in_a_row(const Backend& backend, int C) {
+    CAPTURE(C);
+    auto inp = random_tensor<floatX>(2 * C, 1);
+    const auto weight = filled<floatX>(C, 1.0f);
+    inp[5] = floatX(NAN);
+    backend.on_each_variant([&] {
+        auto out = filled<floatX>(2 * C, 0.0f);
+        auto mean = poisoned<float>(2), rstd = poisoned<float>(2);
+        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, weight, 2, C);
+        for (int c = 0; c < C; c++) {
+            CHECK(std::isnan(float(out[c])));
+            CHECK_FALSE(std::isnan(float(out[C + c])));
+        }
+    });
+}
+
+// ---- backward
+
+constexpr float before = 0.25f;  // gradients of parameters start at a value that must still be in them
+
+// Mean and rstd are inputs, so that an error of forward does not hide one of backward: those of the rows, or numbers
+// that have nothing to do with the rows, which backward must use all the same.
+enum class Statistics { of_rows, random };
+
+template <class floatX>
+struct BackwardInputs {
+    int N, C;
+    float offset;
+    Tensor<floatX> dout, inp, weight, dresidual;
+    Tensor<float> mean, rstd;
+    BackwardInputs(int N, int C, float offset = 0.0f, Statistics statistics = Statistics::random)
+        : N(N),
+          C(C),
+          offset(offset),
+          dout(random_tensor<floatX>(int64_t(N) * C, 1)),
+          inp(random_tensor<floatX>(int64_t(N) * C, 2, 1.0f, offset)),
+          weight(random_tensor<floatX>(C, 3)),
+          dresidual(random_tensor<floatX>(int64_t(N) * C, 4)),
+          mean(random_tensor<float>(N, 5, 0.1f, offset)),
+          rstd(random_tensor<float>(N, 6, 0.1f, 1.0f)) {
+        if (statistics == Statistics::random) return;
+        auto out = poisoned<floatX>(int64_t(N) * C);
+        OnHost{}.call(definition<floatX>.forward, out, mean, rstd, inp, weight, weight, N, C);
+    }
+};
+
+enum class Dresidual { none, apart, in_place };
+
+template <class floatX>
+struct Gradients {
+    Tensor<floatX> dinp;
+    Tensor<float> dweight, dbias, dbranch_bias;
+};
+
+template <class Backend, class floatX>
+Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const BackwardInputs<floatX>& in,
+                           Dresidual past = Dresidual::apart, bool with_branch_bias = true) {
+    Gradients<floatX> g{past == Dresidual::in_place ? copy_of(in.dresidual) : poisoned<floatX>(in.inp.size()),
+                        filled<float>(in.C, before), filled<float>(in.C, before), filled<float>(in.C, before)};
+    const Tensor<floatX>* dresidual = past == Dresidual::none    ? nullptr
+                                      : past == Dresidual::apart ? &in.dresidual
+                                                                 : &g.dinp;
+    backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, in.dout,
+                 in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
+    return g;
+}
+
+// The difference between sums and `before` plus the column sums of d, relative to the sum of the terms' sizes.
+template <class floatX>
+Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d, int C) {
+    auto off = poisoned<float>(C);
+    for (int c = 0; c < C; c++) {
+        double sum = double(before), size = sum;
+        for (int64_t i = c; i < d.size(); i += C) {
+            sum += double(float(d[i]));
+            size += std::fabs(double(float(d[i])));
+        }
+        off[c] = float((double(sums[c]) - sum) / size);
+    }
+    return off;
+}
+
+// The averages over a row sum C terms of about 1 in two orders; dinp follows them and is rounded once. Gradients of
+// parameters are sums of N terms of about 1: about sqrt(N) large, of which about sqrt(N) additions round. dbranch_bias
+// is compared with the sums in double of the dinp that was stored, because a number of dinp may be rounded to either
+// side. Its additions, about sqrt(N) of which matter, each round by half an epsilon of the sizes' sum at most: twice
+// that and a few more, for the worst of C columns.
+template <class Backend, class floatX>
+Outputs backward_outputs(const Backend& backend, const Ops<floatX>& ops, const BackwardInputs<floatX>& in,
+                         Dresidual past) {
+    const Gradients<floatX> g = backward(backend, ops, in, past);
+    const float root = std::sqrt(float(in.N)), error = row_error(in.C, in.offset);
+    const float column_error = root * (8.0f + 2.0f * root) * epsilon<float>();
+    Outputs outputs;
+    outputs.push_back(output("dinp", g.dinp, in.C, rounding_step<floatX>(), 8 * error));
+    outputs.push_back(output("dweight", g.dweight, 1, 0.0f, column_error * (1.0f + std::fabs(in.offset))));
+    outputs.push_back(output("dbias", g.dbias, 1, 0.0f, column_error));
+    expect_close("dbranch_bias", off_column_sums(g.dbranch_bias, g.dinp, in.C), filled<float>(in.C, 0.0f), 1, 0.0f,
+                 std::min(4.0f * root, 8.0f + root) * epsilon<float>());
+    return outputs;
+}
+
+template <class floatX, class Backend>
+void compare_backward(const Backend& backend, int N, int C, Dresidual past = Dresidual::apart, float offset = 0.0f,
+                      Statistics statistics = Statistics::random) {
+    CAPTURE(N);
+    CAPTURE(C);
+    CAPTURE(offset);
+    CAPTURE(int(past));
+    CAPTURE(int(statistics));
+    const BackwardInputs<floatX> in(N, C, offset, statistics);
+    backend.compare(backward_outputs(OnHost{}, definition<floatX>, in, past),
+                    [&] { return backward_outputs(backend, tested<floatX>, in, past); });
+}
+
+template <class floatX, class Backend>
+void optional_arguments(const Backend& backend, int N, int C) {
+    BackwardInputs<floatX> in(N, C);
+    backend.on_each_variant([&] {
+        const auto expect_same = [&](const char* what, const Gradients<floatX>& a, const Gradients<floatX>& b) {
+            INFO(what);
+            CHECK(same_bits(a.dinp, b.dinp));
+            CHECK(same_bits(a.dweight, b.dweight));
+            CHECK(same_bits(a.dbias, b.dbias));
+        };
+        const auto whole = backward(backend, tested<floatX>, in);
+        const auto again = backward(backend, tested<floatX>, in);
+        const auto in_place = backward(backend, tested<floatX>, in, Dresidual::in_place);
+        const auto no_branch = backward(backend, tested<floatX>, in, Dresidual::apart, false);
+        expect_same("a second run", again, whole);
+        CHECK(same_bits(again.dbranch_bias, whole.dbranch_bias));
+        expect_same("dresidual in place", in_place, whole);
+        CHECK(same_bits(in_place.dbranch_bias, whole.dbranch_bias));
+        expect_same("without dbranch_bias", no_branch, whole);
+        for (int c = 0; c < C; c++) {
+            CHECK(whole.dbranch_bias[c] != before);
+            CHECK(no_branch.dbranch_bias[c] == before);
+        }
+        const auto none = backward(backend, tested<floatX>, in, Dresidual::none, false);
+        BackwardInputs<floatX> zeros(N, C);
+        zeros.dresidual = filled<floatX>(int64_t(N) * C, 0.0f);
+        expect_same("without dresidual", none, backward(backend, tested<floatX>, zeros));
+    });
+}
+
+template <class floatX, class Backend>
+void nan_in_dout(const Backend& backend, int N, int C) {
+    CAPTURE(C);
+    BackwardInputs<floatX> in(N, C);
+    const int row = N - 2, column = C * 3 / 5;
+    in.dout[row * C + column] = floatX(NAN);
+    backend.on_each_variant([&] {
+        const auto got = backward(backend, tested<floatX>, in);
+        for (int c = 0; c < C; c++) {
+            for (int n = 0; n < N; n++) REQUIRE(std::isnan(float(got.dinp[n * C + c])) == (n == row));
+            REQUIRE(std::isnan(got.dweight[c]) == (c == column));
+            REQUIRE(std::isnan(got.dbias[c]) == (c == column));
+            REQUIRE(std::isnan(got.dbranch_bias[c]));
+        }
+    });
+}
+
+}  // namespace layernorm_cases
