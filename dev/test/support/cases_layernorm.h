@@ -125,6 +125,10 @@ void nan_in_a_row(const Backend& backend, int C) {
         auto out = filled<floatX>(2 * C, 0.0f);
         auto mean = poisoned<float>(2), rstd = poisoned<float>(2);
         backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, weight, 2, C);
+        for (const auto* statistic : {&mean, &rstd}) {
+            CHECK(std::isnan((*statistic)[0]));
+            CHECK_FALSE(std::isnan((*statistic)[1]));
+        }
         for (int c = 0; c < C; c++) {
             CHECK(std::isnan(float(out[c])));
             CHECK_FALSE(std::isnan(float(out[C + c])));

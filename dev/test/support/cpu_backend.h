@@ -10,7 +10,8 @@ struct CpuBackend : OnHost {
     void on_each_variant(const Check& check) const {
         for (const Isa level : available_isas(highest)) {
             const RunsOn setting(level, 2);
-            INFO(isa_name(level));
+            const std::string variant = isa_name(level);
+            CAPTURE(variant);
             check();
         }
     }
@@ -30,7 +31,9 @@ struct CpuBackend : OnHost {
                     continue;
                 }
                 for (size_t i = 0; i < got.size(); i++) {
-                    INFO(isa_name(level), " ", got[i].name, " on ", threads, " threads");
+                    const std::string what =
+                        format("%s %s on %d threads", isa_name(level), got[i].name.c_str(), threads);
+                    INFO(what);
                     CHECK(same_bits(got[i].values, first[i].values));
                 }
             }

@@ -1,0 +1,259 @@
+// cases_attention.h: the cases of causal attention that test_attention.cpp and test_gpu_attention.cu share: outputs
+// against the definition, inputs whose result is known, huge scores, NaN, and decoding.
+#pragma once
+#include "support/cases.h"
+
+namespace attention_cases {
+
+struct Shape {
+    int B, T, NH, HS;
+    int C() const { return NH * HS; }
+    int64_t tokens() const { return int64_t(B) * T; }
+};
+
+template <class floatX>
+struct Ops {
+    decltype(&cpu::attention_forward<floatX>) forward;
+    decltype(&cpu::attention_backward<floatX>) backward;
+    decltype(&cpu::attention_decode<floatX>) decode;
+};
+template <class floatX>
+const Ops<floatX> definition{cpu::plain::attention_forward<floatX>, cpu::plain::attention_backward<floatX>,
+                             cpu::plain::attention_decode<floatX>};
+template <class floatX>
+const Ops<floatX> tested{ops::attention_forward<floatX>, ops::attention_backward<floatX>,
+                         ops::attention_decode<floatX>};
+
+template <class floatX>
+struct Forward {
+    Tensor<floatX> out;  // (B, T, C)
+    Tensor<float> lse;   // (B, NH, T)
+};
+
+template <class Backend, class floatX>
+Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, Shape s, const Tensor<floatX>& qkv) {
+    Forward<floatX> r{poisoned<floatX>(s.tokens() * s.C()), poisoned<float>(s.tokens() * s.NH)};
+    backend.call(ops.forward, r.out, r.lse, qkv, s.B, s.T, s.NH, s.HS);
+    return r;
+}
+
+template <class Backend, class floatX>
+Tensor<floatX> backward(const Backend& backend, const Ops<floatX>& ops, Shape s, const Tensor<floatX>& qkv,
+                        const Tensor<floatX>& dout, const Forward<floatX>& of_forward) {
+    auto dqkv = poisoned<floatX>(s.tokens() * 3 * s.C());
+    backend.call(ops.backward, dqkv, dout, of_forward.out, of_forward.lse, qkv, s.B, s.T, s.NH, s.HS);
+    return dqkv;
+}
+
+// Of the first sequence.
+template <class Backend, class floatX>
+Tensor<floatX> decode(const Backend& backend, const Ops<floatX>& ops, Shape s, const Tensor<floatX>& qkv) {
+    auto decoded = poisoned<floatX>(s.C());
+    backend.call(ops.decode, decoded, qkv, s.T, s.NH, s.HS);
+    return decoded;
+}
+
+// What a backend's arithmetic adds to the bounds below.
+struct Bounds {
+    float operands = 0.0f;      // error of bf16 weights as operands of matrix units, for values of about 1
+    float lse_relative = 0.0f;  // error of the logarithm
+};
+
+// In float arithmetic, two orders of summing HS products of standard normal numbers, over sqrt(HS), differ by about
+// sqrt(HS) roundings, the sums over T keys by sqrt(T). An error in a score is a relative one in its weight, and weights
+// and gradients multiply numbers of up to about 5. Everything is rounded to floatX once. Backward gets the definition's
+// out and lse, so that an error of forward does not hide one of backward.
+//
+// On matrix units the weights and their gradients are bf16 operands: each is off by half a step at most, which is 1/512
+// of it, and by a third of that squared on average. out is a mean of values with weights p, and sum of p^2 <= 1; rows
+// of dscore / sqrt(HS) and columns of p have a root of the sum of squares below about 2 (the first keys, which the most
+// queries see). So 6 standard deviations are 6 * 2 * (1/512) / sqrt(3) = 1.7 steps for gradients, half of that for out.
+template <class floatX, class Backend>
+void compare(const Backend& backend, Shape s, Bounds bounds = {}, float scale = 1.0f) {
+    CAPTURE(s.B);
+    CAPTURE(s.T);
+    CAPTURE(s.NH);
+    CAPTURE(s.HS);
+    const auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1, scale);
+    const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
+    const auto given = forward(OnHost{}, definition<floatX>, s, qkv);
+    const float sum_error = 4.0f * (std::sqrt(float(s.HS)) + std::sqrt(float(s.T))) * epsilon<float>() * scale * scale;
+    const float step = rounding_step<floatX>(), operands = bounds.operands * scale;
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        const auto r = forward(where, ops, s, qkv);
+        Outputs outputs;
+        outputs.push_back(output("out", r.out, s.C(), step, sum_error + 0.85f * operands));
+        outputs.push_back(output("lse", r.lse, s.T, bounds.lse_relative, sum_error));
+        outputs.push_back(output("dqkv", backward(where, ops, s, qkv, dout, given), 3 * s.C(), step,
+                                 4 * sum_error + 1.7f * operands));
+        outputs.push_back(output("decoded", decode(where, ops, s, qkv), s.C(), step, sum_error));
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+}
+
+template <class floatX, class Backend>
+void same_bits_twice(const Backend& backend, Shape s) {
+    CAPTURE(s.HS);
+    const auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
+    const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
+    backend.on_each_variant([&] {
+        const auto first = forward(backend, tested<floatX>, s, qkv), second = forward(backend, tested<floatX>, s, qkv);
+        CHECK(same_bits(first.out, second.out));
+        CHECK(same_bits(first.lse, second.lse));
+        CHECK(same_bits(backward(backend, tested<floatX>, s, qkv, dout, first),
+                        backward(backend, tested<floatX>, s, qkv, dout, second)));
+    });
+}
+
+// Query t is 1000 times the unit vector of one earlier place, and key t is the unit vector of place t: the weight of
+// that place is 1, that of every other one exp(-1000 / sqrt(HS)), which is 4e-39 at most, or the least that a variant
+// knows. lse_error: 0 where 1000 / sqrt(HS) is exact.
+template <class floatX, class Backend>
+void one_hot_queries(const Backend& backend, int HS, float lse_error) {
+    CAPTURE(HS);
+    const int T = 64, C = HS;
+    const Shape s{1, T, 1, HS};
+    auto qkv = filled<floatX>(T * 3 * C, 0.0f);
+    const auto chosen_key = [](int t) { return t * 7 % (t + 1); };
+    for (int t = 0; t < T; t++) {
+        qkv[t * 3 * C + chosen_key(t)] = floatX(1000.0f);
+        qkv[t * 3 * C + C + t] = floatX(1.0f);
+        for (int i = 0; i < HS; i++) qkv[t * 3 * C + 2 * C + i] = floatX(float(t + i));
+    }
+    backend.on_each_variant([&] {
+        const auto [out, lse] = forward(backend, tested<floatX>, s, qkv);
+        const auto decoded = decode(backend, tested<floatX>, s, qkv);
+        for (int t = 0; t < T; t++) {
+            CHECK(std::fabs(lse[t] - 1000.0f / std::sqrt(float(HS))) <= lse_error);
+            for (int i = 0; i < HS; i++) CHECK(std::fabs(float(out[t * C + i]) - float(chosen_key(t) + i)) < 1e-30f);
+        }
+        for (int i = 0; i < HS; i++) CHECK(float(decoded[i]) == float(out[(T - 1) * C + i]));
+    });
+}
+
+// Each query takes the mean of the values that it sees, and lse is the log of their number. Matrix units round the
+// weights to bf16: up to half a step each, which partly cancel. relative, absolute: the bound of the mean.
+template <class floatX, class Backend>
+void equal_keys(const Backend& backend, int T, int HS, float relative, float absolute) {
+    CAPTURE(HS);
+    const int C = HS;
+    auto qkv = filled<floatX>(T * 3 * C, 0.0f);
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < HS; i++) qkv[t * 3 * C + 2 * C + i] = floatX(float(t));
+    backend.on_each_variant([&] {
+        const auto [out, lse] = forward(backend, tested<floatX>, {1, T, 1, HS}, qkv);
+        for (int t = 0; t < T; t++) {
+            CHECK(std::fabs(lse[t] - std::log(float(t + 1))) <= 8 * epsilon<float>());
+            const float mean = float(t) / 2;
+            for (const int i : {0, t % HS})
+                CHECK(std::fabs(float(out[t * C + i]) - mean) <= absolute + relative * mean);
+        }
+    });
+}
+
+// The bounds are those of `compare`, HS and T being small.
+template <class floatX, class Backend>
+void decoding_is_the_last_row(const Backend& backend, Shape s) {
+    CAPTURE(s.T);
+    const auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
+    backend.on_each_variant([&] {
+        const auto r = forward(backend, tested<floatX>, s, qkv);
+        auto last = poisoned<floatX>(s.C());
+        for (int i = 0; i < s.C(); i++) last[i] = r.out[(s.T - 1) * s.C() + i];
+        expect_close("decoded", decode(backend, tested<floatX>, s, qkv), last, s.C(), rounding_step<floatX>(), 1e-5f);
+    });
+}
+
+// Scores of up to 1e32: the largest is subtracted before any exponential, without an error that could overflow. From
+// about 1e7 on, the rounding of lse alone is more than a weight can bear in backward. One key has all the weight, so
+// out is its value, dv a sum of rows of dout, and dq and dk are what rounding leaves of 0.
+//
+// rounding: relative, of a weight and of a product. On the tensor cores of a GPU it is a step of bf16, since below 1e9
+// a weight may be 2^-0.5 to 2^0.5, and is rounded before it is divided by itself; in float arithmetic out is exact.
+template <class floatX, class Backend>
+void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_cores) {
+    CAPTURE(HS);
+    CAPTURE(magnitude);
+    const Shape s{1, 140, 1, HS};
+    auto qkv = random_tensor<floatX>(s.tokens() * 3 * HS, 1);
+    const auto dout = random_tensor<floatX>(s.tokens() * HS, 2);
+    for (int t = 0; t < s.T; t++)
+        for (int i = 0; i < 2 * HS; i++) {
+            floatX& x = qkv[t * 3 * HS + i];
+            x = floatX(float(x) * magnitude);
+        }
+    const auto want = forward(OnHost{}, definition<floatX>, s, qkv);
+    auto dv = filled<float>(s.tokens() * HS, 0.0f);
+    for (int t = 0; t < s.T; t++) {
+        int key = 0;
+        while (key < t && std::memcmp(&want.out[t * HS], &qkv[(key * 3 + 2) * HS], size_t(HS) * sizeof(floatX)) != 0)
+            key++;
+        for (int i = 0; i < HS; i++) dv[key * HS + i] += float(dout[t * HS + i]);
+    }
+    // A score may cancel: the error is that of its terms, of 10 magnitude^2 each.
+    const float lse_error = 10.0f * magnitude * magnitude * float(HS) * epsilon<float>();
+    const float rounding = on_tensor_cores ? epsilon<floatX>() : float(HS) * epsilon<float>();
+    // dout.v is 5 sqrt(HS) at most, and a query or key 5 magnitude; a key has up to T queries.
+    const float left = rounding * 5.0f * std::sqrt(float(HS)) * 5.0f * magnitude / std::sqrt(float(HS));
+
+    backend.on_each_variant([&] {
+        const auto got = forward(backend, tested<floatX>, s, qkv);
+        const auto dqkv = backward(backend, tested<floatX>, s, qkv, dout, got);
+        expect_close("out", got.out, want.out, HS, on_tensor_cores ? rounding : 0.0f, 0.0f);
+        expect_close("lse", got.lse, want.lse, s.T, 1e-5f, lse_error);
+        auto got_dv = poisoned<float>(dv.size());
+        for (int t = 0; t < s.T; t++)
+            for (int i = 0; i < HS; i++) {
+                const floatX* row = dqkv.data() + t * 3 * HS + i;
+                CHECK(std::fabs(float(row[0])) <= left);
+                CHECK(std::fabs(float(row[HS])) <= float(s.T) * left);
+                got_dv[t * HS + i] = float(row[2 * HS]);
+            }
+        expect_close("dv", got_dv, dv, HS, epsilon<floatX>(), float(s.T) * epsilon<float>());
+    });
+}
+
+// Every later query sees the key, and none before it.
+template <class floatX, class Backend>
+void nan_in_a_key(const Backend& backend, int T, int key, int HS) {
+    CAPTURE(HS);
+    const Shape s{1, T, 1, HS};
+    auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
+    const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
+    qkv[key * 3 * s.C() + s.C() + 3] = floatX(NAN);
+    backend.on_each_variant([&] {
+        const auto got = forward(backend, tested<floatX>, s, qkv);
+        for (int t = 0; t < T; t++) {
+            CAPTURE(t);
+            CHECK(std::isnan(float(got.out[t * s.C()])) == (t >= key));
+            CHECK(std::isnan(got.lse[t]) == (t >= key));
+        }
+        const auto dqkv = backward(backend, tested<floatX>, s, qkv, dout, got);
+        const auto gradient = [&](int t, int part) { return float(dqkv[(t * 3 + part) * s.C()]); };
+        for (int part = 0; part < 3; part++) CHECK(std::isnan(gradient(key, part)));
+        CHECK(std::isnan(gradient(T - 1, 0)));
+        CHECK(std::isnan(float(decode(backend, tested<floatX>, s, qkv)[0])));
+    });
+}
+
+template <class floatX, class Backend>
+void nan_everywhere(const Backend& backend) {
+    const Shape s{1, 70, 1, 64};
+    const auto qkv = filled<floatX>(s.tokens() * 3 * s.C(), NAN), dout = filled<floatX>(s.tokens() * s.C(), NAN);
+    backend.on_each_variant([&] {
+        const auto got = forward(backend, tested<floatX>, s, qkv);
+        const auto dqkv = backward(backend, tested<floatX>, s, qkv, dout, got);
+        for (int64_t i = 0; i < got.out.size(); i++) REQUIRE(std::isnan(float(got.out[i])));
+        for (int64_t i = 0; i < dqkv.size(); i++) REQUIRE(std::isnan(float(dqkv[i])));
+    });
+}
+
+inline void refuse_no_heads_and_no_tokens() {
+    float x = 0.0f;
+    CHECK_THROWS_WITH_AS(ops::attention_backward(&x, &x, &x, &x, &x, 1, 1, 0, 8, nullptr),
+                         doctest::Contains("attention_backward of 1 sequences of 1 tokens, 0 heads"), Error);
+    CHECK_THROWS_WITH_AS(ops::attention_decode(&x, &x, 0, 1, 8, nullptr), doctest::Contains("of 0 tokens"), Error);
+}
+
+}  // namespace attention_cases
