@@ -1,9 +1,36 @@
 // gpu_backend.h: runs the shared cases of an operation (cases_<op>.h) on the GPU, or in the emulator.
 #pragma once
-#include <list>
+#include <map>
+#include <vector>
 
 #include "gpu/on_gpu.h"
 #include "support/cases.h"
+
+// Blocks of device memory, each for tensors of one size. The emulator gives no address out twice and protects all of
+// them around each call, so that a block for each tensor of each call would make the calls slow.
+class DevicePool {
+    std::multimap<int64_t, void*> unused;
+
+  public:
+    DevicePool() = default;
+    DevicePool(const DevicePool&) = delete;
+    ~DevicePool() {
+        for (const auto& [bytes, block] : unused) cudaFree(block);
+    }
+
+    static DevicePool& of_all_tests() {
+        static DevicePool pool;
+        return pool;
+    }
+
+    void* take(int64_t bytes) {
+        if (auto found = unused.find(bytes); found != unused.end()) return unused.extract(found).mapped();
+        void* block = nullptr;
+        check_cuda(cudaMalloc(&block, size_t(bytes)));
+        return block;
+    }
+    void give_back(int64_t bytes, void* block) { unused.emplace(bytes, block); }
+};
 
 // The device's copies of the tensors that one call uses. A tensor that is passed twice has one copy, so that an
 // operation may work in place.
@@ -14,7 +41,7 @@ class DeviceCopies {
         void* device;
         bool is_written;
     };
-    std::list<Copy> copies;
+    std::vector<Copy> copies;
 
     void* copy(const void* host, int64_t bytes, bool is_written) {
         for (Copy& c : copies)
@@ -22,8 +49,7 @@ class DeviceCopies {
                 c.is_written |= is_written;
                 return c.device;
             }
-        void* device = nullptr;
-        check_cuda(cudaMalloc(&device, size_t(bytes)));
+        void* device = DevicePool::of_all_tests().take(bytes);
         copies.push_back({const_cast<void*>(host), bytes, device, is_written});
         check_cuda(cudaMemcpy(device, host, size_t(bytes), cudaMemcpyHostToDevice));
         return device;
@@ -33,7 +59,7 @@ class DeviceCopies {
     DeviceCopies() = default;
     DeviceCopies(const DeviceCopies&) = delete;
     ~DeviceCopies() {
-        for (Copy& c : copies) cudaFree(c.device);
+        for (const Copy& c : copies) DevicePool::of_all_tests().give_back(c.bytes, c.device);
     }
 
     template <class T>
