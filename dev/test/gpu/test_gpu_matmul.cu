@@ -1,13 +1,13 @@
-// test_gpu_matmul.cu: the products of llmc/cuda against their definition in cpu::plain, with every finish, by the
+// test_gpu_matmul.cu: the shared cases of the matrix products (cases_matmul.h) on the GPU, with every epilogue, by the
 // library's epilogues and by our own kernels; and the choice by time. The same source runs on a GPU, with cuBLASLt, and
 // in the emulator, with plain loops in its place.
-#include <cstring>
-
 #include "base/files.h"
-#include "cpu/variants.h"
 #include "cuda/matmul.h"
-#include "gpu/on_gpu.h"
+#include "gpu/gpu_backend.h"
+#include "support/cases_matmul.h"
 #include "support/temporary.h"
+
+using namespace matmul_cases;
 
 #ifdef SIMT_EMULATOR
 static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
@@ -15,92 +15,58 @@ static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = the
 static void set_fused_epilogues(bool) {}  // they are there or not
 #endif
 
-// Sums of K products of standard normal numbers are about sqrt(K), and two orders of adding them differ by about
-// sqrt(K) roundings of that size: K 2^-24, of which the worst of some thousand elements is a few times. Operands are
-// the same bf16 on both sides. The result is rounded once, to floatX.
-static float sum_error(int K) { return 4.0f * float(K) * epsilon<float>() / 2; }
-template <class floatX>
-constexpr float one_rounding = sizeof(floatX) == 4 ? 0.0f : epsilon<bf16>();
+struct MatmulOnGpu : GpuBackend {
+    // Sums of K products of standard normal numbers are about sqrt(K), and two orders of adding them differ by about
+    // sqrt(K) roundings of that size: K 2^-24, of which the worst of some thousand elements is a few times. Operands
+    // are the same bf16 on both sides. The result is rounded once, to floatX.
+    template <class floatX>
+    Bound bound(Value value, int K, Options options) const {
+        const float sum_error = 4.0f * float(K) * epsilon<float>() / 2, root = std::sqrt(float(K));
+        const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>();
+        switch (value) {
+            case Value::out:  // a GELU kernel of ours starts from the rounded product; its slope is up to 1.13
+                return {2 * one_rounding, sum_error + (options.gelu ? 5.0f * root * one_rounding / 4 : 0.0f)};
+            case Value::pre_gelu:
+                return {one_rounding, sum_error};
+            case Value::dinp:  // times gelu', which is at most 1.13; by a kernel of ours after a rounding of its own
+                return {(options.gelu ? 2.0f : 1.0f) * one_rounding + 8 * epsilon<float>(),
+                        sum_error + (options.gelu ? 64 * epsilon<float>() * root : 0.0f)};
+            default:
+                return {epsilon<float>(), sum_error + epsilon<float>()};
+        }
+    }
+};
 
-enum class Epilogue { nothing, bias, gelu, bias_gelu };
+static const MatmulOnGpu gpu_backend;
 
 template <class floatX>
-static Tensor<floatX> compare_forward(int N, int IC, int OC, Epilogue finish) {
-    CAPTURE(N);
-    CAPTURE(IC);
-    CAPTURE(OC);
-    CAPTURE(int(finish));
-    const bool with_bias = finish == Epilogue::bias || finish == Epilogue::bias_gelu,
-               with_gelu = finish >= Epilogue::gelu;
-    auto inp = random_tensor<floatX>(int64_t(N) * IC, 1), weight = random_tensor<floatX>(int64_t(OC) * IC, 2);
-    auto bias = random_tensor<floatX>(OC, 3);
-    auto out = poisoned<floatX>(int64_t(N) * OC), want = poisoned<floatX>(int64_t(N) * OC);
-    auto pre = poisoned<floatX>(int64_t(N) * OC), want_pre = poisoned<floatX>(int64_t(N) * OC);
-    OnGpu<floatX> x(inp), w(weight), b(bias), y(out), p(pre);
-    gpu::matmul_forward<floatX>(y, with_gelu ? p.device : nullptr, x, {w, nullptr}, with_bias ? b.device : nullptr, N,
-                                IC, OC, nullptr);
-    y.back(), p.back();
-    cpu::plain::matmul_forward<floatX>(want.data(), with_gelu ? want_pre.data() : nullptr, inp.data(),
-                                       {weight.data(), nullptr}, with_bias ? bias.data() : nullptr, N, IC, OC, nullptr);
-    // GELU by a kernel of ours starts from the rounded product, whose error its slope of up to 1.13 passes on.
-    const float scale = with_gelu ? 5.0f * std::sqrt(float(IC)) : 0.0f;
-    expect_close("out", out, want, OC, 2 * one_rounding<floatX>, sum_error(IC) + scale * one_rounding<floatX> / 4);
-    if (with_gelu)
-        expect_close("pre_gelu", pre, want_pre, OC, one_rounding<floatX>, sum_error(IC));
-    else
-        CHECK(std::isnan(float(pre[0])));
-    return out;
+static void compare_forward(Shape s, Options options) {
+    matmul_cases::compare_forward<floatX>(gpu_backend, Inputs<floatX>(s), options);
 }
 
 template <class floatX>
-static void compare_backward(int N, int IC, int OC, bool with_bias, bool with_gelu, bool accumulate) {
-    CAPTURE(N);
-    CAPTURE(IC);
-    CAPTURE(OC);
-    CAPTURE(with_bias);
-    CAPTURE(with_gelu);
-    CAPTURE(accumulate);
-    auto dout = random_tensor<floatX>(int64_t(N) * OC, 1), inp = random_tensor<floatX>(int64_t(N) * IC, 2);
-    auto weight = random_tensor<floatX>(int64_t(OC) * IC, 3), pre = random_tensor<floatX>(int64_t(N) * IC, 4);
-    auto dinp = poisoned<floatX>(int64_t(N) * IC), want_dinp = poisoned<floatX>(int64_t(N) * IC);
-    const auto before = [&](int64_t size, uint64_t seed) {
-        return accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
-    };
-    auto dweight = before(int64_t(OC) * IC, 5), want_dweight = before(int64_t(OC) * IC, 5);
-    auto dbias = before(OC, 6), want_dbias = before(OC, 6);
-    OnGpu<floatX> dy(dout), x(inp), w(weight), p(pre), dx(dinp);
-    OnGpu<float> dw(dweight), db(dbias);
-    gpu::matmul_backward<floatX>(dx, dw, with_bias ? db.device : nullptr, dy, x, {w, nullptr},
-                                 with_gelu ? p.device : nullptr, N, IC, OC, accumulate, nullptr);
-    dx.back(), dw.back(), db.back();
-    cpu::plain::matmul_backward<floatX>(want_dinp.data(), want_dweight.data(), with_bias ? want_dbias.data() : nullptr,
-                                        dout.data(), inp.data(), {weight.data(), nullptr},
-                                        with_gelu ? pre.data() : nullptr, N, IC, OC, accumulate, nullptr);
-    // times gelu', which is at most 1.13; by a kernel of ours after a rounding of its own
-    expect_close("dinp", dinp, want_dinp, IC, (with_gelu ? 2.0f : 1.0f) * one_rounding<floatX> + 8 * epsilon<float>(),
-                 sum_error(OC) + (with_gelu ? 64 * epsilon<float>() * std::sqrt(float(OC)) : 0.0f));
-    expect_close("dweight", dweight, want_dweight, IC, epsilon<float>(), sum_error(N) + epsilon<float>());
-    if (with_bias) expect_close("dbias", dbias, want_dbias, OC, epsilon<float>(), sum_error(N) + epsilon<float>());
+static void compare_backward(Shape s, Options options) {
+    matmul_cases::compare_backward<floatX>(gpu_backend, Inputs<floatX>(s), options);
 }
 
 template <class floatX>
-static void compare_all(int N, int IC, int OC) {
-    for (Epilogue finish : {Epilogue::nothing, Epilogue::bias, Epilogue::gelu, Epilogue::bias_gelu})
-        compare_forward<floatX>(N, IC, OC, finish);
-    compare_backward<floatX>(N, IC, OC, true, false, false);
-    compare_backward<floatX>(N, IC, OC, false, true, true);
-    compare_backward<floatX>(N, IC, OC, true, true, false);
+static void compare_all(Shape s) {
+    for (const bool gelu : {false, true})
+        for (const bool bias : {false, true}) compare_forward<floatX>(s, {.bias = bias, .gelu = gelu});
+    compare_backward<floatX>(s, {});
+    compare_backward<floatX>(s, {.bias = false, .gelu = true, .accumulate = true});
+    compare_backward<floatX>(s, {.gelu = true});
 }
 
-TEST_CASE_TEMPLATE("products of awkward sizes, by either way to GELU", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of awkward sizes are the definition's, by either way to GELU", floatX, float, bf16) {
     constexpr int unit = 16 / int(sizeof(floatX));
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
-        for (const int N : {1, 7, 17, 65}) compare_all<floatX>(N, 7 * unit, 17 * unit);
-        compare_all<floatX>(3, unit, unit);
-        compare_all<floatX>(2, 17 * unit, unit);
-        compare_all<floatX>(5, 65 * unit, 3 * unit);
-        compare_all<floatX>(4, unit, 65 * unit);
+        for (const int N : {1, 7, 17, 65}) compare_all<floatX>({N, 7 * unit, 17 * unit});
+        compare_all<floatX>({3, unit, unit});
+        compare_all<floatX>({2, 17 * unit, unit});
+        compare_all<floatX>({5, 65 * unit, 3 * unit});
+        compare_all<floatX>({4, unit, 65 * unit});
         device_autotune("");  // forget the plans
     }
     set_fused_epilogues(true);
@@ -109,27 +75,34 @@ TEST_CASE_TEMPLATE("products of awkward sizes, by either way to GELU", floatX, f
 #ifdef SIMT_EMULATOR
 TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own on the others") {
     const simt::Config as_it_was = simt::config;
+    const Inputs<bf16> in({17, 64, 96});
     const auto result = [&](int compute_capability, bool fused_epilogues) {
         simt::config.compute_capability = compute_capability, simt::config.fused_epilogues = fused_epilogues;
         device_autotune("");  // forget the plans
-        return compare_forward<bf16>(17, 64, 96, Epilogue::bias_gelu);
-    };
-    const auto same = [](const Tensor<bf16>& a, const Tensor<bf16>& b) {
-        return memcmp(a.data(), b.data(), size_t(a.buffer.bytes())) == 0;
+        compare_forward<bf16>(in.s, {.gelu = true});
+        return forward(gpu_backend, tested<bf16>, in, {.gelu = true}).out;
     };
     // Behind the product GELU starts from a rounded number: other bits in some of the results.
     const Tensor<bf16> apart = result(90, false);
-    for (const int compute_capability : {80, 86, 89, 120}) CHECK(same(result(compute_capability, true), apart));
-    for (const int compute_capability : {90, 100}) CHECK(!same(result(compute_capability, true), apart));
+    for (const int compute_capability : {80, 86, 89, 120}) CHECK(same_bits(result(compute_capability, true), apart));
+    for (const int compute_capability : {90, 100}) CHECK(!same_bits(result(compute_capability, true), apart));
     simt::config = as_it_was;
     device_autotune("");
 }
 #endif
 
-TEST_CASE_TEMPLATE("products of GPT-2's layers, few rows", floatX, float, bf16) {
-    compare_forward<floatX>(1, 768, 2304, Epilogue::bias);  // a token generated
-    compare_forward<floatX>(5, 768, 3072, Epilogue::bias_gelu);
-    compare_backward<floatX>(5, 3072, 768, false, true, true);
+TEST_CASE_TEMPLATE("products of few rows in GPT-2's layers are the definition's", floatX, float, bf16) {
+    compare_forward<floatX>({1, 768, 2304}, {});  // a token generated
+    compare_forward<floatX>({5, 768, 3072}, {.gelu = true});
+    compare_backward<floatX>({5, 3072, 768}, {.bias = false, .gelu = true, .accumulate = true});
+}
+
+TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on them", floatX, float, bf16) {
+    for (const int N : {40, 1}) not_finite<floatX>(gpu_backend, {N, 56, 72});
+}
+
+TEST_CASE_TEMPLATE("products of small integers are exact", floatX, float, bf16) {
+    small_integers<floatX>(gpu_backend, {70, 304, 96});
 }
 
 TEST_CASE_TEMPLATE("the same product twice has the same bits, on any stream", floatX, float, bf16) {
@@ -179,18 +152,24 @@ TEST_CASE("products chosen by time are right, and the choice is kept") {
     const TemporaryDirectory dir;
     const std::string file = dir.path + "/products.txt";
     device_autotune(file);
-    const Tensor<bf16> timed = compare_forward<bf16>(17, 64, 96, Epilogue::bias_gelu);
-    compare_backward<bf16>(40, 64, 96, true, true, true);  // adds: not timed
-    compare_backward<bf16>(40, 64, 96, true, true, false);
-    compare_backward<bf16>(40, 64, 96, true, true, true);
+    const Inputs<bf16> in({17, 64, 96});
+    const Options gelu = {.gelu = true}, gelu_added = {.gelu = true, .accumulate = true};
+    const auto compared_forward = [&] {
+        compare_forward<bf16>(in.s, gelu);
+        return forward(gpu_backend, tested<bf16>, in, gelu).out;
+    };
+    const Tensor<bf16> timed = compared_forward();
+    compare_backward<bf16>({40, 64, 96}, gelu_added);  // adds: not timed
+    compare_backward<bf16>({40, 64, 96}, gelu);
+    compare_backward<bf16>({40, 64, 96}, gelu_added);
     const std::string text = read_file(file, 1 << 20);
     for (const char* line : {"forward bf16 m 96 n 17 k 64+bias+gelu: ", "input-gradient bf16 m 64 n 40 k 96*gelu': ",
                              "weight-gradient bf16 m 64 n 96 k 40: "})
         CHECK(text.find(line) != std::string::npos);
 
     device_autotune(file);  // a later run: nothing is timed, and the bits are the same
-    const Tensor<bf16> again = compare_forward<bf16>(17, 64, 96, Epilogue::bias_gelu);
-    compare_backward<bf16>(40, 64, 96, true, true, false);
+    const Tensor<bf16> again = compared_forward();
+    compare_backward<bf16>({40, 64, 96}, gelu);
     expect_close("with the file", again, timed, 96, 0.0f, 0.0f);
     CHECK(read_file(file, 1 << 20) == text);
 
@@ -201,7 +180,7 @@ TEST_CASE("products chosen by time are right, and the choice is kept") {
         replace_file(
             file, "another GPU; forward: 1 2 3\n\nno colon\n: \n" + text.substr(0, choice) + damage + text.substr(end));
         device_autotune(file);
-        compare_forward<bf16>(17, 64, 96, Epilogue::bias_gelu);
+        compare_forward<bf16>(in.s, gelu);
         const std::string mended = read_file(file, 1 << 20);
         CHECK(mended.find("+bias+gelu: 0 ") != std::string::npos);
         CHECK(mended.find(std::string("+bias+gelu: ") + damage + "\n") == std::string::npos);
@@ -215,8 +194,8 @@ TEST_CASE("the fastest wins: split for the gradient of a weight, else the third 
     const TemporaryDirectory dir;
     const std::string file = dir.path + "/products.txt";
     device_autotune(file);
-    compare_forward<bf16>(40, 64, 96, Epilogue::bias);
-    compare_backward<bf16>(40, 64, 96, false, false, false);
+    compare_forward<bf16>({40, 64, 96}, {});
+    compare_backward<bf16>({40, 64, 96}, {.bias = false});
     const std::string text = read_file(file, 1 << 20);
     CHECK(text.find("forward bf16 m 96 n 40 k 64+bias: 0 2 1 0") != std::string::npos);
     CHECK(text.find(" 3.0000 5.0000\n") != std::string::npos);
@@ -227,8 +206,8 @@ TEST_CASE("the fastest wins: split for the gradient of a weight, else the third 
     slower[at + 9] = '1';  // the second algorithm
     replace_file(file, slower);
     device_autotune(file);
-    compare_forward<bf16>(40, 64, 96, Epilogue::bias);
-    compare_forward<bf16>(41, 64, 96, Epilogue::bias);  // timed, and so the file is written again
+    compare_forward<bf16>({40, 64, 96}, {});
+    compare_forward<bf16>({41, 64, 96}, {});  // timed, and so the file is written again
     CHECK(read_file(file, 1 << 20).find("n 40 k 64+bias: 0 1 1 0") != std::string::npos);
     device_autotune("");
 }

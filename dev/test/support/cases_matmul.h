@@ -1,0 +1,190 @@
+// cases_matmul.h: the cases of the matrix products that test_matmul.cpp and test_gpu_matmul.cu share. Their bounds
+// depend on how a backend sums and on where it rounds: a backend here also has bound<floatX>(value, K, options), for
+// sums of K products.
+#pragma once
+#include <limits>
+
+#include "support/cases.h"
+
+namespace matmul_cases {
+
+struct Shape {
+    int N, IC, OC;
+};
+
+struct Options {
+    bool bias = true, gelu = false, accumulate = false, packed = true;
+};
+
+enum class Value { out, pre_gelu, dinp, dweight, dbias };
+
+struct Bound {
+    float relative, absolute;
+};
+
+template <class floatX>
+struct Ops {
+    decltype(&cpu::packed_bytes<floatX>) packed_bytes;
+    decltype(&cpu::pack_weight<floatX>) pack_weight;
+    decltype(&cpu::matmul_forward<floatX>) forward;
+    decltype(&cpu::matmul_backward<floatX>) backward;
+};
+template <class floatX>
+const Ops<floatX> definition{cpu::plain::packed_bytes<floatX>, cpu::plain::pack_weight<floatX>,
+                             cpu::plain::matmul_forward<floatX>, cpu::plain::matmul_backward<floatX>};
+template <class floatX>
+const Ops<floatX> tested{ops::packed_bytes<floatX>, ops::pack_weight<floatX>, ops::matmul_forward<floatX>,
+                         ops::matmul_backward<floatX>};
+
+template <class floatX>
+struct Inputs {
+    Shape s;
+    Tensor<floatX> inp, weight, bias, dout, pre_gelu;
+    explicit Inputs(Shape s)
+        : s(s),
+          inp(random_tensor<floatX>(int64_t(s.N) * s.IC, 1)),
+          weight(random_tensor<floatX>(int64_t(s.OC) * s.IC, 2)),
+          bias(random_tensor<floatX>(s.OC, 3)),
+          dout(random_tensor<floatX>(int64_t(s.N) * s.OC, 4)),
+          pre_gelu(random_tensor<floatX>(int64_t(s.N) * s.IC, 5)) {}
+};
+
+// The packed copy of a weight, where the backend has one.
+template <class floatX>
+struct Packed {
+    DeviceBuffer<char> copy;
+    Packed(const Ops<floatX>& ops, const floatX* weight, Shape s, bool wanted)
+        : copy(wanted ? ops.packed_bytes(s.OC, s.IC) : 0, "a packed weight") {
+        if (copy.data) ops.pack_weight(copy.data, weight, s.OC, s.IC, nullptr);
+    }
+};
+
+// Outputs are NaN until written.
+template <class floatX>
+struct Forward {
+    Tensor<floatX> out, pre_gelu;
+};
+
+template <class Backend, class floatX>
+Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const Inputs<floatX>& in, Options options) {
+    const Shape s = in.s;
+    Forward<floatX> r{poisoned<floatX>(int64_t(s.N) * s.OC), poisoned<floatX>(int64_t(s.N) * s.OC)};
+    const auto op = [&](floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                        Stream stream) {
+        const Packed<floatX> packed(ops, weight, s, options.packed);
+        ops.forward(out, pre_gelu, inp, {weight, packed.copy.data}, bias, s.N, s.IC, s.OC, stream);
+    };
+    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr);
+    return r;
+}
+
+// With accumulate the gradients of parameters start at random numbers, without at NaN.
+template <class floatX>
+struct Gradients {
+    Tensor<floatX> dinp;
+    Tensor<float> dweight, dbias;
+};
+
+template <class Backend, class floatX>
+Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const Inputs<floatX>& in, Options options) {
+    const Shape s = in.s;
+    const auto before = [&](int64_t size, uint64_t seed) {
+        return options.accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
+    };
+    Gradients<floatX> r{poisoned<floatX>(int64_t(s.N) * s.IC), before(int64_t(s.OC) * s.IC, 6), before(s.OC, 7)};
+    const auto op = [&](floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                        const floatX* weight, const floatX* pre_gelu, Stream stream) {
+        const Packed<floatX> packed(ops, weight, s, options.packed);
+        ops.backward(dinp, dweight, dbias, dout, inp, {weight, packed.copy.data}, pre_gelu, s.N, s.IC, s.OC,
+                     options.accumulate, stream);
+    };
+    backend.call(op, r.dinp, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, in.inp, in.weight,
+                 options.gelu ? &in.pre_gelu : nullptr);
+    return r;
+}
+
+inline std::string describe(Shape s, Options options) {
+    return format("N=%d IC=%d OC=%d bias=%d gelu=%d accumulate=%d packed=%d ", s.N, s.IC, s.OC, options.bias,
+                  options.gelu, options.accumulate, options.packed);
+}
+
+template <class floatX, class Backend>
+void compare_forward(const Backend& backend, const Inputs<floatX>& in, Options options) {
+    const Shape s = in.s;
+    const std::string what = describe(s, options);
+    CAPTURE(what);
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        const auto r = forward(where, ops, in, options);
+        Outputs outputs;
+        const auto add = [&](const char* name, Value value, const auto& tensor) {
+            const Bound bound = backend.template bound<floatX>(value, s.IC, options);
+            outputs.push_back(output(name, tensor, s.OC, bound.relative, bound.absolute));
+        };
+        add("out", Value::out, r.out);
+        if (options.gelu) add("pre_gelu", Value::pre_gelu, r.pre_gelu);
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+}
+
+template <class floatX, class Backend>
+void compare_backward(const Backend& backend, const Inputs<floatX>& in, Options options) {
+    const Shape s = in.s;
+    const std::string what = describe(s, options);
+    CAPTURE(what);
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        const auto r = backward(where, ops, in, options);
+        Outputs outputs;
+        const auto add = [&](const char* name, Value value, const auto& tensor, int columns, int K) {
+            const Bound bound = backend.template bound<floatX>(value, K, options);
+            outputs.push_back(output(name, tensor, columns, bound.relative, bound.absolute));
+        };
+        add("dinp", Value::dinp, r.dinp, s.IC, s.OC);
+        add("dweight", Value::dweight, r.dweight, s.IC, s.N);
+        if (options.bias) add("dbias", Value::dbias, r.dbias, s.OC, s.N);
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+}
+
+// One element of inp and one of dout are not finite.
+template <class floatX, class Backend>
+void not_finite(const Backend& backend, Shape s) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        const int n = s.N - 1, i = 33, o = 65;
+        Inputs<floatX> in(s);
+        in.inp[n * s.IC + i] = floatX(bad);
+        in.dout[n * s.OC + o] = floatX(bad);
+        backend.on_each_variant([&] {
+            CAPTURE(bad);
+            CAPTURE(s.N);
+            const auto f = forward(backend, tested<floatX>, in, {});
+            const auto g = backward(backend, tested<floatX>, in, {});
+            for (int at = 0; at < s.N * s.OC; at++) CHECK(std::isfinite(float(f.out[at])) == (at / s.OC != n));
+            for (int at = 0; at < s.N * s.IC; at++) CHECK(std::isfinite(float(g.dinp[at])) == (at / s.IC != n));
+            for (int at = 0; at < s.OC * s.IC; at++)
+                CHECK(std::isfinite(g.dweight[at]) == (at / s.IC != o && at % s.IC != i));
+            for (int at = 0; at < s.OC; at++) CHECK(std::isfinite(g.dbias[at]) == (at != o));
+        });
+    }
+}
+
+// Small integers have sums that are exact in any order.
+template <class floatX, class Backend>
+void small_integers(const Backend& backend, Shape s) {
+    Inputs<floatX> in(s);
+    const Philox random{7, 0};
+    for (Tensor<floatX>* x : {&in.inp, &in.weight, &in.bias, &in.dout})
+        for (int64_t i = 0; i < x->size(); i++) (*x)[i] = floatX(float(int(random(uint64_t(i))[0] % 5) - 2));
+    const auto want = forward(OnHost{}, definition<floatX>, in, {});
+    const auto want_gradients = backward(OnHost{}, definition<floatX>, in, {});
+    backend.on_each_variant([&] {
+        CHECK(same_bits(forward(backend, tested<floatX>, in, {}).out, want.out));
+        const auto got = backward(backend, tested<floatX>, in, {});
+        CHECK(same_bits(got.dinp, want_gradients.dinp));
+        CHECK(same_bits(got.dweight, want_gradients.dweight));
+        CHECK(same_bits(got.dbias, want_gradients.dbias));
+    });
+}
+
+}  // namespace matmul_cases
