@@ -1,0 +1,172 @@
+// cases_encoder.h: the cases of the embeddings that test_encoder.cpp and test_gpu_encoder.cu share.
+#pragma once
+#include <algorithm>
+
+#include "support/cases.h"
+
+namespace encoder_cases {
+
+struct Shape {
+    int B, T, C, V;
+};
+
+template <class floatX>
+struct Ops {
+    decltype(&cpu::encoder_forward<floatX>) forward;
+    decltype(&cpu::encoder_backward<floatX>) backward;
+};
+template <class floatX>
+const Ops<floatX> definition{cpu::plain::encoder_forward<floatX>, cpu::plain::encoder_backward<floatX>};
+template <class floatX>
+const Ops<floatX> tested{ops::encoder_forward<floatX>, ops::encoder_backward<floatX>};
+
+// Low tokens come often, as words do.
+inline Tensor<int> skewed_tokens(int N, int V) {
+    Tensor<int> tokens(N);
+    const Philox random{1, 0};
+    for (int n = 0; n < N; n++) {
+        const double x = double(random(uint64_t(n))[0]) / 4294967296.0;
+        tokens[n] = int(x * x * x * x * V);
+    }
+    return tokens;
+}
+
+inline int most_frequent(const Tensor<int>& tokens, int V) {
+    std::vector<int> count(V);
+    for (int64_t i = 0; i < tokens.size(); i++) count[tokens[i]]++;
+    return *std::max_element(count.begin(), count.end());
+}
+
+// Gradients start at values that must still be in them.
+struct Gradients {
+    Tensor<float> dwte, dwpe;
+    explicit Gradients(Shape s)
+        : dwte(filled<float>(int64_t(s.V) * s.C, 0.5f)), dwpe(filled<float>(int64_t(s.T) * s.C, -0.5f)) {}
+};
+
+template <class Backend, class floatX>
+Gradients backward(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& dout,
+                   const Tensor<int>& tokens, Shape s) {
+    Gradients g(s);
+    backend.call(ops.backward, g.dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, s.V);
+    return g;
+}
+
+// How a backend adds the rows of dout that meet in one row of a gradient.
+enum class Sums { in_order, in_any_order };
+
+// The sum of two embeddings is rounded once on both sides. Gradients that are summed in the definition's order have its
+// bits. In another order: a sum of n terms of about 1 is about sqrt(n), and at most sqrt(n) of the additions on a
+// term's way to it matter, each of which rounds by half an epsilon of it.
+template <class floatX, class Backend>
+void compare(const Backend& backend, Sums sums, Shape s, const Tensor<int>& tokens) {
+    CAPTURE(s.B);
+    CAPTURE(s.T);
+    CAPTURE(s.C);
+    CAPTURE(s.V);
+    const int64_t size = int64_t(s.B) * s.T * s.C;
+    const auto wte = random_tensor<floatX>(int64_t(s.V) * s.C, 2), wpe = random_tensor<floatX>(int64_t(s.T) * s.C, 3);
+    const auto dout = random_tensor<floatX>(size, 4);
+    const bool exact = sums == Sums::in_order;
+    const auto error = [&](int n) {
+        return exact ? 0.0f : std::sqrt(float(n)) * (4.0f + std::sqrt(float(n))) * epsilon<float>();
+    };
+    const float relative = exact ? 0.0f : epsilon<float>();
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        auto out = poisoned<floatX>(size);
+        where.call(ops.forward, out, tokens, wte, wpe, s.B, s.T, s.C);
+        const Gradients g = backward(where, ops, dout, tokens, s);
+        Outputs outputs;
+        outputs.push_back(output("out", out, s.C, 0.0f, 0.0f));
+        outputs.push_back(output("dwte", g.dwte, s.C, relative, error(most_frequent(tokens, s.V))));
+        outputs.push_back(output("dwpe", g.dwpe, s.C, relative, error(s.B)));
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+}
+
+template <class floatX, class Backend>
+void compare(const Backend& backend, Sums sums, Shape s) {
+    compare<floatX>(backend, sums, s, skewed_tokens(s.B * s.T, s.V));
+}
+
+// Tokens 0, 1, 2, ... come equally often, shuffled, and once, twice, ... in a row.
+template <class floatX, class Backend>
+void token_counts(const Backend& backend, Sums sums) {
+    for (int length : {15, 16, 31, 32, 33, 64, 95, 96, 97}) {
+        const int V = 20, N = V * length;
+        Tensor<int> tokens(N);
+        for (int n = 0; n < N; n++) tokens[n] = int(int64_t(n) * 7919 % N) / length;
+        compare<floatX>(backend, sums, {1, N, 8, V}, tokens);
+    }
+    Tensor<int> tokens(65 * 66 / 2);
+    for (int v = 0, n = 0; v < 65; v++)
+        for (int i = 0; i <= v; i++) tokens[n++] = v;
+    compare<floatX>(backend, sums, {1, int(tokens.size()), 8, 65}, tokens);
+}
+
+template <class floatX, class Backend>
+void same_bits_twice(const Backend& backend, Shape s) {
+    const auto tokens = skewed_tokens(s.B * s.T, s.V);
+    const auto dout = random_tensor<floatX>(int64_t(s.B) * s.T * s.C, 4);
+    backend.on_each_variant([&] {
+        const Gradients first = backward(backend, tested<floatX>, dout, tokens, s);
+        const Gradients second = backward(backend, tested<floatX>, dout, tokens, s);
+        CHECK(same_bits(second.dwte, first.dwte));
+        CHECK(same_bits(second.dwpe, first.dwpe));
+    });
+}
+
+// Token 2 at both positions.
+template <class floatX, class Backend>
+void known_sums(const Backend& backend, int C) {
+    CAPTURE(C);
+    Tensor<int> tokens(2);
+    tokens[0] = tokens[1] = 2;
+    auto wte = filled<floatX>(3 * C, 0.0f), wpe = filled<floatX>(2 * C, 1.0f), dout = filled<floatX>(2 * C, 8.0f);
+    for (int c = 0; c < C; c++) {
+        wte[2 * C + c] = floatX(4.0f);
+        wpe[C + c] = floatX(2.0f);
+        dout[C + c] = floatX(16.0f);
+    }
+    backend.on_each_variant([&] {
+        auto out = poisoned<floatX>(2 * C);
+        auto dwte = filled<float>(3 * C, 1.0f), dwpe = filled<float>(2 * C, 1.0f);
+        backend.call(tested<floatX>.forward, out, tokens, wte, wpe, 1, 2, C);
+        backend.call(tested<floatX>.backward, dwte, dwpe, dout, tokens, 1, 2, C, 3);
+        for (int c = 0; c < C; c++) {
+            CHECK(float(out[c]) == 5.0f);
+            CHECK(float(out[C + c]) == 6.0f);
+            CHECK(dwte[c] == 1.0f);
+            CHECK(dwte[C + c] == 1.0f);
+            CHECK(dwte[2 * C + c] == 25.0f);
+            CHECK(dwpe[c] == 9.0f);
+            CHECK(dwpe[C + c] == 17.0f);
+        }
+    });
+}
+
+template <class floatX, class Backend>
+void nan_in_dout(const Backend& backend) {
+    const Shape s{2, 40, 8, 7};
+    Tensor<int> tokens(80);
+    for (int n = 0; n < 80; n++) tokens[n] = n % 7;
+    auto dout = filled<floatX>(80 * 8, 1.0f);
+    dout[45 * 8 + 2] = floatX(NAN);  // token 3, position 5
+    backend.on_each_variant([&] {
+        const Gradients got = backward(backend, tested<floatX>, dout, tokens, s);
+        for (int i = 0; i < 7 * 8; i++) REQUIRE(std::isnan(got.dwte[i]) == (i == 3 * 8 + 2));
+        for (int i = 0; i < 40 * 8; i++) REQUIRE(std::isnan(got.dwpe[i]) == (i == 5 * 8 + 2));
+    });
+}
+
+inline void refuse_no_rows() {
+    float x = 0.0f;
+    const int token = 0;
+    CHECK_THROWS_WITH_AS(ops::encoder_forward(&x, &token, &x, &x, 1, 0, 8, nullptr),
+                         doctest::Contains("encoder_forward of 0 rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::encoder_backward(&x, &x, &x, &token, 1, 0, 8, 5, nullptr),
+                         doctest::Contains("encoder_backward of 0 rows of 8"), Error);
+}
+
+}  // namespace encoder_cases
