@@ -109,6 +109,15 @@ void store_block(const Head& head, int block, const float* sums, const float* fa
         store_rows<false>(head, block, sums, factor);
 }
 
+// scale * score - offset of 16 scores. The offset (row_max or lse) is a rounded product, so this product is rounded as
+// well; a fused multiply-subtract would leave the rounding error, which is 32 from 1e9 on and overflows exp. Compilers
+// do not fuse a multiplication that names its rounding.
+FORCE_INLINE __m512 exponent(float scale, const float* score, __m512 offset) {
+    const __m512 scaled =
+        _mm512_mul_round_ps(broadcast(scale), _mm512_load_ps(score), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_sub_ps(scaled, offset);
+}
+
 // ---- Forward
 
 // The softmax of 32 queries over the key chunks so far.
@@ -149,8 +158,8 @@ void compute_exponentials(bf16* p, Softmax& softmax, const float* score, int i, 
         for (int r = 0; r < PANEL; r++) {
             const CausalMask mask(i == j, r);
             const __m512 row_max = broadcast(softmax.row_max[r]);
-            const __m512 x0 = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(score + r * PANEL), row_max);
-            const __m512 x1 = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(score + r * PANEL + 16), row_max);
+            const __m512 x0 = exponent(scale, score + r * PANEL, row_max);
+            const __m512 x1 = exponent(scale, score + r * PANEL + 16, row_max);
             const __m512 p0 = _mm512_maskz_mov_ps(mask.first, exp16(x0));
             const __m512 p1 = _mm512_maskz_mov_ps(mask.last, exp16(x1));
             _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(p0, p1)));
@@ -236,7 +245,7 @@ FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& q
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         const int at = 16 * half;
-        const __m512 x = _mm512_fmsub_ps(broadcast(scale), _mm512_load_ps(s + at), _mm512_load_ps(queries.lse + at));
+        const __m512 x = exponent(scale, s + at, _mm512_load_ps(queries.lse + at));
         p[half] = _mm512_maskz_mov_ps(__mmask16(mask >> at), exp16(x));
         ds[half] = _mm512_mul_ps(_mm512_mul_ps(p[half], broadcast(scale)),
                                  _mm512_sub_ps(_mm512_load_ps(dp + at), _mm512_load_ps(queries.D + at)));

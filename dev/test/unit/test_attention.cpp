@@ -41,12 +41,10 @@ TEST_CASE_TEMPLATE("decoding gives the last row of the whole", floatX, float, bf
     for (int T : {1, 2, 64, 65, 200}) decoding_is_the_last_row<floatX>(float_arithmetic, {1, T, 3, 20});
 }
 
-// Not on matrix units where 1 / sqrt(HS) is not exact: they subtract a rounded product from one that is not rounded.
+// Of the heads for matrix units, 1 / sqrt(HS) is exact for those of 64 alone.
 TEST_CASE_TEMPLATE("scores of up to 1e32 overflow nothing", floatX, float, bf16) {
-    for (const float magnitude : {3e3f, 3e4f, 1e15f}) {
-        for (const int HS : {64, 16}) far_scores<floatX>(cpu_backend, HS, magnitude, false);
-        far_scores<floatX>(float_arithmetic, 128, magnitude, false);
-    }
+    for (const float magnitude : {3e3f, 3e4f, 1e15f})
+        for (const int HS : {64, 16, 32, 96, 128}) far_scores<floatX>(cpu_backend, HS, magnitude, false);
 }
 
 TEST_CASE_TEMPLATE("a NaN in a key reaches every later query, and none before", floatX, float, bf16) {
