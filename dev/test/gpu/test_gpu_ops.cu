@@ -3,11 +3,14 @@
 // emulator.
 #include <cstring>
 
-#include "cpu/variants.h"
 #include "cuda/adamw.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/norm.cuh"
-#include "gpu/on_gpu.h"
+#include "gpu/gpu_backend.h"
+#include "support/cases_gelu.h"
+#include "support/cases_norm.h"
+
+static const GpuBackend gpu_backend;
 
 // ---- bf16
 
@@ -42,138 +45,48 @@ TEST_CASE("every kind of float rounds to the same bf16 on the device as on the h
 
 // ---- GELU
 
-template <class floatX>
-static void compare_gelu(int64_t count) {
-    CAPTURE(count);
-    auto inp = random_tensor<floatX>(count, 1, 3.0f), dout = random_tensor<floatX>(count, 2);
-    auto out = poisoned<floatX>(count), dinp = poisoned<floatX>(count), want = poisoned<floatX>(count);
-    OnGpu<floatX> x(inp), dy(dout), y(out), dx(dinp);
-    gpu::gelu_forward<floatX>(y, x, count, nullptr);
-    gpu::gelu_backward<floatX>(dx, x, dy, count, nullptr);
-    y.back(), dx.back();
-    // The tolerance allows for the definition, which loses digits of 1 + tanh where tanh is near -1 (test_gelu.cpp).
-    cpu::plain::gelu_forward<floatX>(want.data(), inp.data(), count, nullptr);
-    expect_close("out", out, want, 1, rounding<floatX>(), 12 * 2 * epsilon<float>());
-    cpu::plain::gelu_backward<floatX>(want.data(), inp.data(), dout.data(), count, nullptr);
-    expect_close("dinp", dinp, want, 1, rounding<floatX>(), 64 * epsilon<float>());
+TEST_CASE_TEMPLATE("GELU of an MLP's activations, and of awkward counts, is the definition's", floatX, float, bf16) {
+    for (int count : {1, 3, 4, 7, 8, 17, 65, 2048, 2049, 4 * 3072}) gelu_cases::compare<floatX>(gpu_backend, count);
 }
 
-TEST_CASE_TEMPLATE("GELU at an MLP's size and at awkward counts agrees with the definition", floatX, float, bf16) {
-    for (int count : {1, 3, 4, 7, 8, 17, 65, 2048, 2049, 4 * 3072}) compare_gelu<floatX>(count);
+TEST_CASE("GELU is its formula in double, and finite for any finite input") {
+    gelu_cases::formula_in_double(gpu_backend, [] { return 1e-36; });
+    gelu_cases::huge_inputs(gpu_backend);
 }
 
-TEST_CASE("GELU is finite for every finite input, NaN stays NaN, and dinp may be dout") {
-    const float points[] = {0.0f, -0.0f, 1e4f, -1e4f, 1e30f, -1e30f, NAN, 1.0f};
-    const float outs[] = {0.0f, 0.0f, 1e4f, 0.0f, 1e30f, 0.0f, NAN, 0.84119199f};
-    const float slopes[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f, 0.0f, NAN, 1.08296403f};
-    auto inp = filled<float>(8, 0.0f), out = poisoned<float>(8), d = filled<float>(8, 1.0f);
-    for (int i = 0; i < 8; i++) inp[i] = points[i];
-    OnGpu<float> x(inp), y(out), dy(d);
-    gpu::gelu_forward<float>(y, x, 8, nullptr);
-    gpu::gelu_backward<float>(dy, x, dy, 8, nullptr);
-    y.back(), dy.back();
-    for (int i = 0; i < 8; i++) {
-        CAPTURE(points[i]);
-        if (std::isnan(points[i])) {
-            CHECK((std::isnan(out[i]) && std::isnan(d[i])));
-            continue;
-        }
-        CHECK(std::fabs(out[i] - outs[i]) <= 1e-6f * std::fabs(outs[i]));
-        CHECK(std::fabs(d[i] - slopes[i]) <= 1e-6f);
-    }
+TEST_CASE_TEMPLATE("GELU has known values at chosen points", floatX, float, bf16) {
+    gelu_cases::known_points<floatX>(gpu_backend);
+}
+
+TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float, bf16) {
+    gelu_cases::in_place_with_nan<floatX>(gpu_backend);
 }
 
 // ---- Gradient norm and conversions
 
-static float squares_of(Tensor<float>& x) {
-    auto out = poisoned<float>(1);
-    OnGpu<float> result(out), values(x);
-    gpu::sum_of_squares(result, values, x.size(), nullptr);
-    result.back();
-    return out[0];
+// A thread adds up to count / 2048 + 4 squares, all positive, and the tree of 15 levels adds the rest.
+TEST_CASE("the sum of squares of any count is the definition's, and has the same bits twice") {
+    for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003})
+        norm_cases::compare_squares(gpu_backend, count, 20.0f + std::sqrt(float(count) / 2048));
 }
 
-TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits twice") {
-    for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003}) {
-        CAPTURE(count);
-        auto x = random_tensor<float>(count, 1, 1.0f, 0.5f);
-        auto want = poisoned<float>(1);
-        cpu::plain::sum_of_squares(want.data(), x.data(), count, nullptr);
-        const float got = squares_of(x);
-        // A thread adds up to count / 2048 + 4 squares, all positive; a tree of 15 levels adds the threads' sums.
-        CHECK(std::fabs(got - want[0]) <= (20.0f + std::sqrt(float(count) / 2048)) * epsilon<float>() * want[0]);
-        CHECK(squares_of(x) == got);
-    }
+TEST_CASE("a sum of squares that overflows is infinite, and one with a NaN is NaN") {
+    norm_cases::known_squares(gpu_backend);
 }
 
-TEST_CASE("the sum of squares is infinite if it overflows, and NaN if an element is NaN") {
-    auto x = filled<float>(5000, 2.0f);
-    CHECK(squares_of(x) == 20000.0f);
-    x[4999] = 1e30f;
-    CHECK(std::isinf(squares_of(x)));
-    x[4999] = NAN;
-    CHECK(std::isnan(squares_of(x)));
-}
-
-TEST_CASE("accumulate_gradients adds each gradient to its own sum") {
-    for (const int64_t count : {64, 2048, 4096 + 64}) {
-        CAPTURE(count);
-        const auto before = random_tensor<float>(count, 2);
-        auto x = random_tensor<float>(count, 1), sum = random_tensor<float>(count, 2);
-        {
-            OnGpu<float> sums(sum), more(x);
-            gpu::accumulate_gradients(sums, more, count, nullptr);
-            sums.back();
-        }
-        int64_t wrong = 0;
-        for (int64_t i = 0; i < count; i++) wrong += !(sum[i] == before[i] + x[i]);
-        CHECK(wrong == 0);
-    }
+TEST_CASE("gradients are added to, each to its own") {
+    norm_cases::accumulated_gradients(gpu_backend, {64, 2048, 4096 + 64});
     CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
 
-TEST_CASE("round_gradients and widen_gradients give the CPU's bits and write nothing past the end") {
-    for (const int64_t count : {64, 4096, 8192 + 64}) {
-        CAPTURE(count);
-        auto x = random_tensor<float>(count, 1);
-        const float special[] = {NAN, INFINITY, 1.0f + 0x1p-8f, 1.0f + 0x3p-8f, -0.0f, 1e-42f};
-        for (int i = 0; i < 6; i++) x[i] = special[i];
-        auto rounded = poisoned<bf16>(count + 64), want = poisoned<bf16>(count);
-        auto widened = poisoned<float>(count + 64), want_widened = poisoned<float>(count);
-        cpu::round_gradients(want.data(), x.data(), count, nullptr);
-        cpu::widen_gradients(want_widened.data(), want.data(), count, nullptr);
-        {
-            OnGpu<float> from(x), back(widened);
-            OnGpu<bf16> between(rounded);
-            gpu::round_gradients(between, from, count, nullptr);
-            gpu::widen_gradients(back, between, count, nullptr);
-            between.back(), back.back();
-        }
-        int64_t wrong = 0;
-        for (int64_t i = 1; i < count; i++)
-            wrong += rounded[i].bits != want[i].bits || !(widened[i] == want_widened[i]);
-        for (int64_t i = count; i < count + 64; i++) wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);
-        CHECK(wrong == 0);
-        CHECK(std::isnan(widened[0]));
-    }
+TEST_CASE("gradients are rounded to nearest and widened, and nothing around them is") {
+    norm_cases::converted_gradients(gpu_backend, {64, 4096, 8192 + 64});
     CHECK_THROWS_AS(gpu::round_gradients(nullptr, nullptr, 7, nullptr), Error);
     CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
 
-TEST_CASE("clip_factor limits the norm, and a NaN factor stays NaN") {
-    const float cases[][4] = {// squares, max_norm, previous factor, new factor
-                              {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},
-                              {16.0f, 0.0f, 0.5f, 1.0f},  {0.0f, 1.0f, 0.5f, 1.0f},  {INFINITY, 1.0f, 0.5f, NAN},
-                              {NAN, 0.0f, 0.5f, NAN},     {16.0f, 1.0f, NAN, NAN}};
-    for (const auto& c : cases) {
-        CAPTURE(c[0]);
-        auto squares = filled<float>(1, c[0]), factor = filled<float>(1, c[2]), norm = poisoned<float>(1);
-        OnGpu<float> s(squares), f(factor), n(norm);
-        gpu::clip_factor(n, f, s, c[1], nullptr);
-        f.back(), n.back();
-        CHECK((factor[0] == c[3] || (std::isnan(factor[0]) && std::isnan(c[3]))));
-        CHECK((norm[0] == std::sqrt(c[0]) || std::isnan(c[0])));
-    }
+TEST_CASE("gradients are clipped where their norm exceeds the largest; a factor of NaN stays NaN") {
+    norm_cases::clip_factors(gpu_backend);
 }
 
 // ---- AdamW
@@ -224,7 +137,7 @@ static void compare_adamw(int64_t count, DecayPattern decay, int64_t begin = 0) 
     expect_close("m", got.m, want.m, 1, 2 * adamw_steps * epsilon<float>(), adamw_steps * epsilon<float>() * 0.1f);
     expect_close("v", got.v, want.v, 1, 4 * adamw_steps * epsilon<float>(), 1e-30f);
     expect_close("master", got.master, want.master, 1, adamw_steps * epsilon<float>(), update_error);
-    expect_close("weight", got.weight, want.weight, 1, rounding<floatX>(), update_error);
+    expect_close("weight", got.weight, want.weight, 1, rounding_step<floatX>(), update_error);
     if (masters)
         for (int64_t i = 0; i < count; i++) REQUIRE(float(got.weight[i]) == float(floatX(got.master[i])));
 }
@@ -273,13 +186,7 @@ static Tensor<bf16> decayed_once(decltype(&gpu::adamw<bf16>) op, int64_t count, 
     return weight;
 }
 
-static bool same_bits(const Tensor<bf16>& a, const Tensor<bf16>& b) {
-    for (int64_t i = 0; i < a.size(); i++)
-        if (a[i].bits != b[i].bits) return false;
-    return true;
-}
-
-TEST_CASE("AdamW without master weights rounds like the definition, however the range is divided into calls") {
+TEST_CASE("AdamW without masters rounds with the bits of the definition, however the range is cut") {
     const int64_t count = 6208;
     for (const int64_t begin : {int64_t(0), int64_t(192), (int64_t(1) << 35) - 320}) {
         const auto want = decayed_once(cpu::plain::adamw, count, begin, 3, 42, count);

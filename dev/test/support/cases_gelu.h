@@ -1,0 +1,128 @@
+// cases_gelu.h: the cases of GELU that test_gelu.cpp and test_gpu_ops.cu share.
+#pragma once
+#include "support/cases.h"
+
+namespace gelu_cases {
+
+template <class floatX>
+struct Ops {
+    decltype(&cpu::gelu_forward<floatX>) forward;
+    decltype(&cpu::gelu_backward<floatX>) backward;
+};
+template <class floatX>
+const Ops<floatX> definition{cpu::plain::gelu_forward<floatX>, cpu::plain::gelu_backward<floatX>};
+template <class floatX>
+const Ops<floatX> tested{ops::gelu_forward<floatX>, ops::gelu_backward<floatX>};
+
+template <class floatX>
+struct Gelu {
+    Tensor<floatX> out, dinp;
+};
+
+template <class Backend, class floatX>
+Gelu<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& inp,
+                 const Tensor<floatX>& dout) {
+    Gelu<floatX> r{poisoned<floatX>(inp.size()), poisoned<floatX>(inp.size())};
+    backend.call(ops.forward, r.out, inp, inp.size());
+    backend.call(ops.backward, r.dinp, inp, dout, inp.size());
+    return r;
+}
+
+// The definition loses digits of 1 + tanh where tanh is near -1: an error of 2 roundings of 1 times |x| <= 12, and in
+// the slope times u' as well, where 1 - tanh^2 is not yet 0.
+template <class floatX, class Backend>
+void compare(const Backend& backend, int64_t count) {
+    CAPTURE(count);
+    const auto inp = random_tensor<floatX>(count, 1, 3.0f), dout = random_tensor<floatX>(count, 2);
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        const auto r = run(where, ops, inp, dout);
+        Outputs outputs;
+        outputs.push_back(output("out", r.out, 1, rounding_step<floatX>(), 12 * 2 * epsilon<float>()));
+        outputs.push_back(output("dinp", r.dinp, 1, rounding_step<floatX>(), 64 * epsilon<float>()));
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+}
+
+// 0.5 x (1 + tanh u) = x / (1 + e^-2u), which loses no digits; the slope is s + x s (1 - s) 2u'. An error of one
+// rounding in 2u moves e^-2u by |2u| roundings. cancelled(): the absolute error of a variant that takes tanh.
+template <class Backend, class Cancelled>
+void formula_in_double(const Backend& backend, const Cancelled& cancelled) {
+    std::vector<float> points = {0.0f, -0.0f, 1.0f, -1.0f, 1e-30f, -1e-30f, 1e4f, -1e4f, 1e30f, -1e30f};
+    for (float x = -12.0f; x <= 12.0f; x += 0.0137f) points.push_back(x);
+    const int64_t count = int64_t(points.size());
+    auto inp = filled<float>(count, 0.0f);
+    for (int64_t i = 0; i < count; i++) inp[i] = points[i];
+    const auto dout = filled<float>(count, 1.0f);
+    backend.on_each_variant([&] {
+        const auto [out, dinp] = run(backend, tested<float>, inp, dout);
+        for (int64_t i = 0; i < count; i++) {
+            const double x = std::fmax(std::fmin(double(points[i]), 1e9), -1e9);
+            const double slope = 2 * std::sqrt(2 / std::acos(-1));
+            const double two_u = slope * (x + 0.044715 * x * x * x), s = 1 / (1 + std::exp(-two_u));
+            const double bend = s == 0 || s == 1 ? 0 : x * s * (1 - s) * slope * (1 + 3 * 0.044715 * x * x);
+            const double roundings = 8 * double(epsilon<float>()) * (1 + std::fmin(std::fabs(two_u), 90.0));
+            CAPTURE(x);
+            CHECK(std::fabs(double(out[i]) - s * double(points[i])) <=
+                  roundings * std::fabs(s * double(points[i])) + cancelled());
+            CHECK(std::fabs(double(dinp[i]) - (s + bend)) <=
+                  roundings * (std::fabs(s) + std::fabs(bend)) + cancelled());
+        }
+    });
+}
+
+template <class floatX, class Backend>
+void known_points(const Backend& backend) {
+    const double points[][2] = {{0.0, 0.0}, {1.0, 0.84119199}, {-1.0, -0.15880801}, {3.0, 2.99636264}, {100.0, 100.0}};
+    for (const auto& [x, y] : points) {
+        const auto inp = filled<floatX>(1, float(x));
+        backend.on_each_variant([&, y = y] {
+            auto out = poisoned<floatX>(1);
+            backend.call(tested<floatX>.forward, out, inp, int64_t(1));
+            CHECK(std::fabs(double(float(out[0])) - y) <= double(rounding_step<floatX>()) * std::fabs(y));
+        });
+    }
+}
+
+// Values and slopes, to 1e-6.
+template <class Backend>
+void huge_inputs(const Backend& backend) {
+    const float points[] = {0.0f, -0.0f, 1e4f, -1e4f, 1e30f, -1e30f, NAN, 1.0f};
+    const float outs[] = {0.0f, 0.0f, 1e4f, 0.0f, 1e30f, 0.0f, NAN, 0.84119199f};
+    const float slopes[] = {0.5f, 0.5f, 1.0f, 0.0f, 1.0f, 0.0f, NAN, 1.08296403f};
+    auto inp = filled<float>(8, 0.0f);
+    for (int i = 0; i < 8; i++) inp[i] = points[i];
+    const auto dout = filled<float>(8, 1.0f);
+    backend.on_each_variant([&] {
+        const auto [out, dinp] = run(backend, tested<float>, inp, dout);
+        for (int i = 0; i < 8; i++) {
+            CAPTURE(points[i]);
+            if (std::isnan(points[i])) {
+                CHECK((std::isnan(out[i]) && std::isnan(dinp[i])));
+                continue;
+            }
+            CHECK(std::fabs(out[i] - outs[i]) <= 1e-6f * std::fabs(outs[i]));
+            CHECK(std::fabs(dinp[i] - slopes[i]) <= 1e-6f);
+        }
+    });
+}
+
+template <class floatX, class Backend>
+void in_place_with_nan(const Backend& backend) {
+    const int count = 67, bad = 40;
+    auto inp = random_tensor<floatX>(count, 1);
+    const auto dout = random_tensor<floatX>(count, 2);
+    inp[bad] = floatX(NAN);
+    backend.on_each_variant([&] {
+        const auto [out, apart] = run(backend, tested<floatX>, inp, dout);
+        auto d = copy_of(dout);
+        backend.call(tested<floatX>.backward, d, inp, d, int64_t(count));
+        for (int i = 0; i < count; i++) {
+            CHECK((i == bad) == std::isnan(float(d[i])));
+            CHECK((i == bad) == std::isnan(float(out[i])));
+            if (i != bad) CHECK(float(d[i]) == float(apart[i]));
+        }
+    });
+}
+
+}  // namespace gelu_cases

@@ -1,0 +1,110 @@
+// cases_norm.h: the cases of the gradient's norm, of clipping and of sums and conversions of gradients that
+// test_norm.cpp and test_gpu_ops.cu share.
+#pragma once
+#include <cmath>
+#include <initializer_list>
+
+#include "support/cases.h"
+
+namespace norm_cases {
+
+template <class Backend>
+float squares_of(const Backend& backend, const Tensor<float>& x) {
+    auto out = poisoned<float>(1);
+    backend.call(ops::sum_of_squares, out, x, x.size());
+    return out[0];
+}
+
+// roundings: how many the backend's order of adding positive numbers may take.
+template <class Backend>
+void compare_squares(const Backend& backend, int64_t count, float roundings) {
+    CAPTURE(count);
+    const auto x = random_tensor<float>(count, 1, 1.0f, 0.5f);
+    const auto outputs = [&](const auto& where, const auto& op) {
+        auto out = poisoned<float>(1);
+        where.call(op, out, x, count);
+        Outputs outputs;
+        outputs.push_back(output("squares", out, 1, roundings * epsilon<float>(), 0.0f));
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, cpu::plain::sum_of_squares),
+                    [&] { return outputs(backend, ops::sum_of_squares); });
+    backend.on_each_variant([&] {
+        const float first = squares_of(backend, x);
+        CHECK(squares_of(backend, x) == first);
+    });
+}
+
+template <class Backend>
+void known_squares(const Backend& backend) {
+    backend.on_each_variant([&] {
+        auto x = filled<float>(5000, 2.0f);
+        CHECK(squares_of(backend, x) == 20000.0f);
+        x[4999] = 1e30f;
+        CHECK(std::isinf(squares_of(backend, x)));
+        x[4999] = NAN;
+        CHECK(std::isnan(squares_of(backend, x)));
+    });
+}
+
+template <class Backend>
+void accumulated_gradients(const Backend& backend, std::initializer_list<int64_t> counts) {
+    for (const int64_t count : counts) {
+        CAPTURE(count);
+        const auto x = random_tensor<float>(count, 1), before = random_tensor<float>(count, 2);
+        auto sum = copy_of(before);
+        backend.call(ops::accumulate_gradients, sum, x, count);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) wrong += !(sum[i] == before[i] + x[i]);
+        CHECK(wrong == 0);
+    }
+}
+
+// As bf16's constructor rounds, and nothing around them is written.
+template <class Backend>
+void converted_gradients(const Backend& backend, std::initializer_list<int64_t> counts) {
+    for (const int64_t count : counts) {
+        CAPTURE(count);
+        auto x = random_tensor<float>(count, 1);
+        const float special[] = {NAN, INFINITY, 1.0f + 0x1p-8f, 1.0f + 0x3p-8f, -0.0f, 1e-42f};
+        for (int64_t i = 0; i < std::min<int64_t>(count, 6); i++) x[i] = special[i];
+        auto rounded = poisoned<bf16>(count + 64);
+        auto widened = poisoned<float>(count + 64);
+        backend.call(ops::round_gradients, rounded, x, count);
+        backend.call(ops::widen_gradients, widened, rounded, count);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const bf16 want(x[i]);
+            if (std::isnan(x[i])) {
+                wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);
+                continue;
+            }
+            wrong += rounded[i].bits != want.bits || !(widened[i] == float(want));
+            // To nearest; of numbers below the least normal one, 2^-126, bf16 keeps multiples of 2^-133.
+            if (std::isfinite(x[i])) wrong += !(std::fabs(widened[i] - x[i]) <= 0x1p-8f * std::fabs(x[i]) + 0x1p-134f);
+        }
+        for (int64_t i = count; i < count + 64; i++) wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);
+        CHECK(wrong == 0);
+    }
+}
+
+template <class Backend>
+void clip_factors(const Backend& backend) {
+    const float cases[][4] = {// squares, largest norm, factor before, factor
+                              {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},
+                              {16.0f, 0.0f, 0.5f, 1.0f},  {0.0f, 1.0f, 0.5f, 1.0f},  {INFINITY, 1.0f, 0.5f, NAN},
+                              {NAN, 1.0f, 0.5f, NAN},     {NAN, 0.0f, 0.5f, NAN},    {16.0f, 1.0f, NAN, NAN},
+                              {16.0f, 0.0f, NAN, NAN}};
+    for (const auto& c : cases) {
+        CAPTURE(c[0]);
+        CAPTURE(c[1]);
+        const auto squares = filled<float>(1, c[0]);
+        auto factor = filled<float>(1, c[2]), norm = poisoned<float>(1);
+        backend.call(ops::clip_factor, norm, factor, squares, c[1]);
+        const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+        CHECK(same(factor[0], c[3]));
+        CHECK(same(norm[0], std::sqrt(c[0])));
+    }
+}
+
+}  // namespace norm_cases
