@@ -1,0 +1,358 @@
+// cases_adamw.h: the cases of AdamW that test_adamw.cpp and test_gpu_ops.cu share: steps against the definition and
+// against the paper's formula in double; which elements decay; weights without masters: their bits and their mean.
+#pragma once
+#include <algorithm>
+
+#include "support/cases.h"
+
+namespace adamw_cases {
+
+constexpr float LR = 1e-2f;
+
+template <class floatX>
+using Op = decltype(&cpu::adamw<floatX>);
+
+// A buffer of one bucket.
+inline DecayPattern first_ones(int64_t count, int64_t decayed) { return {count, decayed, FLAT_ALIGN, 0}; }
+
+enum class Master { apart, weight_itself };
+
+template <class floatX>
+struct State {
+    Tensor<floatX> weight;
+    Tensor<float> master, m, v;
+    bool has_master;
+    explicit State(int64_t count, Master where = Master::apart)
+        : weight(random_tensor<floatX>(count, 1)),
+          master(random_tensor<float>(count, 1)),
+          m(filled<float>(count, 0.0f)),
+          v(filled<float>(count, 0.0f)),
+          has_master(where == Master::apart && sizeof(floatX) != sizeof(float)) {}
+    Tensor<float>* masters() { return has_master ? &master : nullptr; }
+    Tensor<float> weights() const {  // at full precision
+        Tensor<float> w(weight.size());
+        for (int64_t i = 0; i < w.size(); i++) w[i] = has_master ? master[i] : float(weight[i]);
+        return w;
+    }
+};
+
+// Gradients span magnitudes from 1e-12 to 1.
+inline Tensor<float> gradient(int64_t count, int step) {
+    auto grad = random_tensor<float>(count, 100 + uint64_t(step));
+    for (int64_t i = 0; i < count; i++) grad[i] *= std::pow(10.0f, -float(i % 13));
+    return grad;
+}
+
+inline std::vector<Tensor<float>> gradients(int64_t count, int steps) {
+    std::vector<Tensor<float>> all;
+    for (int step = 1; step <= steps; step++) all.push_back(gradient(count, step));
+    return all;
+}
+
+// An update is at most about LR * (1 + decay), with some 8 roundings; the weight, of about 1, is rounded in each step.
+inline float update_error(int steps) { return float(steps) * (8 * LR + 1) * epsilon<float>(); }
+
+// m sums terms of up to about 0.2, which may cancel.
+template <class floatX, class Backend>
+void compare(const Backend& backend, int steps, int64_t count, DecayPattern decay, int64_t begin = 0) {
+    CAPTURE(count);
+    CAPTURE(begin);
+    CAPTURE(decay.first_decayed);
+    const auto grads = gradients(count, steps);
+    const auto factor = filled<float>(1, 0.5f);
+    const auto outputs = [&](const auto& where, Op<floatX> op) {
+        State<floatX> s(count);
+        for (int step = 1; step <= steps; step++)
+            where.call(op, s.weight, s.masters(), s.m, s.v, grads[step - 1], factor, begin, count, decay, AdamWConfig{},
+                       LR, step);
+        int64_t not_rounded = 0;
+        for (int64_t i = 0; i < count && s.has_master; i++)
+            not_rounded += float(s.weight[i]) != float(floatX(s.master[i]));
+        REQUIRE(not_rounded == 0);
+        const float roundings = float(steps) * epsilon<float>();
+        Outputs outputs;
+        outputs.push_back(output("weight", s.weights(), 1, roundings, update_error(steps)));
+        outputs.push_back(output("m", s.m, 1, 2 * roundings, roundings * 0.1f));
+        outputs.push_back(output("v", s.v, 1, 4 * roundings, 1e-30f));
+        return outputs;
+    };
+    backend.compare(outputs(OnHost{}, cpu::plain::adamw<floatX>), [&] { return outputs(backend, ops::adamw<floatX>); });
+}
+
+// Any count, decaying any part of one bucket.
+template <class floatX, class Backend>
+void awkward_counts(const Backend& backend, int steps) {
+    for (int64_t count : {64, 128, 192, 1088})
+        for (int64_t decayed : {int64_t(0), count / 128 * 64, count})
+            compare<floatX>(backend, steps, count, first_ones(count, decayed));
+    compare<floatX>(backend, steps, 5056, first_ones(5056, 2496));
+}
+
+template <class floatX, class Backend>
+void several_buckets(const Backend& backend, int steps) {
+    const DecayPattern decay = {256, 192, 320, 128};
+    compare<floatX>(backend, steps, 2240, decay);           // ends within a bucket
+    compare<floatX>(backend, steps, 1088, decay, 64);       // begins within the first
+    compare<floatX>(backend, steps, 320, decay, 576);       // is one of the others
+    compare<floatX>(backend, steps, 2112, decay, 704);      // begins within one of the others
+    compare<floatX>(backend, steps, 704, {64, 0, 64, 64});  // all of each but the first
+    const int64_t far = int64_t(1) << 40;                   // beyond what 32 bits count
+    compare<floatX>(backend, steps, 1088, {far, far - 64, 320, 128}, far - 128);
+    compare<floatX>(backend, steps, 1088, decay, far);
+}
+
+// Loshchilov and Hutter's algorithm 2, every number a double.
+template <class floatX, class Backend>
+void formula_in_double(const Backend& backend) {
+    const int64_t count = 128, decayed = 64;
+    const int steps = 10;
+    const AdamWConfig c;
+    const double b1 = double(c.beta1), b2 = double(c.beta2);
+    const auto grads = gradients(count, steps);
+    const auto factor = filled<float>(1, 0.5f);
+    backend.on_each_variant([&] {
+        State<floatX> s(count);
+        std::vector<double> w(count), m(count), v(count);
+        const auto start = s.weights();
+        for (int i = 0; i < count; i++) w[i] = double(start[i]);
+        for (int step = 1; step <= steps; step++) {
+            const Tensor<float>& grad = grads[step - 1];
+            backend.call(ops::adamw<floatX>, s.weight, s.masters(), s.m, s.v, grad, factor, int64_t(0), count,
+                         first_ones(count, decayed), c, LR, step);
+            for (int i = 0; i < count; i++) {
+                const double g = 0.5 * double(grad[i]);
+                m[i] = b1 * m[i] + (1 - b1) * g;
+                v[i] = b2 * v[i] + (1 - b2) * g * g;
+                const double m_hat = m[i] / (1 - std::pow(b1, step)), v_hat = v[i] / (1 - std::pow(b2, step));
+                const double decay = i < decayed ? double(c.weight_decay) * w[i] : 0.0;
+                w[i] -= double(LR) * (m_hat / (std::sqrt(v_hat) + double(c.eps)) + decay);
+            }
+        }
+        const auto got = s.weights();
+        for (int i = 0; i < count; i++) {
+            CAPTURE(i);
+            CHECK(std::fabs(double(got[i]) - w[i]) <= double(update_error(steps)) * (1 + std::fabs(w[i])));
+        }
+    });
+}
+
+// Without a gradient only decay moves a weight, by the factor 1 - LR * decay; the first moment starts at zero.
+template <class floatX, class Backend>
+void decay_alone(const Backend& backend) {
+    const int64_t begin = 128, count = 1024;
+    const DecayPattern decay = {256, 192, 320, 128};
+    const auto grad = filled<float>(count, 0.0f), factor = filled<float>(1, 1.0f);
+    backend.on_each_variant([&] {
+        State<floatX> s(count);
+        const auto start = s.weights();
+        backend.call(ops::adamw<floatX>, s.weight, s.masters(), s.m, s.v, grad, factor, begin, count, decay,
+                     AdamWConfig{}, LR, 1);
+        const auto end = s.weights();
+        for (int64_t i = 0; i < count; i++) {
+            CAPTURE(i);
+            const int64_t at = begin + i;
+            if (at < 256 ? at < 192 : (at - 256) % 320 < 128)
+                CHECK(end[i] == doctest::Approx(double(start[i]) * (1 - 1e-2 * 0.1)).epsilon(1e-6));
+            else
+                CHECK(end[i] == start[i]);
+        }
+    });
+}
+
+// ---- without masters
+
+// One step of decay alone by powers of two, which every backend computes exactly: weight - 2^-10 * weight, of which
+// bf16 holds 8 digits. The elements are updated by calls for `cut` of them each.
+template <class Backend>
+Tensor<bf16> decayed_once(const Backend& backend, Op<bf16> op, const Tensor<bf16>& start, int64_t begin, int step,
+                          uint64_t seed = 42, int64_t cut = 1 << 30) {
+    const int64_t count = start.size();
+    const AdamWConfig config = {0.5f, 0.5f, 1.0f, 0x1p-10f, seed};
+    const DecayPattern all = {FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN, FLAT_ALIGN};
+    auto weight = copy_of(start);
+    auto m = filled<float>(count, 0.0f), v = filled<float>(count, 0.0f);
+    const auto grad = filled<float>(count, 0.0f), factor = filled<float>(1, 1.0f);
+    const auto in_cuts = [&](bf16* weight, float* m, float* v, const float* grad, const float* factor, Stream stream) {
+        for (int64_t i = 0; i < count; i += cut)
+            op(weight + i, nullptr, m + i, v + i, grad + i, factor, begin + i, std::min(cut, count - i), all, config,
+               1.0f, step, stream);
+    };
+    backend.call(in_cuts, weight, m, v, grad, factor);
+    return weight;
+}
+
+inline int64_t differences(const Tensor<bf16>& a, const Tensor<bf16>& b) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < a.size(); i++) n += a[i].bits != b[i].bits;
+    return n;
+}
+
+// The bits depend on seed, step and element, and not on how the range is cut.
+template <class Backend>
+void stochastic_rounding(const Backend& backend, int64_t count, std::initializer_list<int64_t> cuts) {
+    // Indices of Philox below, across and beyond 2^32, which is where its counter has two words.
+    for (const int64_t begin : {int64_t(0), int64_t(64), int64_t(192), (int64_t(1) << 35) - 320, int64_t(1) << 35}) {
+        CAPTURE(begin);
+        const auto start = random_tensor<bf16>(count, 1);
+        const int step = 7;
+        Tensor<bf16> want(count);
+        const Philox random{42, ROUNDING_STREAMS + uint64_t(step)};
+        for (int64_t i = 0; i < count; i++) {
+            const float w = float(start[i]);
+            want[i] = round_randomly(w - 0x1p-10f * w, random.bits16(uint64_t(begin + i)));
+        }
+        CHECK(same_bits(decayed_once(OnHost{}, cpu::plain::adamw<bf16>, start, begin, step), want));
+        const auto exactly = [&](const Tensor<bf16>& weight) {
+            Outputs outputs;
+            outputs.push_back(output("weight", weight, 1, 0.0f, 0.0f));
+            return outputs;
+        };
+        const auto once = [&](int64_t begin, int step, uint64_t seed, int64_t cut) {
+            return decayed_once(backend, ops::adamw<bf16>, start, begin, step, seed, cut);
+        };
+        backend.compare(exactly(want), [&] { return exactly(once(begin, step, 42, count)); });
+        for (const int64_t cut : cuts)
+            backend.compare(exactly(want), [&] { return exactly(once(begin, step, 42, cut)); });
+        backend.on_each_variant([&] {
+            CHECK_FALSE(same_bits(once(begin, step + 1, 42, count), want));
+            CHECK_FALSE(same_bits(once(begin, step, 43, count), want));
+            CHECK_FALSE(same_bits(once(begin + 64, step, 42, count), want));
+        });
+    }
+}
+
+// 1 - 2^-10 is a quarter of the way from 1 to the next bf16, 1 - 2^-8: two draws differ with 2 * 1/4 * 3/4.
+template <class Backend>
+void independent_draws(const Backend& backend, int64_t count) {
+    const auto start = filled<bf16>(count, 1.0f);
+    backend.on_each_variant([&] {
+        const auto once = [&](int64_t begin, int step, uint64_t seed) {
+            return decayed_once(backend, ops::adamw<bf16>, start, begin, step, seed);
+        };
+        const auto draws = once(0, 1, 42);
+        const auto check = [&](const Tensor<bf16>& others) {
+            const double p = 2 * 0.25 * 0.75, sigma = std::sqrt(p * (1 - p) * double(count));
+            CHECK(std::fabs(double(differences(draws, others)) - p * double(count)) <= 4 * sigma);
+        };
+        check(once(0, 2, 42));
+        check(once(0, 1, 43));
+        check(once(count, 1, 42));
+        for (const int distance : {1, 2, 4, 8, 16, 64}) {
+            Tensor<bf16> shifted(count);
+            for (int64_t i = 0; i < count; i++) shifted[i] = draws[(i + distance) % count];
+            check(shifted);
+        }
+    });
+}
+
+// The other operands are the same on both sides, so only the last digits of their floats differ: of some 2^-22 of the
+// weight, where neighbours in bf16 are 2^-8 apart. One in 2^14 draws may go the other way.
+template <class Backend>
+void one_step_without_masters(const Backend& backend, int64_t count, DecayPattern decay, int64_t begin,
+                              int64_t most_different) {
+    const auto grad = gradient(count, 1), factor = filled<float>(1, 0.5f);
+    const auto squares = [&](uint64_t seed) {
+        auto x = random_tensor<float>(count, seed);
+        for (int64_t i = 0; i < count; i++) x[i] *= x[i];
+        return x;
+    };
+    const auto step_of = [&](const auto& where, Op<bf16> op) {
+        State<bf16> s(count, Master::weight_itself);
+        s.m = squares(5);
+        s.v = squares(6);
+        where.call(op, s.weight, nullptr, s.m, s.v, grad, factor, begin, count, decay, AdamWConfig{}, LR, 3);
+        return s;
+    };
+    const auto want = step_of(OnHost{}, cpu::plain::adamw<bf16>);
+    backend.on_each_variant([&] {
+        const auto got = step_of(backend, ops::adamw<bf16>);
+        CHECK(differences(got.weight, want.weight) <= most_different);
+        expect_close("weight", got.weight, want.weight, 1, epsilon<bf16>(), 1e-4f);
+        expect_close("m", got.m, want.m, 1, 8 * epsilon<float>(), 1e-7f);
+        expect_close("v", got.v, want.v, 1, 8 * epsilon<float>(), 1e-30f);
+    });
+}
+
+// A constant gradient moves a weight by lr in each step. From 1 that is lost in rounding to nearest, to which the next
+// bf16 is 2^-8 away; at random, 40 steps of 2^-11 make 5 * 2^-8 on average. A step's draw has at most the variance
+// (2^-8 / 2)^2, and the weights are independent.
+template <class Backend>
+void mean_of_small_steps(const Backend& backend, int64_t count) {
+    const int many = 40;
+    const float small = 0x1p-11f;
+    const auto factor = filled<float>(1, 1.0f);
+    AdamWConfig config;
+    config.eps = 1e-30f;
+    backend.on_each_variant([&] {
+        for (const float sign : {1.0f, -1.0f}) {
+            auto weight = filled<bf16>(count, sign);
+            auto m = filled<float>(count, 0.0f), v = filled<float>(count, 0.0f);
+            const auto grad = filled<float>(count, sign);
+            for (int step = 1; step <= many; step++)
+                backend.call(ops::adamw<bf16>, weight, nullptr, m, v, grad, factor, int64_t(0), count,
+                             first_ones(count, 0), config, small, step);
+            double sum = 0.0;
+            for (int64_t i = 0; i < count; i++) sum += double(float(weight[i]));
+            const double sigma = 0x1p-9 * std::sqrt(double(many) / double(count));
+            CHECK(std::fabs(sum / double(count) - double(sign) * (1 - many * double(small))) <= 4 * sigma);
+        }
+    });
+}
+
+// Padding is zero in every buffer.
+template <class Backend>
+void zeros_and_nan_without_masters(const Backend& backend) {
+    auto start = filled<bf16>(64, 0.0f);
+    start[3] = bf16(NAN);
+    start[4] = bf16(INFINITY);
+    start[5] = bf16(-3.0e38f);
+    backend.on_each_variant([&] {
+        const auto end = decayed_once(backend, ops::adamw<bf16>, start, 0, 1);
+        for (int i = 0; i < 64; i++) {
+            CAPTURE(i);
+            if (i < 3 || i > 5) CHECK(float(end[i]) == 0.0f);
+        }
+        CHECK(std::isnan(float(end[3])));
+        CHECK(std::isnan(float(end[4])));  // infinity - infinity
+        CHECK(float(end[5]) == doctest::Approx(-3.0e38).epsilon(0.01));
+    });
+}
+
+// ---- nothing to do
+
+template <class floatX, class Backend>
+void nan_factor(const Backend& backend) {
+    const auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, NAN);
+    for (const Master where : {Master::apart, Master::weight_itself})
+        backend.on_each_variant([&] {
+            State<floatX> s(128, where);
+            const State<floatX> untouched(128, where);
+            backend.call(ops::adamw<floatX>, s.weight, s.masters(), s.m, s.v, grad, factor, int64_t(0), int64_t(128),
+                         first_ones(128, 64), AdamWConfig{}, LR, 1);
+            CHECK(same_bits(s.weight, untouched.weight));
+            CHECK(same_bits(s.master, untouched.master));
+            CHECK(same_bits(s.m, untouched.m));
+            CHECK(same_bits(s.v, untouched.v));
+        });
+}
+
+inline void no_elements_and_impossible_steps() {
+    float one = 1.0f;
+    ops::adamw(&one, &one, &one, &one, &one, &one, 64, 0, first_ones(64, 64), AdamWConfig{}, LR, 1, nullptr);
+    CHECK(one == 1.0f);
+    const auto refused = [](int64_t begin, int64_t count, DecayPattern decay, int step, const char* text) {
+        float x = 0.0f;
+        CHECK_THROWS_WITH_AS(ops::adamw(&x, &x, &x, &x, &x, &x, begin, count, decay, AdamWConfig{}, LR, step, nullptr),
+                             doctest::Contains(text), Error);
+    };
+    refused(0, 64, first_ones(64, 0), 0, "step 0; steps count from 1");
+    refused(0, 65, first_ones(64, 0), 1, "65 elements from 0 on: multiples of 64");
+    refused(8, 64, first_ones(64, 0), 1, "64 elements from 8 on: multiples of 64");
+    refused(-64, 64, first_ones(64, 0), 1, "64 elements from -64 on");
+    refused(0, 64, first_ones(64, 128), 1, "128 of a bucket of 64 elements decay");
+    refused(0, 64, {64, 0, 64, 1}, 1, "1 of a bucket of 64 elements decay: multiples of 64");
+    refused(0, 64, {64, 0, 100, 64}, 1, "64 of a bucket of 100 elements decay: multiples of 64");
+    refused(0, 64, {64, 0, 0, 0}, 1, "buckets of no elements");
+}
+
+}  // namespace adamw_cases
