@@ -227,7 +227,7 @@ for from in "--init $run" "--resume --output $scratch/again"; do
         "$program" "${train_data[@]}" --output '' $from --seq-len 16 --steps 31 --vocab-size 999
 done
 check "the model's own vocabulary" "$program" "${train_data[@]}" --output '' --init "$run" --seq-len 16 --steps 1 --quiet --vocab-size "$vocabulary"
-refused "tokenizer larger than the vocabulary" 2 "a vocabulary of 256" "${train[@]}" --vocab-size 256
+refused "tokenizer larger than the vocabulary" 2 "but the model's vocabulary has 256" "${train[@]}" --vocab-size 256
 long_prompt=$(make_text 200)
 refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
 check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"

@@ -65,15 +65,15 @@ trap 'dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
 check "2 hosts" dev/test/ranks/cluster.sh up 2
 for rank in 1 2; do
     as_rank $rank "sleep 7$$"
-    names "2 hosts, without rank $rank" "from rank $rank \(process [0-9]+ on ${CLUSTER}$((rank / 2)) runs .*/sleep\)$" \
+    names "2 hosts, without rank $rank" "for rank $rank \(process [0-9]+ on ${CLUSTER}$((rank / 2)) runs .*/sleep\)$" \
         dev/test/ranks/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
 done
 # What runs in a network of its own is not on the host, as far as ranks can see.
 as_rank 3 "exec unshare --net sleep 7$$"
-names "2 hosts, the missing rank out of sight" "from 1 of the 2 ranks of ${CLUSTER}1 \(no process\)$" \
+names "2 hosts, the missing rank out of sight" "for 1 of the 2 ranks on ${CLUSTER}1 \(no process\)$" \
     dev/test/ranks/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "exec unshare --net sleep 7$$"
-names "1 host, the missing rank out of sight" "from rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+names "1 host, the missing rank out of sight" "for rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
 check "nobody is left on the hosts: $(inside 2)" nobody_inside 2
 finish
