@@ -47,7 +47,7 @@ static OpenedFile open_or_create(const std::string& path) {
 }
 
 // Whether `path` still names the open file. The lock's owner may have removed it between our open() and our flock(),
-// and anybody may move it later.
+// and users may move it later.
 static bool is_at(int fd, const std::string& path) {
     struct stat ours, named;
     return fstat(fd, &ours) == 0 && lstat(path.c_str(), &named) == 0 && ours.st_dev == named.st_dev &&

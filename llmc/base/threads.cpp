@@ -47,8 +47,8 @@ namespace {
 // How long a waiting thread spins before it sleeps. libgomp's default of 300,000 turns is 8 ms on an AMD EPYC (26 ns
 // each); libomp's default is 200 ms. A thread that spins until a descheduled thread returns wastes its core. Measured
 // on 2 cores with 4 layers and 256 channels: one training takes 25 ms a step, but two at the same time took 940 ms.
-// With 100 us two take 60 ms, and one takes up to 13 % longer than with the default (medians; the means do not differ). With 0,
-// one takes 1.1 to 4 times as long.
+// With 100 us two take 60 ms, and one takes up to 13 % longer than with the default (medians; the means do not differ).
+// With 0, one takes 1.1 to 4 times as long.
 constexpr double SPIN_SECONDS = 100e-6;
 
 // One turn of libgomp's spin loop.

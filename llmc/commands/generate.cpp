@@ -15,7 +15,7 @@ static int generate_text(const Options& o) {
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
-    check_prompt(prompt, source.config.max_T);  // before it is printed
+    check_prompt(prompt, source.config.max_T);  // before the prompt is printed
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T);
     load_model(model, source);
     Sampler sampler;

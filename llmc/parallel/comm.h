@@ -47,7 +47,7 @@ struct Comm {
     void call_next(const char* name, int64_t number = -1);
     SpanLabel take_name();
 
-    // exposed_seconds, after adding those of the first so many waits that have ended by now.
+    // Adds to exposed_seconds the times of the waits that have ended by now, of the first N (the argument); returns it.
     virtual double exposed(int64_t) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.

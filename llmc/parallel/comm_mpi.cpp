@@ -92,7 +92,7 @@ void limit_silence() {
 
 struct MpiComm : Comm {
     std::thread thread;
-    std::mutex mutex;  // guards what follows
+    std::mutex mutex;  // guards the members below
     std::condition_variable changed;
     std::deque<std::function<void()>> jobs;
     Ticket posted = 0, done = 0;
@@ -214,8 +214,7 @@ struct MpiComm : Comm {
                 done++;
             }
             changed.notify_all();
-            // Ranks connect when they first send to each other, in the first steps, so it is called after jobs 1, 2, 4,
-            // 8 ...
+            // After jobs 1, 2, 4, 8, ...: ranks connect when they first send to each other, in the first steps.
             if (std::has_single_bit(uint64_t(done))) limit_silence();
         }
     }

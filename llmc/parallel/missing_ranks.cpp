@@ -95,7 +95,7 @@ MissingRanks find_missing_ranks(const Launch& launch, const std::string& job, co
     const std::string host = host_name();
     const std::map<int, std::string> local_ranks = ranks_here(launch, job, proc);
     std::vector<std::string> missing;
-    int first = launch.rank;  // of those that wait
+    int first = launch.rank;  // lowest rank on this host that waits in MPI_Init
     for (const auto& [rank, reason] : local_ranks) {
         if (reason.empty()) first = std::min(first, rank);
         if (!reason.empty()) missing.push_back(format("rank %d (%s)", rank, reason.c_str()));

@@ -3,8 +3,8 @@
 //
 // Rank 0 listens on master_port. Under torchrun, whose agent may own that port, it listens on the first free one of the
 // WINDOW ports above it. The other ranks retry until rank 0 accepts them; no rank gets the result before all ranks have
-// connected. Rank 0 drops a connection that sends anything but a valid hello, or no whole one within 5 s, and goes on
-// listening.
+// connected. Rank 0 drops a connection that sends anything but a valid hello, or no complete hello within 5 s, and
+// continues to listen.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,7 @@
 //
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
 // .txt .text .md .markdown .rst .jsonl or .ndjson are read; names that start with a dot are skipped. A file that is
-// named directly is read whatever its name. A file that is given more than once, also by a link or by its folder, is
+// named directly is read, with any name. A file that is given more than once, also by a link or by its folder, is
 // read once. In .jsonl and .ndjson files each line is a JSON object and a document; CorpusRules says how a text file is
 // split into documents. Text is UTF-8. A byte order mark at the start of a file is dropped; other invalid bytes are
 // kept.

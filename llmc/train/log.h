@@ -78,9 +78,9 @@ struct Log {
     std::string narrow_text;                  // a shorter line, for a terminal too narrow for the loss
     std::vector<std::string> of_resume_step;  // lines of resume_step that log.jsonl already has
 
-    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes what
-    // lies beyond resume_step (steps from it on; validation, samples and checkpoints after it) and half a last line.
-    // Validation and sample of resume_step may run again: a line that log.jsonl already has is not written twice.
+    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes the
+    // lines beyond resume_step (steps from it on; validation, samples and checkpoints after it) and an incomplete last
+    // line. Validation and sample of resume_step may run again: a line that log.jsonl already has is not written twice.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
