@@ -1,5 +1,5 @@
-// faults.h: runs code in a child process that is killed, or given an error, at its n-th system call; code that sees a
-// full disk; and code whose changes of files are recorded. For tests of what must survive that.
+// faults.h: runs code in a child process under a fault: the process is killed or a system call fails, the disk is full,
+// or the user lacks permissions. It can also record which files the child changes. For tests that no fault loses data.
 #pragma once
 #include <fcntl.h>
 #include <grp.h>
@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -25,11 +26,15 @@
 #include <system_error>
 #include <vector>
 
+#include <doctest/doctest.h>
+
 #include "base/common.h"
+#include "support/skip.h"
+#include "support/temporary.h"
 
-constexpr int CHILD_SKIPPED = 99;  // the child found that this machine does not allow what it needs
+constexpr int CHILD_SKIPPED = 99;  // exit code of a child that lacks the permission to set up its fault
 
-// What f returns, or the exit code of the Error that it throws, in a process of its own.
+// The result of f, or the exit code of the Error that f throws. For the child process.
 inline int child_result(const std::function<int()>& f) {
     omp_set_num_threads(1);  // the threads of the parent's pool are not there after a fork
     try {
@@ -41,6 +46,7 @@ inline int child_result(const std::function<int()>& f) {
     }
 }
 
+// Runs f in a child process. Returns the exit code: child_result, or 128 + the signal that ended the child.
 inline int in_child(const std::function<int()>& f) {
     const pid_t child = fork();
     if (child == 0) _exit(child_result(f));
@@ -50,7 +56,8 @@ inline int in_child(const std::function<int()>& f) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// In the child: a user to whom permissions apply, and who owns `dir` and all that is in it; false where that cannot be.
+// In the child: becomes a user to whom permissions apply and gives this user `dir` with all its contents. Returns false
+// where that is not permitted.
 inline bool become_ordinary(const std::string& dir) {
     if (geteuid() != 0) return true;
     const uid_t nobody = 65534;
@@ -61,21 +68,39 @@ inline bool become_ordinary(const std::string& dir) {
            access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
 }
 
-// In the child: no file may become larger than that.
+// Runs f in a child process, as a user to whom permissions apply and who owns `dir`. f returns the number of the check
+// that failed, or 0. Where the user cannot be changed the case is skipped, and the result is 0.
+inline int as_ordinary_user(const std::string& dir, const std::function<int()>& f) {
+    const int code = in_child([&] { return become_ordinary(dir) ? f() : CHILD_SKIPPED; });
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))  // so that it can be removed
+        if (entry.is_directory()) std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
+    if (code == CHILD_SKIPPED) skip_case("becoming an ordinary user is not permitted here");
+    return code == CHILD_SKIPPED ? 0 : code;
+}
+
+// In the child: limits the size of every file that it writes.
 inline void limit_file_size(int64_t bytes) {
     signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG
     const rlimit limit{rlim_t(bytes), rlim_t(bytes)};
     setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-// In the child: a file system of that size in place of dir; false where mounting is not permitted.
+// In the child: mounts a file system of the given size on dir. Returns false where mounting is not permitted.
 inline bool mount_small_disk(const std::string& dir, const char* size) {
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
     return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
            mount("none", dir.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
 }
 
-// The system calls that touch files, which are the ones that can fail.
+// Runs f in a child process that sees a file system of the given size in place of dir. f returns the number of the
+// check that failed, 0, or CHILD_SKIPPED. Where mounting is not permitted the case is skipped, and the result is 0.
+inline int on_small_disk(const std::string& dir, const char* size, const std::function<int()>& f) {
+    const int code = in_child([&] { return mount_small_disk(dir, size) ? f() : CHILD_SKIPPED; });
+    if (code == CHILD_SKIPPED) skip_case("mounting a small disk is not permitted here");
+    return code == CHILD_SKIPPED ? 0 : code;
+}
+
+// System calls on files: those at which with_fault can interrupt the child.
 inline bool is_file_call(long number) {
     for (long call :
          {SYS_write,    SYS_pwrite64, SYS_fsync,      SYS_fdatasync, SYS_close,   SYS_openat,  SYS_renameat2,
@@ -89,17 +114,19 @@ inline bool is_file_call(long number) {
     return false;
 }
 
-// A call that succeeded and changed files, or brought them to disk. create: of a file or directory; to: of a rename.
+// A successful system call that changed a file or flushed it to disk. create: of a file or a directory; `to`: the new
+// name in a rename.
 struct FileChange {
     enum Kind { create, write, sync, rename, remove } kind;
     std::string path, to;
 };
 
 #ifdef __x86_64__
-// What the call that just returned did; false: nothing that FileChange knows. Paths of the child are absolute here.
+// Describes the system call that just returned. Returns false if it is none of FileChange's kinds. Relative paths of
+// the child become absolute.
 inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChange& change) {
     const auto text = [&](unsigned long long at) {
-        std::string out(PATH_MAX, '\0');  // a read that ends at an unmapped page is cut there, not refused
+        std::string out(PATH_MAX, '\0');  // two pieces: a piece on an unmapped page is left out, not an error
         const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
         iovec to = {out.data(), out.size()};
         iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
@@ -153,25 +180,25 @@ inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChang
 #endif
 
 struct FaultResult {
-    int code;      // what child_result gave; 128 + SIGKILL when it was killed
-    bool reached;  // there was an n-th call
+    int code;      // exit code, as of in_child; CHILD_SKIPPED where ptrace is not permitted
+    bool reached;  // f made an n-th call
     std::string call;
 };
 
-// Runs f in a child. Its n-th system call on files (from 0) is not made: the child is killed (error 0), or sees the
-// call fail with `error`. A code of CHILD_SKIPPED: tracing is not permitted here. With n = -1 there is no fault;
-// changes: what the child's main thread does to files is added (on x86-64 only).
+// Runs f in a child process and replaces its n-th system call on files (from 0) by a fault: the child is killed
+// (error 0), or the call fails with `error`. n = -1: no fault. changes: gets the changes that the child's main thread
+// makes to files (on x86-64 only).
 inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
                               std::vector<FileChange>* changes = nullptr) {
     const pid_t child = fork();
     if (child == 0) {
-        omp_set_num_threads(1);  // clang's OpenMP opens files when it is first called: not among the calls of f
+        omp_set_num_threads(1);  // clang's OpenMP opens files at its first call: before the calls of f are counted
         if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(CHILD_SKIPPED);
         raise(SIGSTOP);
         _exit(child_result(f));
     }
     FaultResult result{CHILD_SKIPPED, false, ""};
-    if (child < 0) return result;  // and never kill(-1): that is everybody
+    if (child < 0) return result;  // kill(-1) would signal every process
     int status = 0, seen = 0;
     waitpid(child, &status, 0);
     if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
@@ -212,4 +239,43 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
     }
     result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return result;
+}
+
+// A test that interrupts the code `run` at its system calls, in a new directory each time.
+struct FaultTest {
+    int least_calls;                                                           // that `run` makes on x86-64
+    std::function<void(const TemporaryDirectory&)> prepare;                    // before `run`
+    std::function<void(const TemporaryDirectory&)> run;                        // in the child process
+    std::function<void(const TemporaryDirectory&, const FaultResult&)> check;  // what the fault left behind
+    std::vector<int> codes = {EXIT_IO, EXIT_CANNOT_CREATE};  // exit codes with which `run` may report a failed call
+};
+
+// Runs the test with a fault at each system call of test.run in turn (with_fault). Returns false where ptrace is not
+// permitted; the case is then skipped.
+inline bool fault_at_each_call(int error, const FaultTest& test) {
+    for (int n = 0;; n++) {
+        const TemporaryDirectory dir;
+        test.prepare(dir);
+        const FaultResult result = with_fault([&] { return test.run(dir), 0; }, n, error);
+        if (result.code == CHILD_SKIPPED) {
+            skip_case("tracing is not permitted here");
+            return false;
+        }
+        CAPTURE(n);
+        CAPTURE(error);
+        CAPTURE(result.call);
+        const bool known = result.code == 0 || std::count(test.codes.begin(), test.codes.end(), result.code);
+        if (!result.reached)
+            CHECK(result.code == 0);
+        else if (error == 0)
+            CHECK(result.code == 128 + SIGKILL);
+        else
+            CHECK(known);
+        test.check(dir, result);
+        if (result.reached) continue;
+#ifdef __x86_64__
+        CHECK(n >= test.least_calls);
+#endif
+        return true;
+    }
 }

@@ -1,7 +1,8 @@
-// temporary.h: a folder for the files of one test, gone when the test ends.
+// temporary.h: a directory for the files of one test, which is removed when the test ends.
 #pragma once
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,4 +30,13 @@ inline void write_bytes(const std::string& path, const std::string& bytes) {
 inline std::string read_bytes(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// By the program of that name, in hexadecimal digits.
+inline std::string sha256_of(const std::string& path) {
+    std::string digits(64, '\0');
+    FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");
+    const bool read = pipe && fread(digits.data(), 1, 64, pipe) == 64;
+    if (pipe) pclose(pipe);
+    return read ? digits : "";
 }

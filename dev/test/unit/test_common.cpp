@@ -3,14 +3,7 @@
 
 #include <doctest/doctest.h>
 
-static int exit_code_of(void (*call)()) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.exit_code;
-    }
-    return 0;
-}
+#include "support/refusal.h"
 
 TEST_CASE("format makes text of any length") {
     CHECK(format("%s", "") == "");

@@ -8,18 +8,8 @@
 #include <algorithm>
 
 #include "support/faults.h"
-#include "support/skip.h"
+#include "support/refusal.h"
 #include "support/temporary.h"
-
-// The exit code of the Error that f throws; 0: none.
-static int code_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        return error.exit_code;
-    }
-    return 0;
-}
 
 TEST_CASE("what was written is read back, with the checksum of its bytes") {
     const TemporaryDirectory dir;
@@ -40,14 +30,14 @@ TEST_CASE("what was written is read back, with the checksum of its bytes") {
 
 TEST_CASE("a missing file, a directory, a pipe and a file above the limit are refused") {
     const TemporaryDirectory dir;
-    CHECK(code_of([&] { InputFile(dir / "none"); }) == EXIT_NO_INPUT);
-    CHECK(code_of([&] { InputFile(dir.path); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { InputFile(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(exit_code_of([&] { InputFile(dir.path); }) == EXIT_BAD_DATA);
     REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    CHECK(code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // and does not wait for a writer
+    CHECK(exit_code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // and does not wait for a writer
     write_bytes(dir / "a", "12345");
     CHECK(read_file(dir / "a", 5) == "12345");
-    CHECK(code_of([&] { read_file(dir / "a", 4); }) == EXIT_BAD_DATA);
-    CHECK(code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(exit_code_of([&] { read_file(dir / "a", 4); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
 }
 
 TEST_CASE("reads beyond the end, and of a file that shrank, are refused") {
@@ -57,23 +47,23 @@ TEST_CASE("reads beyond the end, and of a file that shrank, are refused") {
     char out[16];
     file.read_at(out, 7, 3);
     CHECK(std::string(out, 3) == "789");
-    CHECK(code_of([&] { file.read_at(out, 7, 4); }) == EXIT_BAD_DATA);
-    CHECK(code_of([&] { file.read_at(out, 11, 1); }) == EXIT_BAD_DATA);
-    CHECK(code_of([&] { file.read_at(out, -1, 1); }) == EXIT_BAD_DATA);
-    CHECK(code_of([&] { file.read_at(out, INT64_MAX, INT64_MAX); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { file.read_at(out, 7, 4); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { file.read_at(out, 11, 1); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { file.read_at(out, -1, 1); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { file.read_at(out, INT64_MAX, INT64_MAX); }) == EXIT_BAD_DATA);
     REQUIRE(truncate((dir / "a").c_str(), 5) == 0);
-    CHECK(code_of([&] { file.read_at(out, 0, 10); }) == EXIT_BAD_DATA);
+    CHECK(exit_code_of([&] { file.read_at(out, 0, 10); }) == EXIT_BAD_DATA);
 }
 
 TEST_CASE("an output that cannot be created is refused, and nothing is overwritten") {
     const TemporaryDirectory dir;
     write_bytes(dir / "a", "old");
-    CHECK(code_of([&] { write_file(dir / "a", "new"); }) == EXIT_CANNOT_CREATE);
-    CHECK(code_of([&] { write_file(dir / "a/b", "new"); }) == EXIT_CANNOT_CREATE);
-    CHECK(code_of([&] { make_directories(dir / "a/b"); }) == EXIT_CANNOT_CREATE);
-    CHECK(code_of([&] { make_directories(dir / "a"); }) == EXIT_CANNOT_CREATE);
-    CHECK(code_of([&] { write_file("/proc/none", "new"); }) == EXIT_CANNOT_CREATE);
-    CHECK(code_of([&] { rename_path(dir / "none", dir / "b"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { write_file(dir / "a", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { write_file(dir / "a/b", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { make_directories(dir / "a/b"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { make_directories(dir / "a"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { write_file("/proc/none", "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { rename_path(dir / "none", dir / "b"); }) == EXIT_CANNOT_CREATE);
     CHECK(read_bytes(dir / "a") == "old");
     CHECK_THROWS_WITH_AS(write_file(dir / "a", "new"), doctest::Contains("/a: cannot create: File exists"), Error);
 }
@@ -101,52 +91,30 @@ TEST_CASE("a write that fails is an I/O error that names path and reason, and a 
 
 TEST_CASE("a full disk is an I/O error") {
     const TemporaryDirectory dir;
-    const int code = in_child([&] {
-        if (!mount_small_disk(dir.path, "1m")) return CHILD_SKIPPED;
+    const int failed = on_small_disk(dir.path, "1m", [&] {
         if (free_bytes(dir.path) > 1 << 20) return 1;
-        try {
-            write_file(dir / "a", std::string(2 << 20, 'x'));
-        } catch (const Error& error) {
-            const bool named = std::string(error.what()).find("/a: cannot write") != std::string::npos &&
-                               std::string(error.what()).ends_with("No space left on device");
-            return named ? error.exit_code : 2;
-        }
-        return 0;
+        const std::string said = refusal([&] { write_file(dir / "a", std::string(2 << 20, 'x')); });
+        if (!said.starts_with("74 ") || said.find("/a: cannot write") == std::string::npos) return 2;
+        return said.ends_with("No space left on device") ? 0 : 3;
     });
-    if (code == CHILD_SKIPPED)
-        skip_case("mounting a small disk is not permitted here");
-    else
-        CHECK(code == EXIT_IO);
+    CHECK(failed == 0);
 }
 
-// Every system call of a replacement in turn: the old content or the new, never another.
 TEST_CASE("a replacement that is killed or fails at any system call leaves the old content or the new") {
-    for (int error : {0, EIO, ENOSPC, EROFS}) {
-        int n = 0;
-        for (bool reached = true; reached; n++) {
-            const TemporaryDirectory dir;
-            write_bytes(dir / "a", "old");
-            const FaultResult result = with_fault([&] { return replace_file(dir / "a", "new"), 0; }, n, error);
-            if (result.code == CHILD_SKIPPED) {
-                skip_case("tracing is not permitted here");
-                return;
-            }
-            reached = result.reached;
-            CAPTURE(n);
-            CAPTURE(error);
-            CAPTURE(result.call);
-            const std::string content = read_bytes(dir / "a");
-            const bool whole = content == "old" || content == "new";
-            CHECK(whole);
-            if (result.code == 0) CHECK(content == "new");
-            if (reached && error == 0) CHECK(result.code == 128 + SIGKILL);
-            const bool known = result.code == 0 || result.code == EXIT_IO || result.code == EXIT_CANNOT_CREATE;
-            if (error != 0) CHECK(known);
-        }
-#ifdef __x86_64__
-        CHECK(n > 6);  // create, write, fsync, close, rename, open, fsync
-#endif
-    }
+    const FaultTest replacement = {
+        .least_calls = 7,  // create, write, fsync, close, rename, open, fsync
+        .prepare = [](const TemporaryDirectory& dir) { write_bytes(dir / "a", "old"); },
+        .run = [](const TemporaryDirectory& dir) { replace_file(dir / "a", "new"); },
+        .check =
+            [](const TemporaryDirectory& dir, const FaultResult& result) {
+                const std::string content = read_bytes(dir / "a");
+                const bool whole = content == "old" || content == "new";
+                CHECK(whole);
+                if (result.code == 0) CHECK(content == "new");
+            },
+    };
+    for (int error : {0, EIO, ENOSPC, EROFS})
+        if (!fault_at_each_call(error, replacement)) return;
 }
 
 TEST_CASE("a tree is removed without following links") {
@@ -170,22 +138,16 @@ TEST_CASE("a directory that may not be read is told from one that is not there")
     CHECK_FALSE(is_denied(dir / "hidden"));
     CHECK_FALSE(is_denied(dir / "none"));
     CHECK_FALSE(is_denied(dir / "hidden/file"));  // no directory
-    CHECK(code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
-    CHECK(code_of([&] { check_directory(dir / "hidden/file"); }) == EXIT_NO_INPUT);
-    const int code = in_child([&] {
-        if (!become_ordinary(dir.path)) return CHILD_SKIPPED;
+    CHECK(exit_code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
+    CHECK(exit_code_of([&] { check_directory(dir / "hidden/file"); }) == EXIT_NO_INPUT);
+    const int failed = as_ordinary_user(dir.path, [&] {
         chmod((dir / "hidden/file").c_str(), 0);
         if (!is_denied(dir / "hidden")) return 1;
         chmod((dir / "hidden").c_str(), 0);
         if (!is_denied(dir / "hidden")) return 2;
-        const int got = code_of([&] { check_directory(dir / "hidden"); });
-        chmod((dir / "hidden").c_str(), 0700);
-        return got == EXIT_NO_INPUT ? 0 : 3;
+        return exit_code_of([&] { check_directory(dir / "hidden"); }) == EXIT_NO_INPUT ? 0 : 3;
     });
-    if (code == CHILD_SKIPPED)
-        skip_case("becoming an ordinary user is not permitted here");
-    else
-        CHECK(code == 0);
+    CHECK(failed == 0);
 }
 
 TEST_CASE("names and messages") {
@@ -200,5 +162,5 @@ TEST_CASE("names and messages") {
     CHECK(printable(std::string(200, 'a')).size() == 103);
     const TemporaryDirectory dir;
     CHECK(free_bytes(dir.path) > 0);
-    CHECK(code_of([&] { free_bytes(dir / "none"); }) == EXIT_IO);
+    CHECK(exit_code_of([&] { free_bytes(dir / "none"); }) == EXIT_IO);
 }

@@ -3,11 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include "support/refusal.h"
 #include "support/temporary.h"
 
 static GPT2Config parse(const std::string& text) { return parse_hf_config(text, "config.json").model; }
 
-static std::string refusal(const std::string& text) {
+static std::string parse_error(const std::string& text) {
     try {
         parse_hf_config(text, "config.json");
     } catch (const Error& error) {
@@ -57,16 +58,16 @@ TEST_CASE("aliases are read, and may not contradict") {
         R"({"hidden_size":1600,"max_position_embeddings":512,"num_attention_heads":25,"num_hidden_layers":48})";
     CHECK(parse(text) == GPT2Config{512, 50257, 48, 25, 1600});
     CHECK(parse(R"({"n_embd":1024,"hidden_size":1024,"n_head":16})").C == 1024);
-    CHECK(refusal(R"({"n_embd":1024,"hidden_size":768})").find("have the same meaning") != std::string::npos);
+    CHECK(parse_error(R"({"n_embd":1024,"hidden_size":768})").find("are the same thing") != std::string::npos);
 }
 
 TEST_CASE("names of the tanh GELU and its inner size are accepted") {
     for (const char* name : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"})
-        CHECK(refusal(format(R"({"activation_function":"%s"})", name)) == "");
-    CHECK(refusal(R"({"n_inner":3072})") == "");
-    CHECK(refusal(R"({"layer_norm_epsilon":1e-05})") == "");
-    CHECK(refusal(R"({"layer_norm_epsilon":0.00001})") == "");
-    CHECK(refusal(R"({"pruned_heads":{}})") == "");
+        CHECK(parse_error(format(R"({"activation_function":"%s"})", name)) == "");
+    CHECK(parse_error(R"({"n_inner":3072})") == "");
+    CHECK(parse_error(R"({"layer_norm_epsilon":1e-05})") == "");
+    CHECK(parse_error(R"({"layer_norm_epsilon":0.00001})") == "");
+    CHECK(parse_error(R"({"pruned_heads":{}})") == "");
 }
 
 TEST_CASE("what cannot be computed or read is refused with key and reason") {
@@ -108,27 +109,20 @@ TEST_CASE("what cannot be computed or read is refused with key and reason") {
     };
     for (const Case& c : cases) {
         CAPTURE(c.text);
-        const std::string message = refusal(c.text);
+        const std::string message = parse_error(c.text);
         CAPTURE(message);
         CHECK(message.starts_with("config.json: "));
         CHECK(message.find(c.reason) != std::string::npos);
     }
     const std::string deep = R"({"a":)" + std::string(1000, '[') + std::string(1000, ']') + "}";
-    CHECK(refusal(deep).find("deeper than 32") != std::string::npos);
+    CHECK(parse_error(deep).find("deeper than 32") != std::string::npos);
     std::string long_value = R"({"model_type":")" + std::string(5000, 'x') + "\"}";
-    CHECK(refusal(long_value).size() < 300);
+    CHECK(parse_error(long_value).size() < 300);
 }
 
 TEST_CASE("a directory without config.json is EXIT_NO_INPUT, one of more than a mebibyte EXIT_BAD_DATA") {
     const TemporaryDirectory dir;
-    const auto code = [&] {
-        try {
-            read_hf_config(dir.path);
-        } catch (const Error& error) {
-            return error.exit_code;
-        }
-        return 0;
-    };
+    const auto code = [&] { return exit_code_of([&] { read_hf_config(dir.path); }); };
     CHECK(code() == EXIT_NO_INPUT);
     write_bytes(dir / "config.json", "{}");
     CHECK(code() == 0);

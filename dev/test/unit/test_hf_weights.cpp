@@ -13,6 +13,7 @@
 #include <set>
 
 #include "checkpoint/checkpoint.h"
+#include "support/refusal.h"
 #include "support/skip.h"
 #include "support/small_state.h"
 #include "support/temporary.h"
@@ -273,19 +274,12 @@ TEST_CASE("the size of the model is part of the message") {
 TEST_CASE("a directory without safetensors is refused, with what to do") {
     const TemporaryDirectory dir;
     FlatState got(small_model, 0);
-    const auto refusal = [&] {
-        try {
-            load_weights(dir.path, got.layout, got.writer());
-        } catch (const Error& error) {
-            return format("%d %s", error.exit_code, error.what());
-        }
-        return std::string();
-    };
-    CHECK(refusal().starts_with("66 "));
-    CHECK(refusal().find("has no model.safetensors") != std::string::npos);
+    const auto load_error = [&] { return refusal([&] { load_weights(dir.path, got.layout, got.writer()); }); };
+    CHECK(load_error().starts_with("66 "));
+    CHECK(load_error().find("has no model.safetensors") != std::string::npos);
     write_bytes(dir / "pytorch_model.bin", "\x80\x02");
-    CHECK(refusal().starts_with("65 "));
-    CHECK(refusal().find("convert to safetensors") != std::string::npos);
+    CHECK(load_error().starts_with("65 "));
+    CHECK(load_error().find("convert to safetensors") != std::string::npos);
 }
 
 // The weights of dev/test/support/reference.safetensors go into a checkpoint; transformers must compute the reference's

@@ -9,11 +9,10 @@
 
 #include <cerrno>
 #include <climits>
-#include <functional>
 
 #include "base/files.h"
 #include "support/faults.h"
-#include "support/skip.h"
+#include "support/refusal.h"
 #include "support/temporary.h"
 
 static int no_locks(int, int) {
@@ -22,15 +21,6 @@ static int no_locks(int, int) {
 }
 
 constexpr double BEAT = 0.02;  // without locks, dead after LOCK_BEATS * BEAT seconds
-
-static std::string refusal(const std::function<void()>& f) {  // "73 message"; empty: none
-    try {
-        f();
-    } catch (const Error& error) {
-        return format("%d %s", error.exit_code, error.what());
-    }
-    return "";
-}
 
 static void set_age(const std::string& path, time_t seconds) {
     const timespec then = {time(nullptr) - seconds, 0}, times[2] = {then, then};
@@ -173,18 +163,15 @@ TEST_CASE("an output is refused if its name is too long for the files of a check
 
 TEST_CASE("a relative output below a directory that may not be searched is refused, and not looked for without end") {
     const TemporaryDirectory dir;
-    const int code = in_child([&] {
-        if (!become_ordinary(dir.path) || chdir(dir.path.c_str()) != 0) return CHILD_SKIPPED;
+    const int failed = as_ordinary_user(dir.path, [&] {
+        if (chdir(dir.path.c_str()) != 0) return CHILD_SKIPPED;
         chmod(dir.path.c_str(), 0);
         alarm(20);
         const std::string said = refusal([] { OutputLock("out"); });
         chmod(dir.path.c_str(), 0700);
         return said.starts_with("73 .: ") && said.ends_with("Permission denied") ? 0 : 1;
     });
-    if (code == CHILD_SKIPPED)
-        skip_case("becoming an ordinary user is not permitted here");
-    else
-        CHECK(code == 0);
+    CHECK(failed == 0);
 }
 
 TEST_CASE("of the directories that it made, those that are empty are removed") {
@@ -200,20 +187,15 @@ TEST_CASE("of the directories that it made, those that are empty are removed") {
 
 TEST_CASE("a full disk does not keep a run from its lock") {
     const TemporaryDirectory dir;
-    const int code = in_child([&] {
-        if (!mount_small_disk(dir.path, "64k")) return CHILD_SKIPPED;
+    const int failed = on_small_disk(dir.path, "64k", [&] {
         make_directories(dir / "out");
-        try {
+        refusal([&] {
             OutputFile file(dir / "ballast");
             for (;;) file.write(std::string(4096, 'x').data(), 4096);
-        } catch (const Error&) {
-        }
+        });
         const OutputLock held(dir / "out");
         const std::string said = refusal([&] { OutputLock(dir / "out"); });
         return said.find("run.lock does not name the process") == std::string::npos ? 1 : 0;
     });
-    if (code == CHILD_SKIPPED)
-        skip_case("mounting a small disk is not permitted here");
-    else
-        CHECK(code == 0);
+    CHECK(failed == 0);
 }

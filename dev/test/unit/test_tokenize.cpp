@@ -354,15 +354,6 @@ TEST_CASE("validation: the first tokens, as llm.c has them") {
     CHECK(run.tokens("train_") == Tokens(all.begin() + 700, all.end()));
 }
 
-static std::string sha256_of(const std::string& path) {
-    std::string out;
-    FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");
-    REQUIRE(pipe);
-    for (int c; (c = fgetc(pipe)) != EOF;) out += char(c);
-    pclose(pipe);
-    return out.substr(0, 64);
-}
-
 TEST_CASE("tinyshakespeare, cut at blank lines, is llm.c's, byte for byte") {
     const std::string data = "../shared/data";
     if (!path_exists(data + "/gpt2-bpe") || !path_exists(data + "/tinyshakespeare")) {
@@ -624,26 +615,25 @@ TEST_CASE("killed at any call: no shard is read without the others, and the next
     const auto is_train = [](const std::string& name) { return name.starts_with("train_") && name.ends_with(".bin"); };
     const size_t shards = size_t(std::count_if(names.begin(), names.end(), is_train));
     REQUIRE(shards > 2);
-    bool reached = true;
-    for (int n = 0; reached; n++) {
-        remove_tree(run.options.output);
-        const FaultResult result = with_fault([&] { return tokenize(run.options); }, n, 0);
-        if (result.code == CHILD_SKIPPED) {
-            skip_case("tracing is not permitted here");
-            return;
-        }
-        reached = result.reached;
-        CAPTURE(n);
-        CHECK_FALSE(takes_a_part(run, shards));
-        if (!is_directory(run.options.output)) continue;
-        const std::vector<std::string> left = list_directory(run.options.output);
-        if (std::none_of(left.begin(), left.end(), [](const std::string& name) { return name.ends_with(".bin"); })) {
-            write_bytes(run.out("train_000099.bin.tmp"), "of a longer text");
-            tokenize(run.options);
-            CHECK(list_directory(run.options.output) == names);
-        } else {
-            CHECK(path_exists(run.out("tokenizer.json")));
-            CHECK(path_exists(run.out("special_tokens_map.json")));
-        }
-    }
+    const FaultTest killed = {
+        .least_calls = 20,
+        .prepare = [&](const TemporaryDirectory&) { remove_tree(run.options.output); },
+        .run = [&](const TemporaryDirectory&) { tokenize(run.options); },
+        .check =
+            [&](const TemporaryDirectory&, const FaultResult&) {
+                CHECK_FALSE(takes_a_part(run, shards));
+                if (!is_directory(run.options.output)) return;
+                const auto is_shard = [](const std::string& name) { return name.ends_with(".bin"); };
+                const std::vector<std::string> left = list_directory(run.options.output);
+                if (std::any_of(left.begin(), left.end(), is_shard)) {
+                    CHECK(path_exists(run.out("tokenizer.json")));
+                    CHECK(path_exists(run.out("special_tokens_map.json")));
+                    return;
+                }
+                write_bytes(run.out("train_000099.bin.tmp"), "of a longer text");
+                tokenize(run.options);
+                CHECK(list_directory(run.options.output) == names);
+            },
+    };
+    fault_at_each_call(0, killed);
 }

@@ -315,15 +315,6 @@ TEST_CASE("GPT-2: test vectors") {
         {64, 220, 126, 227, 65});
 }
 
-static std::string sha256_of(const std::string& path) {
-    std::string out;
-    FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");
-    REQUIRE(pipe);
-    for (int c; (c = fgetc(pipe)) != EOF;) out += char(c);
-    pclose(pipe);
-    return out.substr(0, 64);
-}
-
 TEST_CASE("GPT-2: tinyshakespeare has its known tokens") {
     const Tokenizer* tokenizer = gpt2_tokenizer();
     const std::string path = "../shared/data/tinyshakespeare/input.txt";

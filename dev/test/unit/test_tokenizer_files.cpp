@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/files.h"
+#include "support/refusal.h"
 #include "support/small_tokenizer.h"
 #include "support/temporary.h"
 #include "text/tokenizer.h"
@@ -231,14 +232,7 @@ TEST_CASE("tokenizer.json: cut off anywhere, it is refused") {
 
 TEST_CASE("a tokenizer that is not there") {
     TemporaryDirectory folder;
-    const auto code_of = [](const std::string& path) {
-        try {
-            load_tokenizer(path);
-        } catch (const Error& error) {
-            return error.exit_code;
-        }
-        return 0;
-    };
+    const auto code_of = [](const std::string& path) { return exit_code_of([&] { load_tokenizer(path); }); };
     CHECK(code_of(folder / "missing") == EXIT_NO_INPUT);
     CHECK(code_of(folder / "tokenizer.json") == EXIT_NO_INPUT);
     CHECK_THROWS_WITH_AS(load_tokenizer(folder.path), doctest::Contains("neither tokenizer.json, nor vocab.json"),
