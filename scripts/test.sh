@@ -197,7 +197,7 @@ if [ "$ARM" != 0 ]; then more+=(g++-aarch64-linux-gnu qemu-user); fi
 mkdir -p $logs
 
 # Under the sanitizers these three take as long as all others together; what they link is in the others as well.
-slow='^test_(checkpoint|matmul|tokenize)$'
+slow='^test_(checkpoint_faults|matmul|tokenize_refused)$'
 sanitized=()
 for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi

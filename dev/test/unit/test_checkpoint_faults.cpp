@@ -1,0 +1,291 @@
+// test_checkpoint_faults.cpp: no fault of the machine during a save loses the checkpoint that was there: a full disk, a
+// limit on the size of files, a process killed or an error at any system call, a power failure.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "support/faults.h"
+#include "support/small_checkpoint.h"
+
+namespace fs = std::filesystem;
+
+// The exit code and message of a save that must fail; the checkpoint of step 1 must be whole, nothing may lie about,
+// and once there is room a later save must work.
+static void check_failed_save(const TemporaryDirectory& dir, int code, int want) {
+    CHECK(code == want);
+    CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
+    CHECK(holds(dir / "out/step_000001", 1));
+    save(save_options(dir / "out"), 2);
+    CHECK(holds(find_latest(dir / "out").dir, 2));
+}
+
+TEST_CASE("a limit on the size of files fails the save and loses nothing") {
+    for (int64_t limit : {100, 1000, 6000, 10'000}) {
+        const TemporaryDirectory dir;
+        save(save_options(dir / "out"), 1);
+        const int code = in_child([&] {
+            limit_file_size(limit);
+            save(save_options(dir / "out"), 2);
+            return 0;
+        });
+        check_failed_save(dir, code, EXIT_IO);
+    }
+}
+
+TEST_CASE("a disk that is full, or becomes full while options, fails the save and loses nothing") {
+    for (bool full_at_start : {true, false}) {  // else the tokenizer's files take the room that there was at first
+        const TemporaryDirectory dir;
+        const int failed = on_small_disk(dir.path, "1m", [&] {
+            save(save_options(dir / "out"), 1);
+            SaveOptions options = save_options(dir / "out");
+            const auto fill = [](const std::string& path) {
+                const int code = exit_code_of([&] {
+                    OutputFile file(path);
+                    const std::string block(4096, 'x');
+                    for (;;) file.write(block.data(), 4096);
+                });
+                ENSURE(code == EXIT_IO, "filling the disk ended with exit code %d", code);
+            };
+            if (full_at_start) fill(dir / "ballast");
+            if (!full_at_start) options.write_tokenizer = [&](const std::string& to) { fill(to + "/vocab.json"); };
+            const std::string error = refusal([&] { save(options, 2); });
+            if (!error.starts_with("74 ")) return 1;
+            if (error.find(full_at_start ? "a checkpoint needs" : "No space left on device") == std::string::npos)
+                return 2;
+            if (list_directory(dir / "out") != Names{"latest", "step_000001"}) return 3;
+            if (!holds(find_latest(dir / "out").dir, 1)) return 4;
+            remove_tree(dir / "ballast");
+            save(save_options(dir / "out"), 3);
+            return holds(find_latest(dir / "out").dir, 3) ? 0 : 5;
+        });
+        CHECK(failed == 0);
+    }
+}
+
+// On a small disk that holds the checkpoints 1 to 3, the newest damaged, and 100 KiB beside them: what `f` returns,
+// which is the number of the check that failed. A save needs 256 KiB and more to be free, and deleting one makes that
+// room.
+static int on_full_disk(const std::function<int(const std::string& out)>& f) {
+    const TemporaryDirectory dir;
+    return on_small_disk(dir.path, "2m", [&] {
+        const std::string out = dir / "out";
+        for (int step : {1, 2, 3}) {
+            save(save_options(out), step);
+            write_bytes(format("%s/step_00000%d/large", out.c_str(), step), std::string(300 << 10, 'x'));
+        }
+        write_bytes(out + "/step_000003/config.json", "{}");
+        write_bytes(dir / "ballast", std::string(size_t(free_bytes(out) - (100 << 10)), 'x'));
+        return f(out);
+    });
+}
+
+TEST_CASE("a full disk: what --keep gives up goes before the save, but never the newest that is whole") {
+    const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+    const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
+    const int saved = on_full_disk([&](const std::string& out) {
+        const Saved saved = save(save_options(out, 1), 4);
+        if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000001: deleted before the next save")) return 1;
+        if (list_directory(out) != Names{"latest", "step_000004"}) return 2;
+        return holds(out + "/step_000004", 4) ? 0 : 3;
+    });
+    CHECK(saved == 0);
+    // A checkpoint on which something is mounted cannot be renamed, and so not deleted.
+    const auto pin = [](const std::string& dir, size_t bytes) {
+        if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
+        write_bytes(dir + "/large", std::string(bytes, 'x'));
+        return true;
+    };
+    const int passed_over = on_full_disk([&](const std::string& out) {
+        if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
+        const Saved saved = save(save_options(out, 1), 4);
+        if (!has(saved.notes.at(0), "an old checkpoint stays, though the disk is full: ") ||
+            !has(saved.notes[0], "step_000001"))
+            return 1;
+        if (!has(saved.notes.at(1), "step_000003: deleted before the next save")) return 2;
+        if (list_directory(out) != Names{"latest", "step_000001", "step_000004"}) return 3;
+        return holds(out + "/step_000004", 4) ? 0 : 4;
+    });
+    CHECK(passed_over == 0);
+    const int rest_too_small = on_full_disk([&](const std::string& out) {
+        write_bytes(out + "/step_000003/large", "");  // the room that this gives is taken
+        write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
+        if (!pin(out + "/step_000001", 600 << 10)) return CHILD_SKIPPED;
+        const std::string error = refusal([&] { save(save_options(out, 1), 4); });
+        if (!error.starts_with("74 ") || !has(error, "are free; ")) return 1;
+        return is_directory(out + "/step_000002") && is_directory(out + "/step_000003") ? 0 : 2;
+    });
+    CHECK(rest_too_small == 0);
+    const int failed = on_full_disk([&](const std::string& out) {
+        const FlatState state(small_model, 4);
+        const TensorReader failing = [](float*, Slot, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
+        SaveOptions options = save_options(out, 1);
+        Names notes;
+        options.note = [&](const std::string& line) { notes.push_back(line); };
+        const std::string error = refusal([&] { save_checkpoint(options, state.layout, failing, trainer_state(4)); });
+        if (error != "1 the device is gone") return 1;
+        if (notes.size() != 1 || !has(notes[0], "step_000001: deleted before the next save")) return 4;
+        if (list_directory(out) != Names{"latest", "step_000002", "step_000003"}) return 2;
+        return find_latest(out).dir == out + "/step_000002" ? 0 : 3;
+    });
+    CHECK(failed == 0);
+    const int refused = on_full_disk([&](const std::string& out) {
+        for (int keep : {0, 4}) {
+            const std::string error = refusal([&] { save(save_options(out, keep), 4); });
+            if (!error.starts_with("74 ") || !has(error, "are free; --keep 3 would make room, or free ")) return 1;
+        }
+        write_bytes(out + "/step_000003/large", "");  // little is to be had by deleting
+        write_bytes(out + "/step_000001/large", "");
+        write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
+        const std::string error = refusal([&] { save(save_options(out, 1), 4); });
+        if (!error.starts_with("74 ") || !has(error, "are free; free ")) return 2;
+        remove_tree(out + "/more");
+        return list_directory(out) == all ? 0 : 3;
+    });
+    CHECK(refused == 0);
+    const int same_step = on_full_disk([&](const std::string& out) {
+        const Saved saved = save(save_options(out, 3), 3);  // replaces the damaged one, and needs its room
+        if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
+        return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
+    });
+    CHECK(same_step == 0);
+}
+
+TEST_CASE("trainer.json rewritten by a process that is killed or fails: the checkpoint stays whole") {
+    const FaultTest set_loss = {
+        .least_calls = 5,
+        .prepare = [](const TemporaryDirectory& dir) { save(save_options(dir / "out"), 5); },
+        .run = [](const TemporaryDirectory& dir) { set_val_loss(dir / "out/step_000005", 2.5); },
+        .check =
+            [](const TemporaryDirectory& dir, const FaultResult& result) {
+                const std::string ckpt = dir / "out/step_000005";
+                CHECK(verify_error(ckpt) == "");
+                if (result.code == 0) CHECK(read_trainer_state(ckpt).val_loss == 2.5);
+            },
+        .codes = {EXIT_IO, EXIT_CANNOT_CREATE, EXIT_NO_INPUT},  // EXIT_NO_INPUT: a stat failed
+    };
+    for (int error : {0, EIO, ENOSPC})
+        if (!fault_at_each_call(error, set_loss)) return;
+}
+
+static bool is_below(const std::string& path, const std::string& dir) { return path.starts_with(dir + "/"); }
+
+// What a power failure could take away although the program goes on as if it were on disk; empty: nothing. The rules:
+//   * what gets a new name is on disk with all that is below it: files, and directories with the names in them;
+//   * a new name is on disk before another thing is renamed to `latest`, and before anything but a .tmp is removed: it
+//     may be the only copy;
+//   * at the end all is on disk, but removals.
+static std::string lost_by_power_failure(const std::vector<FileChange>& changes, const std::string& below) {
+    std::set<std::string> files, names, renames;  // not on disk: files with new bytes, directories with new names
+    const auto find = [](const std::set<std::string>& paths, const std::string& at) {
+        for (const std::string& path : paths)
+            if (path == at || is_below(path, at)) return path;
+        return std::string();
+    };
+    for (const FileChange& change : changes) {
+        const std::string &path = change.path, parent = parent_directory(path);
+        if (!is_below(path, below) && path != below) continue;
+        switch (change.kind) {
+            case FileChange::create:
+                names.insert(parent);
+                break;
+            case FileChange::write:
+                files.insert(path);
+                break;
+            case FileChange::sync:
+                files.erase(path), names.erase(path), renames.erase(path);
+                break;
+            case FileChange::rename:
+                if (const std::string file = find(files, path); !file.empty())
+                    return file + ": renamed before it was on disk";
+                if (const std::string dir = find(names, path); !dir.empty())
+                    return dir + ": renamed before the names in it were on disk";
+                if (change.to.ends_with("/latest") && !renames.empty())
+                    return *renames.begin() + ": `latest` moved before the new name in it was on disk";
+                names.insert(parent), names.insert(parent_directory(change.to));
+                renames.insert(parent_directory(change.to));
+                break;
+            case FileChange::remove:
+                if (path.find(".tmp") == std::string::npos && !renames.empty())
+                    return path + ": removed before the new name in " + *renames.begin() + " was on disk";
+                files.erase(path), names.erase(path);
+                break;
+        }
+    }
+    if (!files.empty()) return *files.begin() + ": never brought to disk";
+    if (!names.empty()) return *names.begin() + ": the names in it were never brought to disk";
+    return "";
+}
+
+TEST_CASE("everything is on disk before the name that publishes it, and the name before the old one goes") {
+    const TemporaryDirectory dir;
+    const auto check = [&](int64_t step, const std::string& output, size_t least) {
+        std::vector<FileChange> changes;
+        const FaultResult result = with_fault([&] { return save(save_options(output, 2), step), 0; }, -1, 0, &changes);
+        if (result.code == CHILD_SKIPPED || (result.code == 0 && changes.empty())) {
+            skip_case("tracing is not permitted, or changes of files are not recorded here");
+            return;
+        }
+        CAPTURE(step);
+        CHECK(result.code == 0);
+        CHECK(std::count_if(changes.begin(), changes.end(),
+                            [](const FileChange& c) { return c.kind == FileChange::sync; }) >= int64_t(least));
+        CHECK(lost_by_power_failure(changes, dir.path) == "");
+    };
+    // 7 files, their directory, the output, `latest` and the output again; and what holds a new output.
+    check(1, dir / "out", 12);
+    check(1, dir / "new/runs/out", 14);  // what holds it is new as well
+    check(2, dir / "out", 11);
+    check(2, dir / "out", 11);  // replaces
+    check(1, dir / "out", 11);  // sets aside
+}
+
+// Saves `step` into a copy of the output `before`, whose newest checkpoint is `old_step`, with a fault at each system
+// call. Afterwards the newest checkpoint must be the old or the new one, whole, and a new run must be able to clean up
+// and save.
+static void check_every_call(const std::string& before, int64_t old_step, int64_t step, int error) {
+    const auto save_new = [step](const std::string& output) {  // of seed 99, which no checkpoint of `before` has
+        const FlatState state(small_model, 99);
+        save_checkpoint(save_options(output, 1), state.layout, state.reader(), trainer_state(step));
+    };
+    int old_ones = 0, new_ones = 0;
+    const FaultTest test = {
+        .least_calls = 50,
+        .prepare = [&](const TemporaryDirectory& dir) { fs::copy(before, dir / "out", fs::copy_options::recursive); },
+        .run = [&](const TemporaryDirectory& dir) { save_new(dir / "out"); },
+        .check =
+            [&](const TemporaryDirectory& dir, const FaultResult& result) {
+                const FoundCheckpoint found = find_latest(dir / "out");
+                REQUIRE(found.dir != "");
+                CHECK(found.damaged.empty());  // a checkpoint has its name only when it is whole
+                const bool is_new = holds(found.dir, step, 99), is_old = holds(found.dir, old_step);
+                CHECK(is_new != is_old);
+                if (result.code == 0) CHECK(is_new);
+                (is_new ? new_ones : old_ones)++;
+
+                remove_leftovers(dir / "out");
+                CHECK(find_latest(dir / "out").dir != "");
+                save_new(dir / "out");
+                CHECK(holds(find_latest(dir / "out").dir, step, 99));
+                for (const std::string& name : list_directory(dir / "out")) CHECK_FALSE(name.ends_with(".tmp"));
+            },
+    };
+    if (!fault_at_each_call(error, test)) return;
+    CHECK(old_ones > 20);
+    CHECK(new_ones > 0);
+}
+
+TEST_CASE("a save killed or failing at any system call: the next step") {
+    save_in_memory();
+    const TemporaryDirectory dir;
+    save(save_options(dir / "before"), 1);
+    for (int error : {0, EIO, ENOSPC}) check_every_call(dir / "before", 1, 2, error);
+}
+
+TEST_CASE("a save killed or failing at any system call: the same step again") {
+    save_in_memory();
+    const TemporaryDirectory dir;
+    save(save_options(dir / "before"), 2);
+    for (int error : {0, EIO}) check_every_call(dir / "before", 2, 2, error);
+}

@@ -1,0 +1,276 @@
+// test_checkpoint_load.cpp: which checkpoint of a run is found, and what is refused: damaged files, counts that cannot
+// be, another shape, and files that this user may not read.
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "support/faults.h"
+#include "support/small_checkpoint.h"
+
+namespace fs = std::filesystem;
+
+TEST_CASE("a checkpoint is a model directory: --init reads its weights, rounded if they are bf16") {
+    const TemporaryDirectory dir;
+    FlatState want(small_model, 7), got(small_model, 0);
+    load_weights(save(save_options(dir / "a"), 7).dir, got.layout, got.writer());
+    CHECK(same_tensors(got, want, false));
+    load_weights(save(save_options(dir / "b", 0, true), 7).dir, got.layout, got.writer());
+    for (float& x : want.weights) x = float(bf16(x));
+    CHECK(same_tensors(got, want, false));
+}
+
+TEST_CASE("a moment or a weight that is not finite is refused, though its checksum is right") {
+    for (std::vector<float> FlatState::*buffer : {&FlatState::weights, &FlatState::m, &FlatState::v}) {
+        const TemporaryDirectory dir;
+        FlatState state(small_model, 1), got(small_model, 0);
+        (state.*buffer)[size_t(state.layout.offset(fcb, 1) + 3)] = NAN;
+        const std::string saved =
+            save_checkpoint(save_options(dir / "out"), state.layout, state.reader(), trainer_state(1)).dir;
+        CHECK(verify_error(saved) == "");
+        CHECK_THROWS_WITH_AS(load_checkpoint(saved, got.layout, {"m", "v"}, got.writer()),
+                             doctest::Contains("transformer.h.1.mlp.c_fc.bias[3] is NaN"), Error);
+    }
+}
+
+TEST_CASE("a checkpoint of another shape is refused before a tensor is handed over") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    const ParamLayout other({.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 8});
+    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
+    CHECK_THROWS_WITH_AS(
+        load_checkpoint(ckpt, other, {"m", "v"}, nowhere),
+        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], a model of 2 layers "
+                          "and 8 channels needs [7, 8]; wrong --model?"),
+        Error);
+}
+
+TEST_CASE("counts that cannot be are refused, though the checksum is right") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
+    const nlohmann::json good = nlohmann::json::parse(read_bytes(path));
+    const auto said = [&](const char* name, const nlohmann::json& value) {
+        nlohmann::json state = good;
+        state[name] = value;
+        state.erase("xxh3_64");
+        const std::string text = state.dump();
+        state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
+        write_bytes(path, state.dump());
+        verify_checkpoint(ckpt);
+        return refusal([&] { read_trainer_state(ckpt); });
+    };
+    for (const char* name : {"step", "position", "tokens"}) {
+        CHECK(said(name, 0) == "");
+        CHECK(said(name, INT32_MAX - 1) == "");
+        for (const nlohmann::json& bad :
+             {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
+              nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
+            CHECK(said(name, bad) == "65 " + path + ": a count is impossible: " + name + " is " + bad.dump() +
+                                         "; the checkpoint is damaged");
+    }
+    CHECK(said("step", INT32_MAX).starts_with("65 "));
+}
+
+TEST_CASE("a state that is not ours is refused even if its checksum matches") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    CHECK(verify_error(dir / "none").starts_with("66 "));
+    CHECK(verify_error(dir / "out").starts_with("66 "));  // a run's output, not one of its checkpoints
+    write_bytes(ckpt + "/trainer.json", "[]");
+    CHECK(verify_error(ckpt).starts_with("65 "));
+    write_bytes(ckpt + "/trainer.json", R"({"format":2,"xxh3_64":"x"})");
+    CHECK(verify_error(ckpt).starts_with("65 "));
+    remove_tree(ckpt + "/trainer.json");
+    CHECK(verify_error(ckpt).find("give it by --init") != std::string::npos);
+}
+
+TEST_CASE("a flipped byte in any file is found, the file is named, and the previous checkpoint is used") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 1);
+    const std::string newest = save(save_options(dir / "out"), 2).dir;
+    for (const std::string& name : list_directory(newest)) {
+        const std::string path = newest + "/" + name, bytes = read_bytes(path);
+        const size_t stride = std::max<size_t>(1, bytes.size() / 200);
+        for (size_t i = 0; i < bytes.size(); i += stride) {
+            std::string damaged = bytes;
+            damaged[i] = char(damaged[i] ^ 1 << i % 8);
+            write_bytes(path, damaged);
+            CAPTURE(name);
+            CAPTURE(i);
+            const bool named = verify_error(newest).starts_with("65 " + path + ": ");
+            CHECK(named);
+        }
+        const FoundCheckpoint found = find_latest(dir / "out");
+        CHECK(found.dir == dir / "out/step_000001");
+        REQUIRE(found.damaged.size() == 1);
+        CHECK(found.damaged[0].dir == newest);
+        CHECK(found.damaged[0].what.find(path) != std::string::npos);
+        write_bytes(path, bytes);
+    }
+    CHECK(find_latest(dir / "out").dir == newest);
+}
+
+TEST_CASE("files that are cut, longer, empty or missing are found and named") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir;
+    for (const std::string& name : list_directory(ckpt)) {
+        const std::string path = ckpt + "/" + name, bytes = read_bytes(path);
+        CAPTURE(name);
+        for (const std::string& other : {bytes.substr(0, bytes.size() - 2), bytes + "x", std::string()}) {
+            write_bytes(path, other);
+            CHECK(verify_error(ckpt).starts_with("65 " + path + ": "));
+        }
+        remove_tree(path);
+        CHECK(verify_error(ckpt).find(name) != std::string::npos);
+        CHECK(verify_error(ckpt).starts_with(name == "trainer.json" ? "66 " : "65 "));
+        write_bytes(path, bytes);
+        CHECK(verify_error(ckpt) == "");
+    }
+}
+
+TEST_CASE("find_latest and find_model") {
+    const TemporaryDirectory dir;
+    const auto model = [&](const std::string& path) {
+        try {
+            return find_model(path).dir;
+        } catch (const Error& error) {
+            return format("%d", error.exit_code);
+        }
+    };
+    CHECK(find_latest(dir / "none").dir == "");
+    CHECK(find_latest(dir.path).dir == "");
+    CHECK(model(dir / "none") == "66");
+    CHECK(model(dir.path) == "66");
+    save(save_options(dir / "out"), 1);
+    const std::string newest = save(save_options(dir / "out"), 2).dir;
+    write_bytes(dir / "out/latest",
+                "step_000001\n");  // a crash between the rename and `latest`: the newest still counts
+    CHECK(model(dir / "out") == newest);
+    CHECK(model(newest) == newest);
+    make_directories(dir / "out/step_000009");  // empty
+    const FoundCheckpoint found = find_latest(dir / "out");
+    CHECK(found.dir == newest);
+    REQUIRE(found.damaged.size() == 1);
+    CHECK(found.damaged[0].what.find("step_000009: is no checkpoint") != std::string::npos);
+    make_directories(dir / "bad/step_000001");
+    CHECK(find_latest(dir / "bad").dir == "");
+    CHECK(find_latest(dir / "bad").damaged.size() == 1);
+    CHECK(model(dir / "bad") == "65");
+}
+
+TEST_CASE("a model and the checkpoints of a run in one directory: neither is taken for the other") {
+    const TemporaryDirectory dir;
+    save(save_options(dir / "out"), 1);
+    const std::string newest = dir / "out/step_000002";
+    save(save_options(dir / "out"), 2);
+    CHECK_FALSE(holds_model(dir / "out"));
+    CHECK(holds_model(newest));
+    fs::copy(newest + "/config.json", dir / "out");
+    CHECK_FALSE(holds_model(dir / "out"));  // without weights it is none
+    CHECK(find_model(dir / "out").dir == newest);
+    for (const char* weights : {"model.safetensors", "model.safetensors.index.json"}) {
+        write_bytes(dir / "out/" + weights, "x");
+        CHECK(holds_model(dir / "out"));
+        CHECK_THROWS_WITH_AS(find_model(dir / "out"), doctest::Contains(newest.c_str()), Error);
+        remove_tree(dir / "out/" + weights);
+    }
+}
+
+TEST_CASE("checkpoints that are all damaged are refused by name, with what --init can still read") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", advice = "--init " + out + "/step_00000";
+    const auto refusal_of = [&] { return refusal([&] { find_resumable(out); }); };
+    const auto says = [&](const std::string& text) { return refusal_of().find(text) != std::string::npos; };
+    const auto damage = [&](int step, const std::string& name) {
+        const std::string path = format("%s/step_%06d/%s", out.c_str(), step, name.c_str());
+        std::string bytes = read_bytes(path);
+        bytes[bytes.size() / 2] = char(bytes[bytes.size() / 2] ^ 1);
+        write_bytes(path, bytes);
+    };
+    CHECK(find_resumable(out).dir == "");  // there is none yet
+    CHECK(newest_directory(out) == "");
+    save(save_options(out), 1);
+    save(save_options(out), 2);
+    CHECK(find_resumable(out).dir == out + "/step_000002");
+    damage(2, "optimizer.safetensors");
+    CHECK(find_resumable(out).dir == out + "/step_000001");
+    CHECK(find_resumable(out).damaged.size() == 1);
+    CHECK(newest_directory(out) == out + "/step_000002");
+    damage(1, "model.safetensors");
+    CHECK(refusal_of().starts_with("65 " + out + ": no checkpoint in it is whole:\n"));
+    CHECK(
+        says("step_000002/optimizer.safetensors: its checksum does not match what was written; the checkpoint is "
+             "damaged; its weights are whole\n"));
+    CHECK(
+        says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
+             "damaged\n"));
+    CHECK(says(advice + "2 starts from its weights"));
+    remove_tree(out + "/step_000002/trainer.json");
+    CHECK(says("it has no trainer.json"));
+    CHECK(says("its weights can be read, but nothing can be compared with them\n"));
+    CHECK(says(advice + "2 starts from its weights"));
+    write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
+    CHECK(says("restore one from a copy, or start anew in another --output"));
+    CHECK_FALSE(says("--init " + out));
+}
+
+TEST_CASE("a checkpoint that may not be read is passed over or refused with the reason, not called damaged") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", newest = out + "/step_000002";
+    save(save_options(out), 1);
+    const int failed = as_ordinary_user(dir.path, [&] {
+        save(save_options(out), 2);
+        const auto refused = [](const std::function<void()>& f, const char* exit_code, const std::string& text) {
+            const std::string said = refusal(f);
+            return said.starts_with(exit_code) && said.find(text) != std::string::npos &&
+                   said.find("Permission denied") != std::string::npos;
+        };
+        const std::string hidden = newest + ": cannot open the directory: Permission denied";
+        chmod(newest.c_str(), 0);
+        if (!refused([&] { verify_checkpoint(newest); }, "66 ", hidden)) return 1;
+        const FoundCheckpoint found = find_resumable(out);
+        if (found.dir != out + "/step_000001" || found.damaged.size() != 1 || found.damaged[0].what != hidden) return 2;
+        remove_tree(out + "/step_000001");
+        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all of it")) return 3;
+        if (!refused([&] { find_model(newest); }, "66 ", hidden)) return 4;
+        chmod(newest.c_str(), 0700);
+        chmod((newest + "/optimizer.safetensors").c_str(), 0);
+        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all of it")) return 5;
+        chmod((newest + "/optimizer.safetensors").c_str(), 0600);
+        return holds(find_resumable(out).dir, 2) ? 0 : 6;
+    });
+    CHECK(failed == 0);
+}
+
+TEST_CASE("the checkpoints of a run that goes on, and deletes them, can be found and read") {
+    save_in_memory();
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    save(save_options(out, 1), 1);
+    std::atomic<bool> ended = false;
+    std::thread run([&] {
+        for (int step = 2; !ended; step++) save(save_options(out, 1), step);
+    });
+    int found_damage = 0;
+    std::set<std::string> errors;
+    for (int i = 0; i < 500; i++) {
+        try {
+            found_damage += !find_model(out).damaged.empty();
+        } catch (const Error& error) {
+            errors.insert(error.what());
+        }
+    }
+    ended = true;
+    run.join();
+    CHECK(found_damage == 0);
+    CHECK(errors == std::set<std::string>{});
+    FlatState state(small_model, 0);
+    CHECK_THROWS_WITH_AS(load_weights(out + "/step_000001", state.layout, state.writer()),
+                         doctest::Contains("step_000001: is not there any more; a run"), Error);
+}
