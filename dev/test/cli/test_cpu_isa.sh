@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_cpu_isa.sh: CPU_ISA on the command line, as docs/cpu.md promises it: a value of this machine trains and is named at the
-# start and in run.json, one above it is refused. Also the other facts of run.json that depend on the CPU: threads, peak, MFU.
+# test_cpu_isa.sh: CPU_ISA as docs/cpu.md describes it: a value that this machine has trains, and is named at the start and in
+# run.json; a value that it lacks is refused. Also threads, peak and MFU in run.json, which depend on the CPU.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -9,15 +9,15 @@ make_shards "$scratch/data" || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 2 --channels 128 --seq-len 64 --micro-batch 8
     --global-batch 0 --steps 2)
 
-refused "an unknown value" 2 "CPU_ISA=unknown is not known" env CPU_ISA=unknown "${train[@]}" --output ''
+refused "an unknown value of CPU_ISA" 2 "CPU_ISA=unknown is not known" env CPU_ISA=unknown "${train[@]}" --output ''
 values=$(sed -n 's/.*CPU_ISA=unknown is not known: //p' "$scratch/err" | sed 's/,/ /g; s/ or / /')
-check "the message lists values" test -n "$values"
+check "the message lists the values of CPU_ISA" test -n "$values"
 for value in $values; do check "docs/cpu.md has $value" grep -q "^| \`$value\` |" docs/cpu.md; done
 
-# printing FILE COMMAND...: what the command prints goes there.
+# printing FILE COMMAND...: stdout of the command goes to FILE.
 printing() { "${@:2}" >"$1"; }
 
-# facts RUN ISA PRECISION THREADS: what run.json, the first lines (RUN.out) and the steps' MFU must agree on.
+# facts RUN ISA PRECISION THREADS: run.json, the first lines (RUN.out) and the MFU of the steps must agree on these.
 facts() {
     python3 - "$@" <<'PY'
 import json, sys
@@ -42,23 +42,23 @@ for isa in $values; do
             run=$scratch/${isa}_$precision
             check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
                 env CPU_ISA="$isa" "${train[@]}" --precision $precision --threads 2 --output "$run"
-            check "CPU_ISA=$isa in $precision: run.json, the start and MFU" facts "$run" "$isa" $precision 2
-            # Widened to fp32, bf16 products are never faster.
+            check "CPU_ISA=$isa in $precision: run.json, the first lines and MFU agree" facts "$run" "$isa" $precision 2
+            # Without bf16 instructions operands are widened to fp32: bf16 matmuls are never faster.
             case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
-                check "CPU_ISA=$isa in bf16: says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
+                check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
             esac
         done
     else
         refused "CPU_ISA=$isa, which this machine lacks" 2 "CPU_ISA=$isa, but this machine offers" \
             env CPU_ISA="$isa" "${train[@]}" --output "$scratch/$isa"
-        check "CPU_ISA=$isa: refused before anything is made" test ! -e "$scratch/$isa"
+        check "CPU_ISA=$isa: the refused run makes no output" test ! -e "$scratch/$isa"
         skip "CPU_ISA=$isa trains" "${offers#error: }"
         refusals=$((refusals + 1))
     fi
 done
 if [ $refusals = 0 ]; then skip "a value above the machine's is refused" "this machine offers all of them"; fi
 
-# Threads: of --threads and OMP_NUM_THREADS, what OMP_THREAD_LIMIT leaves.
+# The number of threads is --threads or OMP_NUM_THREADS, up to OMP_THREAD_LIMIT.
 for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2"; do
     read -r variable option <<<"$setting"
     threads=${variable#*=} run=$scratch/$variable
@@ -67,15 +67,15 @@ for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2
     check "$variable --threads $option: run.json says $threads" facts "$run" plain fp32 "$threads"
 done
 
-# How long threads spin, as libgomp tells: the program starts once more with its own choice, or takes the user's.
+# How long idle threads spin, as libgomp prints it: the program restarts itself with its own choice, or takes the user's.
 # spins SETTING...: the value of the last start.
 spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1; }
 if [ -z "$(spins GOMP_SPINCOUNT=7)" ]; then
     skip "how long threads spin" "this build's OpenMP is not GCC's"
 else
     check "threads spin briefly: $(spins) turns" test "$(spins)" -gt 0 -a "$(spins)" -lt 100000
-    check "GOMP_SPINCOUNT wins" test "$(spins GOMP_SPINCOUNT=7)" = 7
-    check "OMP_WAIT_POLICY=passive wins" test "$(spins OMP_WAIT_POLICY=passive)" = 0
-    check "OMP_WAIT_POLICY=active wins" test "$(spins OMP_WAIT_POLICY=active)" -gt 1000000
+    check "GOMP_SPINCOUNT of the user wins" test "$(spins GOMP_SPINCOUNT=7)" = 7
+    check "OMP_WAIT_POLICY=passive of the user wins" test "$(spins OMP_WAIT_POLICY=passive)" = 0
+    check "OMP_WAIT_POLICY=active of the user wins" test "$(spins OMP_WAIT_POLICY=active)" -gt 1000000
 fi
 finish

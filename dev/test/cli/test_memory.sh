@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_memory.sh: the peak of a training process's resident memory against what `plan` names for the same options. GPT-2
-# 124M, so that program and libraries (some 20 MB) do not count.
+# test_memory.sh: the peak of a training process's resident memory against the memory that `plan` names for the same options.
+# The model is GPT-2 124M, beside which the program and its libraries (some 20 MB) are small.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -32,14 +32,14 @@ PY
     fi
 done
 
-# --micro-batch auto: no more than speed needs, and what a limit on the process leaves.
+# --micro-batch auto: at most 4,096 tokens, and less under a limit on the memory of the process.
 auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
       --train-data "$scratch/data/train_*.bin" --output '' --quiet)
 limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
 sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .*/\1/p'; }
-check "auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
-check "auto trains" "${auto[@]}" --seq-len 64
-check "auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
-refused "auto where not even one fits" 2 "--micro-batch auto: one sequence of 1024 tokens needs" \
+check "--micro-batch auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
+check "--micro-batch auto trains" "${auto[@]}" --seq-len 64
+check "--micro-batch auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
+refused "--micro-batch auto where not one sequence fits" 2 "--micro-batch auto: one sequence of 1024 tokens takes" \
     "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
 finish

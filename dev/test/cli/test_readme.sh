@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# test_readme.sh: the commands of README.md and docs/ as they are written there. What they fetch comes from a folder of this
-# machine; the training is made short by options behind theirs, and by a small model in place of GPT-2.
+# test_readme.sh: runs the commands of README.md and docs/ as they are written there. Downloads come from a folder of this
+# machine. Training is short: options behind those of the page choose a small model and a few steps.
 #
-# A block of commands is ```sh, and every command in it must be run here. What cannot be run here is in a block ```sh network,
-# ```sh gpu or ```sh ci.
+# Every command in a block ```sh must be run here. Commands that cannot be run here are in blocks ```sh network, ```sh gpu or
+# ```sh ci.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -11,13 +11,13 @@ tree=$scratch/tree hub=$scratch/hub
 mkdir -p "$tree/data/fineweb10B" "$tree/bin"
 cp data/*.sh data/*.py "$tree/data/" && ln -s "$program" "$tree/train_gpt2"
 
-# commands_of PAGE: the commands of its ```sh blocks, lines that go on joined.
+# commands_of PAGE: the commands of its ```sh blocks, one per line.
 commands_of() {
     awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside' "$1" | sed -e ':again' -e '/\\$/ { N; s/\\\n *//; b again' -e '}'
 }
-# command_of PAGE BEGINNING: the command that begins like this.
+# command_of PAGE BEGINNING: the first command with this text, its beginning.
 command_of() { commands_of "$1" | grep -m1 -F -- "$2"; }
-# as_written NAME PAGE BEGINNING [OPTION...]: it ends well in the tree, with these options behind it.
+# as_written NAME PAGE BEGINNING [OPTION...]: the command of the page succeeds in the tree, with these options behind it.
 as_written() {
     local name=$1 line
     line=$(command_of "$2" "$3")
@@ -30,16 +30,16 @@ as_written() {
 short=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --steps 2 --warmup 0 --val-every 2 --val-batches 1
        --sample-every 0 --quiet)
 
-# ---- web text of 50,257 tokens, or, where GPT-2's vocabulary is not here, of another that lies in its place
+# ---- shards of web text with GPT-2's vocabulary, or with a trained one where GPT-2's is not here
 set_of_shards=$hub/datasets/kjj0/fineweb10B-gpt2 vocabulary=$hub/openai-community/gpt2/resolve/main bpe=../shared/data/gpt2-bpe
 mkdir -p "$set_of_shards"/{raw,resolve}/main "$vocabulary"
 make_text 600000 >"$scratch/web.txt"
 if [ -e $bpe ]; then
     cp $bpe/encoder.json "$vocabulary/vocab.json" && cp $bpe/vocab.bpe "$vocabulary/merges.txt"
-    check "shards" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --tokenizer "$vocabulary" --quiet
+    check "tokenize makes shards of web text" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --tokenizer "$vocabulary" --quiet
 else
     skip "GPT-2's vocabulary is fetched" "it is not here"
-    check "shards" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --train-bpe 300 --quiet
+    check "tokenize makes shards of web text" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --train-bpe 300 --quiet
     cp "$scratch"/web/{vocab.json,merges.txt} "$tree/data/fineweb10B/"
 fi
 for name in val_000000 train_000001; do
@@ -47,13 +47,13 @@ for name in val_000000 train_000001; do
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %s\n' "$(sha256sum <"$scratch/web/$name.bin" | cut -d' ' -f1)" \
         "$(stat -c %s "$scratch/web/$name.bin")" >"$set_of_shards/raw/main/fineweb_$name.bin"
 done
-as_written "fineweb10B.sh" README.md "data/fineweb10B.sh 1"
-check "the shard is there" cmp "$scratch/web/train_000001.bin" "$tree/data/fineweb10B/fineweb_train_000001.bin"
-as_written "plan of GPT-2" README.md "./train_gpt2 plan"
+as_written "fineweb10B.sh fetches shards" README.md "data/fineweb10B.sh 1"
+check "fineweb10B.sh writes the shard that it fetched" cmp "$scratch/web/train_000001.bin" "$tree/data/fineweb10B/fineweb_train_000001.bin"
+as_written "plan of GPT-2 succeeds" README.md "./train_gpt2 plan"
 as_written "GPT-2 trains" README.md "./train_gpt2 --model d12" "${short[@]}"
 keys() { grep -m1 '"kind":"step"' "$1" | grep -o '"[a-z_]*":' | tr -d '\n'; }
 check "the README's line of log.jsonl has the keys of a run's" test "$(keys README.md)" = "$(keys "$tree/out/d12/log.jsonl")"
-check "its checkpoint has a tokenizer" test -e "$tree/out/d12/step_000002/tokenizer.json"
+check "the checkpoint of GPT-2 has a tokenizer" test -e "$tree/out/d12/step_000002/tokenizer.json"
 
 # ---- the corpus of the quick start, from packages: verses by a program, novels in R's format
 stand_in() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$tree/bin/$1" && chmod +x "$tree/bin/$1"; }
@@ -87,13 +87,13 @@ else
     skip "Jane Austen's novels" "there is no python3 or dpkg-deb"
     stand_in apt-get 'exit 100'
 fi
-as_written "bible_austen.sh" README.md "data/bible_austen.sh"
-check "all verses" test "$(grep -c . "$tree/data/bible_austen/text/king_james_bible.txt")" = 31102
+as_written "bible_austen.sh makes the corpus" README.md "data/bible_austen.sh"
+check "the corpus has all verses" test "$(grep -c . "$tree/data/bible_austen/text/king_james_bible.txt")" = 31102
 if [ -d "$scratch/package" ]; then
-    check "all novels" test "$(cat "$tree"/data/bible_austen/text/{emma,persuasion,mansfieldpark}.txt | grep -c 'It was said')" = 3
+    check "the corpus has all novels" test "$(cat "$tree"/data/bible_austen/text/{emma,persuasion,mansfieldpark}.txt | grep -c 'It was said')" = 3
 fi
-as_written "it trains" README.md "./train_gpt2 --train-data 'data/bible_austen" "${short[@]}"
-as_written "it generates" README.md "./train_gpt2 generate --init out/bible_austen" --max-tokens 3
+as_written "the model of the quick start trains" README.md "./train_gpt2 --train-data 'data/bible_austen" "${short[@]}"
+as_written "the model of the quick start generates" README.md "./train_gpt2 generate --init out/bible_austen" --max-tokens 3
 
 # ---- two ranks
 mkdir -p "$tree/data/x"
@@ -111,14 +111,14 @@ for page in README.md docs/*.md; do
     check "$page: every command was run" diff <(commands_of "$page") <(commands_of "$page" | grep -xFf "$scratch/run")
 done
 if command -v python3 >/dev/null; then
-    check "the table of speeds is that of RESULTS.md" dev/bench/readme_table.py --check
+    check "the table of speeds in the README is made from RESULTS.md" dev/bench/readme_table.py --check
 else
     skip "the table of speeds" "there is no python3"
 fi
 check "README.md has at most 200 lines" test "$(wc -l <README.md)" -le 200
-# What a link names, headings left out.
+# The files that the links of a page name, without their headings.
 links() { grep -o '](\([^)#]*\)' "$1" | sed 's/](//' | grep -v '^https\?:' | sed "s@^@$(dirname "$1")/@"; }
 for page in README.md CONTRIBUTING.md docs/*.md; do
-    check "$page: its links" bash -c 'while read -r link; do [ -e "${link:-.}" ] || { echo "$link"; exit 1; }; done <<<"$1"' links "$(links "$page")"
+    check "$page: every link names a file" bash -c 'while read -r link; do [ -e "${link:-.}" ] || { echo "$link"; exit 1; }; done <<<"$1"' links "$(links "$page")"
 done
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_resume.sh: a run that is stopped and continued equals one that was not, byte for byte: log and weights.
+# test_resume.sh: a run that is stopped and resumed has the log and weights of an uninterrupted run, byte for byte.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -12,29 +12,29 @@ for precision in fp32 bf16; do
     check "$precision: 20 steps" "${run[@]}" --precision $precision --output "$whole"
     check "$precision: the log has every step" test "$(results "$whole" | grep -c '"kind":"step"')" = 20
     check "$precision: 6 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 6
-    check "$precision: and 7 more" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
-    check "$precision: and the rest" "${run[@]}" --precision $precision --output "$parts" --resume
-    check "$precision: in parts as in one" same_run "$whole" "$parts"
+    check "$precision: resumed for 7 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
+    check "$precision: resumed to the end" "${run[@]}" --precision $precision --output "$parts" --resume
+    check "$precision: a run in three parts has the log and weights of one" same_run "$whole" "$parts"
     check "$precision: 1 thread" "${run[@]}" --precision $precision --output "$scratch/one_$precision" --threads 1
-    check "$precision: 1 thread as 2" same_run "$whole" "$scratch/one_$precision"
+    check "$precision: 1 thread gives the bits of 2" same_run "$whole" "$scratch/one_$precision"
 done
 check "--val-every 0 from a checkpoint: 8 steps" "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
 check "--val-every 0 from a checkpoint: one more" "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
 check "--val-every 0 from a checkpoint: keeps that step's validation" test "$(grep -c '"kind":"val","step":8,' "$scratch/no_val/log.jsonl")" = 1
 check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
-check "and changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
+check "resuming a finished run changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
 
-# Without master weights: what was rounded at random is rounded so again.
+# Without master weights: stochastic rounding repeats the same choices.
 bare=(--precision bf16 --master-weights off)
 check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_bare"
 check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
 check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
-check "no masters: the rest" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
-check "no masters: in parts as in one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
+check "no masters: resumed to the end" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
+check "no masters: a run in two parts has the log and weights of one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
 check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
     --export-dtype bf16 --stop-after 12
 check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
-check "no masters: as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
+check "no masters: 1 thread and bf16 checkpoints give the bits of 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
 if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
     fail "no masters: the same weights as with masters"
 else
@@ -43,7 +43,7 @@ fi
 check "no masters: the loss is close" awk -v a="$(val_loss "$scratch/whole_bf16")" -v b="$(val_loss "$scratch/whole_bare")" \
     'BEGIN { exit !(a > 0 && a - b < 0.05 && b - a < 0.05) }'
 
-# Killed without warning in the middle: continues from the last checkpoint.
+# A killed run resumes from its last checkpoint.
 long=(--steps 200 --val-every 0 --sample-every 0 --checkpoint-every 50)
 check "200 steps" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/undisturbed"
 "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" &
@@ -51,11 +51,11 @@ pid=$!
 wait_for "$scratch/killed/step_000100/trainer.json"
 kill -9 $pid
 wait $pid 2>/dev/null
-check "killed before its end" test ! -e "$scratch/killed/step_000200"
-check "after kill -9" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" --resume
-check "as never killed" same_run "$scratch/undisturbed" "$scratch/killed" 200
+check "kill -9 ends the run before its last step" test ! -e "$scratch/killed/step_000200"
+check "a killed run can be resumed" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" --resume
+check "a killed run has the log and weights of an uninterrupted one" same_run "$scratch/undisturbed" "$scratch/killed" 200
 
-# Asked to stop: saved, the exit code says so.
+# A signal to stop: the run saves and ends with exit code 75.
 for signal in TERM INT USR1 HUP; do
     out=$scratch/stopped_$signal
     "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
@@ -67,50 +67,46 @@ for signal in TERM INT USR1 HUP; do
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
 
-# In a step of seconds: it is given up, and the resumed run repeats it. A second signal ends the run at once.
+# A signal in a step of seconds: the step is given up, and the resumed run repeats it. A second signal ends the run at once.
 make_shards "$scratch/more" 60000 || fail "no shards"
 slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower)) --threads 1
       --steps 3 --precision fp32 --checkpoint-every 3)
 check "3 long steps" "${slow[@]}" --output "$scratch/slow"
-# begin DIR [OPTION...]: the same in the background, until its first step is complete.
+# begin DIR [OPTION...]: starts this run in the background and waits for its first step.
 begin() {
     "${slow[@]}" "${@:2}" --output "$1" 2>"$scratch/said" &
     pid=$!
     wait_for "$1/log.jsonl" '"step":0,'
 }
+# Before the first step is complete there is nothing to save, and no message promises a checkpoint.
+"${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
+pid=$!
+catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
+for _ in $(seq 1000); do if catches_term; then break; fi; sleep 0.01; done
+kill -TERM $pid
+wait $pid
+check "SIGTERM in the first step: exit code 75" test $? = 75
+check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is given up after this micro-step, to save the steps before it; .*" "$scratch/said"
+check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
 begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
-check "SIGTERM in a long step: it says so" grep -q "^stopping: the step is abandoned" "$scratch/said"
+check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the step is given up" "$scratch/said"
 check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
-check "SIGTERM in a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
-if [ "$slower" != 1 ]; then
-    skip "SIGTERM in the first step, a second signal" "an emulated CPU: its emulator catches the signals first"
-else
-    # Before the first step is complete there is nothing to save, and nothing promises a checkpoint.
-    "${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
-    pid=$!
-    catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
-    for _ in $(seq $((1000 * slower))); do if catches_term; then break; fi; sleep 0.01; done
-    kill -TERM $pid
-    wait $pid
-    check "SIGTERM in the first step: exit code 75" test $? = 75
-    check "SIGTERM in the first step: nothing is promised" grep -qx "stopping: the step is abandoned after this micro-step, and the steps before it are saved; .*" "$scratch/said"
-    check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
-    begin "$scratch/twice"
-    kill -STOP $pid
-    kill -TERM $pid
-    kill -INT $pid
-    kill -CONT $pid
-    wait $pid
-    status=$?
-    check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
-    check "a second signal: it says so" grep -q "^ended by a second signal" "$scratch/said"
-fi
+check "SIGTERM in a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
+begin "$scratch/twice"
+kill -STOP $pid
+kill -TERM $pid
+kill -INT $pid
+kill -CONT $pid
+wait $pid
+status=$?
+check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
+check "a second signal is reported" grep -q "^ended by a second signal" "$scratch/said"
 
-# Data that become unreadable: the steps before are saved.
+# Data that become unreadable: the steps so far are saved.
 cp -r "$scratch/more" "$scratch/spoilt"
 shard=$(ls "$scratch"/spoilt/train_*.bin | head -1)
 for how in "truncate -s 5000" rm "sed -i s/././g"; do
@@ -122,33 +118,33 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     status=$?
     check "$how a shard: exit code $status" test $status = 65 -o $status = 66
     check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
-    check "$how a shard: said" grep -q "step 1 is saved, --resume continues" "$scratch/said"
+    check "$how a shard: the error names the saved step" grep -q "step 1 is saved, --resume goes on" "$scratch/said"
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
-    check "$how a shard: mended and resumed" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
-    check "$how a shard: as never spoilt" same_run "$scratch/slow" "$out" 3
+    check "$how a shard: resumed with the data restored" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
+    check "$how a shard: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$out" 3
 done
 
-# Another batch reads the same windows in the same order.
+# Another micro-batch reads the same windows in the same order.
 check "micro-batch 4" "${run[@]}" --precision fp32 --output "$scratch/micro" --micro-batch 4
-check "micro-batch 4 trains as micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
+check "micro-batch 4 reaches the loss of micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
     'BEGIN { exit !(a > 0 && a - b < 1e-3 && b - a < 1e-3) }'
 
 # --keep, --init, and training from our own weights.
 check "--keep 2" "${run[@]}" --precision fp32 --output "$scratch/kept" --keep 2
-check "--keep 2 leaves two" test "$(find "$scratch/kept" -maxdepth 1 -name 'step_*' | sort | xargs -n1 basename | tr '\n' ' ')" = "step_000014 step_000020 "
+check "--keep 2 keeps two checkpoints" test "$(find "$scratch/kept" -maxdepth 1 -name 'step_*' | sort | xargs -n1 basename | tr '\n' ' ')" = "step_000014 step_000020 "
 check "--init starts from weights" "$program" "${data[@]}" --init "$scratch/kept" --seq-len 16 --micro-batch 2 --global-batch 64 \
     --steps 3 --lr 0 --quiet --precision fp32 --output "$scratch/init" --val-every 3 --warmup 0 --checkpoint-every 3
 weights() { tail -c 100000 "$1/model.safetensors"; }  # without the header, which names the step
-check "--lr 0 leaves them as they are" cmp <(weights "$scratch/init/step_000003") <(weights "$scratch/kept/step_000020")
+check "--lr 0 leaves the weights as they are" cmp <(weights "$scratch/init/step_000003") <(weights "$scratch/kept/step_000020")
 
-# A run that version 0.1.0 left at step 4 of 8, and the log of the same run, undisturbed. Losses differ by rounding between
-# machines.
+# A run that version 0.1.0 stopped at step 4 of 8, and the log of the same run without interruption. Losses differ by rounding
+# between machines.
 cp -r dev/test/support/run_0.1.0/. "$scratch/old"
 losses() { sed -n 's/.*"kind":"\(step\|val\)","step":\([0-9]*\),.*"\(val_\)\?loss":\([0-9.]*\).*/\1 \2 \4/p' "$1"; }
 close() { paste -d' ' <(losses "$1") <(losses "$2") |
     awk '{ if ($1 != $4 || $2 != $5 || $3 - $6 > 1e-3 || $6 - $3 > 1e-3) bad = 1 } END { exit bad || NR != 11 }'; }
 check "0.1.0: resumed with its own options" env -C "$scratch/old" CPU_ISA=plain "$program" --resume --output run
-check "0.1.0: the log goes on" cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
-check "0.1.0: the losses are those of the undisturbed run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
+check "0.1.0: the lines before the checkpoint are kept" cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
+check "0.1.0: the losses are those of the uninterrupted run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
 check "0.1.0: its weights are read" "$program" eval --init "$scratch/old/run/step_000004" --val-data "$scratch/old/data/val_*.bin" --precision fp32
 finish

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# test_scripts.sh: the recipes in scripts/: what --plan says they are, and that they run nothing without their data.
+# test_scripts.sh: the scripts in scripts/ and data/: the plans of the recipes, how they start training again, and messages for
+# bad arguments and missing data.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
-# Rules stand above `all` in the Makefile, and make alone takes the first.
+# Other rules come before `all` in the Makefile, and make without a goal takes the first.
 check "make alone builds the trainer" grep -q 'ln -sf .*/train_gpt2 ' <(make --always-make --dry-run CUDA=0)
 
-# planned SCRIPT RANKS TOKENS PARAMETERS: tokens of a step, which are sequences x 1024 x ranks x micro-steps, and the model.
+# planned SCRIPT RANKS TOKENS PARAMETERS: the plan has these tokens per step (= sequences x 1024 x ranks x micro-steps) and this
+# size of the model.
 planned() {
     local out tokens
     out=$("scripts/$1" --plan) || return 1
@@ -15,26 +17,26 @@ planned() {
     if [ "$tokens" != "$3" ]; then grep batch <<<"$out" && return 1; fi
     if ! grep -q "vocabulary 50257 .* $4 parameters" <<<"$out"; then grep model <<<"$out" && return 1; fi
 }
-check "124M" planned run_gpt2_124M.sh 8 524288 124,439,808
-check "350M" planned run_gpt2_350M.sh 8 524288 354,823,168
-check "774M" planned run_gpt2_774M.sh 8 524288 774,030,080
-check "1558M" planned run_gpt2_1558M.sh 8 1048576 1,557,611,200
-check "124M by torchrun" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
-check "124M by torchrun, 2 nodes" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
-check "124M by Slurm, 2 nodes" planned run_gpt2_124M.sbatch 16 524288 124,439,808
-check "124M by Slurm, 4 nodes" env NODES=4 bash -c "$(declare -f planned); planned run_gpt2_124M.sbatch 32 524288 124,439,808"
+check "recipe 124M: tokens per step and parameters" planned run_gpt2_124M.sh 8 524288 124,439,808
+check "recipe 350M: tokens per step and parameters" planned run_gpt2_350M.sh 8 524288 354,823,168
+check "recipe 774M: tokens per step and parameters" planned run_gpt2_774M.sh 8 524288 774,030,080
+check "recipe 1558M: tokens per step and parameters" planned run_gpt2_1558M.sh 8 1048576 1,557,611,200
+check "recipe 124M by torchrun: tokens per step and parameters" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
+check "recipe 124M by torchrun on 2 nodes: tokens per step" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
+check "recipe 124M by Slurm on 2 nodes: tokens per step" planned run_gpt2_124M.sbatch 16 524288 124,439,808
+check "recipe 124M by Slurm on 4 nodes: tokens per step" env NODES=4 bash -c "$(declare -f planned); planned run_gpt2_124M.sbatch 32 524288 124,439,808"
 for ranks in 1 2 4; do
-    check "124M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_124M.sh $ranks 524288 124,439,808"
-    check "1558M on $ranks GPUs" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_1558M.sh $ranks 1048576 1,557,611,200"
+    check "recipe 124M on $ranks GPUs: tokens per step" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_124M.sh $ranks 524288 124,439,808"
+    check "recipe 1558M on $ranks GPUs: tokens per step" env NP=$ranks bash -c "$(declare -f planned); planned run_gpt2_1558M.sh $ranks 1048576 1,557,611,200"
 done
-refused "a number of GPUs that does not divide" 2 "is not a multiple of" env NP=3 scripts/run_gpt2_124M.sh --plan
-refused "an option that is none" 2 "did you mean --steps?" scripts/run_gpt2_124M.sh --plan --stesp 3
+refused "a number of GPUs that does not divide the batch" 2 "is not a multiple of" env NP=3 scripts/run_gpt2_124M.sh --plan
+refused "an unknown option of a recipe" 2 "did you mean --steps?" scripts/run_gpt2_124M.sh --plan --stesp 3
 check "an option wins over the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
 
-# Tokens x FLOP per token, as the comment has them.
+# Steps, tokens and FLOP in the comment of each recipe.
 for script in scripts/run_gpt2_*M.sh; do
     work=$("$script" --plan | awk '$1 == "work" { print $2 }')
-    check "$(basename "$script"): its budget" awk -v per_token="$work" '
+    check "$(basename "$script"): its comment has the FLOP of the plan" awk -v per_token="$work" '
         /^#.*steps of .* tokens/ { gsub(",", ""); steps = $2; tokens = $5 }
         /^#.*GFLOP per token/ { said = $2; for (i = 1; i < NF; i++) if ($i == "all") total = $(i + 1) }
         function near(a, b) { return a > 0.99 * b && a < 1.01 * b }
@@ -44,7 +46,7 @@ done
 for script in scripts/run_gpt2_*; do
     refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
 done
-# ---- what they run, and again: programs in place of mpirun, srun and the trainer, which ends with the next code in `codes`
+# ---- how recipes start training again. Stand-ins replace mpirun, srun and the trainer, which ends with the next code in `codes`.
 tree=$scratch/tree
 mkdir -p "$tree/data/fineweb10B" "$tree/bin"
 cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
@@ -55,20 +57,20 @@ stand_in "$tree/bin/srun" 'shift; "$@"'
 stand_in "$tree/bin/scontrol" 'echo "$*" >requeued'
 stand_in "$tree/bin/sleep" ''
 
-# after CODES RUNS CODE SCRIPT: the trainer ends with these codes; so often it was run, and the recipe ended like this.
+# after CODES RUNS CODE SCRIPT: the trainer ends with these codes. It is started RUNS times, and the recipe ends with CODE.
 after() {
     local status=0
     rm -f "$tree/runs" "$tree/requeued" && tr ' ' '\n' <<<"$1" >"$tree/codes"
     (cd "$tree" && PATH=$tree/bin:$PATH "scripts/$4" --seed 7) || status=$?
     test "$(grep -c -- '--train-data data/fineweb10B/\*train_\*.bin .* --resume --seed 7$' "$tree/runs") $status" = "$2 $3"
 }
-check "a run that ends well is run once" after "0" 1 0 run_gpt2_124M.sh
-check "after a fault it goes on" after "137 1 0" 3 0 run_gpt2_124M.sh
-check "but not for ever" after "1 1 1 1 1 1 1 1" 6 1 run_gpt2_124M.sh
-check "bad options are not tried again" after "2" 1 2 run_gpt2_124M.sh
-check "a run that was asked to stop stops" after "75" 1 75 run_gpt2_124M.sh
+check "a run that succeeds is started once" after "0" 1 0 run_gpt2_124M.sh
+check "a run that fails is started again" after "137 1 0" 3 0 run_gpt2_124M.sh
+check "a run is started six times at most" after "1 1 1 1 1 1 1 1" 6 1 run_gpt2_124M.sh
+check "a run with bad options is not started again" after "2" 1 2 run_gpt2_124M.sh
+check "a run that was asked to stop is not started again" after "75" 1 75 run_gpt2_124M.sh
 
-# ---- what a killed mpirun leaves in /dev/shm, under Open MPI's names
+# ---- shared memory that a killed mpirun left in /dev/shm, under Open MPI's names
 segment() { echo "/dev/shm/${3:-vader}_segment.$1.$(id -u).test$$.$2"; }
 here=${HOSTNAME%%.*}
 left=$(segment "$here" left) left_by_5=$(segment "$here" left sm) mapped=$(segment "$here" mapped) young=$(segment "$here" young) elsewhere=$(segment elsewhere left)
@@ -81,31 +83,31 @@ memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096)
 print("yes", file=open(sys.argv[2], "w"))
 time.sleep(60)' "$mapped" "$scratch/is_mapped" &
 mapping=$!
-check "shared memory of a process" wait_for "$scratch/is_mapped"
+check "a process maps shared memory of that name" wait_for "$scratch/is_mapped"
 after "0" 1 0 run_gpt2_124M.sh 2>"$scratch/removed.log"
-check "a run where some is left" test $? = 0
-check "removes it, and says so" grep -q 'removed shared memory .*: [0-9]* files' "$scratch/removed.log"
-check "what nobody has" test ! -e "$left"
-check "what nobody has, by Open MPI 5" test ! -e "$left_by_5"
-for file in "$mapped" "$young" "$elsewhere" "$other_user"; do check "and not $file" test -e "$file"; done
+check "a recipe runs where shared memory is left" test $? = 0
+check "a recipe reports the shared memory that it removes" grep -q 'removed shared memory .*: [0-9]* files' "$scratch/removed.log"
+check "a recipe removes shared memory that no process has" test ! -e "$left"
+check "a recipe removes shared memory of Open MPI 5 that no process has" test ! -e "$left_by_5"
+for file in "$mapped" "$young" "$elsewhere" "$other_user"; do check "a recipe keeps $file" test -e "$file"; done
 kill $mapping && wait $mapping 2>/dev/null
-check "a second run" after "1 0" 2 0 run_gpt2_124M.sh
-check "removes what nobody has any more" test ! -e "$mapped"
+check "a recipe starts a failed run again after that" after "1 0" 2 0 run_gpt2_124M.sh
+check "a recipe removes shared memory whose process has ended" test ! -e "$mapped"
 
 export SLURM_JOB_ID=5 SLURM_JOB_NUM_NODES=2 SLURM_SUBMIT_DIR=$tree
-check "Slurm: ends well" after "0" 1 0 run_gpt2_124M.sbatch
-check "Slurm: is not queued again" test ! -e "$tree/requeued"
-check "Slurm: time is up" after "75" 1 0 run_gpt2_124M.sbatch
-check "Slurm: is queued again" grep -qx 'requeue 5' "$tree/requeued"
-SLURM_RESTART_COUNT=5 check "Slurm: a sixth fault" after "1" 1 1 run_gpt2_124M.sbatch
-check "Slurm: ends it" test ! -e "$tree/requeued"
+check "Slurm: a run that succeeds ends the job" after "0" 1 0 run_gpt2_124M.sbatch
+check "Slurm: a run that succeeds is not queued again" test ! -e "$tree/requeued"
+check "Slurm: a run whose time is up ends the job" after "75" 1 0 run_gpt2_124M.sbatch
+check "Slurm: a run whose time is up is queued again" grep -qx 'requeue 5' "$tree/requeued"
+SLURM_RESTART_COUNT=5 check "Slurm: a sixth failure ends the job with its code" after "1" 1 1 run_gpt2_124M.sbatch
+check "Slurm: a sixth failure is not queued again" test ! -e "$tree/requeued"
 unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR
 
-# ---- data/: what the scripts say to arguments. Nothing is fetched: there is no curl, apt-get or trainer on the way.
+# ---- data/: messages of the scripts for bad arguments. Stand-ins for curl, apt-get and make show that nothing is fetched.
 mkdir -p "$scratch/no_net" "$scratch/data_tree"
 cp -r data "$scratch/data_tree/"
 for command in curl apt-get make; do stand_in "$scratch/no_net/$command" "touch '$scratch/fetched'; exit 1"; done
-# says CODE STREAM TEXT SCRIPT ARGUMENT...
+# says CODE STREAM TEXT SCRIPT ARGUMENT...: the script ends with CODE, prints TEXT, and fetches nothing.
 says() {
     local code=$1 stream=$2 text=$3 status=0
     shift 3
@@ -125,7 +127,7 @@ check "fineweb10B.sh 104" says 2 err "104: the number of training shards is 1 to
 check "text.sh without a text" says 2 err "name a file or folder of text" text.sh
 check "text.sh of a file that is not there" says 66 err "nothing.txt: there is no such file" text.sh nothing.txt
 
-# ---- data/text.sh: the command that it prints works, in any folder, or the text is refused
+# ---- data/text.sh: the training command that it prints works, in any folder, or the text is refused
 ln -s "$program" "$scratch/data_tree/train_gpt2"
 for kb in 6 20; do
     text="$scratch/$kb kB of it's text.txt" shards="$scratch/with space/it's $kb"
@@ -134,7 +136,7 @@ for kb in 6 20; do
     sed -n '/^  /p' "$scratch/check.log" >"$scratch/command"
     check "text.sh of $kb kB: its command trains" env -C "$scratch/data_tree" bash -c \
         "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
-    check "text.sh of $kb kB: into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
+    check "text.sh of $kb kB: its command writes into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
 done
 check "text.sh of a text of less than two steps" says 65 err "to validate on: the text is too short to train on" \
     text.sh "$scratch/6 kB of it's text.txt" --out "$scratch/short" --vocab 1200
@@ -147,11 +149,11 @@ in_use() {
     [ $status = 73 ] && grep -q "is in use by another run" "$scratch/err" && [ "$(cat "$shards"/*.bin | sha256sum)" = "$before" ]
 }
 if command -v flock >/dev/null; then
-    check "text.sh beside another one in the same folder" in_use "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
-    check "text.sh after it" "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
-    check "text.sh after it: its own shards" grep -qx 300 "$shards/made_of"
+    check "text.sh is refused in a folder that another one uses" in_use "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh runs in the folder after the other one has ended" "$scratch/data_tree/data/text.sh" "$text" --out "$shards" --vocab 300
+    check "text.sh after the other one has made its own shards" grep -qx 300 "$shards/made_of"
 else
-    skip "text.sh beside another one in the same folder" "there is no flock (apt-get install util-linux)"
+    skip "text.sh is refused in a folder that another one uses" "there is no flock (apt-get install util-linux)"
 fi
 echo "ten bytes" >"$scratch/ten.txt"
 check "text.sh of ten bytes" says 65 err "10 bytes: the text is too short to train on; bring at least 10 kB" text.sh "$scratch/ten.txt"
@@ -160,8 +162,8 @@ check "text.sh of a page" says 65 err "to validate on: the text is too short to 
 yes "hello world" | head -c 20000 >"$scratch/uniform.txt"
 check "text.sh of a uniform text" says 65 err "text.sh: --vocab N sets the size of the vocabulary" text.sh "$scratch/uniform.txt"
 
-# ---- data/to_shard.py: what it says to bad input, in one line
-# to_shard TEXT ARGUMENT...
+# ---- data/to_shard.py: one line on stderr for bad input
+# to_shard TEXT ARGUMENT...: fails with one line that has TEXT.
 to_shard() {
     local text=$1 status=0
     shift
@@ -173,20 +175,20 @@ printf '\x93NUMPY\x01' >"$scratch/cut.npy"
 printf '\x93NUMPY\x01\x00\x04\x00{]}\n' >"$scratch/bad.npy"
 printf 'BIN.TOK\n\x02' >"$scratch/cut.tok"
 printf 'BIN.TOK\n\x02\x00\x00\x00\x02\x00\x00\x00' >"$scratch/head.tok"
-check "to_shard.py of nothing" to_shard "tokens0.bin: 0 bytes of tokens are too few" "$scratch/tokens0.bin" "$scratch/shard.bin"
-check "to_shard.py of half a header" to_shard "head.tok: 0 bytes of tokens are too few" "$scratch/head.tok" "$scratch/shard.bin"
-check "to_shard.py of a token" to_shard "tokens2.bin: 2 bytes of tokens are too few" "$scratch/tokens2.bin" "$scratch/shard.bin"
-check "to_shard.py of 3 bytes" to_shard "3 bytes are not a whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
+check "to_shard.py of an empty file" to_shard "tokens0.bin: 0 bytes of tokens are too few" "$scratch/tokens0.bin" "$scratch/shard.bin"
+check "to_shard.py of a header without tokens" to_shard "head.tok: 0 bytes of tokens are too few" "$scratch/head.tok" "$scratch/shard.bin"
+check "to_shard.py of one token" to_shard "tokens2.bin: 2 bytes of tokens are too few" "$scratch/tokens2.bin" "$scratch/shard.bin"
+check "to_shard.py of 3 bytes" to_shard "3 bytes are no whole number of 2-byte tokens" "$scratch/tokens3.bin" "$scratch/shard.bin"
 check "to_shard.py of a file that is not there" to_shard "nothing.bin: No such file" "$scratch/nothing.bin" "$scratch/shard.bin"
 check "to_shard.py of a folder" to_shard "$scratch: Is a directory" "$scratch" "$scratch/shard.bin"
-check "to_shard.py into no folder" to_shard "there is no folder $scratch/none" "$scratch/tokens4.bin" "$scratch/none/shard.bin"
+check "to_shard.py into a folder that does not exist" to_shard "there is no folder $scratch/none" "$scratch/tokens4.bin" "$scratch/none/shard.bin"
 for file in cut.npy bad.npy cut.tok; do
     check "to_shard.py of $file" to_shard "$file: its header is damaged" "$scratch/$file" "$scratch/shard.bin"
 done
 check "to_shard.py of two tokens" python3 data/to_shard.py "$scratch/tokens4.bin" "$scratch/shard.bin"
-check "to_shard.py: their shard" test "$(stat -c %s "$scratch/shard.bin")" = 1028
+check "to_shard.py of two tokens: the size of the shard" test "$(stat -c %s "$scratch/shard.bin")" = 1028
 
-# ---- plot.py by a python3 that knows no packages (-S), where another one has matplotlib
+# ---- plot.py under a python3 without packages (-S), where another python3 has matplotlib
 printf '{"kind":"step","step":%d,"loss":%d}\n' 0 5 1 4 >"$scratch/log.jsonl"
 if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
     check "plot.py by another python3 draws" bash -c "python3 -S scripts/plot.py '$scratch/log.jsonl' -o '$scratch/loss.png' >'$scratch/plot'"
@@ -198,7 +200,7 @@ if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import mat
     check "plot.py of two runs" env -C "$scratch/one/two" python3 "$PWD/scripts/plot.py" .. ../../log.jsonl
     check "plot.py of two runs: the picture is below the current one" test -s "$scratch/one/two/out/loss.png"
     python3 -S scripts/plot.py "$scratch/none.jsonl" >"$scratch/plot" 2>&1
-    check "plot.py of a missing file does not speak of drawing" test "$(cat "$scratch/plot")" = \
+    check "plot.py names a missing file before it looks for matplotlib" test "$(cat "$scratch/plot")" = \
         "plot.py: [Errno 2] No such file or directory: '$scratch/none.jsonl'"
 else
     skip "plot.py by another python3" "no python3 here has matplotlib"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# cluster.sh: hosts on one machine, each a network namespace with a cable (veth) to a switch (a bridge) in a namespace of
-# its own, so that the machine's network is left alone. Needs root, iproute2, util-linux and Open MPI.
+# cluster.sh: makes several hosts on one machine. Each is a network namespace with a cable (veth) to a switch (a bridge) in
+# another namespace, so that the machine's own network does not change. Needs root, iproute2, util-linux and Open MPI.
 #
-#   cluster.sh up HOSTS                   makes h0 .. h(HOSTS-1)
-#   cluster.sh run HOSTS RANKS COMMAND... by mpirun on h0, as many ranks on each host, host by host
-#   cluster.sh bytes HOSTS                that have left all hosts so far
-#   cluster.sh cut HOST | heal HOST       takes its cable out of the switch, and puts it back
-#   cluster.sh down HOSTS                 ends what runs inside, and removes all
-#   cluster.sh agent HOST COMMAND...      what mpirun calls in place of ssh
+#   cluster.sh up HOSTS                   makes the hosts h0 .. h(HOSTS-1)
+#   cluster.sh run HOSTS RANKS COMMAND... runs mpirun on h0, with RANKS ranks on each host
+#   cluster.sh bytes HOSTS                prints the bytes that all hosts have sent so far
+#   cluster.sh cut HOST | heal HOST       takes the cable of a host out of the switch, and puts it back
+#   cluster.sh down HOSTS                 ends the processes on the hosts, and removes the hosts
+#   cluster.sh agent HOST COMMAND...      runs a command on a host; mpirun calls it in place of ssh
 #
-# CLUSTER, a word of a few letters, tells clusters apart that stand side by side: it begins the names. CLUSTER_SUBNET,
-# like 10.77.0, is theirs.
+# CLUSTER, a word of a few letters, begins the names of the hosts, so that several clusters can run at once. CLUSTER_SUBNET is
+# the subnet of this one, like 10.77.0.
 set -euo pipefail
 
 export CLUSTER=${CLUSTER:-h} CLUSTER_SUBNET=${CLUSTER_SUBNET:-10.77.0}
@@ -33,7 +33,7 @@ up() {
         ip -n "$host" addr add "$CLUSTER_SUBNET.$((i + 1))/24" dev cable
         ip -n "$host" link set lo up
         ip -n "$host" link set cable up
-        mkdir -p "/etc/netns/$host"  # `ip netns exec` lays these files over those of /etc
+        mkdir -p "/etc/netns/$host"  # `ip netns exec` shows these files in place of those in /etc
         echo "$names" >"/etc/netns/$host/hosts"
     done
 }
@@ -49,7 +49,8 @@ down() {
     rmdir --ignore-fail-on-non-empty /etc/netns 2>/dev/null || true
 }
 
-# inside HOST COMMAND...: with a host name of its own, by which Open MPI tells who shares memory, and names its folders.
+# inside HOST COMMAND...: runs the command with the host's own name, by which Open MPI finds the ranks that share memory, and
+# names its folders.
 inside() {
     local host=$1
     shift
@@ -57,7 +58,7 @@ inside() {
     exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
-# mpirun may have looked up the address.
+# mpirun may give the host's address in place of its name.
 agent() {
     local host=$1
     shift
@@ -65,8 +66,9 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# The subnet, since interfaces may have other names on other hosts. Keepalive, 40 s: mpirun would wait for a host behind a cut
-# cable for minutes or hours, after the ranks have given up (SILENT_SECONDS in llmc/parallel/comm_mpi.cpp). The slots are those of --host: with several_ranks_here's policy Open MPI 5 would put all ranks on the first host.
+# Interfaces are chosen by subnet, since their names may differ between hosts. Keepalive of 40 s: without it mpirun waits minutes
+# or hours for a host whose cable is cut, after the ranks have given up (SILENT_SECONDS in llmc/parallel/comm_mpi.cpp). Slots are
+# those of --host: with the policy of several_ranks_here Open MPI 5 would put all ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2))
     for host in $(hosts "$1"); do list+=${list:+,}$host:$ranks; done
@@ -83,7 +85,7 @@ bytes() {
 }
 
 cut() { ip -n "$switch" link set "$(port_of "$1")" down; }
-# It asks again who is there: where nobody has answered it would not send for seconds.
+# Flushes the neighbour table: after failed lookups the host would send nothing for seconds.
 heal() {
     ip -n "$switch" link set "$(port_of "$1")" up
     ip -n "$1" neigh flush dev cable

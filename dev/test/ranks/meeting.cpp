@@ -1,5 +1,5 @@
-// meeting.cpp: what a rank without MPI does at the start, with a GPU or without: finds out who it is, joins the others,
-// and prints what it took home. test_slurm.sh and test_torchrun.sh start it.
+// meeting.cpp: the start of a rank without MPI, with or without a GPU: it finds its rank, joins the TCP rendezvous and
+// prints the result. test_slurm.sh and test_torchrun.sh start it.
 #include <cstdio>
 #include <cstdlib>
 
@@ -18,7 +18,8 @@ int main() {
         std::string line = format("%s rank %d of %d, attempt %d, met", launch.launcher.c_str(), launch.rank,
                                   launch.world_size, launch.attempt);
         for (const std::string& rank_info : meeting.rank_infos) line += " " + rank_info;
-        line += ", nccl_id " + meeting.nccl_id + "\n";  // in one piece: other ranks write to the same file
+        line +=
+            ", nccl_id " + meeting.nccl_id + "\n";  // one write for the whole line: other ranks write to the same file
         return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
     } catch (const Error& error) {
         fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.what());

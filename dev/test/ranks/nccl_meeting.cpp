@@ -1,5 +1,5 @@
-// nccl_meeting.cpp: the id of NCCL, which needs no GPU, goes to all ranks over the meeting. test_nccl_meeting.sh runs
-// it.
+// nccl_meeting.cpp: the TCP rendezvous gives NCCL's id to all ranks. Making an id needs no GPU. test_nccl_meeting.sh
+// runs this program.
 #include <doctest/doctest.h>
 #include <nccl.h>
 #include <unistd.h>
@@ -17,13 +17,13 @@ static std::string new_id() {
     return {id.internal, sizeof id.internal};
 }
 
-TEST_CASE("the library is the one of the header") {
+TEST_CASE("the NCCL library has the version of its header") {
     int version = 0;
     REQUIRE(ncclGetVersion(&version) == ncclSuccess);
     CHECK(version == NCCL_VERSION_CODE);
 }
 
-TEST_CASE("every rank gets the id that rank 0 made, another one in another meeting") {
+TEST_CASE("every rank gets rank 0's NCCL id, and each rendezvous has another id") {
     std::string of_meeting[2];
     for (std::string& first : of_meeting) {
         constexpr int world_size = 4;
@@ -41,7 +41,7 @@ TEST_CASE("every rank gets the id that rank 0 made, another one in another meeti
         port++;
         first = ids[0];
         CHECK(first.size() == sizeof(ncclUniqueId));
-        for (const std::string& id : ids) CHECK((id == first));  // not shown: whoever has it can join
+        for (const std::string& id : ids) CHECK((id == first));  // the id is not printed: it lets a process join
     }
     CHECK((of_meeting[0] != of_meeting[1]));
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# slurm.sh: Slurm on the hosts of cluster.sh: munged and slurmctld, and a slurmd on each host, all of whose files are in one
+# slurm.sh: starts Slurm on the hosts of cluster.sh: munged, slurmctld, and a slurmd on each host. All of their files are in one
 # folder. Needs root, and Debian's slurm-wlm and munge.
 #
-#   slurm.sh up FOLDER HOSTS       on hosts that `cluster.sh up` has made; returns when all are idle
-#   slurm.sh on FOLDER COMMAND...  on the first host: srun, sbatch, salloc, scancel, ...
-#   slurm.sh down FOLDER HOSTS     ends jobs and daemons; the hosts are left to cluster.sh
+#   slurm.sh up FOLDER HOSTS       starts Slurm on hosts that `cluster.sh up` has made; returns when all are idle
+#   slurm.sh on FOLDER COMMAND...  runs srun, sbatch, salloc, scancel, ... on the first host
+#   slurm.sh down FOLDER HOSTS     ends jobs and daemons; cluster.sh removes the hosts
 #
 # CLUSTER and CLUSTER_SUBNET are those of cluster.sh.
 set -euo pipefail
@@ -13,7 +13,7 @@ export CLUSTER=${CLUSTER:-h} CLUSTER_SUBNET=${CLUSTER_SUBNET:-10.77.0}
 PATH=$PATH:/usr/sbin
 folder=$2
 
-# in_host HOST COMMAND...: with the host's own name.
+# in_host HOST COMMAND...: runs the command on a host, with the host's own name.
 in_host() {
     local host=$1
     shift
@@ -21,8 +21,8 @@ in_host() {
     exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
-# Every host has its own copy, beside which mpi.conf may differ: PMIx's folders of two hosts on one file system would be in
-# each other's way. No cgroups, and no limits: the hosts are one machine, which is not ours alone.
+# Every host has its own copy of the configuration, because mpi.conf differs: two hosts on one file system need different folders
+# for PMIx. No cgroups and no limits: the hosts are one machine, which other programs use too.
 configure() {
     local host i
     for ((i = 0; i < $1; i++)); do
@@ -69,7 +69,7 @@ up() {
         --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munged.seed"
     on slurmctld -i
     for ((i = 0; i < $1; i++)); do
-        # It looks for cgroups, and takes an empty folder for some.
+        # slurmd looks for cgroups, and accepts an empty folder in place of them.
         (SLURM_CONF=$folder/$CLUSTER$i/slurm.conf in_host "$CLUSTER$i" unshare --mount \
             sh -c 'mount -t tmpfs none /sys/fs/cgroup && exec slurmd')
     done
@@ -84,7 +84,7 @@ up() {
 
 on() { (SLURM_CONF=$folder/${CLUSTER}0/slurm.conf in_host "${CLUSTER}0" "$@"); }
 
-# end PIDFILE: the daemon that it names, if it has not ended.
+# end PIDFILE: ends the daemon of this process id, if it still runs.
 end() {
     local pid
     pid=$(cat "$1" 2>/dev/null) || return 0

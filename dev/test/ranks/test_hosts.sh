@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_hosts.sh: training over two and four hosts, which are network namespaces here (cluster.sh): the bits of one rank,
-# the bytes on the cables, and a cable that is pulled.
+# test_hosts.sh: training over two and four hosts, which are network namespaces here (cluster.sh): the same bits as one rank,
+# the bytes that leave the hosts, and a host that loses its network.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -19,8 +19,8 @@ train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/
        --layers 4 --heads 2 --channels 128 --vocab-size 384 --seq-len 64 --micro-batch 1 --global-batch 512 --lr 1e-2
        --warmup 2 --threads 1 --precision fp32 --deterministic-ranks 8 --steps 6 --val-every 3 --checkpoint-every 6)
 
-# on_hosts HOSTS RANKS NAME OPTION...: the run and, of its steps 2 to 5, the bytes of each that left the hosts. They are
-# those of the whole run less those of its start and first two steps, which is another run.
+# on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that leave the hosts: those of a run of
+# 6 steps less those of a run of 2, divided by 4.
 on_hosts() {
     local hosts=$1 ranks=$2 name=$3 before middle after
     shift 3
@@ -33,12 +33,12 @@ on_hosts() {
     if [ -n "$name" ]; then cluster run "$hosts" "$ranks" "${train[@]}" --output "$name" "$@" >"$name.log"; fi
 }
 
-# within SENT WANTED: 2 %. On these cables a frame of 64 KiB and more has one header of 66 bytes, since they do as network
-# cards that cut frames themselves; with the confirmations that is less than 1 % of this model's gradients.
+# within SENT WANTED: equal within 2 %. These virtual cables carry frames of 64 KiB and more with one header of 66 bytes, like
+# network cards with segmentation offload; headers and acknowledgements are less than 1 % of this model's gradients.
 within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0.98 * b && a < 1.02 * b) }'; }
 
-# The mpirun of Open MPI 5 ends with exit code 0 when it loses a host before a rank does (its daemon there is killed, say), which
-# no option changes: the program says so at start.
+# The mpirun of Open MPI 5 ends with exit code 0 if it loses a host before a rank does, for example if its daemon there is killed.
+# No option changes that. The program prints a note at the start.
 forgets=""
 if mpirun --version | grep -q 'Open MPI) 5'; then forgets="Open MPI 5's mpirun may end with exit code 0 when it loses a host"; fi
 
@@ -46,38 +46,38 @@ check "1 rank" "${train[@]}" --output "$scratch/one" --quiet
 whole=$((parameters * 4))
 for hosts in 2 4; do
     ranks=$((4 / hosts)) name=$scratch/hosts_$hosts
-    check "$hosts hosts" cluster up $hosts
+    check "cluster.sh makes $hosts hosts" cluster up $hosts
     check "$hosts hosts x $ranks train" on_hosts $hosts $ranks "$name"
-    check "$hosts hosts x $ranks: the bits of 1 rank" same_run "$scratch/one" "$name" 6
+    check "$hosts hosts x $ranks give the bits of 1 rank" same_run "$scratch/one" "$name" 6
     check "$hosts hosts x $ranks: $sent bytes leave them in a step, 2 (H-1) N are $((2 * (hosts - 1) * whole))" \
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
-    if [ -n "$forgets" ]; then check "what mpirun cannot do is said" grep -q "$forgets" "$name.log"; fi
-    check "the table names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
+    if [ -n "$forgets" ]; then check "a note says that mpirun may hide a lost host" grep -q "$forgets" "$name.log"; fi
+    check "the table at the start names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
-    check "2 hosts, --zero 1: the bits of 1 rank" same_run "$scratch/one" "$scratch/zero" 6
-    check "2 hosts, --zero 1: $sent bytes" within "$sent" $((2 * whole))
+    check "2 hosts, --zero 1, give the bits of 1 rank" same_run "$scratch/one" "$scratch/zero" 6
+    check "2 hosts, --zero 1: $sent bytes leave them in a step, 2 N are $((2 * whole))" within "$sent" $((2 * whole))
     check "2 hosts, --grad-dtype bf16" on_hosts 2 2 "" --grad-dtype bf16
-    check "2 hosts, --grad-dtype bf16: $sent bytes, half" within "$sent" $whole
+    check "2 hosts, --grad-dtype bf16: $sent bytes leave them in a step, N are $whole" within "$sent" $whole
     check "2 hosts, --trace" cluster run 2 2 "${train[@]}" --output "$scratch/traced" --trace "$scratch/t.json"
-    check "2 hosts, --trace: a time line of both" python3 dev/test/support/trace_check.py "$scratch/t.json" "$scratch/traced" 4 0 6 2 hosts
-    check "2 hosts, --trace: which says where its ranks are" grep -q "rank 3 on ${CLUSTER}1" "$scratch/t.json"
-    check "nobody is left on 2 hosts" nobody_inside 2
+    check "2 hosts, --trace: the trace has both hosts" python3 dev/test/support/trace_check.py "$scratch/t.json" "$scratch/traced" 4 0 6 2 hosts
+    check "2 hosts, --trace: the trace names the host of a rank" grep -q "rank 3 on ${CLUSTER}1" "$scratch/t.json"
+    check "no process is left on 2 hosts" nobody_inside 2
     cluster down 2
 done
-check "nobody is left on 4 hosts" nobody_inside 4
+check "no process is left on 4 hosts" nobody_inside 4
 cluster down 4
 
 # ---- faults, on two hosts
 endless=("${train[@]}" --steps 100000 --checkpoint-every 0 --val-every 0 --quiet)
-check "2 hosts again" cluster up 2
+check "cluster.sh makes 2 hosts again" cluster up 2
 start() {
-    # Not by a function, whose process would be another than mpirun's.
+    # Not by the function cluster: the process of the job must be mpirun's own.
     dev/test/ranks/cluster.sh run 2 1 --timeout 120 "${endless[@]}" --output "$1" >"$scratch/run.log" 2>&1 </dev/null &
     job=$!
     wait_for "$1/log.jsonl" '"step":3,'
 }
-# ends: mpirun does; sets status and seconds.
+# ends: waits for mpirun. Sets status and seconds.
 ends() {
     local start=$EPOCHREALTIME
     wait "$job"
@@ -85,24 +85,24 @@ ends() {
     seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
 }
 ended_badly() { [ "$1" != 0 ] && ! timed_out "$1"; }  # and by itself
-check "they train" start "$scratch/cut"
+check "2 hosts train before the cable is pulled" start "$scratch/cut"
 SECONDS=0
 cluster cut "${CLUSTER}1"
-# The ranks give up by themselves. mpirun, which then tells the other host to end, waits for TCP's confirmation, 15 minutes
-# by default: tcp_retries2 says how often TCP tries.
+# The ranks give up by themselves. mpirun then tells the other host to end, and waits for TCP's acknowledgement, for 15 minutes
+# by default: tcp_retries2 is the number of attempts.
 until grep -qs 'Connection timed out' "$scratch/run.log" || [ $SECONDS -gt 60 ] || ! runs "$job"; do sleep 0.2; done
-check "a cable is pulled: a rank gives up after $SECONDS s and says why" grep -q 'Connection timed out' "$scratch/run.log"
+check "a cable is pulled: a rank ends after $SECONDS s with the reason" grep -q 'Connection timed out' "$scratch/run.log"
 for host in 0 1; do ip netns exec "$CLUSTER$host" sh -c 'echo 3 >/proc/sys/net/ipv4/tcp_retries2'; done
 ends
 check "a cable is pulled: mpirun ends after $seconds s, exit code $status" ended_badly $status
 for _ in $(seq 200); do if nobody_inside 2; then break; fi; sleep 0.2; done
-check "nobody is left on either side: $(inside 2)" nobody_inside 2
+check "a cable is pulled: no process is left on either host: $(inside 2)" nobody_inside 2
 cluster heal "${CLUSTER}1"
 
-check "the cable is back, they train" start "$scratch/terminated"
+check "2 hosts train after the cable is back" start "$scratch/terminated"
 kill -TERM "$job"
 ends
 check "SIGTERM: mpirun ends after $seconds s, exit code $status" ended_badly $status
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
-check "nobody is left: $(inside 2)" nobody_inside 2
+check "SIGTERM: no process is left: $(inside 2)" nobody_inside 2
 finish

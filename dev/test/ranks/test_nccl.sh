@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# test_nccl.sh: training on several GPUs by NCCL, in the emulator, where each rank has a GPU of its own and a stand-in
-# for the library joins them: under mpirun (NCCL's id goes over MPI), and by options or torchrun's variables (over TCP,
-# without MPI). The results of one GPU and of ranks by MPI, what they send, a rank that is killed, what is refused.
+# test_nccl.sh: training on several GPUs by NCCL, in the emulator, where each rank has its own GPU and a stand-in replaces the
+# NCCL library. Ranks start under mpirun (NCCL's id goes over MPI), and by options or torchrun's variables (over TCP, without
+# MPI). Results against one GPU and against ranks by MPI, bytes sent, a rank that is killed, refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 if [ ! -x "$emulated" ]; then skip "GPUs by NCCL" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 several_ranks_here
-mpi=$(no_ranks_because)  # why there is none
+mpi=$(no_ranks_because)  # empty: there is MPI
 port=$((22000 + $$ % 10000))
 
-# start_options N COMMAND...: N processes that options join, in the background; sets pids. Their output: rank_R.log.
+# start_options N COMMAND...: starts N ranks by options, in the background. Sets pids. Output goes to rank_R.log.
 start_options() {
     local n=$1 rank
     shift
@@ -22,18 +22,18 @@ start_options() {
         pids+=($!)
     done
 }
-# The same as torchrun starts them.
+# The same with the variables of torchrun.
 start_torchrun() {
     local n=$1 rank
     shift
-    port=$((port + 20)) pids=()  # the meeting takes a window of ports above it
+    port=$((port + 20)) pids=()  # the rendezvous uses the ports above it
     for ((rank = 0; rank < n; rank++)); do
         RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port TORCHELASTIC_RUN_ID=$$ \
             SIMT_DEVICES=$n timeout 60 "$@" >"$scratch/rank_$rank.log" 2>&1 </dev/null &
         pids+=($!)
     done
 }
-# Sets ended, the exit code of each; returns the largest.
+# Waits for all. Sets ended, the exit code of each, and returns the largest.
 wait_for_ranks() {
     local pid status one=0
     ended=() status=0
@@ -57,14 +57,14 @@ if [ -n "$mpi" ]; then skip "GPUs by NCCL under mpirun" "$mpi"; fi
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
-# A vocabulary without padding, so that the parameters are what travels.
+# The vocabulary needs no padding: the bytes that ranks send are those of the parameters.
 small=(--layers 2 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1 --lr 1e-2 --warmup 2 --threads 1)
-# Two micro-steps on each of two ranks: the first is a graph from the third step on.
+# Two micro-steps on each of two ranks: the first one replays a CUDA graph from the third step on.
 train=("$emulated" "${data[@]}" "${small[@]}" --global-batch 64 --steps 4 --val-every 4 --val-batches 5 --checkpoint-every 4)
 virtual=(--deterministic-ranks 2)
 parameters=38272  # 384 x 32 + 16 x 32 + 2 (12 x 32 x 32 + 13 x 32) + 2 x 32
 
-# ---- two ranks: a + b = b + a, so the sum of two has the same bits whoever makes it
+# ---- two ranks: a + b = b + a, so the sum over two ranks has the same bits in any library
 for precision in fp32 bf16; do
     one=$scratch/1_$precision
     options=("${train[@]}" "${virtual[@]}" --precision "$precision")
@@ -73,30 +73,26 @@ for precision in fp32 bf16; do
     for zero in 0 1; do
         out=$scratch/2_${precision}_$zero
         check "$precision: 2 GPUs, --zero $zero" by_options 2 "${options[@]}" --zero $zero --output "$out"
-        check "$precision: 2 GPUs, --zero $zero: the bits of 1" same_run "$one" "$out" 4
+        check "$precision: 2 GPUs, --zero $zero, give the bits of 1" same_run "$one" "$out" 4
     done
 done
-check "2 GPUs by options: by NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
+check "2 GPUs by options use NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
 check "2 GPUs by torchrun's variables" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
-check "by torchrun's variables: the bits of 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
+check "2 GPUs by torchrun's variables give the bits of 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
 export SIMT_STREAMS=deferred:3
-check "2 GPUs, streams mixed" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
+check "2 GPUs with another order of streams" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
 unset SIMT_STREAMS
-check "streams mixed: the bits of 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
-check "2 GPUs, no graphs" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
-check "no graphs: the bits of 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
+check "2 GPUs with another order of streams give the bits of 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
+check "2 GPUs without CUDA graphs" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
+check "2 GPUs without CUDA graphs give the bits of 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
 if [ -z "$mpi" ]; then
     check "2 GPUs by mpirun" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/mpirun"
-    check "by mpirun: the bits of 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
+    check "2 GPUs by mpirun give the bits of 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
     check "2 ranks that share a GPU, by MPI" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --share-gpu --output "$scratch/staged"
-    check "by MPI: the bits of NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
+    check "2 ranks that share a GPU give the bits of NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
 fi
 
-# ---- three ranks: the order of sums is NCCL's
-# nearly A B TOLERANCE: last validation losses of two runs, relative.
-nearly() {
-    awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" 'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
-}
+# ---- three ranks: NCCL chooses the order of sums
 three=("${train[@]}" --global-batch 96 --precision fp32)
 check "1 GPU on the batch of 3" "${three[@]}" --output "$scratch/1_of_3"
 for zero in 0 1; do
@@ -104,47 +100,46 @@ for zero in 0 1; do
     check "3 GPUs, --zero $zero: the loss of 1" nearly "$scratch/3_$zero" "$scratch/1_of_3" 1e-4
 done
 check "3 GPUs: --zero 1 changes no bit" same_run "$scratch/3_0" "$scratch/3_1" 4
-first_val() { sed -n 's/.*"kind":"val","step":0,"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl"; }
 values=$(for n in 1_of_3 3_0 3_1 2_fp32_1; do first_val "$scratch/$n"; done)
 check "validation: 1, 2 and 3 GPUs say the same: ${values//$'\n'/ }" test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 4
 
-# ---- what they send, and how long they stand
-# each_step RUN KEY LOW HIGH: the number in every step.
+# ---- bytes that ranks send, and the time for which training waits
+# each_step RUN KEY LOW HIGH: the number of every step is between these.
 each_step() {
     sed -n 's/.*"kind":"step".*"'"$2"'":\([0-9.]*\).*/\1/p' "$1/log.jsonl" |
         awk -v low="$3" -v high="$4" '{ if (!($1 >= low && $1 <= high)) { print $1 " is not in " low " .. " high; bad = 1 } n++ } END { exit n != 4 || bad }'
 }
-sends() { each_step "$1" comm_bytes $(($2 * 97 / 100)) $(($2 * 103 / 100)); }  # of padding too
+sends() { each_step "$1" comm_bytes $(($2 * 97 / 100)) $(($2 * 103 / 100)); }  # the bytes include padding
 check "2 GPUs send their gradients once" sends "$scratch/2_fp32_0" $((parameters * 4))
 check "3 GPUs send 2 (n-1)/n of them" sends "$scratch/3_0" $((2 * 2 * parameters * 4 / 3))
 check "--zero 1 sends no more" sends "$scratch/2_fp32_1" $((parameters * 4))
 check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/2_bf16_1" $((parameters * (4 + 2) / 2))
-# A collective lasts 1 ms on the emulator's clock, and a step has four of them, the first in parallel with products.
-check "a step's stream stands for 4 collectives, or nearly" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
-check "--zero 1: and for those of the weights" each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
+# A collective takes 1 ms on the emulator's clock. A step has four, of which the first overlaps with matmuls.
+check "a step waits for at most its 4 collectives" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
+check "--zero 1: a step waits for at most its collectives of gradients and weights" each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
 for zero in 0 1; do
     out=$scratch/wire_$zero
     check "--grad-dtype bf16, --zero $zero" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --zero $zero --output "$out"
     check "--grad-dtype bf16, --zero $zero: nearly the loss" nearly "$out" "$scratch/2_fp32_0" 1e-3
-    check "--grad-dtype bf16, --zero $zero: and not the same bits" test "$(results "$out")" != "$(results "$scratch/2_fp32_0")"
+    check "--grad-dtype bf16, --zero $zero: other bits" test "$(results "$out")" != "$(results "$scratch/2_fp32_0")"
 done
 check "--grad-dtype bf16 sends half" sends "$scratch/wire_0" $((parameters * 2))
 check "--grad-dtype bf16 --zero 1 sends half of the gradients" sends "$scratch/wire_1" $((parameters * (2 + 4) / 2))
 check "--grad-dtype bf16 on 3 GPUs" by_options 3 "${three[@]}" --grad-dtype bf16 --output "$scratch/wire_3"
 check "--grad-dtype bf16 on 3 GPUs: nearly the loss" nearly "$scratch/wire_3" "$scratch/1_of_3" 1e-3
 plan() { "$emulated" plan "${small[@]::14}" --world-size 2 --precision fp32 "$@"; }
-check "the plan has its memory" grep -q 'gradients in bf16' <(plan --grad-dtype bf16)
-check "and not without it" test -z "$(plan | grep 'gradients in bf16')"
-check "nor where MPI moves them" test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients in bf16')"
+check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients on their way' <(plan --grad-dtype bf16)
+check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients on their way')"
+check "plan counts no bf16 gradients where MPI moves them" test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients on their way')"
 
-# ---- saved by two, continued by one
+# ---- saved by two ranks, resumed by one
 half=$scratch/half
 check "2 steps on 2 GPUs, --zero 1" by_options 2 "${train[@]}" "${virtual[@]}" --precision bf16 --zero 1 --stop-after 2 --checkpoint-every 2 --output "$half"
-check "the other 2 on 1" "${train[@]}" "${virtual[@]}" --precision bf16 --checkpoint-every 2 --output "$half" --resume
-check "as never stopped" same_run "$scratch/1_bf16" "$half" 4
+check "the other 2 steps on 1 GPU" "${train[@]}" "${virtual[@]}" --precision bf16 --checkpoint-every 2 --output "$half" --resume
+check "2 steps on 2 GPUs and 2 on 1 have the log and weights of 4 on 1" same_run "$scratch/1_bf16" "$half" 4
 
-# ---- a rank is gone
-# others_end NAME GONE TEXT: all but rank GONE end within 15 s, with exit code 1 and that sentence.
+# ---- a rank is killed
+# others_end NAME GONE TEXT: all ranks but GONE end within 15 s, with exit code 1 and this error.
 others_end() {
     local start=$EPOCHREALTIME rank
     wait_for_ranks >/dev/null
@@ -157,7 +152,7 @@ others_end() {
     done
 }
 endless=("${train[@]}" --precision fp32 --steps 100000 --checkpoint-every 100000 --val-every 0 --global-batch 0)
-# lose NAME N GONE TEXT: of N ranks that train one is killed.
+# lose NAME N GONE TEXT: starts N ranks and kills rank GONE.
 lose() {
     rm -rf "$scratch/endless"
     start_options "$2" "${endless[@]}" --output "$scratch/endless"
@@ -183,7 +178,8 @@ if [ -z "$mpi" ]; then
     check "mpirun, rank 1 killed: all end within 15 s" awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
     check "mpirun, rank 1 killed: exit code $status" test $status != 0
 fi
-# One rank meets a token that is none: it says so, and all end with its exit code, or with 1 where they find it gone.
+# One rank reads a token outside of the vocabulary: it prints the error, and all end with its exit code, or with 1 if they find
+# that the rank has ended.
 cp -r "$scratch/data" "$scratch/damaged"
 for at in $(seq 3000 1000 40000); do
     printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=$((1024 + 2 * at)) conv=notrunc status=none
@@ -191,8 +187,8 @@ done
 by_options 2 "${endless[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" >/dev/null
 check "bad data for one rank: exit codes ${ended[*]}" grep -qxE '(1|65) 65' <<<"$(printf '%s\n' "${ended[@]}" | sort -n | xargs)"
 
-# ---- what is refused
-# refused_ranks NAME TEXT START N COMMAND...: by all, with exit code 2.
+# ---- refused starts
+# refused_ranks NAME TEXT START N COMMAND...: every rank ends with exit code 2 and this text.
 refused_ranks() {
     local name=$1 text=$2 start=$3 rank
     shift 3
@@ -204,19 +200,19 @@ refused_ranks() {
     done
 }
 never=("${train[@]}" --precision fp32 --output "$scratch/never")
-export CUDA_VISIBLE_DEVICES=0  # a launcher that shows each rank one GPU, and the same one to all
+export CUDA_VISIBLE_DEVICES=0  # as of a launcher that shows the same GPU to every rank
 gpus=1 refused_ranks "two ranks on one GPU" "ranks 0 and 1 are both on GPU-" start_options 2 "${never[@]}"
 if [ -z "$mpi" ]; then
     gpus=1 by_mpirun 2 "${never[@]}" >"$scratch/mpirun.log" 2>&1
     check "two ranks on one GPU by mpirun: exit code 2" test $? = 2
     without_zeros "$scratch/mpirun.log"
-    # One of them: mpirun may end the other rank before it has said the same.
+    # One error at least: mpirun may end the other rank before it prints its own.
     check "two ranks on one GPU by mpirun: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
         grep -q "^error: rank [01] on $(hostname): ranks 0 and 1 are both on GPU-" "$scratch/mpirun.log"
     check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
         env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \
         env SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
-    check "the bits of 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
+    check "two ranks that see one GPU each give the bits of 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
 fi
 unset CUDA_VISIBLE_DEVICES
 if [ -z "$mpi" ]; then
@@ -233,5 +229,5 @@ for rank in 0 1; do
     pids+=($!)
 done
 refused_ranks "ranks that do not agree how many they are" "2" : 0
-check "nothing is written" test ! -e "$scratch/never/log.jsonl"
+check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
 finish

@@ -1,39 +1,38 @@
 #!/usr/bin/env bash
-# test_ranks.sh: training on several CPU ranks by mpirun on this machine: the same bits for any number of them, the bytes
-# they send, and what becomes of the others when one is killed, stopped, or was given something else.
+# test_ranks.sh: training on several CPU ranks under mpirun on this machine: the same bits for any number of ranks, the bytes
+# that they send, and what happens to the other ranks if one is killed, is stopped, or has other options or data.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "ranks by mpirun" "$reason" && exit 0; fi
 several_ranks_here
-ranks() { mpirun --timeout 60 -np "$@"; }  # ranks N COMMAND...
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
-# A vocabulary without padding, so that the parameters are what travels.
+# The vocabulary needs no padding: the bytes that ranks send are those of the parameters.
 small=(--layers 2 --heads 2 --channels 64 --vocab-size 384 --seq-len 64 --micro-batch 1 --lr 1e-2 --warmup 2 --threads 1
        --quiet)
 train=("$program" "${data[@]}" "${small[@]}" --global-batch 1024 --steps 4 --val-every 2 --checkpoint-every 4)
 virtual=(--deterministic-ranks 8)
 parameters=128768  # 384 x 64 + 64 x 64 + 2 (12 x 64 x 64 + 13 x 64) + 2 x 64
 
-# ---- who they are
-check "mpirun: who is who" test "$(ranks 2 "$program" --print-launch | sort)" = "$(for rank in 0 1; do
-    echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): joins the others by MPI"; done)"
-check "no launcher" test "$("$program" --print-launch)" = "single process on $(hostname)"
-check "options" test "$("$program" --print-launch --rank 1 --world-size 4 --rendezvous h7:29500 --run-id x)" = \
-    "options, rank 1 of 4 on $(hostname): joins the others at h7:29500"
+# ---- how the program finds its rank
+check "--print-launch under mpirun" test "$(ranks 2 "$program" --print-launch | sort)" = "$(for rank in 0 1; do
+    echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): meets the others by MPI"; done)"
+check "--print-launch without a launcher" test "$("$program" --print-launch)" = "single process on $(hostname)"
+check "--print-launch with options" test "$("$program" --print-launch --rank 1 --world-size 4 --rendezvous h7:29500 --run-id x)" = \
+    "options, rank 1 of 4 on $(hostname): meets the others at h7:29500"
 refused "torchrun's variables of another run" 2 "contradict each other; start with one of them" \
     mpirun -np 1 env RANK=1 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29511 "$program" --print-launch
 
-# ---- commands that are no training
+# ---- plan on several ranks
 ranks 2 "$program" plan "${data[@]}" "${small[@]}" --global-batch 1024 >"$scratch/plan"
-check "plan on 2 ranks: one of them prints" test "$(grep -c '^batch ' "$scratch/plan")" = 1
+check "plan on 2 ranks: only one prints" test "$(grep -c '^batch ' "$scratch/plan")" = 1
 check "plan on 2 ranks plans for 2" grep -q "^batch .* x 2 ranks x 8 micro-steps" "$scratch/plan"
 check "plan on 2 ranks: they share the machine" grep -q "^ranks  *2, which share this machine" "$scratch/plan"
-check "plan on 2 ranks for 4" grep -q "^ranks  *4, each with a machine" <(ranks 2 "$program" plan --world-size 4 "${small[@]}" --global-batch 1024)
-refused "plan on 2 ranks: one of them complains" 2 "is not a multiple of 128 tokens" mpirun -np 2 "$program" plan "${small[@]}" --global-batch 1000
+check "plan on 2 ranks for --world-size 4" grep -q "^ranks  *4, each with a machine" <(ranks 2 "$program" plan --world-size 4 "${small[@]}" --global-batch 1024)
+refused "plan on 2 ranks: only one prints the error" 2 "is not a multiple of 128 tokens" mpirun -np 2 "$program" plan "${small[@]}" --global-batch 1000
 
 # ---- the same bits on 1, 2, 4 and 8 ranks
 for precision in fp32 bf16; do
@@ -43,29 +42,25 @@ for precision in fp32 bf16; do
     check "$precision: the log has every step and loss" test "$(results "$one" | grep -c .)" = 7
     for n in 2 4 8; do
         check "$precision: $n ranks" ranks $n "${options[@]}" --output "$scratch/${n}_$precision"
-        check "$precision: $n ranks as 1" same_run "$one" "$scratch/${n}_$precision" 4
+        check "$precision: $n ranks give the bits of 1" same_run "$one" "$scratch/${n}_$precision" 4
     done
     for n in 2 4; do
         check "$precision: --zero 1 on $n ranks" ranks $n "${options[@]}" --zero 1 --output "$scratch/${n}z_$precision"
-        check "$precision: --zero 1 on $n ranks as 1" same_run "$one" "$scratch/${n}z_$precision" 4
+        check "$precision: --zero 1 on $n ranks gives the bits of 1" same_run "$one" "$scratch/${n}z_$precision" 4
     done
 done
-check "without mpirun as 1 rank" "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/alone"
-check "without mpirun the same bits" same_run "$scratch/1_fp32" "$scratch/alone" 4
+check "1 rank without mpirun" "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/alone"
+check "1 rank without mpirun gives the same bits" same_run "$scratch/1_fp32" "$scratch/alone" 4
 
-# nearly A B TOLERANCE: last validation losses of two runs, relative.
-nearly() {
-    awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" 'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
-}
 three=("${train[@]}" --global-batch 1536 --precision fp32)
 check "3 ranks" ranks 3 "${three[@]}" --output "$scratch/3"
 check "3 ranks with --zero 1" ranks 3 "${three[@]}" --zero 1 --output "$scratch/3z"
 check "3 ranks: --zero 1 changes no bit" same_run "$scratch/3" "$scratch/3z" 4
-check "1 rank on their batch" ranks 1 "${three[@]}" --output "$scratch/1_of_3"
+check "1 rank on the batch of 3" ranks 1 "${three[@]}" --output "$scratch/1_of_3"
 check "3 ranks: the loss of 1" nearly "$scratch/3" "$scratch/1_of_3" 1e-4
 
-# ---- what they send
-# sends RUN BYTES: each step within 2 %.
+# ---- bytes that ranks send
+# sends RUN BYTES: each step sends this number within 2 %.
 sends() {
     sed -n 's/.*"kind":"step".*"comm_bytes":\([0-9]*\).*/\1/p' "$1/log.jsonl" |
         awk -v want="$2" '{ if ($1 < 0.98 * want || $1 > 1.02 * want) { print $1 " bytes instead of " want; bad = 1 } n++ }
@@ -77,14 +72,13 @@ done
 check "--zero 1 sends no more" sends "$scratch/4z_fp32" $((2 * 3 * parameters * 4 / 4))
 check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/4z_bf16" $((3 * parameters * (4 + 2) / 4))
 check "larger micro-batches" ranks 2 "${train[@]}" --precision fp32 --micro-batch 4 --output "$scratch/2_micro_4"
-check "the number of micro-steps sends nothing" sends "$scratch/2_micro_4" $((parameters * 4))
+check "ranks send once per step, not once per micro-step" sends "$scratch/2_micro_4" $((parameters * 4))
 check "--grad-dtype bf16" ranks 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --output "$scratch/2_wire"
 check "--grad-dtype bf16 sends half" sends "$scratch/2_wire" $((parameters * 2))
 check "--grad-dtype bf16 has nearly the loss" nearly "$scratch/2_wire" "$scratch/2_fp32" 1e-3
-check "and not the same bits" test "$(results "$scratch/2_wire")" != "$(results "$scratch/2_fp32")"
+check "--grad-dtype bf16 gives other bits" test "$(results "$scratch/2_wire")" != "$(results "$scratch/2_fp32")"
 
-# ---- validation: the same windows, the last of them uneven
-first_val() { sed -n 's/.*"kind":"val","step":0,"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl"; }
+# ---- validation: the same windows for any number of ranks, which do not divide them evenly
 for batches in 5 0; do
     for n in 1 2 3; do
         check "--val-batches $batches on $n ranks" ranks $n "${three[@]}" --micro-batch 2 --steps 1 --warmup 0 --checkpoint-every 0 \
@@ -96,7 +90,7 @@ for batches in 5 0; do
 done
 
 # ---- faults
-# start_ranks N COMMAND...: in the background; sets job, their processes, and their shared memory.
+# start_ranks N COMMAND...: starts them in the background. Sets job, processes and segments (their shared memory).
 start_ranks() {
     local out=$scratch/background.log
     mpirun --timeout 60 -np "$@" >"$out" 2>&1 </dev/null &
@@ -110,7 +104,7 @@ start_ranks() {
     done
 }
 
-# job_ends SECONDS: sets status. Nothing of it is left then.
+# job_ends SECONDS: the job ends in time, and leaves no process and no shared memory. Sets status.
 job_ends() {
     local start=$EPOCHREALTIME pid segment
     wait "$job"
@@ -130,14 +124,14 @@ long=("${train[@]}" "${virtual[@]}" --precision fp32 --steps 60 --checkpoint-eve
 check "60 steps on 1 rank" ranks 1 "${long[@]}" --output "$scratch/undisturbed"
 start_ranks 2 "${long[@]}" --output "$scratch/killed"
 check "2 ranks with shared memory" test "${#processes[@]} ${#segments[@]}" = "2 2"
-check "they come to step 20" wait_for "$scratch/killed/step_000020/model.safetensors"
+check "2 ranks train to step 20" wait_for "$scratch/killed/step_000020/model.safetensors"
 kill -9 "${processes[1]}"
 check "rank 1 killed: all end within 15 s, and leave nothing" job_ends 15
-check "the exit code says so: $status" test "$status" != 0
-check "mpirun names the rank" mpirun_says 'process rank 1.*signal 9' "$scratch/background.log"
-check "they did not come to the end" test ! -e "$scratch/killed/step_000060"
-check "resumed on 4 ranks" ranks 4 "${long[@]}" --output "$scratch/killed" --resume
-check "as never killed" same_run "$scratch/undisturbed" "$scratch/killed" 60
+check "rank 1 killed: exit code $status" test "$status" != 0
+check "rank 1 killed: mpirun names the rank" mpirun_says 'process rank 1.*signal 9' "$scratch/background.log"
+check "rank 1 killed: training did not end before" test ! -e "$scratch/killed/step_000060"
+check "rank 1 killed: resumed on 4 ranks" ranks 4 "${long[@]}" --output "$scratch/killed" --resume
+check "rank 1 killed: the log and weights of an uninterrupted run" same_run "$scratch/undisturbed" "$scratch/killed" 60
 
 endless=("${train[@]}" "${virtual[@]}" --precision fp32 --steps 100000 --checkpoint-every 100000 --val-every 0)
 for signal in USR1 TERM; do
@@ -154,7 +148,7 @@ for signal in USR1 TERM; do
     fi
 done
 
-# In a step of seconds all leave at the same micro-step, and the resumed run repeats it.
+# A signal in a step of seconds: all ranks give the step up at the same micro-step, and the resumed run repeats it.
 slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
 check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
 start_ranks 2 "${slow[@]}" --output "$scratch/given_up"
@@ -164,19 +158,19 @@ check "a long step: all end, and leave nothing" job_ends 15
 check "a long step: exit code 75" test "$status" = 75
 check "a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
-check "a long step: as never stopped" same_run "$scratch/slow" "$scratch/given_up" 3
+check "a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
 
 start_ranks 2 "${endless[@]}" --output "$scratch/busy"
-check "a run that goes on: they train" wait_for "$scratch/busy/log.jsonl" '"step":3,'
+check "a live run: its ranks train" wait_for "$scratch/busy/log.jsonl" '"step":3,'
 ranks 2 "${endless[@]}" --output "$scratch/busy" --resume >"$scratch/second.log" 2>&1
-check "a second run in its output: exit code 73" test $? = 73
+check "a second run in the output of a live one: exit code 73" test $? = 73
 without_zeros "$scratch/second.log"
-check "a second run in its output: one rank says whose it is" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
-check "a second run in its output: the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
+check "a second run in the output of a live one: only one rank prints the error" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
+check "a second run in the output of a live one: the error names the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
 kill -USR1 "$job"
-check "the first run ends as it would alone" job_ends 15
+check "the live run goes on until it is asked to stop" job_ends 15
 
-# A rank that stands still is named, also where it is stopped while it waits: for another one, which was stopped before.
+# A rank that is stopped is named as slow, also if it was waiting for another rank at that time, which was stopped before.
 for rank in 0 1; do
     out=$scratch/stopped_$rank
     start_ranks 2 "${endless[@]}" --output "$out"
@@ -189,7 +183,7 @@ for rank in 0 1; do
     kill -CONT "${processes[$rank]}"
     check "rank $rank stopped: a warning" wait_for "$out/log.jsonl" '"kind":"warning"'
     kill -USR1 "$job"
-    check "rank $rank stopped: they go on until they are asked to stop" job_ends 15
+    check "rank $rank stopped: training goes on until it is asked to stop" job_ends 15
     warning=$(grep -m1 '"kind":"warning"' "$out/log.jsonl")
     check "rank $rank is named: $warning" grep -q "rank $rank is slow: the others waited [3-9]\." <<<"$warning"
 done
@@ -200,9 +194,9 @@ kill -9 "$job"
 wait "$job" 2>/dev/null
 for _ in $(seq 150); do if ! runs "${processes[0]}" && ! runs "${processes[1]}"; then break; fi; sleep 0.1; done
 for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not go on" test "$(runs "$pid"; echo $?)" = 1; done
-rm -f "${segments[@]}"  # which nobody is left to remove
+rm -f "${segments[@]}"  # no process is left to remove them
 
-# One rank meets a token that is none, in the middle of an epoch: it says so, and all end with its exit code.
+# One rank reads a token outside of the vocabulary, in the middle of an epoch: it prints the error, and all end with its code.
 cp -r "$scratch/data" "$scratch/damaged"
 printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=41024 conv=notrunc status=none
 for options in "" "--zero 1"; do
@@ -210,22 +204,22 @@ for options in "" "--zero 1"; do
     ranks 4 "${long[@]}" $options --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run$options" >"$scratch/damaged.log" 2>&1
     check "bad data for one rank: exit code 65 $options" test $? = 65
     without_zeros "$scratch/damaged.log"
-    check "it says who and what $options" grep -q "^error: rank [0-3] on $(hostname): .*65535.* is saved" "$scratch/damaged.log"
-    check "no other rank complains $options" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
-    check "all steps before are saved $options" test "step_$(printf %06d "$(grep -c '"kind":"step"' "$scratch/damaged_run$options/log.jsonl")")" = \
+    check "bad data for one rank: the error names the rank and the token $options" grep -q "^error: rank [0-3] on $(hostname): .*65535.* is saved" "$scratch/damaged.log"
+    check "bad data for one rank: no other rank prints an error $options" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
+    check "bad data for one rank: the steps before are saved $options" test "step_$(printf %06d "$(grep -c '"kind":"step"' "$scratch/damaged_run$options/log.jsonl")")" = \
         "$(cat "$scratch/damaged_run$options/latest")"
     # shellcheck disable=SC2086
-    check "with good data it goes on $options" ranks 4 "${long[@]}" $options --output "$scratch/damaged_run$options" --resume
-    check "as never damaged $options" same_run "$scratch/undisturbed" "$scratch/damaged_run$options" 60
+    check "bad data for one rank: resumed with good data $options" ranks 4 "${long[@]}" $options --output "$scratch/damaged_run$options" --resume
+    check "bad data for one rank: the log and weights of an uninterrupted run $options" same_run "$scratch/undisturbed" "$scratch/damaged_run$options" 60
 done
 printf '\xff\xff' | dd of="$(ls "$scratch"/damaged/val_*.bin | head -1)" bs=1 seek=1600 conv=notrunc status=none
 ranks 2 "${long[@]}" --val-data "$scratch/damaged/val_*.bin" --output "$scratch/damaged_val" >"$scratch/damaged.log" 2>&1
 check "bad validation data for one rank: exit code 65" test $? = 65
 without_zeros "$scratch/damaged.log"
-check "bad validation data: one rank complains" test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
+check "bad validation data for one rank: only one rank prints an error" test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
 
-# ---- what is refused, before anything is written
-# refused_ranks NAME TEXT COMMAND...: exit code 2, and every line of error says the text, and who says it.
+# ---- refused before any file is written
+# refused_ranks NAME TEXT COMMAND...: exit code 2, and every error line has the text and names its rank.
 refused_ranks() {
     local name=$1 text=$2 status=0
     shift 2
@@ -249,15 +243,15 @@ refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr "0.02" t
 refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
     mpirun -np 4 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7 + "${never[@]}"
 make_shards "$scratch/other" 20000
-refused_ranks "other data" "rank 1 differs from rank 0: training data" \
+refused_ranks "other training data" "rank 1 differs from rank 0: training data" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/other/train_*.bin"
 refused_ranks "other validation data" "rank 1 differs from rank 0: validation data" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --val-data "$scratch/other/val_*.bin"
 cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
 byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
 printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none
-check "data with another bit" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
-refused_ranks "data with one other bit" "rank 1 differs from rank 0: training data" \
+check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
+refused_ranks "training data with one other bit" "rank 1 differs from rank 0: training data" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
 refused_ranks "a batch that does not divide" \
     "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
@@ -282,23 +276,23 @@ else
     skip "a build without MPI" "make MPI=0 build/release-nompi/train_gpt2 makes it"
 fi
 
-# ---- torchrun, whose ranks have no MPI
+# ---- torchrun, which starts ranks without MPI
 if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
     # torchrun [OPTION...] COMMAND...: -r and -t, because Debian's 1.13 does not read its own defaults under Python 3.11.
     torchrun() {
         timeout 60 /usr/bin/python3 -m torch.distributed.run -r 9:1 -t 9:1 --standalone --nnodes=1 --no_python "$@"
     }
     check "torchrun: 1 rank trains" torchrun --nproc_per_node=1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
-    check "torchrun: 1 rank as by mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
+    check "torchrun: 1 rank gives the bits of mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
     torchrun --nproc_per_node=2 "${never[@]}" >"$scratch/torchrun.log" 2>&1
     check "torchrun: 2 ranks are refused with exit code 2" grep -q 'exitcode *: 2 ' "$scratch/torchrun.log"
-    check "torchrun: and it tells why" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
-    check "torchrun: nothing is written" test ! -e "$scratch/never/log.jsonl"
+    check "torchrun: 2 ranks are refused with the reason" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
+    check "torchrun: 2 ranks write nothing" test ! -e "$scratch/never/log.jsonl"
 else
     skip "torchrun" "there is none (apt-get install python3-torch)"
 fi
 
-# ---- the CUDA backend, in the emulator: buckets on their way through host memory
+# ---- the CUDA backend in the emulator: gradients pass through host memory
 emulated=$PWD/build/release/emulator/train_gpt2cu
 if [ -x "$emulated" ]; then
     on_gpu=("$emulated" "${data[@]}" "${small[@]}" --layers 1 --heads 1 --seq-len 32 --global-batch 128 --deterministic-ranks 2
@@ -306,7 +300,7 @@ if [ -x "$emulated" ]; then
     check "emulator: 1 rank" ranks 1 "${on_gpu[@]}" --output "$scratch/gpu_1"
     for zero in 0 1; do
         check "emulator: 2 ranks, --zero $zero" ranks 2 "${on_gpu[@]}" --zero $zero --output "$scratch/gpu_2_$zero"
-        check "emulator: 2 ranks as 1, --zero $zero" same_run "$scratch/gpu_1" "$scratch/gpu_2_$zero" 2
+        check "emulator: 2 ranks give the bits of 1, --zero $zero" same_run "$scratch/gpu_1" "$scratch/gpu_2_$zero" 2
     done
 else
     skip "the CUDA backend" "build/release/emulator/train_gpt2cu is not built"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_slurm.sh: Slurm itself, on two hosts (slurm.sh): who each process is under srun, sbatch and salloc, training by srun
-# with PMIx, the meeting by TCP without it, a job that is asked to stop, and one that is queued again.
+# test_slurm.sh: ranks under Slurm on two hosts (slurm.sh): the rank that each process finds under srun, sbatch and salloc,
+# training by srun with PMIx, the TCP rendezvous without it, a job that is asked to stop, and one that is queued again.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -15,21 +15,22 @@ export CLUSTER=s$$n CLUSTER_SUBNET=10.77.0
 trap 'dev/test/ranks/slurm.sh down "$scratch" 2; dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-check "2 hosts" dev/test/ranks/cluster.sh up 2
-check "Slurm on them" dev/test/ranks/slurm.sh up "$scratch" 2 || finish
+check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
+check "Slurm starts on 2 hosts" dev/test/ranks/slurm.sh up "$scratch" 2 || finish
 h0=${CLUSTER}0 h1=${CLUSTER}1
 slurm() { timeout 60 dev/test/ranks/slurm.sh on "$scratch" "$@"; }  # slurm srun ...
 subnet=(--mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24")
 
-# ---- who is who. --print-launch, in the order of the ranks, with HOST0, HOST1 and PLACE for names of this run.
-# launched NAME EXPECTED COMMAND...
+# ---- how the program finds its rank. The output of --print-launch in the order of the ranks, with HOST0, HOST1 and PLACE in
+# place of this run's names.
+# launched NAME EXPECTED COMMAND...: the command prints EXPECTED.
 launched() {
     local name=$1 expected=$2 found
     shift 2
     found=$("$@" 2>"$scratch/err" | sed "s/ at $h0:[0-9]*/ at PLACE/; s/$h0/HOST0/; s/$h1/HOST1/" | sort)
     if [ "$found" = "$expected" ]; then pass "$name"; else fail "$name: $found $(tail -n 3 "$scratch/err")"; fi
 }
-# as LAUNCHER HOW OF: 4 ranks, 2 on each host.
+# as LAUNCHER HOW OF: the output of 4 ranks, 2 on each host.
 as() {
     local rank
     for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): joins the others $2"; done
@@ -46,7 +47,7 @@ launched "salloc of one task, and mpirun of two ranks" \
     "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
     slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
 
-# batch NAME OPTION... -- COMMAND: a job with this script, which ends before the call does; its output is in NAME.out.
+# batch NAME OPTION... -- COMMAND: runs a job with this script, and waits for it. Its output is in NAME.out.
 batch() {
     local name=$1 options=()
     shift
@@ -54,12 +55,12 @@ batch() {
     printf '#!/usr/bin/env bash\n%s\n' "$2" >"$scratch/$name.sh"
     slurm sbatch --wait --output="$scratch/$name.out" "${options[@]}" "$scratch/$name.sh"
 }
-check "sbatch" batch alone "${two_by_two[@]}" -- "${who[*]}"
+check "sbatch of the program" batch alone "${two_by_two[@]}" -- "${who[*]}"
 launched "sbatch without srun" "single process on HOST0 (SLURM_NTASKS=4, but srun did not start this process)" cat "$scratch/alone.out"
-check "sbatch" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
+check "sbatch of mpirun" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
 launched "sbatch and mpirun" "$(as mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
 
-# refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each says the text and who it is.
+# refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each prints the text.
 refused_tasks() {
     local name=$1 text=$2 status=0
     shift 2
@@ -82,19 +83,19 @@ train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/
        --checkpoint-every 4)
 check "1 process" "${train[@]}" --output "$scratch/one"
 check "srun --mpi=pmix trains" slurm srun "${two_by_two[@]}" --mpi=pmix "${train[@]}" --output "$scratch/pmix"
-check "srun --mpi=pmix: the bits of 1 process" same_run "$scratch/one" "$scratch/pmix" 4
+check "srun --mpi=pmix gives the bits of 1 process" same_run "$scratch/one" "$scratch/pmix" 4
 check "salloc and mpirun trains" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${train[@]}" --output "$scratch/salloc"
-check "salloc and mpirun: the bits of 1 process" same_run "$scratch/one" "$scratch/salloc" 4
+check "salloc and mpirun give the bits of 1 process" same_run "$scratch/one" "$scratch/salloc" 4
 for mpi in none pmi2; do
     refused_tasks "srun --mpi=$mpi with CPU ranks" "4 CPU ranks need MPI: start with mpirun -np 4 (found: srun)" \
         srun "${two_by_two[@]}" --mpi=$mpi "${train[@]}" --output "$scratch/never"
     check "srun --mpi=$mpi: nothing is written" test ! -e "$scratch/never/log.jsonl"
 done
 
-# ---- the meeting of ranks without MPI, as with NCCL
+# ---- the TCP rendezvous of ranks without MPI, which NCCL uses
 meeting=build/release/meeting
 make --no-print-directory -o Makefile $meeting >/dev/null || fail "$meeting is not built"
-# met TASKS CARDS COMMAND...: so many lines, each of another rank, with the same cards and the same nccl_id.
+# met TASKS CARDS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
 met() {
     local tasks=$1 cards=$2
     shift 2
@@ -108,8 +109,8 @@ met() {
     fi
 }
 check "4 tasks on 2 hosts meet" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
-check "so they do on the second host alone" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
-check "3 and 1" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
+check "2 tasks on the second host meet" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
+check "3 tasks on one host and 1 on the other meet" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
 cat >"$scratch/late" <<EOF
 #!/usr/bin/env bash
 sleep 0.\$((5 * SLURM_PROCID))
@@ -122,37 +123,38 @@ two_steps='for step in 1 2; do
 done
 wait'
 check "two steps of a job at once" batch steps "${two_by_two[@]}" -- "$two_steps"
-check "do not meet each other" \
+check "two steps of a job at once: each has its own nccl_id" \
     test "$(sed 's/.*, nccl_id //' "$scratch/step1" "$scratch/step2" | sort | uniq -c | awk '{ print $1 }' | xargs)" = "2 2"
 
-# ---- asked to stop
+# ---- a job that is asked to stop
 endless=("${train[@]}" --steps 100000 --checkpoint-every 100000 --val-every 0 --output "$scratch/asked")
 printf '#!/usr/bin/env bash\nsrun --mpi=pmix %s; echo $? >%s/code\n' "${endless[*]}" "$scratch" >"$scratch/asked.sh"
 job=$(slurm sbatch --parsable "${two_by_two[@]}" --output="$scratch/asked.out" "$scratch/asked.sh")
-check "a job trains" wait_for "$scratch/asked/log.jsonl" '"step":3,'
+check "a job of srun trains" wait_for "$scratch/asked/log.jsonl" '"step":3,'
 check "scancel --signal=USR1" slurm scancel --signal=USR1 "$job"
-check "its step ends with exit code 75" wait_for "$scratch/code" '^75$'
-check "and has saved" test -e "$scratch/asked/latest"
-check "and another goes on" slurm srun "${two_by_two[@]}" --mpi=pmix "${endless[@]}" --resume --stop-after 2
+check "scancel --signal=USR1: the step ends with exit code 75" wait_for "$scratch/code" '^75$'
+check "scancel --signal=USR1: the step saves a checkpoint" test -e "$scratch/asked/latest"
+check "scancel --signal=USR1: another job resumes" slurm srun "${two_by_two[@]}" --mpi=pmix "${endless[@]}" --resume --stop-after 2
 
-# ---- queued again, by the recipe itself. Its trainer is asked to stop at first, and then says who it is.
+# ---- a job that the recipe queues again. Its trainer ends with exit code 75 at first, and prints its rank the second time.
 tree=$scratch/tree
 mkdir -p "$tree/data/fineweb10B" && cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
 # shellcheck disable=SC2016  # for the stand-in
 printf '#!/usr/bin/env bash\nif [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then exit 75; fi\nexec %s\n' "${who[*]}" >"$tree/train_gpt2cu"
 chmod +x "$tree/train_gpt2cu" && ln -s "$program" "$tree/train_gpt2"
 slurm=$PWD/dev/test/ranks/slurm.sh
-# submit NAME OPTION...: the recipe, with these options; its output is in NAME.out.
+# submit NAME OPTION...: submits the recipe with these options. Its output is in NAME.out.
 submit() {
     (cd "$tree" && timeout 60 "$slurm" on "$scratch" sbatch --parsable "${two_by_two[@]}" --gpus-per-node=0 --cpus-per-task=1 \
         --output="$scratch/$1.out" scripts/run_gpt2_124M.sbatch "${@:2}")
 }
 check "the recipe as a job" submit plan --plan
-check "it counts its nodes: 16 ranks" wait_for "$scratch/plan.out" 'x 16 ranks'
+check "the recipe as a job counts 8 ranks per node" wait_for "$scratch/plan.out" 'x 16 ranks'
 job=$(submit recipe --seed 7)
-check "time is up for the recipe" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
-# Slurm would wait two minutes before it starts the job again. It can be told not to, once nothing of the first attempt is
-# left, which slurmd would take for the job itself: its script, and the sockets of its steps, HOST_JOB.STEP.
+check "exit code 75 queues the recipe again" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
+# Slurm waits two minutes before it starts the job again, unless scontrol changes the start time. That must wait until all files
+# of the first attempt are gone, which slurmd would take for those of the job: its script, and the sockets of its steps,
+# HOST_JOB.STEP.
 first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
 starts_again() {
     for _ in $(seq 60); do
@@ -166,13 +168,13 @@ starts_again() {
     slurm scontrol show job "$job" | grep -E 'JobState|Restarts|StartTime'
     return 1
 }
-check "it is queued again, and starts" starts_again
+check "the recipe starts again" starts_again
 for rank in 0 1 2 3; do
-    check "its second attempt, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: joins the others"
+    check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: meets the others"
 done
 
-# ---- what is left
-check "down" dev/test/ranks/slurm.sh down "$scratch" 2
+# ---- no process is left
+check "Slurm stops" dev/test/ranks/slurm.sh down "$scratch" 2
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
-check "nobody is left on the hosts: $(inside 2)" nobody_inside 2
+check "no process is left on the hosts: $(inside 2)" nobody_inside 2
 finish

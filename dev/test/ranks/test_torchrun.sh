@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_torchrun.sh: PyTorch's torchrun itself, in its modes: who each process is, and the meeting of the ranks beside what
-# the agent has at MASTER_PORT; two agents, two runs at once, a restart, a rank that is missing.
+# test_torchrun.sh: ranks started by PyTorch's torchrun in each of its modes: the rank that each process finds, and the
+# rendezvous of the ranks while the agent listens on MASTER_PORT; two agents, two runs at once, and a restart.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -12,7 +12,7 @@ meeting=$PWD/build/release/meeting
 make --no-print-directory -o Makefile "${meeting#"$PWD"/}" >/dev/null || fail "$meeting is not built"
 who=("$program" --print-launch)
 host=$(hostname)
-port=$((23000 + $$ % 4000 * 2))  # of this test; the window of the ranks is above it
+port=$((23000 + $$ % 4000 * 2))  # of this test; the ranks use the ports above it
 
 # torchrun OPTION... COMMAND...: -r and -t, because Debian's 1.13 does not read its own defaults under Python 3.11.
 torchrun() {
@@ -24,7 +24,7 @@ modes() {
     echo "--nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 20))"
 }
 
-# met RANKS ATTEMPT FILE...: so many lines, each of another rank, in this attempt, with the same cards and the same nccl_id.
+# met RANKS ATTEMPT FILE...: one line of each rank, of this attempt, all with the same rank_infos and the same nccl_id.
 met() {
     local ranks=$1 rank cards="" wanted=""
     for ((rank = 0; rank < ranks; rank++)); do cards+=" $rank@$host"; done
@@ -44,11 +44,11 @@ while read -r mode; do
     torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $meeting" >"$scratch/out"
     expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: joins the others at PLACE"; done)
     found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]*$/ at PLACE/p' "$scratch/out" | sort)
-    check "$mode: who is who" test "$found" = "$expected"
+    check "$mode: every process finds its rank" test "$found" = "$expected"
     check "$mode: 3 ranks meet" met 3 0 "$scratch/out"
 done < <(modes)
 torchrun --standalone --nnodes=1 --nproc_per_node=1 "${who[@]}" >"$scratch/out"
-check "1 rank" grep -qx "torchrun, rank 0 of 1, local rank 0 of 1 on $host" "$scratch/out"
+check "1 rank needs no rendezvous" grep -qx "torchrun, rank 0 of 1, local rank 0 of 1 on $host" "$scratch/out"
 
 # ---- two agents, as on two hosts
 two_agents() {
@@ -65,24 +65,24 @@ check "2 agents, c10d: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
 check "2 agents, static" two_agents "--node_rank=AGENT --master_addr=127.0.0.1 --master_port=$((port + 60))"
 check "2 agents, static: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
 
-# ---- two runs at once, whose windows overlap. The second one's agent has another port than the first one's rank 0, which
-# may come before it.
+# ---- two runs at once whose ports overlap. The port of the second agent differs from that of the first run's rank 0, which may
+# start before it.
 for run in 0 1; do
     torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + 3 * run)) --nproc_per_node=2 \
         sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $meeting" >"$scratch/run$run" &
     runs[run]=$!
 done
 wait "${runs[@]}"
-for run in 0 1; do check "two runs in one window: run $run meets" met 2 0 "$scratch/run$run"; done
-check "two runs: not each other" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
+for run in 0 1; do check "two runs on overlapping ports: the ranks of run $run meet" met 2 0 "$scratch/run$run"; done
+check "two runs on overlapping ports: each has its own nccl_id" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
 
-# ---- a restart, and what cannot be
+# ---- a restart, and a refused start
 torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
     sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $meeting" >"$scratch/out"
-check "restarted: attempt 1" met 2 1 "$scratch/out"
-check "restarted: said" test "$(grep -c ', restart 1: joins the others at ' "$scratch/out")" = 2
+check "the restarted ranks meet as attempt 1" met 2 1 "$scratch/out"
+check "--print-launch names the restart" test "$(grep -c ', restart 1: meets the others at ' "$scratch/out")" = 2
 : >"$scratch/err"
 torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
 check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"
-check "and the reason" grep -q 'contradict each other; start with one of them' "$scratch/err" "$scratch/out"
+check "mpirun's variables of another run: the error names the contradiction" grep -q 'contradict each other; start with one of them' "$scratch/err" "$scratch/out"
 finish

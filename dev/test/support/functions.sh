@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# functions.sh: the prologue and the functions of every shell test. Each check prints PASS, FAIL or SKIP.
+# functions.sh: the prologue and the helpers of every shell test. Each check prints a line PASS, FAIL or SKIP.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 
@@ -14,18 +14,17 @@ fail() {
     failures=$((failures + 1))
 }
 
-# skip NAME REASON: what this machine cannot test.
+# skip NAME REASON: a check that cannot run on this machine.
 skip() { echo "SKIP  $1: $2"; }
 
-# check NAME COMMAND...: it succeeds.
+# check NAME COMMAND...: the command must succeed.
 check() {
     local name=$1
     shift
     if "$@" >"$scratch/check.log" 2>&1; then pass "$name"; else fail "$name: $*: $(tail -n 5 "$scratch/check.log")"; fi
 }
 
-# refused NAME CODE TEXT COMMAND...: ends with the exit code, one line on stderr that holds the text, and nothing on stdout
-# that could be taken for a result.
+# refused NAME CODE TEXT COMMAND...: the command must end with the exit code CODE and print one line "error: ..." with TEXT.
 refused() {
     local name=$1 code=$2 text=$3 status=0
     shift 3
@@ -39,11 +38,19 @@ refused() {
     fi
 }
 
-# What a run computed: its log without what depends on time.
+# The results of a run: its log without the fields that depend on time.
 results() { sed -n '/"kind":"\(step\|val\|sample\)"/{s/,"step_ms".*//;p}' "$1/log.jsonl"; }
 val_loss() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }
 
-# same_run A B [STEP]: the logs, and the weights and moments of that step, are the same.
+# first_val RUN: the validation loss before the first step.
+first_val() { sed -n 's/.*"kind":"val","step":0,"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl"; }
+
+# nearly A B TOLERANCE: the last validation losses of two runs differ by at most this fraction.
+nearly() {
+    awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" 'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
+}
+
+# same_run A B [STEP]: the logs are equal, and so are weights and moments of that step.
 same_run() {
     local step file
     step=step_000$(printf '%03d' "${3:-20}")
@@ -52,7 +59,7 @@ same_run() {
     for file in model optimizer; do cmp "$1/$step/$file.safetensors" "$2/$step/$file.safetensors" || return 1; done
 }
 
-# Random words of a small language, the same each time: enough structure for a loss that falls.
+# make_text WORDS: random words of a small language, the same each time, with enough structure for the loss to fall.
 make_text() {
     awk -v n="$1" 'BEGIN { srand(1); split("the a king queen old young saw heard of and to in house river went came", w, " ")
         for (i = 0; i < n; i++) printf "%s%s", w[int(rand() * 16) + 1], i % 12 == 11 ? ".\n" : " " }'
@@ -60,14 +67,14 @@ make_text() {
 
 # ---- ranks by mpirun
 
-# More ranks than cores, by root in a container too. A rank that waits yields its core. The names of Open MPI 4 come first,
+# Lets mpirun start more ranks than cores, also as root. A rank that waits yields its core. Variables of Open MPI 4 come first,
 # those of Open MPI 5, whose mpirun is PRRTE's, second. Sets each_rank: see there.
 several_ranks_here() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_WAIT_POLICY=passive \
         OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
         PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
-    # mpirun -np 2 $each_rank A... + B...: rank 0 runs the first command, rank 1 the second. For `mpirun -np 1 A... : -np 1 B...`,
-    # of which the mpirun of Open MPI 5.0.7 dies by a segmentation fault, whatever the commands are.
+    # mpirun -np 2 $each_rank A... + B...: rank 0 runs the first command, rank 1 the second. It replaces
+    # `mpirun -np 1 A... : -np 1 B...`, at which the mpirun of Open MPI 5.0.7 crashes with a segmentation fault.
     each_rank=$scratch/each_rank
     cat >"$each_rank" <<'END'
 #!/usr/bin/env bash
@@ -82,13 +89,15 @@ END
     chmod +x "$each_rank"
 }
 
+ranks() { mpirun --timeout 60 -np "$@"; }  # ranks N COMMAND...
+
 # The exit code of mpirun --timeout: 110 of Open MPI 4, 241 of Open MPI 5.
 timed_out() { [ "$1" = 110 ] || [ "$1" = 241 ]; }
 
-# mpirun breaks its lines at 80 columns: its message as one line.
+# mpirun_says REGEX FILE: joins the lines of mpirun's message, which it breaks at 80 columns.
 mpirun_says() { tr -s ' \n' ' ' <"$2" | grep -q -- "$1"; }
 
-# Why ranks cannot be tested here; nothing if they can.
+# Prints why ranks cannot be tested here, or nothing.
 no_ranks_because() {
     if ! command -v mpirun >/dev/null; then
         echo "there is no mpirun (apt-get install openmpi-bin)"
@@ -97,7 +106,7 @@ no_ranks_because() {
     fi
 }
 
-# Why cluster.sh cannot make hosts here; nothing if it can.
+# Prints why cluster.sh cannot make hosts here, or nothing.
 no_hosts_because() {
     if [ "$(id -u)" != 0 ]; then
         echo "network namespaces are root's to make"
@@ -109,25 +118,22 @@ no_hosts_because() {
     ip netns del "probe$$" 2>/dev/null
 }
 
-# The mpirun of Open MPI 5 ends its own messages with a zero byte, after which the line of a rank may begin.
+# without_zeros FILE: the mpirun of Open MPI 5 ends its own messages with a zero byte, before the line of a rank.
 without_zeros() { sed -i 's/\x00//g' "$1"; }
 
-# The child processes of a process; pgrep is in a package of its own, procps.
+# children PID: its child processes. pgrep would need the package procps.
 children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent="$1" '$3 == parent { print $1 }' | sort -n; }
 
-# A process that has ended and that nobody has asked for yet (Z) does not run any more.
+# runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# How many times slower than usual the program runs (in an emulator of another CPU, say): waits are as much longer.
-slower=${SLOWER:-1}
-
-# wait_for FILE [TEXT]: it is there, and has the text.
+# wait_for FILE [TEXT]: waits up to 20 s until the file exists and has the text.
 wait_for() {
     for _ in $(seq $((1000 * slower))); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
     return 1
 }
 
-# inside HOSTS: the processes that run inside of the hosts of $CLUSTER.
+# inside HOSTS: prints the processes that run on the hosts of $CLUSTER.
 inside() {
     local host pid
     for ((host = 0; host < $1; host++)); do
@@ -138,7 +144,7 @@ nobody_inside() { test -z "$(inside "$1")"; }
 
 # ---- a model and its data
 
-# A model and steps that take a second. A caller's options come later and win.
+# A model and steps that take a second. Options that follow them win.
 tiny=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet --threads 2)
 
 make_shards() {

@@ -1,4 +1,4 @@
-// test_bpe_train.cpp: vocabularies against those that counting again in each round gives.
+// test_bpe_train.cpp: BPE training, against a plain form that counts all pairs anew for each merge.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ static Strings merged_tokens(const Tokenizer& tokenizer) {
 
 // Counts: "hug" 10, "pug" 5, "pun" 12, "bun" 4, "hugs" 5. Pairs: ug 20, un 16, hu 15, pu 17. So u+g; then un 16 = u+n;
 // then h+ug 15; then p+un 12; then hug+s 5 and p+ug 5: the tie goes to the smaller left id, p.
-TEST_CASE("training: the most frequent pair, ties by the smaller ids") {
+TEST_CASE("training merges the most frequent pair first, and of equals the one of smaller ids") {
     PieceCounts counts;
     counts.add("hug", 10), counts.add("pug", 5), counts.add("pun", 12), counts.add("bun", 4), counts.add("hugs", 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 6)) == Strings{"ug", "un", "hug", "pun", "pug", "hugs"});
@@ -26,13 +26,13 @@ TEST_CASE("training: the most frequent pair, ties by the smaller ids") {
 
 // aaaa + a: pairs overlap, but a merge takes each byte once. "aaaaa" is (aa)(aa)a, then aa+aa (1 place), tied with aa+a
 // (1 place); a < aa as ids, so the pair (aa, a) comes first.
-TEST_CASE("training: runs of one letter") {
+TEST_CASE("in a run of one letter a merge takes each byte once") {
     PieceCounts counts;
     counts.add("aaaaa", 7);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"aa", "aaa", "aaaaa"});
 }
 
-TEST_CASE("training: ids are the bytes in GPT-2's order, the merges, <|endoftext|>") {
+TEST_CASE("token ids are the bytes in GPT-2's order, then the merges, then <|endoftext|>") {
     const Tokenizer& tokenizer = small_tokenizer();
     CHECK(tokenizer.vocab_size() == 557);
     CHECK(tokenizer.byte_tokens[uint8_t('!')] == 0);
@@ -45,7 +45,7 @@ TEST_CASE("training: ids are the bytes in GPT-2's order, the merges, <|endoftext
     CHECK(tokenizer.tokens.back() == "<|endoftext|>");
 }
 
-// The definition, by counting every pair again in each round.
+// BPE training as it is defined: counts every pair anew for each merge.
 static Strings train_by_definition(const Strings& words, int merges) {
     const Tokenizer bytes = tokenizer_from_merges({});
     std::vector<std::vector<int>> all;
@@ -73,7 +73,7 @@ static Strings train_by_definition(const Strings& words, int merges) {
     return out;
 }
 
-TEST_CASE("training is what counting again in each round gives") {
+TEST_CASE("training gives the merges of its definition, which counts all pairs anew for each merge") {
     for (uint64_t seed = 0; seed < 20; seed++) {
         const std::string text = awkward_text(seed, 600);
         PieceCounts counts;
@@ -82,7 +82,7 @@ TEST_CASE("training is what counting again in each round gives") {
     }
 }
 
-TEST_CASE("training does not depend on the order of texts, nor on how they were shared out") {
+TEST_CASE("training does not depend on the order of texts, nor on how counts are split and added") {
     Strings texts;
     for (uint64_t i = 0; i < 60; i++)
         texts.push_back(awkward_text(i, 200) + "a piece of more than sixteen: incomprehensibilities");
@@ -95,8 +95,8 @@ TEST_CASE("training does not depend on the order of texts, nor on how they were 
     CHECK(merged_tokens(train_bpe(halves[0], 700)) == want);
 }
 
-// b + aa and ba + a both make "baa". One id, two merges, and the vocabulary still has the size that was asked for.
-TEST_CASE("training: two merges may make the same bytes") {
+// b + aa and ba + a both make "baa": two merges with one token id, so the 4 merges make 3 tokens.
+TEST_CASE("two merges that make the same bytes share a token") {
     const Tokenizer tokenizer =
         tokenizer_from_merges({{64, 64}, {65, 256}, {65, 64}, {258, 64}});  // a a, b aa, b a, ba a
     CHECK(tokenizer.merges[1].token == tokenizer.merges[3].token);
@@ -106,7 +106,7 @@ TEST_CASE("training: two merges may make the same bytes") {
     CHECK(encode(load_tokenizer(folder.path), "xbaaaxba") == encode(tokenizer, "xbaaaxba"));
 }
 
-TEST_CASE("training counts in 64 bits, and leaves out pieces above 1024 bytes") {
+TEST_CASE("training counts in 64 bits, and leaves out words longer than 1024 bytes") {
     PieceCounts counts;
     counts.add("xy", int64_t(3) << 32), counts.add("xz", int64_t(2) << 32), counts.add("zz", (int64_t(1) << 32) + 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"xy", "xz", "zz"});
@@ -120,13 +120,13 @@ TEST_CASE("training counts in 64 bits, and leaves out pieces above 1024 bytes") 
     CHECK_THROWS_WITH_AS(train_bpe(too_long, 258), doctest::Contains("are in words of more than 1024 bytes"), Error);
 }
 
-TEST_CASE("training refuses vocabularies that cannot be") {
+TEST_CASE("training refuses impossible sizes of the vocabulary") {
     for (int size : {-1, 0, 256, MAX_VOCAB_SIZE + 1})
         CHECK_THROWS_WITH_AS(train_bpe({}, size), doctest::Contains("cannot train a vocabulary of"), Error);
     CHECK(train_bpe({}, 257).vocab_size() == 257);
 }
 
-TEST_CASE("training tells how far it is") {
+TEST_CASE("training reports its progress") {
     std::vector<int> seen;
     PieceCounts counts;
     counts.add_text(awkward_text(1, 4000));

@@ -11,8 +11,8 @@
 
 namespace fs = std::filesystem;
 
-// The exit code and message of a save that must fail; the checkpoint of step 1 must be whole, nothing may lie about,
-// and once there is room a later save must work.
+// A save that failed must have the exit code `want`, leave no files of its own and the checkpoint of step 1 whole. A
+// later save must succeed.
 static void check_failed_save(const TemporaryDirectory& dir, int code, int want) {
     CHECK(code == want);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
@@ -21,7 +21,7 @@ static void check_failed_save(const TemporaryDirectory& dir, int code, int want)
     CHECK(holds(find_latest(dir / "out").dir, 2));
 }
 
-TEST_CASE("a limit on the size of files fails the save and loses nothing") {
+TEST_CASE("a save that exceeds the limit on file sizes fails and loses nothing") {
     for (int64_t limit : {100, 1000, 6000, 10'000}) {
         const TemporaryDirectory dir;
         save(save_options(dir / "out"), 1);
@@ -34,7 +34,7 @@ TEST_CASE("a limit on the size of files fails the save and loses nothing") {
     }
 }
 
-TEST_CASE("a disk that is full, or becomes full while options, fails the save and loses nothing") {
+TEST_CASE("a save on a disk that is full, or fills up during the save, fails and loses nothing") {
     for (bool full_at_start : {true, false}) {  // else the tokenizer's files take the room that there was at first
         const TemporaryDirectory dir;
         const int failed = on_small_disk(dir.path, "1m", [&] {
@@ -64,9 +64,8 @@ TEST_CASE("a disk that is full, or becomes full while options, fails the save an
     }
 }
 
-// On a small disk that holds the checkpoints 1 to 3, the newest damaged, and 100 KiB beside them: what `f` returns,
-// which is the number of the check that failed. A save needs 256 KiB and more to be free, and deleting one makes that
-// room.
+// Runs f on a small disk that holds the checkpoints 1 to 3, of which the newest is damaged, with 100 KiB free. Returns
+// the number of the check that failed. A save needs more than 256 KiB, and deleting one checkpoint frees as much.
 static int on_full_disk(const std::function<int(const std::string& out)>& f) {
     const TemporaryDirectory dir;
     return on_small_disk(dir.path, "2m", [&] {
@@ -81,7 +80,7 @@ static int on_full_disk(const std::function<int(const std::string& out)>& f) {
     });
 }
 
-TEST_CASE("a full disk: what --keep gives up goes before the save, but never the newest that is whole") {
+TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but not the newest whole one") {
     const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
     const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
     const int saved = on_full_disk([&](const std::string& out) {
@@ -109,7 +108,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     });
     CHECK(passed_over == 0);
     const int rest_too_small = on_full_disk([&](const std::string& out) {
-        write_bytes(out + "/step_000003/large", "");  // the room that this gives is taken
+        write_bytes(out + "/step_000003/large", "");  // and the room that this frees is taken
         write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
         if (!pin(out + "/step_000001", 600 << 10)) return CHILD_SKIPPED;
         const std::string error = refusal([&] { save(save_options(out, 1), 4); });
@@ -135,7 +134,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
             const std::string error = refusal([&] { save(save_options(out, keep), 4); });
             if (!error.starts_with("74 ") || !has(error, "are free; --keep 3 would make room, or free ")) return 1;
         }
-        write_bytes(out + "/step_000003/large", "");  // little is to be had by deleting
+        write_bytes(out + "/step_000003/large", "");  // deleting frees little
         write_bytes(out + "/step_000001/large", "");
         write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
         const std::string error = refusal([&] { save(save_options(out, 1), 4); });
@@ -152,7 +151,7 @@ TEST_CASE("a full disk: what --keep gives up goes before the save, but never the
     CHECK(same_step == 0);
 }
 
-TEST_CASE("trainer.json rewritten by a process that is killed or fails: the checkpoint stays whole") {
+TEST_CASE("set_val_loss interrupted at any system call leaves the checkpoint whole") {
     const FaultTest set_loss = {
         .least_calls = 5,
         .prepare = [](const TemporaryDirectory& dir) { save(save_options(dir / "out"), 5); },
@@ -171,13 +170,14 @@ TEST_CASE("trainer.json rewritten by a process that is killed or fails: the chec
 
 static bool is_below(const std::string& path, const std::string& dir) { return path.starts_with(dir + "/"); }
 
-// What a power failure could take away although the program goes on as if it were on disk; empty: nothing. The rules:
-//   * what gets a new name is on disk with all that is below it: files, and directories with the names in them;
-//   * a new name is on disk before another thing is renamed to `latest`, and before anything but a .tmp is removed: it
-//     may be the only copy;
-//   * at the end all is on disk, but removals.
+// What a power failure could lose after these changes of files; empty: nothing. The rules:
+//   * a file or directory is synced with all of its contents before it is renamed;
+//   * a rename is synced before another file is renamed to `latest`, and before anything but a .tmp is removed, which
+//   may
+//     be the only other copy;
+//   * at the end everything is synced, except for removals.
 static std::string lost_by_power_failure(const std::vector<FileChange>& changes, const std::string& below) {
-    std::set<std::string> files, names, renames;  // not on disk: files with new bytes, directories with new names
+    std::set<std::string> files, names, renames;  // not synced: files with new bytes, directories with new names
     const auto find = [](const std::set<std::string>& paths, const std::string& at) {
         for (const std::string& path : paths)
             if (path == at || is_below(path, at)) return path;
@@ -218,7 +218,7 @@ static std::string lost_by_power_failure(const std::vector<FileChange>& changes,
     return "";
 }
 
-TEST_CASE("everything is on disk before the name that publishes it, and the name before the old one goes") {
+TEST_CASE("files are synced before their final name, and the name before old files are removed") {
     const TemporaryDirectory dir;
     const auto check = [&](int64_t step, const std::string& output, size_t least) {
         std::vector<FileChange> changes;
@@ -233,9 +233,9 @@ TEST_CASE("everything is on disk before the name that publishes it, and the name
                             [](const FileChange& c) { return c.kind == FileChange::sync; }) >= int64_t(least));
         CHECK(lost_by_power_failure(changes, dir.path) == "");
     };
-    // 7 files, their directory, the output, `latest` and the output again; and what holds a new output.
+    // Synced: 7 files, their directory, the output, `latest`, the output again, and the parents of a new output.
     check(1, dir / "out", 12);
-    check(1, dir / "new/runs/out", 14);  // what holds it is new as well
+    check(1, dir / "new/runs/out", 14);  // its parents are new as well
     check(2, dir / "out", 11);
     check(2, dir / "out", 11);  // replaces
     check(1, dir / "out", 11);  // sets aside
@@ -276,14 +276,14 @@ static void check_every_call(const std::string& before, int64_t old_step, int64_
     CHECK(new_ones > 0);
 }
 
-TEST_CASE("a save killed or failing at any system call: the next step") {
+TEST_CASE("a save of the next step interrupted at any system call leaves the old checkpoint or the new") {
     save_in_memory();
     const TemporaryDirectory dir;
     save(save_options(dir / "before"), 1);
     for (int error : {0, EIO, ENOSPC}) check_every_call(dir / "before", 1, 2, error);
 }
 
-TEST_CASE("a save killed or failing at any system call: the same step again") {
+TEST_CASE("a repeated save of a step interrupted at any system call leaves the old one or the new") {
     save_in_memory();
     const TemporaryDirectory dir;
     save(save_options(dir / "before"), 2);

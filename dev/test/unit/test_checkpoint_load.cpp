@@ -1,5 +1,5 @@
-// test_checkpoint_load.cpp: which checkpoint of a run is found, and what is refused: damaged files, counts that cannot
-// be, another shape, and files that this user may not read.
+// test_checkpoint_load.cpp: which checkpoint of a run is loaded, and which are refused: damaged files, impossible
+// counts, another shape, and files that this user may not read.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <xxhash.h>
@@ -16,7 +16,7 @@
 
 namespace fs = std::filesystem;
 
-TEST_CASE("a checkpoint is a model directory: --init reads its weights, rounded if they are bf16") {
+TEST_CASE("--init reads the weights of a checkpoint, in fp32 and in bf16") {
     const TemporaryDirectory dir;
     FlatState want(small_model, 7), got(small_model, 0);
     load_weights(save(save_options(dir / "a"), 7).dir, got.layout, got.writer());
@@ -26,7 +26,7 @@ TEST_CASE("a checkpoint is a model directory: --init reads its weights, rounded 
     CHECK(same_tensors(got, want, false));
 }
 
-TEST_CASE("a moment or a weight that is not finite is refused, though its checksum is right") {
+TEST_CASE("a NaN in weights or moments is refused, even if the checksum matches") {
     for (std::vector<float> FlatState::*buffer : {&FlatState::weights, &FlatState::m, &FlatState::v}) {
         const TemporaryDirectory dir;
         FlatState state(small_model, 1), got(small_model, 0);
@@ -39,7 +39,7 @@ TEST_CASE("a moment or a weight that is not finite is refused, though its checks
     }
 }
 
-TEST_CASE("a checkpoint of another shape is refused before a tensor is handed over") {
+TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir;
     const ParamLayout other({.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 8});
@@ -51,7 +51,7 @@ TEST_CASE("a checkpoint of another shape is refused before a tensor is handed ov
         Error);
 }
 
-TEST_CASE("counts that cannot be are refused, though the checksum is right") {
+TEST_CASE("impossible counts in trainer.json are refused, even if its checksum matches") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
     const nlohmann::json good = nlohmann::json::parse(read_bytes(path));
@@ -77,7 +77,7 @@ TEST_CASE("counts that cannot be are refused, though the checksum is right") {
     CHECK(said("step", INT32_MAX).starts_with("65 "));
 }
 
-TEST_CASE("a state that is not ours is refused even if its checksum matches") {
+TEST_CASE("a trainer.json of another program or version is refused") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir;
     CHECK(verify_error(dir / "none").starts_with("66 "));
@@ -90,7 +90,7 @@ TEST_CASE("a state that is not ours is refused even if its checksum matches") {
     CHECK(verify_error(ckpt).find("give it by --init") != std::string::npos);
 }
 
-TEST_CASE("a flipped byte in any file is found, the file is named, and the previous checkpoint is used") {
+TEST_CASE("a flipped bit in any file is found, the file is named, and the previous checkpoint is used") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);
     const std::string newest = save(save_options(dir / "out"), 2).dir;
@@ -116,7 +116,7 @@ TEST_CASE("a flipped byte in any file is found, the file is named, and the previ
     CHECK(find_latest(dir / "out").dir == newest);
 }
 
-TEST_CASE("files that are cut, longer, empty or missing are found and named") {
+TEST_CASE("a file that is cut, longer, empty or missing is found and named") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir;
     for (const std::string& name : list_directory(ckpt)) {
@@ -134,7 +134,7 @@ TEST_CASE("files that are cut, longer, empty or missing are found and named") {
     }
 }
 
-TEST_CASE("find_latest and find_model") {
+TEST_CASE("find_latest and find_model take the newest whole checkpoint") {
     const TemporaryDirectory dir;
     const auto model = [&](const std::string& path) {
         try {
@@ -164,7 +164,7 @@ TEST_CASE("find_latest and find_model") {
     CHECK(model(dir / "bad") == "65");
 }
 
-TEST_CASE("a model and the checkpoints of a run in one directory: neither is taken for the other") {
+TEST_CASE("a directory with both a model and checkpoints is refused as ambiguous") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);
     const std::string newest = dir / "out/step_000002";
@@ -182,7 +182,7 @@ TEST_CASE("a model and the checkpoints of a run in one directory: neither is tak
     }
 }
 
-TEST_CASE("checkpoints that are all damaged are refused by name, with what --init can still read") {
+TEST_CASE("if all checkpoints are damaged, each is named, with the weights that --init can still read") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out", advice = "--init " + out + "/step_00000";
     const auto refusal_of = [&] { return refusal([&] { find_resumable(out); }); };
@@ -220,7 +220,7 @@ TEST_CASE("checkpoints that are all damaged are refused by name, with what --ini
     CHECK_FALSE(says("--init " + out));
 }
 
-TEST_CASE("a checkpoint that may not be read is passed over or refused with the reason, not called damaged") {
+TEST_CASE("a checkpoint without read permission is reported as such, not as damaged") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out", newest = out + "/step_000002";
     save(save_options(out), 1);
@@ -248,7 +248,7 @@ TEST_CASE("a checkpoint that may not be read is passed over or refused with the 
     CHECK(failed == 0);
 }
 
-TEST_CASE("the checkpoints of a run that goes on, and deletes them, can be found and read") {
+TEST_CASE("readers find a checkpoint at any time while a run saves and deletes") {
     save_in_memory();
     const TemporaryDirectory dir;
     const std::string out = dir / "out";

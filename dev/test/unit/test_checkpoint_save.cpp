@@ -9,7 +9,7 @@
 
 namespace fs = std::filesystem;
 
-TEST_CASE("weights, moments and state come back bit for bit, in fp32 and with bf16 weights") {
+TEST_CASE("weights, moments and state are saved and loaded bit for bit, in fp32 and with bf16 weights") {
     for (bool bf16_weights : {false, true}) {
         const TemporaryDirectory dir;
         const Saved saved = save(save_options(dir / "out", 0, bf16_weights), 5000);
@@ -35,7 +35,7 @@ TEST_CASE("weights, moments and state come back bit for bit, in fp32 and with bf
     }
 }
 
-TEST_CASE("the size that is announced is the size that is needed") {
+TEST_CASE("checkpoint_bytes is an upper bound, at most 300 KiB above the size of a checkpoint") {
     for (bool bf16_weights : {false, true}) {
         const TemporaryDirectory dir;
         const int64_t bytes = save(save_options(dir / "out", 0, bf16_weights), 1).bytes;
@@ -45,7 +45,7 @@ TEST_CASE("the size that is announced is the size that is needed") {
     }
 }
 
-TEST_CASE("the newest N are kept, none is deleted before its successor is there") {
+TEST_CASE("--keep N keeps the newest N checkpoints") {
     const TemporaryDirectory dir;
     for (int step : {8, 9, 10, 11}) save(save_options(dir / "out", 2), step);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000010", "step_000011"});
@@ -67,7 +67,7 @@ TEST_CASE("a step that is saved again replaces the old one") {
     CHECK(holds(dir / "out/step_000003", 3, 99));
 }
 
-TEST_CASE("a run that goes on from an older step sets later ones aside, and none is lost") {
+TEST_CASE("saving an older step renames the later checkpoints to .stale and loses none") {
     const TemporaryDirectory dir;
     for (int step : {1, 2, 3}) save(save_options(dir / "out", 3), step);
     save(save_options(dir / "out", 3), 2);
@@ -82,7 +82,7 @@ TEST_CASE("a run that goes on from an older step sets later ones aside, and none
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
 }
 
-TEST_CASE("leftovers of interrupted saves are removed, everything else stays") {
+TEST_CASE("leftovers of interrupted saves are removed, and all other files stay") {
     const TemporaryDirectory dir;
     CHECK(remove_leftovers(dir / "none").empty());
     save(save_options(dir / "out"), 1);
@@ -101,7 +101,7 @@ TEST_CASE("leftovers of interrupted saves are removed, everything else stays") {
     CHECK(remove_leftovers(dir / "out").empty());
 }
 
-TEST_CASE("leftovers that cannot be removed are noted, and no obstacle to a later save of their step") {
+TEST_CASE("a leftover that cannot be removed is reported, and does not prevent a save of its step") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     save(save_options(out), 1);
@@ -135,7 +135,7 @@ TEST_CASE("leftovers that cannot be removed are noted, and no obstacle to a late
     CHECK(failed == 0);
 }
 
-TEST_CASE("a step that is saved again is saved, also where the old one cannot be removed") {
+TEST_CASE("a step can be saved again, even if its old checkpoint cannot be removed") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out", first = out + "/step_000001";
     const auto freeze = [](const std::string& path) {
@@ -159,7 +159,7 @@ TEST_CASE("a step that is saved again is saved, also where the old one cannot be
     CHECK(failed == 0);
 }
 
-TEST_CASE("a step is saved where latest cannot be written: a note says so, and what it names stays") {
+TEST_CASE("a save succeeds, with a note, if `latest` cannot be written") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     save(save_options(out, 1), 1);
@@ -177,7 +177,7 @@ TEST_CASE("a step is saved where latest cannot be written: a note says so, and w
     CHECK(list_directory(out) == Names{"latest", "step_000003"});
 }
 
-TEST_CASE("an output that cannot be made is EXIT_CANNOT_CREATE") {
+TEST_CASE("an output that cannot be created is EXIT_CANNOT_CREATE") {
     const TemporaryDirectory dir;
     write_bytes(dir / "file", "x");
     for (const std::string& output : {dir / "file", dir / "file/out", std::string("/proc/none/out")}) {
@@ -187,7 +187,7 @@ TEST_CASE("an output that cannot be made is EXIT_CANNOT_CREATE") {
     CHECK(read_bytes(dir / "file") == "x");
 }
 
-TEST_CASE("a validation loss that comes after the save replaces trainer.json, and nothing else changes") {
+TEST_CASE("set_val_loss changes only the validation loss in trainer.json") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 5).dir;
     const Names names = list_directory(ckpt);
@@ -209,7 +209,7 @@ TEST_CASE("a validation loss that comes after the save replaces trainer.json, an
     CHECK(read_bytes(ckpt + "/trainer.json") == "{}");
 }
 
-TEST_CASE("an error while a tensor is fetched leaves no trace") {
+TEST_CASE("a save whose tensors cannot be read leaves no files") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);
     const FlatState state(small_model, 2);

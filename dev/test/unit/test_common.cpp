@@ -12,12 +12,12 @@ TEST_CASE("format makes text of any length") {
     CHECK(format("<%s>", longer.c_str()) == "<" + longer + ">");
 }
 
-TEST_CASE("fail throws the sentence and the exit code") {
+TEST_CASE("fail() throws an Error with the message and the exit code") {
     CHECK(exit_code_of([] { fail(EXIT_BAD_DATA, "no"); }) == 65);
     CHECK_THROWS_WITH_AS(fail(EXIT_IO, "%s: %d bytes", "file", 7), "file: 7 bytes", Error);
 }
 
-TEST_CASE("ENSURE refuses with exit code 2, evaluates its text only then, and lets the rest through") {
+TEST_CASE("ENSURE throws exit code 2 if its condition is false, and only then formats its message") {
     CHECK(exit_code_of([] { ENSURE(1 + 1 == 3, "no"); }) == 2);
     CHECK(exit_code_of([] { ENSURE(true, "no"); }) == 0);
     int evaluated = 0;
@@ -25,7 +25,7 @@ TEST_CASE("ENSURE refuses with exit code 2, evaluates its text only then, and le
     CHECK(evaluated == 0);
 }
 
-TEST_CASE("ceil_div and round_up") {
+TEST_CASE("ceil_div rounds quotients up, round_up rounds to a multiple") {
     CHECK(ceil_div(0, 8) == 0);
     CHECK(ceil_div(1, 8) == 1);
     CHECK(ceil_div(8, 8) == 1);
@@ -35,14 +35,14 @@ TEST_CASE("ceil_div and round_up") {
     CHECK(round_up<int64_t>(int64_t(1) << 40 | 1, 64) == (int64_t(1) << 40) + 64);
 }
 
-TEST_CASE("narrow refuses what does not fit") {
+TEST_CASE("narrow refuses numbers that do not fit in 32 bits") {
     CHECK(narrow(2147483647) == 2147483647);
     CHECK(narrow(-2147483648LL) == -2147483647 - 1);
     CHECK_THROWS_WITH_AS(narrow(2147483648LL), "2147483648 does not fit in 32 bits", Error);
     CHECK_THROWS_AS(narrow(-2147483649LL), Error);
 }
 
-TEST_CASE("with_commas") {
+TEST_CASE("with_commas separates thousands") {
     CHECK(with_commas(0) == "0");
     CHECK(with_commas(999) == "999");
     CHECK(with_commas(1000) == "1,000");
@@ -62,7 +62,7 @@ TEST_CASE("human_bytes keeps three digits") {
     CHECK(human_bytes(6593445888) == "6.14 GiB");
 }
 
-TEST_CASE("seconds_now does not go back") {
+TEST_CASE("the clock of seconds_now never goes back") {
     const double a = seconds_now(), b = seconds_now();
     CHECK(b >= a);
 }

@@ -1,7 +1,7 @@
-// test_dataloader.cpp: the order of samples, that it depends on nothing but the seed, and what the reading thread
-// meets.
+// test_dataloader.cpp: the order of the samples, which depends on the seed alone, and errors in the thread that reads
+// them.
 //
-// The token at place i of a corpus is i modulo a prime, so that a window can be told by its tokens.
+// Token i of a corpus is i modulo a prime, so that the tokens of a window tell where it begins.
 #include "data/dataloader.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ static Steps run_steps(DataLoaderConfig config, int world_size, int steps) {
     return out;
 }
 
-TEST_CASE("every sample once per epoch, whatever their number") {
+TEST_CASE("every sample comes once per epoch, for any number of samples") {
     for (int64_t n : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 257, 1000, 4097, 100003})
         for (int64_t epoch : {0, 1, 12345}) {
             CAPTURE(n);
@@ -83,7 +83,7 @@ TEST_CASE("every sample once per epoch, whatever their number") {
         }
 }
 
-TEST_CASE("as many samples as anyone will have") {
+TEST_CASE("2^45 samples are shuffled over their whole range") {
     const int64_t n = int64_t(1) << 45;  // 2^45 windows of 1024 tokens: 36 petatokens
     std::set<int64_t> seen;
     for (int64_t g = 0; g < 1000; g++) seen.insert(sample_at(g, n - 12345, 1));
@@ -92,7 +92,7 @@ TEST_CASE("as many samples as anyone will have") {
     CHECK(*seen.begin() < n / 16);
 }
 
-TEST_CASE("epochs and seeds have different orders, the same ones the same") {
+TEST_CASE("each epoch and each seed has its own order, which is the same every time") {
     const int64_t n = 1000;
     const auto order = [&](int64_t epoch, uint64_t seed) {
         std::vector<int64_t> samples(n);
@@ -112,18 +112,19 @@ TEST_CASE("epochs and seeds have different orders, the same ones the same") {
     CHECK(same_places(order(0, 1), in_order) < 10);
 }
 
-// The order is part of what a checkpoint means: a change here breaks every resumed run. The values were computed
+// The order belongs to the format of checkpoints: a change of it breaks every resumed run. The values were computed
 // by an independent program (Philox and Feistel network in Python).
-TEST_CASE("the order of version 1 stays") {
+TEST_CASE("the order of samples is that of version 1") {
     std::vector<int64_t> got;
     for (int64_t g = 0; g < 12; g++) got.push_back(sample_at(g, 10, 1234));
     CHECK(got == std::vector<int64_t>{3, 4, 1, 2, 8, 5, 9, 6, 0, 7, 9, 2});
     CHECK(sample_at(123456789, 1000003, 7) == 8267);
 }
 
-// Over many seeds a sample is equally likely at each place, also after its neighbour. Chi-square with 9 (99) degrees of
-// freedom exceeds 40 (180) with probability 1e-5 (1e-6); seeds are fixed, so it does or does not for ever.
-TEST_CASE("a few samples are shuffled evenly") {
+// Over many seeds each place, and each pair of neighbouring places, has all samples equally often. Chi-square with 9
+// (99) degrees of freedom exceeds 40 (180) with probability 1e-5 (1e-6). The seeds are fixed, so the result never
+// changes.
+TEST_CASE("a small number of samples is shuffled uniformly") {
     constexpr int n = 10, seeds = 10000;
     double single[n] = {}, pairs[n][n] = {};
     for (int seed = 0; seed < seeds; seed++) {
@@ -142,7 +143,7 @@ TEST_CASE("a few samples are shuffled evenly") {
     CHECK(chi_pairs < 180);
 }
 
-TEST_CASE("samples are the windows of each shard, overlapping by one token, none across shards") {
+TEST_CASE("samples are windows of one shard each, and neighbours overlap by one token") {
     const TemporaryDirectory dir;
     // 8 tokens are no window of 8+1, 9 are one, 16 one, 17 two, 0 none.
     const Corpus corpus = open_corpus(write_corpus(dir, {9, 8, 0, 16, 17, 30}), "--train-data", T);
@@ -158,7 +159,7 @@ TEST_CASE("samples are the windows of each shard, overlapping by one token, none
     CHECK(starts == std::vector<int>{0, 17, 33, 41, 50, 58, 66});
 }
 
-TEST_CASE("the fingerprint is of names and sizes too, not of folders") {
+TEST_CASE("the fingerprint depends on names and sizes of the files, and not on their folder") {
     const TemporaryDirectory a, b, c, d;
     const uint64_t print = open_corpus(write_corpus(a, {100, 50}), "--train-data", T).fingerprint;
     CHECK(open_corpus(write_corpus(b, {100, 50}), "--train-data", T).fingerprint == print);
@@ -168,7 +169,7 @@ TEST_CASE("the fingerprint is of names and sizes too, not of folders") {
     CHECK(open_corpus(b / "train_*.bin", "--train-data", T).fingerprint != print);
 }
 
-// With one bit of one byte turned.
+// The fingerprint with one bit of the byte `at` flipped.
 static uint64_t fingerprint_with(const std::string& pattern, const std::string& path, size_t at) {
     std::string bytes = read_bytes(path);
     REQUIRE(at < bytes.size());
@@ -180,7 +181,7 @@ static uint64_t fingerprint_with(const std::string& pattern, const std::string& 
     return print;
 }
 
-TEST_CASE("the fingerprint is of the content: of all of small files, of four places in large ones") {
+TEST_CASE("the fingerprint covers all bytes of small files, and four places of large ones") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {100, 300000});  // 600 KB
     const std::string small = dir / "train_000001.bin", large = dir / "train_000002.bin";
@@ -193,7 +194,7 @@ TEST_CASE("the fingerprint is of the content: of all of small files, of four pla
     CHECK(open_corpus(pattern, "--train-data", T).fingerprint == print);
 }
 
-TEST_CASE("of many files the fingerprint has the first and the last bytes") {
+TEST_CASE("of many files the fingerprint covers the first and the last bytes") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, std::vector<int>(180, 100000));  // 201 KB each
     const uint64_t print = open_corpus(pattern, "--train-data", T).fingerprint;
@@ -202,7 +203,7 @@ TEST_CASE("of many files the fingerprint has the first and the last bytes") {
     CHECK(fingerprint_with(pattern, dir / "train_000001.bin", 100000) == print);
 }
 
-TEST_CASE("an epoch of the loader has every sample once, and the next follows without a gap") {
+TEST_CASE("the loader reads every sample once per epoch, and the next epoch follows without a gap") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000, 700, 333});
     const int64_t n = open_corpus(pattern, "--train-data", T).num_samples;
@@ -227,7 +228,7 @@ TEST_CASE("an epoch of the loader has every sample once, and the next follows wi
     CHECK(int64_t(times.size()) == n);
 }
 
-TEST_CASE("any micro-batch and number of ranks reads the same samples in the same step") {
+TEST_CASE("a step reads the same samples for any micro-batch and any number of ranks") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1500, 600});
     const Steps want = run_steps(config_for(pattern, 24, 24), 1, 25);  // 600 positions, 261 samples: three epochs
@@ -240,7 +241,7 @@ TEST_CASE("any micro-batch and number of ranks reads the same samples in the sam
         }
 }
 
-TEST_CASE("going on at a position equals never having stopped") {
+TEST_CASE("a loader that continues at a position reads what an uninterrupted one reads") {
     const TemporaryDirectory dir;
     const DataLoaderConfig config = config_for(write_corpus(dir, {1500}), 2, 8);
     Steps want = run_steps(config, 1, 60);
@@ -262,10 +263,10 @@ TEST_CASE("going on at a position equals never having stopped") {
         CHECK(second.position == 30 * 8);
     }
     CHECK_THROWS_WITH_AS(second.seek(-8), doctest::Contains("data position -8 is negative"), Error);
-    second.next();  // and is not the worse for it
+    second.next();  // the loader still works
 }
 
-TEST_CASE("a run that goes on with another global batch neither repeats nor skips a sample") {
+TEST_CASE("a run resumed with another global batch neither repeats nor skips a sample") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1500});
     Steps in_ones = run_steps(config_for(pattern, 1, 1), 1, 100);
@@ -278,7 +279,7 @@ TEST_CASE("a run that goes on with another global batch neither repeats nor skip
     CHECK(loader.position == 17 + 36);
 }
 
-TEST_CASE("a batch stays as it is until the next call") {
+TEST_CASE("a batch does not change until the next call of next()") {
     const TemporaryDirectory dir;
     DataLoader loader(config_for(write_corpus(dir, {5000}), 4, 4));
     for (int call = 0; call < 20; call++) {
@@ -289,7 +290,7 @@ TEST_CASE("a batch stays as it is until the next call") {
     }
 }
 
-TEST_CASE("validation has the same samples in the same order in each pass, the last batch filled up") {
+TEST_CASE("each validation pass reads the same samples in the same order, and pads the last batch") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {100, 60});  // 12 + 7 windows
     for (int world_size : {1, 2, 3})
@@ -322,7 +323,7 @@ TEST_CASE("validation has the same samples in the same order in each pass, the l
         }
 }
 
-TEST_CASE("validation stops at max_batches, and takes what there is when it is less") {
+TEST_CASE("validation reads max_batches batches, or all where there are fewer") {
     const TemporaryDirectory dir;
     DataLoaderConfig config = config_for(write_corpus(dir, {100}), 4, 0);  // 12 windows
     config.fixed_set = true;
@@ -339,7 +340,7 @@ TEST_CASE("validation stops at max_batches, and takes what there is when it is l
     CHECK(DataLoader(config).num_batches == 3);
 }
 
-TEST_CASE("too little text is refused with the arithmetic") {
+TEST_CASE("a corpus too small for one step is refused, and the message has the arithmetic") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {100, 60});
     const auto refusal = [&](const DataLoaderConfig& config) {
@@ -365,7 +366,7 @@ TEST_CASE("too little text is refused with the arithmetic") {
     CHECK(refusal(validation).find("has 0 samples of --seq-len 100 + 1 tokens") != std::string::npos);
 }
 
-TEST_CASE("a step that ranks and micro-batches cannot share is refused") {
+TEST_CASE("a global batch that micro-batches and ranks do not divide is refused") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000});
     CHECK_THROWS_WITH_AS(DataLoader(config_for(pattern, 3, 8)),
@@ -377,7 +378,7 @@ TEST_CASE("a step that ranks and micro-batches cannot share is refused") {
     CHECK_THROWS_AS(DataLoader{config}, Error);
 }
 
-TEST_CASE("what the thread meets is thrown by next(), each time") {
+TEST_CASE("an error in the reading thread is thrown by every call of next()") {
     const TemporaryDirectory dir;
     const DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 2, 2);
     DataLoader loader(config);
@@ -397,7 +398,7 @@ TEST_CASE("what the thread meets is thrown by next(), each time") {
     for (int call = 0; call < 5; call++) loader.next();
 }
 
-TEST_CASE("a token above the vocabulary is found before it is used") {
+TEST_CASE("a token outside of the vocabulary is refused before it is used") {
     const TemporaryDirectory dir;
     DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 1, 1);
     config.vocab_size = 900;
@@ -411,7 +412,7 @@ TEST_CASE("a token above the vocabulary is found before it is used") {
     CHECK_THROWS_WITH_AS(epoch(), doctest::Contains("the vocabulary has 900"), Error);
 }
 
-TEST_CASE("a loader can be dropped at any moment") {
+TEST_CASE("a loader can be destroyed at any moment") {
     const TemporaryDirectory dir;
     const DataLoaderConfig config = config_for(write_corpus(dir, {3000}), 8, 16);
     for (int calls = 0; calls < 200; calls++) {

@@ -1,4 +1,4 @@
-// test_files.cpp: writing, replacing, checksums and refusals of llmc/base/files.h; each error with its exit code.
+// test_files.cpp: base/files.h: writing, replacing and checksums of files, and each error with its exit code.
 #include "base/files.h"
 
 #include <doctest/doctest.h>
@@ -11,7 +11,7 @@
 #include "support/refusal.h"
 #include "support/temporary.h"
 
-TEST_CASE("what was written is read back, with the checksum of its bytes") {
+TEST_CASE("a file reads back as it was written, with the checksum of its bytes") {
     const TemporaryDirectory dir;
     std::string content(3'000'000, '\0');
     for (size_t i = 0; i < content.size(); i++) content[i] = char(i * 2654435761u >> 24);
@@ -40,7 +40,7 @@ TEST_CASE("a missing file, a directory, a pipe and a file above the limit are re
     CHECK(exit_code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
 }
 
-TEST_CASE("reads beyond the end, and of a file that shrank, are refused") {
+TEST_CASE("reads beyond the end of a file are refused, also after it became shorter") {
     const TemporaryDirectory dir;
     write_bytes(dir / "a", "0123456789");
     const InputFile file(dir / "a");
@@ -68,7 +68,7 @@ TEST_CASE("an output that cannot be created is refused, and nothing is overwritt
     CHECK_THROWS_WITH_AS(write_file(dir / "a", "new"), doctest::Contains("/a: cannot create: File exists"), Error);
 }
 
-TEST_CASE("a file is replaced whole, and a leftover of an earlier attempt is no obstacle") {
+TEST_CASE("replace_file replaces the whole file, also where an interrupted replacement left its temporary file") {
     const TemporaryDirectory dir;
     write_bytes(dir / "latest.tmp", "half");
     replace_file(dir / "latest", "one\n");
@@ -77,7 +77,7 @@ TEST_CASE("a file is replaced whole, and a leftover of an earlier attempt is no 
     CHECK(list_directory(dir.path) == std::vector<std::string>{"latest"});
 }
 
-TEST_CASE("a write that fails is an I/O error that names path and reason, and a replaced file keeps its content") {
+TEST_CASE("a write that fails is an I/O error, and the file to be replaced keeps its content") {
     const TemporaryDirectory dir;
     replace_file(dir / "a", "old");
     const int code = in_child([&] {
@@ -89,7 +89,7 @@ TEST_CASE("a write that fails is an I/O error that names path and reason, and a 
     CHECK(read_bytes(dir / "a") == "old");
 }
 
-TEST_CASE("a full disk is an I/O error") {
+TEST_CASE("a full disk is an I/O error that names the file") {
     const TemporaryDirectory dir;
     const int failed = on_small_disk(dir.path, "1m", [&] {
         if (free_bytes(dir.path) > 1 << 20) return 1;
@@ -100,7 +100,7 @@ TEST_CASE("a full disk is an I/O error") {
     CHECK(failed == 0);
 }
 
-TEST_CASE("a replacement that is killed or fails at any system call leaves the old content or the new") {
+TEST_CASE("a replacement interrupted at any system call leaves the old content or the new") {
     const FaultTest replacement = {
         .least_calls = 7,  // create, write, fsync, close, rename, open, fsync
         .prepare = [](const TemporaryDirectory& dir) { write_bytes(dir / "a", "old"); },
@@ -117,7 +117,7 @@ TEST_CASE("a replacement that is killed or fails at any system call leaves the o
         if (!fault_at_each_call(error, replacement)) return;
 }
 
-TEST_CASE("a tree is removed without following links") {
+TEST_CASE("remove_tree does not follow links") {
     const TemporaryDirectory dir;
     make_directories(dir / "keep/deep");
     write_bytes(dir / "keep/file", "x");
@@ -130,7 +130,7 @@ TEST_CASE("a tree is removed without following links") {
     CHECK(path_exists(dir / "keep/file"));
 }
 
-TEST_CASE("a directory that may not be read is told from one that is not there") {
+TEST_CASE("is_denied tells a directory that may not be read from a missing one") {
     const TemporaryDirectory dir;
     make_directories(dir / "hidden");
     write_bytes(dir / "hidden/file", "x");
@@ -150,7 +150,7 @@ TEST_CASE("a directory that may not be read is told from one that is not there")
     CHECK(failed == 0);
 }
 
-TEST_CASE("names and messages") {
+TEST_CASE("names of files, parents of paths, and text for messages") {
     for (const char* name : {"a", "model-00001-of-00002.safetensors", "..."}) CHECK(is_file_name(name));
     for (const char* name : {"", ".", "..", "/", "a/b", "../a", "a/"}) CHECK_FALSE(is_file_name(name));
     CHECK_FALSE(is_file_name(std::string("a\0b", 3)));

@@ -1,4 +1,4 @@
-// test_gradients.cpp: the definition of every backward pass against differences of its forward pass.
+// test_gradients.cpp: every backward pass in its plain form, against finite differences of the forward pass.
 //
 // The loss is the sum of weight * output, in double, with fixed random weights; the gradient of input i is compared
 // with (loss(x_i + h) - loss(x_i - h)) / 2h. With h = 2^-8 and inputs of about 1, the cubic term leaves h^2/6 = 3e-6
@@ -34,7 +34,7 @@ static void check_gradient(const std::string& name, Tensor<float>& x, const Tens
     }
 }
 
-TEST_CASE("gradient of the embeddings") {
+TEST_CASE("the gradient of the embeddings matches finite differences") {
     const int B = 2, T = 3, C = 4, V = 3;
     const auto tokens = random_tokens(B * T, V, 1);
     auto wte = random_tensor<float>(V * C, 2), wpe = random_tensor<float>(T * C, 3), out = poisoned<float>(B * T * C);
@@ -49,7 +49,7 @@ TEST_CASE("gradient of the embeddings") {
     check_gradient("wpe", wpe, dwpe, loss);
 }
 
-TEST_CASE("gradient of LayerNorm") {
+TEST_CASE("the gradient of LayerNorm matches finite differences") {
     const int N = 3, C = 7;
     auto inp = random_tensor<float>(N * C, 1), weight = random_tensor<float>(C, 2), bias = random_tensor<float>(C, 3);
     const auto dout = random_tensor<float>(N * C, 4);
@@ -69,7 +69,7 @@ TEST_CASE("gradient of LayerNorm") {
     check_gradient("bias", bias, dbias, loss);
 }
 
-TEST_CASE("gradient of the matrix product") {
+TEST_CASE("the gradient of the matmul matches finite differences") {
     const int N = 3, IC = 5, OC = 4;
     auto inp = random_tensor<float>(N * IC, 1), weight = random_tensor<float>(OC * IC, 2);
     auto bias = random_tensor<float>(OC, 3), out = poisoned<float>(N * OC);
@@ -88,8 +88,9 @@ TEST_CASE("gradient of the matrix product") {
     check_gradient("bias", bias, dbias, loss);
 }
 
-// Two products with the GELU between them, as in the MLP: forward it belongs to the first, backward to the second.
-TEST_CASE("gradient of a product, its GELU and the next product") {
+// Two matmuls with GELU between them, as in the MLP. The first one's forward pass computes GELU, the second one's
+// backward pass computes its gradient.
+TEST_CASE("the gradient of a matmul, GELU and a second matmul matches finite differences") {
     const int N = 2, IC = 3, MC = 5, OC = 4;
     auto inp = random_tensor<float>(N * IC, 1), weight1 = random_tensor<float>(MC * IC, 2);
     auto bias1 = random_tensor<float>(MC, 3), weight2 = random_tensor<float>(OC * MC, 4);
@@ -116,7 +117,7 @@ TEST_CASE("gradient of a product, its GELU and the next product") {
     check_gradient("weight2", weight2, dweight2, loss);
 }
 
-TEST_CASE("gradient of attention") {
+TEST_CASE("the gradient of attention matches finite differences") {
     const int B = 2, T = 5, NH = 2, HS = 3, C = NH * HS;
     auto qkv = random_tensor<float>(B * T * 3 * C, 1), out = poisoned<float>(B * T * C),
          lse = poisoned<float>(B * NH * T);
@@ -131,7 +132,7 @@ TEST_CASE("gradient of attention") {
     check_gradient("qkv", qkv, dqkv, loss);
 }
 
-TEST_CASE("gradient of GELU") {
+TEST_CASE("the gradient of GELU matches finite differences") {
     const int count = 61;
     auto inp = random_tensor<float>(count, 1, 2.0f), out = poisoned<float>(count), dinp = poisoned<float>(count);
     const auto dout = random_tensor<float>(count, 2);
@@ -142,7 +143,7 @@ TEST_CASE("gradient of GELU") {
     });
 }
 
-TEST_CASE("gradient of cross entropy") {
+TEST_CASE("the gradient of cross entropy matches finite differences") {
     const int N = 4, V = 7, Vp = 9;
     const float scale = 0.75f;
     auto logits = random_tensor<float>(N * Vp, 1), losses = poisoned<float>(N),

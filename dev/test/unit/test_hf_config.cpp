@@ -17,7 +17,7 @@ static std::string parse_error(const std::string& text) {
     return "";
 }
 
-TEST_CASE("what is written is read back") {
+TEST_CASE("a config.json reads back as it was written") {
     const HFConfig config{{5, 7, 2, 3, 12}, 6, true};
     const std::string text = hf_config_json(config, "float32");
     const HFConfig got = parse_hf_config(text, "config.json");
@@ -34,7 +34,7 @@ TEST_CASE("what is written is read back") {
     CHECK(hf_generation_config_json(config).find("\"eos_token_id\": 6") != std::string::npos);
 }
 
-TEST_CASE("a token that the vocabulary does not have ends no text: null, as transformers writes it") {
+TEST_CASE("an end-of-text token outside of the vocabulary is written as null") {
     const HFConfig config{{5, 1000, 2, 3, 12}};
     const std::string text = hf_config_json(config, "float32");
     CHECK(text.find("\"bos_token_id\": null") != std::string::npos);
@@ -53,7 +53,7 @@ TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys
     CHECK_FALSE(parse_hf_config(R"({"tie_word_embeddings":false})", "x").tied);
 }
 
-TEST_CASE("aliases are read, and may not contradict") {
+TEST_CASE("aliases of keys are read, and refused if two of them differ") {
     const char* text =
         R"({"hidden_size":1600,"max_position_embeddings":512,"num_attention_heads":25,"num_hidden_layers":48})";
     CHECK(parse(text) == GPT2Config{512, 50257, 48, 25, 1600});
@@ -61,7 +61,7 @@ TEST_CASE("aliases are read, and may not contradict") {
     CHECK(parse_error(R"({"n_embd":1024,"hidden_size":768})").find("are the same thing") != std::string::npos);
 }
 
-TEST_CASE("names of the tanh GELU and its inner size are accepted") {
+TEST_CASE("every name of the tanh GELU and the default inner size are accepted") {
     for (const char* name : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"})
         CHECK(parse_error(format(R"({"activation_function":"%s"})", name)) == "");
     CHECK(parse_error(R"({"n_inner":3072})") == "");
@@ -70,7 +70,7 @@ TEST_CASE("names of the tanh GELU and its inner size are accepted") {
     CHECK(parse_error(R"({"pruned_heads":{}})") == "");
 }
 
-TEST_CASE("what cannot be computed or read is refused with key and reason") {
+TEST_CASE("each unsupported or invalid value is refused by its key and the reason") {
     struct Case {
         const char *text, *reason;
     };
@@ -120,7 +120,7 @@ TEST_CASE("what cannot be computed or read is refused with key and reason") {
     CHECK(parse_error(long_value).size() < 300);
 }
 
-TEST_CASE("a directory without config.json is EXIT_NO_INPUT, one of more than a mebibyte EXIT_BAD_DATA") {
+TEST_CASE("a missing config.json is EXIT_NO_INPUT, one above 1 MiB is EXIT_BAD_DATA") {
     const TemporaryDirectory dir;
     const auto code = [&] { return exit_code_of([&] { read_hf_config(dir.path); }); };
     CHECK(code() == EXIT_NO_INPUT);

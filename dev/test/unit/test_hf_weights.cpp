@@ -1,5 +1,5 @@
-// test_hf_weights.cpp: names, shapes and layout of Hugging Face's GPT-2; directories as transformers writes them, in
-// all their variants, and the refusal of those that do not fit.
+// test_hf_weights.cpp: names, shapes and layout of the tensors in Hugging Face's GPT-2 directories, every variant that
+// transformers writes, and the refusal of models that do not fit.
 #include "checkpoint/hf_weights.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@
 
 constexpr int V = small_model.V, T = small_model.max_T, C = small_model.C;
 
-// A tensor to be written: F32 or BF16 by the writer, F16 by its bits.
+// A tensor for a file of the test.
 struct NamedTensor {
     std::string name;
     std::vector<int64_t> shape;
@@ -50,7 +50,7 @@ static void write_model(const std::string& path, const std::vector<NamedTensor>&
     writer.finish();
 }
 
-// Loads a directory that holds these tensors and the given config.json; returns the refusal, "" when there is none.
+// Loads a directory of these tensors and the given config.json. Returns the message of the Error, "" if there is none.
 static std::string load(FlatState& got, const std::vector<NamedTensor>& tensors, const char* dtype = "F32",
                         const char* config = nullptr) {
     const TemporaryDirectory dir;
@@ -75,7 +75,7 @@ static NamedTensor& named(std::vector<NamedTensor>& tensors, const std::string& 
     return tensors[0];
 }
 
-TEST_CASE("names and shapes are those of GPT2LMHeadModel") {
+TEST_CASE("names and shapes of the tensors are those of GPT2LMHeadModel") {
     const FlatState state(small_model, 1);
     std::map<std::string, std::vector<int64_t>> want = {{"transformer.wte.weight", {V, C}},
                                                         {"transformer.wpe.weight", {T, C}},
@@ -119,7 +119,7 @@ TEST_CASE("matrices are stored (in, out), embeddings row by row without padding"
     CHECK(wrong == 0);
 }
 
-TEST_CASE("matrices larger than a block of the transpose, and ragged, come back") {
+TEST_CASE("matrices larger than a block of the transpose, with odd sizes, read back as written") {
     const GPT2Config config = {.max_T = 3, .V = 129, .L = 1, .NH = 1, .C = 67};
     const FlatState state(config, 2);
     const TemporaryDirectory dir;
@@ -130,7 +130,7 @@ TEST_CASE("matrices larger than a block of the transpose, and ragged, come back"
     CHECK(same_tensors(got, state, false));
 }
 
-TEST_CASE("with and without the prefix, with masks, with a tied head: the same weights, padded rows zero") {
+TEST_CASE("the prefix \"transformer.\", masks and a tied head change no weight, and padded rows are zero") {
     const FlatState state(small_model, 3);
     for (const std::string prefix : {"transformer.", ""}) {
         std::vector<NamedTensor> tensors = hf_tensors(state, prefix);
@@ -179,7 +179,7 @@ TEST_CASE("F16 files are read exactly") {
     CHECK(same_tensors(got, state, false));
 }
 
-TEST_CASE("a model in several files is read through its index") {
+TEST_CASE("a model in several files is read by its index") {
     const FlatState state(small_model, 5);
     const std::vector<NamedTensor> tensors = hf_tensors(state, "transformer.");
     const TemporaryDirectory dir;
@@ -198,7 +198,7 @@ TEST_CASE("a model in several files is read through its index") {
     CHECK(same_tensors(got, state, false));
 }
 
-TEST_CASE("what does not fit is named") {
+TEST_CASE("a tensor that is missing, of another shape or unknown is refused by its name") {
     const FlatState state(small_model, 6);
     const std::vector<NamedTensor> good = hf_tensors(state, "transformer.");
     const std::string c_fc = "transformer.h.1.mlp.c_fc.weight";
@@ -237,7 +237,7 @@ TEST_CASE("what does not fit is named") {
     CHECK(load(good, R"({"tie_word_embeddings":false})").find("there is no lm_head.weight") != std::string::npos);
 }
 
-TEST_CASE("a value that is not finite is refused by its tensor and its place, as the file has them") {
+TEST_CASE("a NaN or an infinity is refused by the name of its tensor and its index in the file") {
     const std::vector<NamedTensor> good = hf_tensors(FlatState(small_model, 6), "transformer.");
     const struct {
         const char* name;
@@ -260,7 +260,7 @@ TEST_CASE("a value that is not finite is refused by its tensor and its place, as
         }
 }
 
-TEST_CASE("the size of the model is part of the message") {
+TEST_CASE("the refusal of a shape names the size of the model") {
     const FlatState state({64, 7, 1, 2, 64}, 1);
     const TemporaryDirectory dir;
     write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, ""}}, "BF16", state.reader(), {});
@@ -271,7 +271,7 @@ TEST_CASE("the size of the model is part of the message") {
                          Error);
 }
 
-TEST_CASE("a directory without safetensors is refused, with what to do") {
+TEST_CASE("a directory without safetensors is refused, and the message says how to convert it") {
     const TemporaryDirectory dir;
     FlatState got(small_model, 0);
     const auto load_error = [&] { return refusal([&] { load_weights(dir.path, got.layout, got.writer()); }); };
@@ -284,7 +284,7 @@ TEST_CASE("a directory without safetensors is refused, with what to do") {
 
 // The weights of dev/test/support/reference.safetensors go into a checkpoint; transformers must compute the reference's
 // logits from it, and what it writes in four ways must be read here as the same weights.
-TEST_CASE("transformers computes the same from what we write, and we read what it writes") {
+TEST_CASE("transformers computes the same logits from our files, and its files are read here") {
     const std::string fixture = "dev/test/support/reference.safetensors";
     if (!path_exists(fixture)) {
         skip_case(fixture + " is not there; run in the root of the repository");

@@ -1,5 +1,5 @@
-// test_launch.cpp: who this process is, for the environment of each launcher as it was seen, for what is left in it by
-// other launchers, and for what must be refused; lists of hosts; the file in which torchrun looks for a reason.
+// test_launch.cpp: rank and number of ranks from the environment of each launcher, as recorded under it, with variables
+// that other launchers leave; refused environments; Slurm's lists of hosts; torchrun's error file.
 #include "parallel/launch.h"
 
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ static Launch find(const Variables& variables, const LaunchOptions& options = {}
     });
 }
 
-// The sentence with which it is refused, "" if it is not; the exit code must be that of usage.
+// The message of the Error, which must be EXIT_USAGE; "" if there is none.
 static std::string refusal(const Variables& variables, const LaunchOptions& options = {}) {
     try {
         find(variables, options);
@@ -34,7 +34,7 @@ static std::string refusal(const Variables& variables, const LaunchOptions& opti
     return "";
 }
 
-// These variables, with others in place of some; an empty one is as good as none.
+// These variables with some replaced. An empty variable counts as unset.
 static Variables with(Variables variables, const Variables& others) {
     for (const auto& [name, value] : others) variables[name] = value;
     return variables;
@@ -49,7 +49,7 @@ static LaunchOptions options(int rank, int world_size, const std::string& rendez
 
 static std::string place(const Launch& launch) { return launch.master_addr + ":" + std::to_string(launch.master_port); }
 
-// What each launcher sets.
+// The variables that each launcher sets.
 static const Variables mpirun = {{"OMPI_COMM_WORLD_SIZE", "8"},
                                  {"OMPI_COMM_WORLD_RANK", "3"},
                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
@@ -74,7 +74,7 @@ static const Variables srun = with(batch, {{"SLURM_STEP_ID", "0"},
                                            {"SLURM_LOCALID", "0"},
                                            {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.99"}});
 
-TEST_CASE("each launcher, and what is left of others") {
+TEST_CASE("each launcher is recognized, also among variables that other launchers left") {
     struct Row {
         const char* expected;  // without the host
         Variables variables;
@@ -135,7 +135,7 @@ TEST_CASE("a run over several hosts says that Open MPI 5's mpirun may hide a fai
         "complete");
 }
 
-TEST_CASE("where the ranks meet, and which run it is") {
+TEST_CASE("the launcher's variables give the rendezvous address, run id and attempt") {
     Launch launch = find(torchrun);
     CHECK(place(launch) == "h0:29500");
     CHECK(launch.run_id == "none");
@@ -153,7 +153,7 @@ TEST_CASE("where the ranks meet, and which run it is") {
     CHECK(find(with(batch, {{"SLURM_RESTART_COUNT", "3"}})).attempt == 3);
 }
 
-TEST_CASE("explicit options") {
+TEST_CASE("options give the rank, and win over the variables of a launcher") {
     Launch launch = find({}, options(3, 8, "h0:29500", 1));
     CHECK(describe_launch(launch) == "options, rank 3 of 8, local rank 1 on " + host_name());
     CHECK(place(launch) == "h0:29500");
@@ -175,7 +175,7 @@ TEST_CASE("explicit options") {
     CHECK(find(batch, options(0, 1)).launcher == "options");
 }
 
-TEST_CASE("options that cannot be are refused") {
+TEST_CASE("incomplete and impossible options are refused") {
     struct Row {
         LaunchOptions options;
         const char* sentence;
@@ -218,7 +218,7 @@ TEST_CASE("options that cannot be are refused") {
     }
 }
 
-TEST_CASE("numbers that cannot be are refused by name and value") {
+TEST_CASE("impossible numbers in variables are refused by name and value") {
     struct Row {
         Variables variables;
         const char* sentence;
@@ -253,7 +253,7 @@ TEST_CASE("numbers that cannot be are refused by name and value") {
     }
 }
 
-TEST_CASE("launchers that contradict each other, and copies of one run, are refused") {
+TEST_CASE("variables of launchers that contradict each other are refused, and so are copies of one run") {
     struct Row {
         Variables variables;
         LaunchOptions options;
@@ -295,7 +295,7 @@ TEST_CASE("launchers that contradict each other, and copies of one run, are refu
     }
 }
 
-TEST_CASE("how long it waits for the others") {
+TEST_CASE("--rendezvous-timeout holds under every launcher, and is 300 s by default") {
     LaunchOptions patient;
     patient.join_seconds = 7;
     for (const Variables& variables : {Variables{}, mpirun, torchrun, srun}) {
@@ -304,7 +304,7 @@ TEST_CASE("how long it waits for the others") {
     }
 }
 
-TEST_CASE("lists of hosts") {
+TEST_CASE("lists of hosts are expanded as Slurm writes them") {
     using Names = std::vector<std::string>;
     CHECK(expand_hosts("h0") == Names{"h0"});
     CHECK(expand_hosts("h[0-2,7],x12") == Names{"h0", "h1", "h2", "h7", "x12"});
@@ -318,7 +318,7 @@ TEST_CASE("lists of hosts") {
         CHECK_THROWS_WITH_AS(expand_hosts(list), doctest::Contains("is not a list of hosts as in h[0-2,7],x12"), Error);
 }
 
-TEST_CASE("processes of this host have the same boot id") {
+TEST_CASE("the boot id is the same in every process of a host") {
     CHECK(boot_id() == boot_id());
     CHECK(boot_id().size() > 36);  // a UUID and the network
     CHECK(boot_id().find('/') == 36);
@@ -326,7 +326,7 @@ TEST_CASE("processes of this host have the same boot id") {
 }
 
 // torchrun prints message.extraInfo.py_callstack if there is one, else message.message; it needs the time.
-TEST_CASE("the error file is what torchrun reads") {
+TEST_CASE("the error file has the fields that torchrun reads") {
     const TemporaryDirectory dir;
     Launch launch;
     write_error_file(launch, "nothing to do");

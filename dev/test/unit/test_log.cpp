@@ -1,5 +1,5 @@
-// test_log.cpp: what a run tells: the step line, log.jsonl line by line, what resuming keeps, and output that cannot be
-// written. Terminals, pipes and limits are set up in child processes.
+// test_log.cpp: the step line on the terminal, the lines of log.jsonl, the lines that a resumed run keeps, and output
+// that cannot be written. Terminals, pipes and limits are set up in child processes.
 #include "train/log.h"
 
 #include <doctest/doctest.h>
@@ -61,7 +61,7 @@ static LogOptions quiet(const std::string& output, int64_t total_steps = 100) {
     return o;
 }
 
-// Runs code in a child; what it prints goes to files. fds: 1 and 2 as given, or new files when negative.
+// Runs code in a child process. Its stdout and stderr are the given descriptors, or new files where those are negative.
 struct Child {
     int exit_code;
     std::string out, err;
@@ -112,18 +112,7 @@ static Child run_on_terminal(const std::function<void()>& code, int columns) {
     return child;
 }
 
-// The first step of a run reads the record of the step before it. A constant expression may not read a number that was
-// never set.
-static_assert(
-    [] {
-        StepRecord none;
-        return none.step == 0 && none.tokens == 0 && none.step_tokens == 0 && none.loss == 0.0f &&
-               none.grad_norm == 0.0f && none.lr == 0.0f && none.step_ms == 0.0 && none.loader_wait_ms == 0.0 &&
-               none.comm_exposed_ms == 0.0;
-    }(),
-    "a StepRecord begins with zeros");
-
-TEST_CASE("the step line") {
+TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time left") {
     LogOptions o = options("", 19560);
     o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
     CHECK(
@@ -134,7 +123,7 @@ TEST_CASE("the step line") {
           "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
 }
 
-TEST_CASE("more than 100 % of the peak is not printed as a figure, and a warning says why, once") {
+TEST_CASE("an MFU above 100 % is printed as >100%, and one warning says why") {
     TemporaryDirectory dir;
     LogOptions o = quiet(dir.path);
     o.flops_per_token = 1.0, o.peak_flops = 1000.0;
@@ -150,7 +139,7 @@ TEST_CASE("more than 100 % of the peak is not printed as a figure, and a warning
     CHECK(warnings == 1);
 }
 
-TEST_CASE("columns stay where they are") {
+TEST_CASE("the columns of the step line keep their places") {
     LogOptions o = options("", 19560);
     o.flops_per_token = 1e7, o.peak_flops = 1e15;
     const auto bar = [&](float loss, double ms, double rate) {
@@ -164,7 +153,7 @@ TEST_CASE("columns stay where they are") {
     CHECK(bar(NAN, 350000.0, 1e7) == at);
 }
 
-TEST_CASE("durations") {
+TEST_CASE("durations are printed in seconds, minutes, hours and days") {
     CHECK(duration_text(0) == "0s");
     CHECK(duration_text(59) == "59s");
     CHECK(duration_text(60) == "1m");
@@ -188,7 +177,7 @@ TEST_CASE("generated text cannot control the terminal") {
     CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // finished, not kept waiting
 }
 
-TEST_CASE("a word is quoted for a shell where it needs it") {
+TEST_CASE("shell_word quotes a word only where a shell needs it") {
     CHECK(shell_word("data/x=1:2,3.bin") == "data/x=1:2,3.bin");
     CHECK(shell_word("--lr=1e-3") == "--lr=1e-3");
     CHECK(shell_word("") == "''");
@@ -198,7 +187,7 @@ TEST_CASE("a word is quoted for a shell where it needs it") {
     CHECK(shell_word("it's") == "'it'\\''s'");
 }
 
-TEST_CASE("log.jsonl: one object per line, its keys in order, timing last") {
+TEST_CASE("log.jsonl has one object per line with its keys in order, timing last") {
     TemporaryDirectory dir;
     {
         LogOptions o = quiet(dir.path);
@@ -239,7 +228,7 @@ TEST_CASE("losses read back as the same floats") {
     for (int i = 0; i < 6; i++) CHECK(float(Json::parse(lines[i])["loss"].get<double>()) == values[i]);
 }
 
-TEST_CASE("NaN and infinity become null, and the field is named") {
+TEST_CASE("NaN and infinity are written as null, and the line names the field") {
     TemporaryDirectory dir;
     {
         Log log(quiet(dir.path));
@@ -257,7 +246,7 @@ TEST_CASE("NaN and infinity become null, and the field is named") {
     CHECK(Json::parse(lines[2])["non_finite"] == "val_loss");
 }
 
-TEST_CASE("resuming removes what lies beyond the step, and half a line") {
+TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfinished line") {
     TemporaryDirectory dir;
     const std::string path = dir.path + "/log.jsonl";
     {
@@ -304,7 +293,7 @@ TEST_CASE("resuming removes what lies beyond the step, and half a line") {
     CHECK_FALSE(path_exists(dir.path + "/log.1.jsonl"));
 }
 
-TEST_CASE("resuming without a log, and with lines that are no log, works") {
+TEST_CASE("resuming works without a log, and with lines that are not of a log") {
     TemporaryDirectory dir;
     LogOptions o = quiet(dir.path);
     o.resume_step = 1;
@@ -315,7 +304,7 @@ TEST_CASE("resuming without a log, and with lines that are no log, works") {
     CHECK(content(dir.path + "/log.jsonl") == "{\"kind\":\"step\",\"step\":0}\n");
 }
 
-TEST_CASE("a new run moves an older log aside and loses nothing") {
+TEST_CASE("a new run renames an older log and loses nothing") {
     TemporaryDirectory dir;
     for (int run = 0; run < 3; run++) {
         Log log(quiet(dir.path));
@@ -327,7 +316,7 @@ TEST_CASE("a new run moves an older log aside and loses nothing") {
     }
 }
 
-TEST_CASE("run.json and the first line of the log hold the same") {
+TEST_CASE("run.json and the first line of the log have the same content") {
     TemporaryDirectory dir;
     RunInfo info;
     info.options = R"({"lr":0.0006,"model":"d12"})";
@@ -351,7 +340,7 @@ TEST_CASE("run.json and the first line of the log hold the same") {
     CHECK_FALSE(json.contains("resumed_at"));
 }
 
-TEST_CASE("without a terminal there is one plain line per --log-every steps, and the last one") {
+TEST_CASE("without a terminal a plain line is printed every --log-every steps and for the last step") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         LogOptions o = options(dir.path, 10);
@@ -370,7 +359,7 @@ TEST_CASE("without a terminal there is one plain line per --log-every steps, and
     CHECK(lines_of(dir.path + "/log.jsonl").size() == 10);
 }
 
-TEST_CASE("quiet prints warnings only") {
+TEST_CASE("--quiet prints warnings only") {
     const Child child = run_child([&] {
         Log log(quiet(""));
         log.table({{"model", "d12"}});
@@ -418,7 +407,7 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     CHECK(widest <= 59 + 3);  // and the three characters of ESC [ K
 }
 
-TEST_CASE("a terminal too narrow for the loss of a whole line shows the step and its loss") {
+TEST_CASE("a terminal too narrow for the step line shows the step and its loss") {
     setenv("TERM", "xterm", 1);
     unsetenv("OMPI_COMM_WORLD_SIZE");
     const std::string narrow = run_on_terminal(many_steps_on_terminal, 20).out;
@@ -427,7 +416,7 @@ TEST_CASE("a terminal too narrow for the loss of a whole line shows the step and
     CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121\033[K"));
 }
 
-TEST_CASE("a terminal shows whole parts of the line, the speed and the time left longest") {
+TEST_CASE("a narrow terminal drops whole columns, the speed and the time left last") {
     setenv("TERM", "xterm", 1);
     unsetenv("OMPI_COMM_WORLD_SIZE");
     const auto last_step_at = [](int columns) {
@@ -454,7 +443,7 @@ TEST_CASE("a terminal shows whole parts of the line, the speed and the time left
     CHECK(contains(last_step_at(50), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s\033[K"));
 }
 
-TEST_CASE("a dumb terminal and mpirun get plain lines") {
+TEST_CASE("a dumb terminal and output through mpirun get plain lines") {
     setenv("TERM", "dumb", 1);
     CHECK_FALSE(contains(run_on_terminal(many_steps_on_terminal, 200).out, "\033"));
     setenv("TERM", "xterm", 1);
@@ -493,7 +482,7 @@ TEST_CASE("files opened later never take the number of a closed standard stream"
     CHECK(child.exit_code == 0);
 }
 
-TEST_CASE("a full disk loses whole lines, says so, and recovers") {
+TEST_CASE("a full disk loses whole lines, is reported, and logging recovers") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         signal(SIGXFSZ, SIG_IGN);  // writing beyond the limit is then an error: file too large
@@ -524,7 +513,7 @@ TEST_CASE("an output directory that cannot be written is refused with its name")
     CHECK(contains(missing.err, "/nonexistent/out/log.jsonl cannot be opened for writing: No such file or directory"));
 }
 
-TEST_CASE("tokens per second and the time left follow the last steps") {
+TEST_CASE("tokens per second and the time left are those of the latest steps") {
     const Child child = run_child([] {
         LogOptions o = options("", 1000);
         Log log(o);

@@ -17,7 +17,7 @@ TEST_CASE("MFU is a fraction of the peak") {
     CHECK(mfu(1000.0, flops, 0.0) == 0.0);
 }
 
-TEST_CASE("devices are found by whole words") {
+TEST_CASE("a device is found in the table by the whole words of its name") {
     CHECK(gpu_peak("NVIDIA H100 80GB HBM3").bf16 == 989);
     CHECK(gpu_peak("NVIDIA H100 PCIe").bf16 == 756);
     CHECK(gpu_peak("NVIDIA H100 NVL").bf16 == 835);
@@ -34,7 +34,7 @@ TEST_CASE("devices are found by whole words") {
     CHECK(gpu_peak("NVIDIA RTX 6000 Ada Generation").bf16 == 364.2);
 }
 
-TEST_CASE("no peak is made up for devices that are not listed, laptop parts and slices") {
+TEST_CASE("devices not in the table, laptop GPUs and MIG slices have no peak") {
     CHECK(gpu_peak("NVIDIA A10G").bf16 == 0);
     CHECK(gpu_peak("NVIDIA GeForce RTX 4090 Laptop GPU").bf16 == 0);
     CHECK(gpu_peak("NVIDIA A100-SXM4-80GB MIG 1g.10gb").bf16 == 0);
@@ -42,7 +42,7 @@ TEST_CASE("no peak is made up for devices that are not listed, laptop parts and 
     CHECK(gpu_peak("").bf16 == 0);
 }
 
-TEST_CASE("no row of the table hides behind one above it") {
+TEST_CASE("no row of the table is hidden by a row above it") {
     for (const GpuPeak& row : gpu_peaks)
         CHECK(std::string(gpu_peak(std::string("NVIDIA ") + row.name).name) == row.name);
 }

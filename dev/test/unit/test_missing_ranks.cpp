@@ -1,5 +1,5 @@
-// test_roll_call.cpp: what is found out about the ranks of a host that have not come, from a folder that looks like
-// /proc. test_missing.sh does it with processes.
+// test_missing_ranks.cpp: what find_missing_ranks says of ranks that do not arrive, from a folder that looks like
+// /proc. test_missing.sh does the same with real processes.
 #include "parallel/missing_ranks.h"
 
 #include <doctest/doctest.h>
@@ -56,7 +56,7 @@ struct Proc {
 const std::string here = " on " + host_name();
 }  // namespace
 
-TEST_CASE("who is missing, and what its process does") {
+TEST_CASE("a missing rank is named with its process and the program that it runs") {
     const Proc proc;
     proc.add(100, "0");
     proc.add(103, "3");
@@ -73,7 +73,7 @@ TEST_CASE("who is missing, and what its process does") {
     CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
 }
 
-TEST_CASE("the first of those that wait speaks for its host") {
+TEST_CASE("only the first waiting rank of a host reports") {
     const Proc proc;
     proc.add(100, "0", "42", false, "/usr/bin/sleep");
     CHECK(proc.speaks(2));  // which cannot see itself
@@ -83,7 +83,7 @@ TEST_CASE("the first of those that wait speaks for its host") {
     CHECK(!proc.speaks(2));
 }
 
-TEST_CASE("no process") {
+TEST_CASE("a rank without a process is reported as having none") {
     const Proc proc;
     proc.add(100, "0");
     proc.add(101, "1", "43");                                      // of another job
@@ -94,7 +94,7 @@ TEST_CASE("no process") {
     CHECK(proc.call(4, 3) == "2 of the 3 ranks on " + host_name() + " (no process)");
 }
 
-TEST_CASE("nobody is missing here") {
+TEST_CASE("a host on which all ranks wait says that other hosts are missing") {
     const Proc proc;
     proc.add(100, "0");
     proc.add(101, "1", "42", false, "/bin/bash");  // which started the next
@@ -104,7 +104,7 @@ TEST_CASE("nobody is missing here") {
     CHECK(proc.call(2, 2, false) == "MPI_Init, which all 2 ranks" + here + " have called");
 }
 
-TEST_CASE("many are missing") {
+TEST_CASE("of many missing ranks the first eight are named and the others counted") {
     const Proc proc;
     CHECK(proc.call(20, 20).ends_with("rank 7 (no process" + here + ") and 12 more"));
     const fs::path nothing = proc.dir / "nothing";

@@ -1,5 +1,5 @@
-// test_options.cpp: the command line: what is taken, what is refused and with which words, and that the help and the
-// settings come from the same declarations.
+// test_options.cpp: the command line: which arguments are accepted, which are refused and with what message, and that
+// the help and the settings come from the same declarations.
 #include "options/foreign_options.h"
 #include "options/options.h"
 
@@ -15,13 +15,13 @@ static Options parse(std::vector<const char*> arguments) {
     return parse_options(int(arguments.size()), arguments.data());
 }
 
-// With the option that training cannot do without.
+// Parses the arguments behind --train-data, which training requires.
 static Options train(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     return parse(arguments);
 }
 
-// The sentence with which the arguments are refused; the exit code must be that of usage.
+// The message of the Error, which must be EXIT_USAGE.
 static std::string refusal(const std::vector<const char*>& arguments) {
     try {
         parse(arguments);
@@ -35,7 +35,7 @@ static std::string refusal(const std::vector<const char*>& arguments) {
 
 static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-TEST_CASE("the command is the first argument, train when there is none") {
+TEST_CASE("the command is the first argument, and train by default") {
     CHECK(train({}).command == Command::train);
     CHECK(parse({"train", "--train-data", "x"}).command == Command::train);
     CHECK(parse({"generate", "--init", "d"}).command == Command::generate);
@@ -44,7 +44,7 @@ TEST_CASE("the command is the first argument, train when there is none") {
     CHECK(parse({"tokenize", "a.txt", "--output", "d", "--train-bpe", "300"}).command == Command::tokenize);
 }
 
-TEST_CASE("defaults of training are GPT-2's recipe") {
+TEST_CASE("the defaults of training are GPT-2's recipe") {
     const Options o = train({});
     CHECK(o.model == "d12");
     CHECK(o.default_model);
@@ -65,7 +65,7 @@ TEST_CASE("defaults of training are GPT-2's recipe") {
     CHECK_FALSE(o.quiet);
 }
 
-TEST_CASE("the global batch is 524,288 tokens for the named sizes, one micro-batch for others, unless given") {
+TEST_CASE("the global batch is by default 524,288 tokens for named sizes, one micro-batch for others") {
     CHECK(train({"--model", "gpt2-xl"}).global_batch_tokens == 524288);
     CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch_tokens == 0);
     CHECK(train({"--init", "d"}).global_batch_tokens == 0);
@@ -74,7 +74,7 @@ TEST_CASE("the global batch is 524,288 tokens for the named sizes, one micro-bat
     CHECK(train({"--resume"}).global_batch_tokens == train({}).global_batch_tokens);  // relaunching changes nothing
 }
 
-TEST_CASE("values follow after a space or an equals sign, the last one counts") {
+TEST_CASE("a value follows a space or an equals sign, and the last one wins") {
     CHECK(train({"--micro-batch", "auto"}).micro_batch == 0);
     CHECK(train({"--lr", "1e-3"}).lr == 1e-3);
     CHECK(train({"--lr=1e-3"}).lr == 1e-3);
@@ -89,7 +89,7 @@ TEST_CASE("values follow after a space or an equals sign, the last one counts") 
     CHECK(parse({"generate", "--init", "d", "--prompt", "--"}).prompt == "--");
 }
 
-TEST_CASE("flags are on when given, and take a value after an equals sign") {
+TEST_CASE("a flag alone is on, and takes a value after an equals sign") {
     CHECK(train({"--resume"}).resume);
     CHECK(train({"--resume", "--resume"}).resume);
     CHECK(train({"--resume=1"}).resume);
@@ -99,7 +99,7 @@ TEST_CASE("flags are on when given, and take a value after an equals sign") {
     CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
 }
 
-TEST_CASE("how long ranks wait for each other, and who they are without data") {
+TEST_CASE("--rendezvous-timeout is 300 s by default, and --print-launch needs no data") {
     CHECK(train({}).rendezvous_timeout == 300.0);
     CHECK(train({"--rendezvous-timeout", "0.5e3"}).rendezvous_timeout == 500.0);
     CHECK(contains(refusal({"--train-data", "x", "--rendezvous-timeout", "0"}), "--rendezvous-timeout 0 must be"));
@@ -108,7 +108,7 @@ TEST_CASE("how long ranks wait for each other, and who they are without data") {
     CHECK(contains(refusal({"--rendezvous-timeout", "9"}), "--train-data is missing"));
 }
 
-TEST_CASE("llm.c's letters mean the same here") {
+TEST_CASE("llm.c's one-letter options mean the same here") {
     const Options o = parse({"-i", "a",     "-j", "b",    "-o", "c",  "-e", "d24", "-b", "8",   "-t", "512",
                              "-d", "16384", "-l", "3e-4", "-u", "7",  "-q", "0.2", "-c", "0.3", "-v", "11",
                              "-s", "12",    "-g", "13",   "-x", "14", "-n", "15",  "-y", "1",   "-k", "wsd"});
@@ -145,7 +145,7 @@ TEST_CASE("--model takes a directory too, as -e of llm.c does") {
     CHECK(contains(refusal({"-i", "a", "-e", "a/b", "--init", "c"}), "two places to start from"));
 }
 
-TEST_CASE("numbers are consumed whole and checked against their range") {
+TEST_CASE("numbers with other characters after them or outside of their range are refused") {
     const auto bad = [](const char* name, const char* value) { return refusal({"--train-data", "x", name, value}); };
     CHECK(bad("--lr", "0.1x") == "--lr: '0.1x' is not a number");
     CHECK(bad("--lr", "") == "--lr: '' is not a number");
@@ -179,7 +179,7 @@ TEST_CASE("numbers are consumed whole and checked against their range") {
     CHECK(bad("--schedule", "") == "--schedule  is not known; give cosine|linear|constant|wsd");
 }
 
-TEST_CASE("unknown options are refused with the nearest right one") {
+TEST_CASE("an unknown option is refused, and the message suggests the nearest one") {
     CHECK(refusal({"--mirco-batch", "4"}) == "unknown option --mirco-batch; did you mean --micro-batch? (see --help)");
     CHECK(contains(refusal({"--mirco-batch=4"}), "unknown option --mirco-batch; did you mean --micro-batch?"));
     CHECK(contains(refusal({"--stesp", "4"}), "did you mean --steps?"));
@@ -211,7 +211,7 @@ TEST_CASE("missing values and stray arguments are refused") {
     CHECK(contains(refusal({"-"}), "unexpected argument '-'"));
 }
 
-TEST_CASE("options that contradict each other, or lack another, are refused") {
+TEST_CASE("options that contradict each other or need another one are refused") {
     const auto bad = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), {"--train-data", "x"});
         return refusal(arguments);
@@ -251,7 +251,7 @@ TEST_CASE("options that contradict each other, or lack another, are refused") {
         "two ways to hold out text"));
 }
 
-TEST_CASE("what is held out for validation: a twentieth, unless a fraction or a number of tokens is given") {
+TEST_CASE("tokenize holds out 5 % for validation, unless a fraction or a number of tokens is given") {
     const auto tokenize = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), {"tokenize", "a", "--output", "d", "--train-bpe", "300"});
         return parse(arguments);
@@ -267,7 +267,7 @@ TEST_CASE("what is held out for validation: a twentieth, unless a fraction or a 
     CHECK(tokenize({"--split", "end-of-text"}).split == "end-of-text");
 }
 
-TEST_CASE("tokenize takes any number of inputs, after -- whatever they look like") {
+TEST_CASE("tokenize takes any number of inputs, and after -- names that look like options") {
     const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "d e"});
     CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "d e"});
     CHECK(o.train_bpe == 300);
@@ -279,7 +279,7 @@ TEST_CASE("tokenize takes any number of inputs, after -- whatever they look like
     CHECK(dashes.inputs == std::vector<std::string>{"a", "--b", "-"});
 }
 
-TEST_CASE("every option is in the help of its command once, with its unit, its help and its default") {
+TEST_CASE("the help of a command lists each of its options once, with unit, text and default") {
     for (const char* command : {"train", "generate", "eval", "plan", "tokenize"}) {
         CAPTURE(command);
         const Options help = parse({command, "--help"});
@@ -308,7 +308,7 @@ TEST_CASE("every option is in the help of its command once, with its unit, its h
     CHECK(parse({"-h"}).text == help);
 }
 
-TEST_CASE("plan shows the options that it works with, and takes the others") {
+TEST_CASE("the help of plan lists the options that it uses, and plan accepts all others of train") {
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
     for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
@@ -321,7 +321,7 @@ TEST_CASE("plan shows the options that it works with, and takes the others") {
     CHECK(parse({"plan", "--lr", "3e-3"}).lr == 3e-3);
 }
 
-TEST_CASE("an option of another trainer is refused with ours") {
+TEST_CASE("an option of another trainer is refused, and the message names ours") {
     const auto hint = [](const char* name) { return refusal({"--train-data", "x", name, "7"}); };
     CHECK(hint("--max_iters") == "unknown option --max_iters, known from nanoGPT: here it is --steps (see --help)");
     CHECK(contains(hint("--max-iters"), "here it is --steps"));
@@ -342,7 +342,7 @@ TEST_CASE("an option of another trainer is refused with ours") {
     CHECK_FALSE(contains(refusal({"generate", "--init", "d", "--max_iters", "9"}), "--steps"));
 }
 
-TEST_CASE("what is said of other trainers' options names options of ours") {
+TEST_CASE("every hint for another trainer's option names an option of ours") {
     std::set<std::string> own = {""};
     for (const char* command : {"train", "generate"}) {
         Options o = train({});
@@ -419,14 +419,14 @@ TEST_CASE("what is said of other trainers' options names options of ours") {
     CHECK(find_foreign_option("--xyzzy") == nullptr);
 }
 
-TEST_CASE("an unknown command is refused with all that there are, and the nearest") {
-    CHECK(contains(refusal({"trian"}),
-                   "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
+TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
+    CHECK(
+        contains(refusal({"trian"}), "unknown command 'trian'; did you mean train? (there are train, which needs no"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
     CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
 }
 
-TEST_CASE("--resume takes the options of the run where none are given") {
+TEST_CASE("--resume takes options that are not given from the run") {
     const std::string saved =
         options_json(train({"--layers", "2", "--heads", "2", "--channels", "64", "--seq-len", "32", "--lr", "1e-3",
                             "--steps", "700", "--rank", "1", "--quiet", "--stop-after", "5", "--output", "a"}));
@@ -457,7 +457,7 @@ TEST_CASE("--resume takes the options of the run where none are given") {
     CHECK_FALSE(d24.default_model);
 }
 
-TEST_CASE("the options that --resume takes can be pasted into a shell") {
+TEST_CASE("the options that --resume takes are printed quoted for a shell") {
     const std::string saved =
         options_json(parse({"--train-data", "a b_*.bin", "--sample-prompt", "it's", "--share-gpu", "--tokenizer", ""}));
     const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b"};
@@ -465,13 +465,13 @@ TEST_CASE("the options that --resume takes can be pasted into a shell") {
           R"(--train-data 'a b_*.bin' --model d12 --global-batch 524288 --share-gpu --sample-prompt 'it'\''s')");
 }
 
-TEST_CASE("help and version come before anything that is wrong or missing") {
+TEST_CASE("--help and --version win over errors in other options") {
     CHECK(parse({"--model", "d13", "--help"}).command == Command::help);
     CHECK(contains(parse({"--version"}).text, "train_gpt2 0.1.0"));
     CHECK(parse({"--version"}).text.ends_with("\n"));
 }
 
-TEST_CASE("settings and JSON read the values back") {
+TEST_CASE("settings and their JSON have the values of the options") {
     Options o = train({"--lr", "1e-3", "--resume", "--sample-prompt", "say \"hi\"\n"});
     const auto json = nlohmann::json::parse(options_json(o));
     CHECK(json["lr"] == 1e-3);
@@ -492,7 +492,7 @@ TEST_CASE("settings and JSON read the values back") {
     CHECK(nlohmann::json::parse(options_json(train({"--sample-prompt", "\xff"})))["sample-prompt"] == "\xef\xbf\xbd");
 }
 
-TEST_CASE("the shape of the model") {
+TEST_CASE("size and sequence length of the model follow from the options") {
     CHECK(model_config(train({})) == GPT2Config{1024, 50257, 12, 12, 768});
     CHECK(model_config(train({"--seq-len", "256"})) == GPT2Config{1024, 50257, 12, 12, 768});
     CHECK(model_config(train({"--seq-len", "2048", "--model", "d48"})) == GPT2Config{2048, 50257, 48, 25, 1600});
@@ -501,7 +501,7 @@ TEST_CASE("the shape of the model") {
     CHECK(model_config(train({"--vocab-size", "300"}), 4096).V == 300);
 }
 
-TEST_CASE("steps and warmup that were not given follow from the data") {
+TEST_CASE("steps and warmup that are not given follow from the data") {
     Options o = train({});
     resolve_steps(o, 18865);
     CHECK(o.steps == 18865);
@@ -520,7 +520,7 @@ TEST_CASE("steps and warmup that were not given follow from the data") {
     CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("too short for one step"), Error);
 }
 
-TEST_CASE("a warmup that was not given follows the steps of each start, one that was given stays") {
+TEST_CASE("on resume a default warmup follows --steps, and a given one stays") {
     const auto resumed_warmup = [](const std::string& saved, const char* steps) {
         const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x", "--steps", steps};
         Options o = parse_options(int(resume.size()), resume.data(), saved);
@@ -540,7 +540,7 @@ TEST_CASE("a warmup that was not given follows the steps of each start, one that
     CHECK(resumed_warmup(older, "500") == 20);
 }
 
-TEST_CASE("a renamed option is taken by its old name, with a note, and found in an older run's options") {
+TEST_CASE("a renamed option is accepted by its old name with a note, also from an older run") {
     CHECK(train({"--logit-chunks", "3"}).renamed.empty());
     const Options o = train({"--head-chunks", "4"});
     CHECK(o.logit_chunks == 4);

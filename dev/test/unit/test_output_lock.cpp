@@ -1,5 +1,5 @@
-// test_output_lock.cpp: one run at a time in an output directory, with locks of the file system and without; a dead
-// run's lock is no obstacle, and a run leaves no lock and no empty directory behind.
+// test_output_lock.cpp: one run at a time in an output directory, on file systems with and without flock. The lock of a
+// dead run does not count, and a run leaves neither its lock nor an empty directory.
 #include "base/output_lock.h"
 
 #include <doctest/doctest.h>
@@ -27,7 +27,7 @@ static void set_age(const std::string& path, time_t seconds) {
     REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
 }
 
-TEST_CASE("a second run is refused with pid, host and time of the first, and comes in when that has ended") {
+TEST_CASE("a second run is refused with pid, host and time of the first, until the first ends") {
     for (const LockCall lock : {LockCall(flock), LockCall(no_locks)}) {
         const TemporaryDirectory dir;
         {
@@ -48,7 +48,7 @@ TEST_CASE("a second run is refused with pid, host and time of the first, and com
     }
 }
 
-TEST_CASE("the lock of a process that was killed is no obstacle") {
+TEST_CASE("the lock of a killed process does not count") {
     const TemporaryDirectory dir;
     const int code = in_child([&] {
         const OutputLock held(dir / "out");
@@ -60,7 +60,7 @@ TEST_CASE("the lock of a process that was killed is no obstacle") {
     CHECK(refusal([&] { OutputLock(dir / "out"); }) == "");
 }
 
-TEST_CASE("a program that the run starts does not keep the lock") {
+TEST_CASE("a child process does not keep the lock of its parent") {
     const TemporaryDirectory dir;
     pid_t child = -1;
     {
@@ -75,7 +75,7 @@ TEST_CASE("a program that the run starts does not keep the lock") {
     waitpid(child, nullptr, 0);
 }
 
-TEST_CASE("without locks: a run that lives renews its file, one that is dead for long is no obstacle") {
+TEST_CASE("without flock a live run renews its file, and an old file does not count") {
     const TemporaryDirectory dir;
     const std::string path = dir / "out/run.lock";
     make_directories(dir / "out");
@@ -102,7 +102,7 @@ TEST_CASE("without locks: a run that lives renews its file, one that is dead for
     CHECK(list_directory(dir / "out").empty());
 }
 
-TEST_CASE("a run that was taken for dead does not remove the lock of its successor") {
+TEST_CASE("a paused run that was taken for dead does not remove the lock of the next run") {
     const TemporaryDirectory dir;
     const std::string path = dir / "out/run.lock";
     auto paused = std::make_unique<OutputLock>(dir / "out", no_locks, 20.0);
@@ -113,7 +113,7 @@ TEST_CASE("a run that was taken for dead does not remove the lock of its success
     CHECK(refusal([&] { OutputLock(dir / "out", no_locks, 20.0); }).starts_with("73 "));
 }
 
-TEST_CASE("a lock whose directory was moved or removed, or whose file was, is not held") {
+TEST_CASE("a lock is lost if its file or directory is moved or removed") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     const OutputLock lock(out);
@@ -133,7 +133,7 @@ TEST_CASE("a lock whose directory was moved or removed, or whose file was, is no
     CHECK_FALSE(lock.still_held());
 }
 
-TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and nothing is left of the attempt") {
+TEST_CASE("an output that cannot be created or locked is EXIT_CANNOT_CREATE, and leaves nothing") {
     const TemporaryDirectory dir;
     write_bytes(dir / "file", "x");
     CHECK(refusal([&] { OutputLock(dir / "file/out"); }).starts_with("73 "));
@@ -146,7 +146,7 @@ TEST_CASE("an output that cannot be made or locked is EXIT_CANNOT_CREATE, and no
     CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
 }
 
-TEST_CASE("an output is refused if its name is too long for the files of a checkpoint") {
+TEST_CASE("an output whose name is too long for the files of a checkpoint is refused") {
     const TemporaryDirectory dir;
     const std::string file = "/step_2147483647.10.tmp/generation_config.json";
     std::string out = dir.path;
@@ -161,7 +161,7 @@ TEST_CASE("an output is refused if its name is too long for the files of a check
     write_file(out + file, "x");
 }
 
-TEST_CASE("a relative output below a directory that may not be searched is refused, and not looked for without end") {
+TEST_CASE("a relative output in a directory without search permission is refused at once") {
     const TemporaryDirectory dir;
     const int failed = as_ordinary_user(dir.path, [&] {
         if (chdir(dir.path.c_str()) != 0) return CHILD_SKIPPED;
@@ -174,7 +174,7 @@ TEST_CASE("a relative output below a directory that may not be searched is refus
     CHECK(failed == 0);
 }
 
-TEST_CASE("of the directories that it made, those that are empty are removed") {
+TEST_CASE("a lock removes the directories that it created if they are empty") {
     const TemporaryDirectory dir;
     { const OutputLock held(dir / "a/b/c"); }
     CHECK(list_directory(dir.path).empty());
@@ -185,7 +185,7 @@ TEST_CASE("of the directories that it made, those that are empty are removed") {
     CHECK(list_directory(dir / "a/b") == std::vector<std::string>{"kept"});
 }
 
-TEST_CASE("a full disk does not keep a run from its lock") {
+TEST_CASE("a run gets its lock on a full disk") {
     const TemporaryDirectory dir;
     const int failed = on_small_disk(dir.path, "64k", [&] {
         make_directories(dir / "out");

@@ -1,4 +1,5 @@
-// test_params.cpp: the table of parameters and the flat buffer it lays out: sizes, offsets, buckets, initial values.
+// test_params.cpp: the table of parameter tensors and their layout in one flat buffer: sizes, offsets, buckets, initial
+// values.
 #include "model/params.h"
 
 #include <doctest/doctest.h>
@@ -12,11 +13,11 @@
 #include <omp.h>
 #include <xxhash.h>
 
-// Awkward ones too: one of everything, ragged widths, a vocabulary on and beside a multiple of 128.
+// GPT-2's and awkward ones: sizes of 1, odd widths, vocabularies at and beside a multiple of 128.
 static const GPT2Config configs[] = {{1024, 50257, 12, 12, 768}, {1, 1, 1, 1, 1},      {7, 128, 2, 3, 21},
                                      {24, 129, 3, 1, 65},        {17, 127, 1, 4, 100}, {1024, 50257, 48, 25, 1600}};
 
-TEST_CASE("the four sizes have GPT-2's numbers of parameters, by both names") {
+TEST_CASE("the four named sizes have GPT-2's numbers of parameters, by either name") {
     const struct {
         const char *depth, *hf_name;
         int64_t parameters;
@@ -33,7 +34,7 @@ TEST_CASE("the four sizes have GPT-2's numbers of parameters, by both names") {
     CHECK_THROWS_WITH_AS(config_by_name("d13"), doctest::Contains("d12 (gpt2), d24 (gpt2-medium)"), Error);
 }
 
-TEST_CASE("there are 16 tensors, 4 of the model and 12 of a layer, with names of their own") {
+TEST_CASE("there are 16 kinds of tensors, 4 of the model and 12 of each layer, with unique names") {
     CHECK(NUM_PARAMS == 16);
     std::set<std::string> names, hf_names;
     int layer = 0;
@@ -50,7 +51,7 @@ TEST_CASE("there are 16 tensors, 4 of the model and 12 of a layer, with names of
     CHECK(layer == 12);
 }
 
-TEST_CASE("a decay pattern: the first of the first bucket, then of every period, however far") {
+TEST_CASE("a decay pattern covers the first elements of the first bucket and of each later one") {
     const DecayPattern decay = {256, 192, 320, 128};
     const auto check = [&](int64_t i, bool decays, int64_t end) {
         CAPTURE(i);
@@ -69,8 +70,8 @@ TEST_CASE("a decay pattern: the first of the first bucket, then of every period,
     }
 }
 
-// What decays is in param_table; between tensors lies padding, which is zero and may do either.
-TEST_CASE("the decay pattern says of each element what the table says of its tensor") {
+// param_table says which tensors decay. The padding between tensors is zero and may do either.
+TEST_CASE("the decay pattern agrees with the table for every element") {
     for (const GPT2Config& config : configs) {
         CAPTURE(config.C);
         const ParamLayout layout(config);
@@ -97,7 +98,7 @@ TEST_CASE("the decay pattern says of each element what the table says of its ten
     }
 }
 
-TEST_CASE("tensors tile the buffer: aligned to 64, in no other's place, gaps shorter than 64") {
+TEST_CASE("tensors are aligned to 64 elements, do not overlap, and leave gaps shorter than 64") {
     for (const GPT2Config& config : configs) {
         CAPTURE(config.C);
         const ParamLayout layout(config);
@@ -120,7 +121,7 @@ TEST_CASE("tensors tile the buffer: aligned to 64, in no other's place, gaps sho
     }
 }
 
-TEST_CASE("buckets cover the buffer without a gap; decayed tensors come first in each") {
+TEST_CASE("buckets cover the buffer without a gap, and decayed tensors come first in each") {
     for (const GPT2Config& config : configs) {
         const ParamLayout layout(config);
         CHECK(layout.num_buckets() == 1 + config.L);
@@ -155,7 +156,7 @@ static double rms(const std::vector<float>& values, int64_t count) {
     return std::sqrt(sum / double(count));
 }
 
-TEST_CASE("a part of a tensor's initial values is what the whole has there") {
+TEST_CASE("the initial values of a slice equal those of the whole tensor") {
     const ParamLayout layout({64, 300, 2, 4, 36});
     for (const Param p : {wte, ln1w, fcprojw}) {
         const auto whole = initial(layout, p, 1, 42);
@@ -171,7 +172,7 @@ TEST_CASE("a part of a tensor's initial values is what the whole has there") {
     }
 }
 
-TEST_CASE("initial values are GPT-2's") {
+TEST_CASE("initial values have GPT-2's means and deviations") {
     const GPT2Config config = {64, 300, 8, 4, 128};
     const ParamLayout layout(config);
     for (const ParamSpec& p : param_table) {
@@ -209,7 +210,7 @@ TEST_CASE("initial values depend on seed, tensor and layer, and not on the numbe
 
 // The hashes are those of the build for x86-64 by g++ 12. A build for arm64 differs if it fuses multiplications and
 // additions (-ffp-contract, Makefile), and so does one for x86-64 with -mfma.
-TEST_CASE("initial values have the same bits on every architecture and by every compiler") {
+TEST_CASE("initial values have the same bits on every architecture and with every compiler") {
     const ParamLayout layout({64, 300, 3, 4, 128});
     const auto hash = [&](Param p, int l) {
         const auto values = initial(layout, p, l, 42);
@@ -220,7 +221,7 @@ TEST_CASE("initial values have the same bits on every architecture and by every 
     CHECK(hash(fcprojw, 2) == 0x3b11343487b84444);
 }
 
-TEST_CASE("shapes that cannot be are refused") {
+TEST_CASE("impossible shapes are refused") {
     const auto refused = [](const GPT2Config& config, const char* why) {
         CHECK_THROWS_WITH_AS(check_config(config), doctest::Contains(why), Error);
         CHECK_THROWS_AS(ParamLayout{config}, Error);

@@ -1,4 +1,4 @@
-// test_plan.cpp: batch arithmetic, and that the memory a model takes is the memory the plan names.
+// test_plan.cpp: the arithmetic of batches, and the memory of a plan against the memory that training allocates.
 #include "model/mfu.h"
 #include "support/test.h"
 #include "train/measure.h"
@@ -13,7 +13,7 @@ TEST_CASE("a global batch is micro-batches x ranks x micro-steps") {
     CHECK(plan_batch(4, 256, 0, 2).grad_accum_steps == 1);
 }
 
-TEST_CASE("a global batch that does not divide is refused with the arithmetic and the nearest that does") {
+TEST_CASE("a global batch that does not divide is refused with the arithmetic and the nearest valid one") {
     CHECK_THROWS_WITH_AS(
         plan_batch(16, 1024, 500000, 1),
         "--global-batch 500000 is not a multiple of 16384 tokens = --micro-batch 16 x --seq-len 1024 x "
@@ -23,7 +23,7 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
     CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
 }
 
-TEST_CASE("where a smaller micro-batch or fewer ranks keep the global batch, that is the first advice") {
+TEST_CASE("the first advice is a smaller micro-batch or fewer ranks, if these keep the global batch") {
     CHECK_THROWS_WITH_AS(plan_batch(2, 16, 32, 2),
                          "--global-batch 32 is not a multiple of 64 tokens = --micro-batch 2 x --seq-len 16 x 2 ranks; "
                          "try --micro-batch 1, or --global-batch 64",
@@ -33,7 +33,7 @@ TEST_CASE("where a smaller micro-batch or fewer ranks keep the global batch, tha
                          doctest::Contains("x 4 ranks; try --micro-batch 1 on 2 ranks, or --global-batch 128"), Error);
 }
 
-TEST_CASE("a global batch of more micro-steps than an int counts is refused in words of its own") {
+TEST_CASE("a global batch of more than 2^31 - 1 micro-steps is refused") {
     CHECK_THROWS_WITH_AS(plan_batch(1, 16, int64_t(1) << 40, 1),
                          "--global-batch 1099511627776 takes 68,719,476,736 micro-steps of 16 tokens; at most "
                          "2,147,483,647 are supported",
@@ -41,7 +41,7 @@ TEST_CASE("a global batch of more micro-steps than an int counts is refused in w
     CHECK(plan_batch(1, 512, int64_t(1) << 39, 1).grad_accum_steps == 1 << 30);
 }
 
-TEST_CASE_TEMPLATE("a step is measured, with fewer sequences than asked for where they take long", floatX, float,
+TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch would take too long", floatX, float,
                    bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const double flops = flops_per_token(config, 32) * 32;
@@ -65,7 +65,7 @@ static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
     return planned;
 }
 
-TEST_CASE_TEMPLATE("training allocates what the plan names", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
@@ -83,7 +83,7 @@ TEST_CASE_TEMPLATE("training allocates what the plan names", floatX, float, bf16
     }
 }
 
-TEST_CASE("recomputing saves GELU's output, or all but a layer's own, in every layer but one") {
+TEST_CASE("--recompute drops GELU's output, or all activations within a layer, in all layers but one") {
     const GPT2Config config = {64, 300, 5, 2, 64};
     const BatchPlan batch = plan_batch(8, 64, 0, 1);
     const auto bytes = [&](Recompute recompute) {
@@ -97,7 +97,7 @@ TEST_CASE("recomputing saves GELU's output, or all but a layer's own, in every l
     CHECK(saved <= 4 * 16 * row);
 }
 
-TEST_CASE("bf16 without master weights takes 4 bytes per parameter less, fp32 the same") {
+TEST_CASE("without master weights bf16 takes 4 bytes per parameter less, and fp32 the same") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const MemoryOptions without = {Recompute::none, 0, false};
@@ -126,7 +126,7 @@ static void through_optimizer(bool master_weights) {
         }
 }
 
-TEST_CASE_TEMPLATE("get_state is what set_state gave: the master, or the weight as it is", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("get_state returns what set_state stored, in master weights or without them", floatX, float, bf16) {
     for (const bool master_weights : {true, false}) through_optimizer<floatX>(master_weights);
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     CHECK_THROWS_WITH_AS(largest(32 * 24, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens needs"), Error);
 }
 
-TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tenth of the memory") {
+TEST_CASE("--micro-batch auto on the CPU takes up to 4096 tokens, and leaves a tenth of the memory free") {
     const GPT2Config config = {32, 300, 3, 2, 64}, wide = {8192, 300, 3, 2, 64};
     const auto largest = [&](int64_t global_batch, int64_t available) {
         return largest_micro_batch(Dtype::fp32, config, 32, global_batch, 1, {}, available, false);
@@ -165,7 +165,7 @@ TEST_CASE("in the host's memory it is as large as speed needs, and leaves a tent
     CHECK_THROWS_WITH_AS(largest(0, bytes(1) - 1), doctest::Contains("one sequence of 32 tokens needs"), Error);
 }
 
-TEST_CASE("what does not fit comes with the options that would make it fit") {
+TEST_CASE("a plan that does not fit names the options that would make it fit") {
     const GPT2Config config = {32, 300, 6, 2, 64};
     const BatchPlan batch = plan_batch(4, 32, 0, 1);
     const auto bytes = [&](int B, MemoryOptions options) {
@@ -184,7 +184,7 @@ TEST_CASE("what does not fit comes with the options that would make it fit") {
     CHECK(advise_memory(Dtype::fp32, config, batch, none, 1000).starts_with("try a smaller model"));
 }
 
-TEST_CASE("a device with memory of its own needs none for what the host loads") {
+TEST_CASE("memory for loading counts only if the device uses the host's memory") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const std::vector<MemoryItem> items = training_memory(Dtype::bf16, config, plan_batch(2, 32, 0, 1), {});
     int64_t loading = 0;
@@ -195,7 +195,7 @@ TEST_CASE("a device with memory of its own needs none for what the host loads") 
     CHECK(device_bytes(items) == device_bytes(items, !device_memory_is_host()));
 }
 
-TEST_CASE("the plan counts the largest tensor on its way to the device") {
+TEST_CASE("the plan counts a host buffer of the largest tensor") {
     const GPT2Config embedding = {32, 300, 1, 1, 64}, matrix = {32, 10, 1, 1, 64};  // wte, and fcw of 256 x 64
     const BatchPlan batch = plan_batch(1, 32, 0, 1);
     CHECK(training_memory(Dtype::fp32, embedding, batch, {}).back().bytes == int64_t(embedding.Vp()) * 64 * 4);

@@ -9,7 +9,7 @@
 
 using Words = std::array<uint32_t, 4>;
 
-TEST_CASE("known answers of philox4x32-10") {
+TEST_CASE("philox4x32-10 gives the known answers of Random123") {
     // The counter is (index low, index high, stream low, stream high), the key (seed low, seed high).
     CHECK(Philox{0, 0}(0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
     const uint64_t ones = ~uint64_t(0);
@@ -19,7 +19,7 @@ TEST_CASE("known answers of philox4x32-10") {
           Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("seeds, streams and indices have their own numbers") {
+TEST_CASE("each seed, stream and index has its own numbers") {
     std::set<Words> seen;
     for (uint64_t seed : {0, 1, 42})
         for (uint64_t stream : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
@@ -28,14 +28,14 @@ TEST_CASE("seeds, streams and indices have their own numbers") {
     CHECK(seen.size() == 27);
 }
 
-TEST_CASE("bits16 hands out the words of an index, low halves first") {
+TEST_CASE("bits16 splits the words of an index, low halves first") {
     const Philox random{7, 9};
     for (uint64_t index : {uint64_t(0), uint64_t(5), uint64_t(1) << 33})
         for (int e = 0; e < 8; e++)
             CHECK(random.bits16(8 * index + uint64_t(e)) == (random(index)[e / 2] >> (e % 2 ? 16 : 0) & 0xffff));
 }
 
-TEST_CASE("round_randomly goes up for as many of the 65536 draws as x has 65536ths on its way up") {
+TEST_CASE("round_randomly rounds up with the probability of x's distance from the lower bf16") {
     for (const uint32_t high :
          {0x0000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3fffu, 0x7f7eu, 0x8000u, 0xbf80u, 0xff7eu})
         for (const uint32_t low : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0xffffu}) {
@@ -50,7 +50,7 @@ TEST_CASE("round_randomly goes up for as many of the 65536 draws as x has 65536t
         }
 }
 
-TEST_CASE("round_randomly makes an infinity only where rounding to nearest does, and keeps NaN and infinities") {
+TEST_CASE("round_randomly keeps NaN and infinities, and makes an infinity only if nearest rounding does") {
     for (const uint32_t sign : {0u, 0x80000000u})
         for (const uint32_t magnitude : {0x7f7f0000u, 0x7f7f0001u, 0x7f7f7fffu, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u,
                                          0x7f800001u, 0x7fc00000u, 0x7fffffffu})
@@ -62,7 +62,7 @@ TEST_CASE("round_randomly makes an infinity only where rounding to nearest does,
     CHECK(std::isinf(float(round_randomly(INFINITY, 0xffff))));
 }
 
-TEST_CASE("uniform lies in [0, 1) and fills it evenly") {
+TEST_CASE("uniform() is uniform in [0, 1)") {
     const int n = 100000;
     double sum = 0.0;
     int counts[10] = {};
@@ -78,7 +78,7 @@ TEST_CASE("uniform lies in [0, 1) and fills it evenly") {
     for (int count : counts) CHECK(std::fabs(count - 0.1 * n) < 5 * std::sqrt(0.09 * n));
 }
 
-TEST_CASE("log_fraction, sine_and_cosine: every 997th argument, and those where the series changes") {
+TEST_CASE("log_fraction and sine_and_cosine are accurate at every 997th argument and where their series change") {
     double log_error = 0.0, sine_error = 0.0, cosine_error = 0.0;
     const auto look = [&](uint32_t x) {
         float sine, cosine;
@@ -98,7 +98,7 @@ TEST_CASE("log_fraction, sine_and_cosine: every 997th argument, and those where 
     CHECK(cosine_error < 1.2e-7);
 }
 
-TEST_CASE("normal has the moments of a standard normal, and neighbours are independent") {
+TEST_CASE("normal() has the moments of a standard normal distribution, and no correlation of neighbours") {
     const int n = 400000;
     double m1 = 0, m2 = 0, m3 = 0, m4 = 0, neighbours = 0, previous = 0;
     int beyond_3 = 0;

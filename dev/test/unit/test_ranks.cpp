@@ -1,5 +1,5 @@
-// test_ranks.cpp: what ranks compute together, as far as one process can tell: sums of virtual ranks, rank_infos that
-// must agree, a slow rank. Real ranks: test_ranks.sh.
+// test_ranks.cpp: the parts of parallel training that one process can test: sums over virtual ranks, rank_infos that
+// must agree, and the report of slow ranks. test_ranks.sh starts real ranks.
 #include "support/test.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
 
-// What a virtual rank's backward left.
+// The gradients of one virtual rank.
 static std::vector<float> leaf(const ParamLayout& layout, int v) {
     const auto random = random_tensor<float>(layout.total, 100 + v);
     return {random.data(), random.data() + random.size()};
@@ -24,7 +24,7 @@ struct Summed {
     float loss, squares;
 };
 
-// All virtual ranks on this rank.
+// The sum over all virtual ranks, which are all on this rank.
 static Summed sum_virtual_ranks(int virtual_ranks) {
     Comm alone;
     const ParamLayout layout(small, virtual_ranks);
@@ -37,7 +37,7 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     CHECK(sum.finished.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
     for (int v = 0; v < virtual_ranks; v++) {
         const std::vector<float> own = leaf(layout, v);
-        std::copy(own.begin(), own.end(), grads.begin());  // where the sum looks for them
+        std::copy(own.begin(), own.end(), grads.begin());  // where GradientSum reads them
         loss = 0.5f + float(v);
         for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
         sum.virtual_rank_done(v);
@@ -46,7 +46,7 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     return {grads, *sum.step_loss(), *sum.squares()};
 }
 
-// The same by definition: neighbours first.
+// The same sum by its definition: a balanced tree that adds neighbours first.
 static std::vector<float> tree(const ParamLayout& layout, int first, int count) {
     if (count == 1) return leaf(layout, first);
     std::vector<float> left = tree(layout, first, count / 2);
@@ -55,7 +55,7 @@ static std::vector<float> tree(const ParamLayout& layout, int first, int count) 
     return left;
 }
 
-TEST_CASE("virtual ranks are added as a balanced tree, bit for bit") {
+TEST_CASE("gradients of virtual ranks are added as a balanced tree, bit for bit") {
     for (int virtual_ranks : {1, 2, 4, 8, 16}) {
         CAPTURE(virtual_ranks);
         const ParamLayout layout(small, virtual_ranks);
@@ -68,7 +68,7 @@ TEST_CASE("virtual ranks are added as a balanced tree, bit for bit") {
     }
 }
 
-TEST_CASE("sums in one order only would give other bits, so the test above can fail") {
+TEST_CASE("a sum in sequential order has other bits, so the test of the tree can fail") {
     const ParamLayout layout(small, 8);
     std::vector<float> chain = leaf(layout, 0);
     for (int v = 1; v < 8; v++) {
@@ -95,7 +95,7 @@ TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
     CHECK(std::isnan(*sum.squares()));
 }
 
-TEST_CASE("buckets can be cut into the parts of any number of ranks") {
+TEST_CASE("each bucket divides into equal shards for any number of ranks") {
     for (int parts : {1, 2, 3, 7, 8, 24}) {
         const ParamLayout layout(small, parts), plain(small);
         CHECK(layout.total >= plain.total);
@@ -109,7 +109,7 @@ TEST_CASE("buckets can be cut into the parts of any number of ranks") {
     }
 }
 
-TEST_CASE("ranks whose rank_infos differ are refused, by name") {
+TEST_CASE("a rank whose options differ from rank 0's is refused by its number and the option") {
     const std::string first = R"({"host":"h0","--lr":"0.0006","training data":"ab"})";
     check_same({first}, {});
     check_same({first, first}, {});
@@ -139,7 +139,7 @@ TEST_CASE("the start table says which ranks are on which machine and device") {
     CHECK(describe_ranks(comm, {a}) == "ranks");
 }
 
-// What a run says in steps in which each rank has its own work, and all end together with the slowest, or later.
+// The warnings of a run whose ranks need `ms` for their own work in each step. All end the step with the slowest.
 struct StragglerRun {
     Straggler straggler;
 
@@ -153,7 +153,7 @@ struct StragglerRun {
     }
 };
 
-TEST_CASE("a rank that is slow over many steps is named, and no other") {
+TEST_CASE("of several ranks only the one that is slow over many steps is named") {
     StragglerRun run;
     CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
     CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
@@ -164,14 +164,14 @@ TEST_CASE("a rank that is slow over many steps is named, and no other") {
     CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
 }
 
-TEST_CASE("a rank that stood still in one step is named") {
+TEST_CASE("a rank that pauses in one step is named") {
     StragglerRun run;
     CHECK(run.steps({10, 10}, 3) == "");
     CHECK(run.steps({60'010, 10}, 1) == "");
     CHECK(run.steps({10, 10}, 16).starts_with("rank 0 is slow: the others waited 60.00 s for it in 20 steps, which"));
 }
 
-TEST_CASE("a rank that costs less than 50 ms in 20 steps, or a tenth of them, is not named") {
+TEST_CASE("a rank that costs less than 50 ms or a tenth of the time in 20 steps is not named") {
     CHECK(StragglerRun().steps({5, 7}, Straggler::STEPS) == "");
     CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS) != "");
     CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS, 30) == "");
@@ -179,7 +179,7 @@ TEST_CASE("a rank that costs less than 50 ms in 20 steps, or a tenth of them, is
     CHECK(StragglerRun().steps({1000, 1115}, Straggler::STEPS) != "");
 }
 
-TEST_CASE("there is a line in 100 steps at most, and the one after that is of the last 20") {
+TEST_CASE("there is at most one warning in 100 steps, and each is about the last 20") {
     StragglerRun run;
     CHECK(run.steps({100, 200}, Straggler::STEPS) != "");
     CHECK(run.steps({100, 200}, 99) == "");

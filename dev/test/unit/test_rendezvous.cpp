@@ -1,5 +1,5 @@
-// test_rendezvous.cpp: ranks are threads that meet on 127.0.0.1; beside them strangers, latecomers and ranks that
-// cannot belong together. What each rank takes home, or the sentence with which it fails, and that nothing waits for
+// test_rendezvous.cpp: the TCP rendezvous. Ranks are threads that connect over 127.0.0.1, among foreign connections,
+// late ranks and ranks of other runs. The tests check each rank's result or error message, and that no rank waits for
 // long.
 #include "parallel/rendezvous.h"
 
@@ -28,7 +28,7 @@ static sockaddr_in local_address(int port) {
     return address;
 }
 
-// A listener that answers nobody; -1: the port is taken.
+// Listens on the port and never answers. Returns -1 if the port is taken.
 static int occupy(int port) {
     const sockaddr_in address = local_address(port);
     const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
@@ -38,7 +38,7 @@ static int occupy(int port) {
     return -1;
 }
 
-// A port which is free, as are the WINDOW above it; not among those that connections get by themselves.
+// A free port with WINDOW free ports above it, below the range from which the system takes the ports of connections.
 static int free_ports() {
     static int next = 20000 + getpid() % 500 * 20;
     for (;; next += WINDOW + 1) {
@@ -55,7 +55,7 @@ static int free_ports() {
     }
 }
 
-// Connected to the port, as soon as somebody listens, with these bytes sent.
+// Connects to the port as soon as a rank listens there, and sends these bytes.
 static int stranger(int port, const std::string& bytes) {
     const sockaddr_in address = local_address(port);
     for (int tries = 0; tries < 500; tries++) {
@@ -70,7 +70,7 @@ static int stranger(int port, const std::string& bytes) {
     return -1;
 }
 
-// Whether the other side ends the connection within that time; what it says before that is read.
+// Whether the other side closes the connection in time. Reads and ignores what it sends before.
 static bool is_dropped(int fd, double seconds) {
     const timeval limit = {time_t(seconds), suseconds_t(1e6 * (seconds - double(time_t(seconds))))};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -113,7 +113,7 @@ static Outcome attend(const Launch& launch, double timeout, const std::string& n
     return outcome;
 }
 
-// Each launch in a thread of its own, the first after some seconds.
+// Runs each launch in a thread of its own. The first starts after `first_late` seconds.
 static std::vector<Outcome> attend_all(const std::vector<Launch>& launches, double timeout, double first_late = 0,
                                        const std::string& nccl_id = "nccl_id") {
     std::vector<Outcome> outcomes(launches.size());
@@ -145,7 +145,7 @@ static void expect_meeting(const std::vector<Outcome>& outcomes, const std::stri
 
 static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// All fail with the same sentence, soon.
+// Every rank must fail soon, with the same message.
 static void expect_refusal(const std::vector<Outcome>& outcomes, const std::string& part) {
     for (const Outcome& outcome : outcomes) {
         CHECK(outcome.code == EXIT_USAGE);
@@ -155,13 +155,13 @@ static void expect_refusal(const std::vector<Outcome>& outcomes, const std::stri
     CHECK_MESSAGE(contains(outcomes[0].error, part), outcomes[0].error << " instead of " << part);
 }
 
-TEST_CASE("ranks meet, and take home the same") {
+TEST_CASE("all ranks get the same rank_infos and nccl_id") {
     for (int world_size : {1, 2, 5})
         for (const char* launcher : {"options", "srun", "torchrun"})
             expect_meeting(attend_all(ranks(world_size, free_ports(), launcher), 20));
 }
 
-TEST_CASE("by name, by IPv6 where there is one, and by a name that only the host knows") {
+TEST_CASE("the address may be a name, IPv6, or the host's own name") {
     for (std::string host : {std::string("localhost"), std::string("::1"), host_name()}) {
         if (host == "::1" && access("/proc/net/if_inet6", F_OK) != 0) {
             skip_part(host, "this machine has no IPv6");
@@ -179,7 +179,7 @@ TEST_CASE("by name, by IPv6 where there is one, and by a name that only the host
     }
 }
 
-TEST_CASE("an id of any bytes, and as many of them as may be; rank_infos of any size") {
+TEST_CASE("the nccl_id may have any bytes up to its largest size, and rank_infos any size") {
     std::string nccl_id(MAX_NCCL_ID, '\0');
     for (size_t i = 0; i < nccl_id.size(); i++) nccl_id[i] = char(i * 7);
     expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, nccl_id), nccl_id);
@@ -201,7 +201,7 @@ TEST_CASE("an id of any bytes, and as many of them as may be; rank_infos of any 
                          "a rank_info has 4097 bytes; at most 4096 are supported", Error);
 }
 
-TEST_CASE("the nccl_id is made once, when all are there; if it cannot be made, all know why") {
+TEST_CASE("the nccl_id is made once, after all ranks have come, and a failure reaches all ranks") {
     const int port = free_ports();
     std::vector<std::string> order;
     std::thread peer([&] {
@@ -218,9 +218,9 @@ TEST_CASE("the nccl_id is made once, when all are there; if it cannot be made, a
     CHECK(order == std::vector<std::string>{"peer", "nccl_id"});
 }
 
-TEST_CASE("rank 0 may be late") { expect_meeting(attend_all(ranks(3, free_ports()), 20, 0.3)); }
+TEST_CASE("rank 0 may start last") { expect_meeting(attend_all(ranks(3, free_ports()), 20, 0.3)); }
 
-TEST_CASE("a port that is taken: under torchrun the next one, else an error") {
+TEST_CASE("if the port is taken, rank 0 takes the next one under torchrun, and fails otherwise") {
     const int port = free_ports();
     const int agent = occupy(port), other = occupy(port + 1);
     expect_meeting(attend_all({rank_of(0, 1, port, "torchrun")}, 1));
@@ -235,8 +235,8 @@ TEST_CASE("a port that is taken: under torchrun the next one, else an error") {
     sleep_for(0.1);
     CHECK(contains(attend(rank_of(0, 2, port + 1), 0.4).error, "was it started twice?"));  // the port is not shared
     host.join();
-    CHECK(contains(first.error, "rank 1 of 2 did not connect to "));
-    // Somebody on the first port who ends each conversation at once.
+    CHECK(contains(first.error, "no word from rank 1 of 2"));
+    // The listener on the first port closes each connection at once.
     const int rude = occupy(port + 1);
     std::thread closes([&] {
         for (int fd; (fd = accept(rude, nullptr, nullptr)) >= 0;) close(fd);
@@ -248,7 +248,7 @@ TEST_CASE("a port that is taken: under torchrun the next one, else an error") {
     close(agent);
 }
 
-TEST_CASE("strangers are sent away, and the ranks meet") {
+TEST_CASE("foreign connections are dropped, and the ranks meet") {
     const int port = free_ports();
     std::vector<Outcome> outcomes;
     std::thread meeting([&] {
@@ -276,11 +276,11 @@ TEST_CASE("strangers are sent away, and the ranks meet") {
     close(stranger(port, ""));
     meeting.join();
     expect_meeting(outcomes);
-    for (const Outcome& outcome : outcomes) CHECK(outcome.seconds < 4);  // no silent one was waited for
+    for (const Outcome& outcome : outcomes) CHECK(outcome.seconds < 4);  // no rank waited for a silent connection
     close(silent), close(half);
 }
 
-TEST_CASE("whoever says nothing whole in 5 s: rank 0 drops it, a rank goes on to the next port") {
+TEST_CASE("after 5 s without a whole message rank 0 drops a connection, and a rank tries the next port") {
     const int port = free_ports();
     const int mute = occupy(port + 1);
     double dropped_after = 0;
@@ -294,18 +294,18 @@ TEST_CASE("whoever says nothing whole in 5 s: rank 0 drops it, a rank goes on to
     });
     std::vector<Outcome> outcomes(2);
     std::thread host([&] { outcomes[0] = attend(rank_of(0, 2, port, "torchrun"), 30); });
-    sleep_for(0.3);  // so that the meeting, which ends all connections, ends after rank 0 has dropped the stranger
+    sleep_for(0.3);  // the rendezvous closes all connections at its end: later than rank 0 drops the stranger
     outcomes[1] = attend(rank_of(1, 2, port, "torchrun"), 30);
     host.join();
     half.join();
     expect_meeting(outcomes);
     CHECK(outcomes[1].seconds > 4.9);
     CHECK(dropped_after > 4.9);
-    CHECK(dropped_after < 6.5);  // 7 s if the byte after 2 s had begun the time anew
+    CHECK(dropped_after < 6.5);  // it would be 7 s if the byte after 2 s restarted the limit
     close(mute);
 }
 
-TEST_CASE("ranks that cannot belong together fail with the same sentence, and so do those who wait") {
+TEST_CASE("ranks that contradict each other fail with the same message, and so do those that wait") {
     const auto with_guest = [](auto&& change) {
         std::vector<Launch> launches = ranks(3, free_ports());
         change(launches[2]);
@@ -319,21 +319,21 @@ TEST_CASE("ranks that cannot belong together fail with the same sentence, and so
                    "rank 2 (127.0.0.1) is of run 'b', rank 0 of run 'a': give all ranks the same run id");
     expect_refusal(with_guest([](Launch& launch) { launch.attempt = 1; }),
                    "rank 2 (127.0.0.1) is in attempt 1, rank 0 in attempt 0");
-    // One that comes only then hears it too.
+    // A rank that comes after the failure gets the message too.
     std::vector<Launch> launches = ranks(3, free_ports());
     launches[2].world_size = 4;
     std::swap(launches[0], launches[1]);
     expect_refusal(attend_all(launches, 20, 0.3), "is one of 4 ranks, rank 0 one of 3");
 }
 
-TEST_CASE("under torchrun other runs and attempts in the window are passed by") {
+TEST_CASE("under torchrun other runs and attempts in the same ports are ignored") {
     const int port = free_ports();
     std::vector<Launch> launches = ranks(2, port, "torchrun");
     for (Launch launch : ranks(2, port, "torchrun")) launch.run_id = "b", launches.push_back(launch);
     for (Launch launch : ranks(2, port, "torchrun")) launch.attempt = 1, launches.push_back(launch);
     const std::vector<Outcome> outcomes = attend_all(launches, 20);
     for (size_t i = 0; i < outcomes.size(); i += 2) expect_meeting({outcomes[i], outcomes[i + 1]});
-    // A run of the same name, whose window begins one port lower; its rank 0 waits on the first port of this one.
+    // A run of the same name, whose window begins one port lower: its rank 0 listens on the first port of this run.
     const int taken = occupy(port);
     std::vector<Outcome> others(2);
     std::thread host([&] { others[0] = attend(rank_of(0, 2, port - 1, "torchrun"), 20, "theirs"); });
@@ -343,21 +343,21 @@ TEST_CASE("under torchrun other runs and attempts in the window are passed by") 
     others[1] = attend(rank_of(1, 2, port - 1, "torchrun"), 20);
     host.join();
     expect_meeting(others, "theirs");
-    // Two agents count restarts each for itself.
+    // Each torchrun agent counts its own restarts.
     launches = ranks(2, free_ports(), "torchrun");
     for (Launch& launch : launches) launch.local_world_size = 1, launch.attempt = launch.rank;
     expect_meeting(attend_all(launches, 20));
 }
 
-TEST_CASE("a rank that leaves makes room for the process that is started in its place") {
+TEST_CASE("a restarted process takes the place of the one that left") {
     const int port = free_ports();
     std::vector<Outcome> outcomes(3);
     std::thread host([&] { outcomes[0] = attend(rank_of(0, 3, port), 20); });
     const int left = stranger(port, encode(Hello{3, 1, 0, uint32_t(port), 1, "a", "rank_info of the first"}));
     char in[16];
-    CHECK(recv(left, in, sizeof(in), MSG_WAITALL) == 16);  // it was let in
+    CHECK(recv(left, in, sizeof(in), MSG_WAITALL) == 16);  // rank 0 accepted it
     close(left);
-    // A process that comes again, while rank 0 still holds its first connection.
+    // The same process again, while rank 0 still holds its first connection.
     const int lost = stranger(port, encode(Hello{3, 2, 0, uint32_t(port), 2, "a", "rank_info"}));
     const int again = stranger(port, encode(Hello{3, 2, 0, uint32_t(port), 2, "a", "rank_info 2"}));
     CHECK(is_dropped(lost, 3));
@@ -369,7 +369,7 @@ TEST_CASE("a rank that leaves makes room for the process that is started in its 
     close(lost), close(again);
 }
 
-TEST_CASE("a rank that does not come is named on all sides in time") {
+TEST_CASE("every rank names the ranks that did not come, after the timeout") {
     const int port = free_ports();
     std::vector<Launch> launches = ranks(8, port);
     launches = {launches[0], launches[1], launches[4]};
@@ -391,7 +391,7 @@ TEST_CASE("a rank that does not come is named on all sides in time") {
     close(fd);
 }
 
-TEST_CASE("a rank that finds nobody says whom it tried, and why in vain") {
+TEST_CASE("a rank that finds no rank 0 names the addresses that it tried and their errors") {
     const int port = free_ports();
     std::vector<Launch> launches = {rank_of(1, 2, port), rank_of(1, 2, port, "torchrun"), rank_of(1, 2, port)};
     launches[2].master_addr = "no-such-host.invalid";
@@ -413,7 +413,7 @@ TEST_CASE("a rank that finds nobody says whom it tried, and why in vain") {
 
 // ---- messages
 
-TEST_CASE("messages: every beginning is more to come, every other byte in the header garbage") {
+TEST_CASE("a message cut anywhere is incomplete, one with another byte in its header is refused") {
     const std::string hello = encode(Hello{5, 3, 2, 29500, 0x0123456789abcdef, "run", "{\"card\": 1}"});
     CHECK(hello.size() == 16 + 32 + 3 + 11);
     CHECK(hello.substr(0, 20) == std::string("GPT2RDZV\1\0\0\0\x2e\0\0\0\5\0\0\0", 20));

@@ -1,4 +1,5 @@
-// test_report.cpp: what a run says of itself: threads, instruction set, and the peak that its MFU is a share of.
+// test_report.cpp: the table that a run prints at its start: threads, instruction set, memory, schedule, and the peak
+// for its MFU.
 #include "train/report.h"
 
 #include <doctest/doctest.h>
@@ -25,7 +26,7 @@ static RunInfo info_of(const DeviceInfo& device, const std::string& precision) {
     return run_info(options, source, plan_batch(2, 8, 0, 1), Corpus{}, device, precision, "train_gpt2");
 }
 
-// The row of the table that is called so.
+// The row of the table with this name.
 template <class floatX>
 static std::string row(const DeviceInfo& device, const std::string& label, int64_t available = 0) {
     const Options options = parse_options(int(std::size(arguments)), arguments);
@@ -36,7 +37,7 @@ static std::string row(const DeviceInfo& device, const std::string& label, int64
     return "";
 }
 
-TEST_CASE("the peak is that of the precision") {
+TEST_CASE("the peak is the one of the run's precision") {
     CHECK(info_of(fake_device, "bf16").peak_flops == 4e12);
     CHECK(info_of(fake_device, "fp32").peak_flops == 1e12);
     CHECK(info_of(fake_device, "bf16").peak_source == "a test");
@@ -44,7 +45,7 @@ TEST_CASE("the peak is that of the precision") {
     CHECK(row<float>(fake_device, "device") == "a device; peak 1 TFLOP/s in fp32, a test");
 }
 
-TEST_CASE("threads are those that OpenMP runs") {
+TEST_CASE("the number of threads is OpenMP's") {
     const int before = omp_get_max_threads();
     for (const int threads : {1, 2, 3}) {
         omp_set_num_threads(threads);
@@ -53,7 +54,7 @@ TEST_CASE("threads are those that OpenMP runs") {
     omp_set_num_threads(before);
 }
 
-TEST_CASE("more threads than cores are slower than one per core, and the table says so") {
+TEST_CASE("the table warns of more threads than cores") {
     const int before = omp_get_max_threads(), cores = omp_get_num_procs();
     DeviceInfo cpu = fake_device;
     cpu.cpu_isa = "plain";
@@ -67,7 +68,7 @@ TEST_CASE("more threads than cores are slower than one per core, and the table s
     omp_set_num_threads(before);
 }
 
-TEST_CASE("a plan says how much memory there is, and what would fit") {
+TEST_CASE("a plan names the available memory, and advice if the run does not fit") {
     const int64_t plenty = int64_t(1) << 29;
     const std::string needed = row<float>(fake_device, "memory").substr(0, row<float>(fake_device, "memory").find(':'));
     CHECK(row<float>(fake_device, "memory", plenty).starts_with(needed + " of 512 MiB available: weights "));
@@ -77,12 +78,12 @@ TEST_CASE("a plan says how much memory there is, and what would fit") {
               .starts_with(needed + " of 1000 B available, does not fit: try a smaller model"));
 }
 
-TEST_CASE("the instruction set is the one in use, and a GPU has none") {
+TEST_CASE("the instruction set is the one in use, and empty for a GPU") {
     CHECK(info_of(device_info(), "fp32").cpu_isa == isa_name(isa()));
     CHECK(info_of(fake_device, "fp32").cpu_isa == "");
 }
 
-TEST_CASE("the schedule as it is: a constant rate goes nowhere, nor does one after a warmup of the whole run") {
+TEST_CASE("the schedule is described without a final rate if the rate never falls") {
     const auto described = [](const char* schedule, int64_t warmup, int64_t steps) {
         Options options = parse_options(int(std::size(arguments)), arguments);
         options.schedule = schedule, options.warmup = warmup, options.steps = steps;
@@ -97,7 +98,7 @@ TEST_CASE("the schedule as it is: a constant rate goes nowhere, nor does one aft
     CHECK(described("constant", 1, 30) == "constant, lr 0.0006, 1 step warmup");
 }
 
-TEST_CASE("one of a thing is not several") {
+TEST_CASE("counts of one are in the singular") {
     Corpus corpus = {.shards = {{}}, .first_sample = {}, .T = 8, .tokens = 9, .num_samples = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
     corpus.num_samples = 2;

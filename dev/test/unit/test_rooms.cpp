@@ -12,7 +12,7 @@
 
 using Names = std::set<std::string>;
 
-// The lines of the block ```rooms, in their order.
+// The lines of the block ```rooms of docs/architecture.md.
 static std::vector<std::pair<std::string, Names>> read_rooms() {
     std::ifstream page("docs/architecture.md");
     std::vector<std::pair<std::string, Names>> rooms;
@@ -28,7 +28,7 @@ static std::vector<std::pair<std::string, Names>> read_rooms() {
     return rooms;
 }
 
-// Of each file of llmc/, by its path there, the files of llmc/ that it includes.
+// For each file of llmc/ the files of llmc/ that it includes. Paths are relative to llmc/.
 static std::map<std::string, Names> read_includes() {
     std::map<std::string, Names> includes;
     for (const auto& entry : std::filesystem::recursive_directory_iterator("llmc")) {
@@ -45,7 +45,7 @@ static std::map<std::string, Names> read_includes() {
 
 static std::string room_of(const std::string& path) { return path.substr(0, path.find('/')); }
 
-// Whether a file includes itself, by way of others.
+// Whether a file includes itself through other files.
 static bool in_circle(const std::map<std::string, Names>& includes, const std::string& file) {
     Names seen;
     std::vector<std::string> open = {file};
@@ -61,7 +61,7 @@ static bool in_circle(const std::map<std::string, Names>& includes, const std::s
     return false;
 }
 
-TEST_CASE("a room includes the rooms that docs/architecture.md lists, and all of them") {
+TEST_CASE("each room includes exactly the rooms that docs/architecture.md lists for it") {
     std::map<std::string, Names> used;
     for (const auto& [file, includes] : read_includes()) {
         Names& of_room = used[room_of(file)];
@@ -76,7 +76,7 @@ TEST_CASE("a room includes the rooms that docs/architecture.md lists, and all of
     }
 }
 
-TEST_CASE("a room includes only rooms that are listed before it") {
+TEST_CASE("each room includes only rooms listed before it") {
     Names before;
     for (const auto& [room, below] : read_rooms()) {
         CAPTURE(room);
@@ -86,7 +86,7 @@ TEST_CASE("a room includes only rooms that are listed before it") {
     CHECK(before.size() > 10);
 }
 
-TEST_CASE("no file includes itself by way of others, and every include names a file") {
+TEST_CASE("no file includes itself through others, and every include names a file") {
     const std::map<std::string, Names> includes = read_includes();
     CHECK(includes.size() > 100);
     for (const auto& [file, names] : includes) {

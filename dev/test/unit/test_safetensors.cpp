@@ -1,5 +1,5 @@
-// test_safetensors.cpp: files that we write are read back and have the bytes of the format; every defect that a header
-// can have is refused, with EXIT_BAD_DATA and the reason.
+// test_safetensors.cpp: safetensors files read back as they were written, byte for byte in the format, and each defect
+// of a header is refused with EXIT_BAD_DATA and the reason.
 #include "checkpoint/safetensors.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ static std::string file_bytes(const std::string& header, const std::string& data
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-// The message with which opening the bytes is refused; "" when it is not. Another exit code than EXIT_BAD_DATA shows.
+// The message of the Error for a file of these bytes, or its exit code if that is not EXIT_BAD_DATA. "": none.
 static std::string refusal(const std::string& bytes) {
     const TemporaryDirectory dir;
     write_bytes(dir / "x", bytes);
@@ -56,7 +56,7 @@ TEST_CASE("the bytes of a small file are those of the format") {
     CHECK(safetensors_bytes(writer.tensors, {{"step", "7"}}) == int64_t(bytes.size()));
 }
 
-TEST_CASE("tensors written in pieces are read back, whole and in parts") {
+TEST_CASE("tensors written in pieces read back, whole and in parts") {
     const TemporaryDirectory dir;
     const int64_t n = (1 << 20) + 77;  // more than one chunk of the conversion
     std::vector<float> values(n), got(n);
@@ -113,7 +113,7 @@ TEST_CASE("every F16 value is read exactly") {
     CHECK(wrong == 0);
 }
 
-TEST_CASE("a file cut anywhere, or one byte too long, is refused") {
+TEST_CASE("a file cut at any length, or one byte too long, is refused") {
     const TemporaryDirectory dir;
     SafetensorsWriter writer(dir / "x", {tensor("a", "F32", {4}), tensor("b", "BF16", {2, 2})}, {});
     const float values[] = {1, 2, 3, 4};
@@ -128,7 +128,7 @@ TEST_CASE("a file cut anywhere, or one byte too long, is refused") {
     CHECK(refusal(bytes + "x") != "");
 }
 
-TEST_CASE("what the reference accepts is accepted") {
+TEST_CASE("every header that the reference implementation accepts is accepted") {
     CHECK(header_refusal("{}", 0) == "");
     CHECK(header_refusal("{}      ", 0) == "");
     CHECK(header_refusal(R"({"__metadata__":{}})", 0) == "");
@@ -215,7 +215,7 @@ TEST_CASE("each defect of a header is refused with its reason") {
     CHECK(header_refusal(R"({"a\u001b[31m":5})", 0).find("\"a\\x1b[31m\"") != std::string::npos);  // no escape codes
 }
 
-TEST_CASE("header lengths that cannot be are refused before anything of that size is allocated") {
+TEST_CASE("an impossible header length is refused before memory of that size is allocated") {
     for (uint64_t length :
          {uint64_t(3), uint64_t(100'000'001), uint64_t(1) << 40, uint64_t(1) << 63, ~uint64_t(0), ~uint64_t(0) - 7}) {
         CAPTURE(length);
@@ -243,7 +243,7 @@ TEST_CASE("a missing file is EXIT_NO_INPUT") {
     }
 }
 
-TEST_CASE("an unfinished file is a bug that shows") {
+TEST_CASE("finishing a file without all of its tensors is an error") {
     const TemporaryDirectory dir;
     SafetensorsWriter writer(dir / "x", {tensor("a", "F32", {2})}, {});
     const float one = 1.0f;
@@ -257,7 +257,7 @@ static void write_one(const std::string& path, const char* name, float value) {
     writer.finish();
 }
 
-TEST_CASE("an index joins files") {
+TEST_CASE("an index joins several files") {
     const TemporaryDirectory dir;
     write_one(dir / "one.safetensors", "a", 1.0f);
     write_one(dir / "two.safetensors", "b", 2.0f);
@@ -271,7 +271,7 @@ TEST_CASE("an index joins files") {
     CHECK(b == 2.0f);
 }
 
-TEST_CASE("an index that lies or leaves its directory is refused") {
+TEST_CASE("an index that names wrong tensors or files outside of its directory is refused") {
     const TemporaryDirectory dir;
     make_directories(dir / "in");
     write_one(dir / "outside.safetensors", "a", 1.0f);

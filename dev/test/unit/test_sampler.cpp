@@ -1,4 +1,4 @@
-// test_sampler.cpp: frequencies of sampled tokens against their probabilities, and rows that leave no choice.
+// test_sampler.cpp: frequencies of sampled tokens against their probabilities, and logits with only one possible token.
 #include "infer/sampler.h"
 
 #include <doctest/doctest.h>
@@ -38,13 +38,13 @@ static void check_frequencies(Sampler s, const std::vector<float>& logits, const
     }
 }
 
-TEST_CASE("temperature 0 is the likeliest token, the lower one of two equals") {
+TEST_CASE("temperature 0 takes the likeliest token, of equals the lower one") {
     const std::vector<float> logits = {-1.0f, 3.0f, 2.0f, 3.0f};
     auto s = sampler(0.0f, 0, 1.0f);
     for (uint64_t i = 0; i < 20; i++) CHECK(sample_token(s, logits.data(), 4, 0, i) == 1);
 }
 
-TEST_CASE("frequencies are the softmax of logits over temperature") {
+TEST_CASE("tokens come with the frequencies of softmax(logits / temperature)") {
     const std::vector<float> logits = {0.0f, 1.0f, 2.0f, -3.0f};
     for (float temperature : {0.5f, 1.0f, 2.0f}) {
         std::vector<double> p(4);
@@ -55,7 +55,7 @@ TEST_CASE("frequencies are the softmax of logits over temperature") {
     }
 }
 
-TEST_CASE("top-k leaves the likeliest k, in their proportions") {
+TEST_CASE("top-k keeps the k likeliest tokens in their proportions") {
     const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)};
     check_frequencies(sampler(1.0f, 2, 1.0f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});
     check_frequencies(sampler(1.0f, 1, 1.0f), logits, {0.0, 1.0, 0.0, 0.0});
@@ -63,7 +63,7 @@ TEST_CASE("top-k leaves the likeliest k, in their proportions") {
     check_frequencies(sampler(1.0f, 1000, 1.0f), logits, {0.1, 0.4, 0.2, 0.3});
 }
 
-TEST_CASE("top-p leaves the likeliest that reach p, and one at least") {
+TEST_CASE("top-p keeps the likeliest tokens that together reach p, at least one") {
     const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)};
     check_frequencies(sampler(1.0f, 0, 0.65f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});  // 0.4 + 0.3
     check_frequencies(sampler(1.0f, 0, 0.75f), logits, {0.0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
@@ -71,7 +71,7 @@ TEST_CASE("top-p leaves the likeliest that reach p, and one at least") {
     check_frequencies(sampler(1.0f, 3, 0.5f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});  // of top-k's: 4/9, then 7/9
 }
 
-TEST_CASE("ties at the border of top-k go to the lower tokens") {
+TEST_CASE("of equal tokens at the border of top-k the lower ones stay") {
     const std::vector<float> logits(100, 1.0f);
     auto s = sampler(1.0f, 3, 1.0f);
     for (uint64_t i = 0; i < 200; i++) CHECK(sample_token(s, logits.data(), 100, 0, i) < 3);
@@ -93,7 +93,7 @@ TEST_CASE("a token depends on seed, text and position, not on what was sampled b
     CHECK(same_seed < 100);
 }
 
-TEST_CASE("-infinity is a token that cannot come; the only other one always does") {
+TEST_CASE("a token of logit -infinity never comes, and the only other one always") {
     std::vector<float> logits(65, -INF);
     logits[17] = -1e30f;
     for (float temperature : {0.0f, 1e-30f, 1.0f, 1000.0f})
@@ -120,13 +120,13 @@ TEST_CASE("large logits do not overflow") {
     CHECK(counts[2] > 400);
 }
 
-TEST_CASE("one token leaves no choice") {
+TEST_CASE("a vocabulary of one token always gives that token") {
     const float logit = -5.0f;
     auto s = sampler(1.0f, 0, 0.5f);
     CHECK(sample_token(s, &logit, 1, 0, 0) == 0);
 }
 
-TEST_CASE("logits and settings that mean nothing are refused") {
+TEST_CASE("NaN and infinite logits and impossible settings are refused") {
     auto s = sampler(1.0f, 0, 1.0f);
     const std::vector<float> with_nan = {0.0f, NAN}, with_inf = {0.0f, INF}, none = {-INF, -INF}, fine = {0.0f, 0.0f};
     const std::vector<float> with_negative_nan = {0.0f, -NAN};

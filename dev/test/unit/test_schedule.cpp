@@ -1,4 +1,4 @@
-// test_schedule.cpp: the learning rate of every step, against what the four schedules promise.
+// test_schedule.cpp: the learning rate of every step under each of the four schedules.
 #include "train/schedule.h"
 
 #include <doctest/doctest.h>
@@ -12,7 +12,7 @@ static std::vector<double> rates(const char* name, double final_fraction, int64_
     return out;
 }
 
-TEST_CASE("the last step has the final rate exactly, the first one is not zero, and no rate exceeds the peak") {
+TEST_CASE("the first rate is above 0, none exceeds the peak, and the last is the final rate exactly") {
     for (const char* name : {"linear", "cosine", "wsd"})
         for (double final_fraction : {0.0, 0.1, 1.0})
             for (int64_t steps : {2, 3, 10, 1001})
@@ -30,7 +30,7 @@ TEST_CASE("the last step has the final rate exactly, the first one is not zero, 
                 }
 }
 
-TEST_CASE("warmup rises in equal parts and ends at the peak") {
+TEST_CASE("warmup rises in equal steps and ends at the peak") {
     for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
         const auto r = rates(name, 0.1, 4, 100);
         for (int step = 0; step < 4; step++) CHECK(r[step] == doctest::Approx(6e-4 * (step + 1) / 4).epsilon(1e-12));
@@ -49,9 +49,9 @@ TEST_CASE("after warmup the rate never rises") {
     }
 }
 
-TEST_CASE("constant stays at the peak") { CHECK(rates("constant", 0.1, 0, 50).back() == 6e-4); }
+TEST_CASE("the constant schedule stays at the peak") { CHECK(rates("constant", 0.1, 0, 50).back() == 6e-4); }
 
-TEST_CASE("linear and cosine pass the middle half way") {
+TEST_CASE("the linear and cosine schedules are at the middle rate half way") {
     for (const char* name : {"linear", "cosine"})
         CHECK(rates(name, 0.1, 0, 101)[50] == doctest::Approx(6e-4 * 0.55).epsilon(1e-12));
     // A quarter of the way: linear has a quarter of the range behind it, cosine (1 - cos(pi / 4)) / 2.
@@ -59,14 +59,14 @@ TEST_CASE("linear and cosine pass the middle half way") {
     CHECK(rates("cosine", 0.0, 0, 101)[25] == doctest::Approx(6e-4 * 0.8535533905932737).epsilon(1e-12));
 }
 
-TEST_CASE("wsd is stable, then goes down by 1 - sqrt over the last fifth") {
+TEST_CASE("the wsd schedule is constant, then falls as 1 - sqrt over the last fifth") {
     const auto r = rates("wsd", 0.0, 10, 101);
     CHECK(r[80] == 6e-4);
     CHECK(r[81] < 6e-4);
     CHECK(r[85] == doctest::Approx(6e-4 * 0.5).epsilon(1e-12));  // a quarter of the fifth: 1 - sqrt(1/4)
 }
 
-TEST_CASE("a run that is all warmup ends at the peak, and steps beyond the end keep the last rate") {
+TEST_CASE("a run of warmup only ends at the peak, and steps beyond the end keep the last rate") {
     CHECK(rates("cosine", 0.0, 10, 10).back() == 6e-4);
     CHECK(rates("cosine", 0.0, 0, 1).back() == 6e-4);
     const Schedule s = make_schedule("cosine", 6e-4, 0.1, 0, 10);
@@ -74,7 +74,7 @@ TEST_CASE("a run that is all warmup ends at the peak, and steps beyond the end k
     CHECK(learning_rate(s, int64_t(1) << 60) == learning_rate(s, 9));
 }
 
-TEST_CASE("what cannot be is refused at the start") {
+TEST_CASE("unknown schedules and impossible warmups are refused") {
     CHECK_THROWS_WITH_AS(make_schedule("cosin", 1e-3, 0.1, 0, 10), doctest::Contains("--schedule cosin is not known"),
                          Error);
     CHECK_THROWS_WITH_AS(make_schedule("cosine", 1e-3, 0.1, 11, 10), doctest::Contains("--warmup 11 does not fit"),

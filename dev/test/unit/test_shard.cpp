@@ -1,4 +1,5 @@
-// test_shard.cpp: shards as they are written and read back, llm.c's bytes, and every way a file can be wrong.
+// test_shard.cpp: token shards: written and read back, byte for byte as llm.c's, and refused if damaged; patterns of
+// file names.
 #include "data/shard.h"
 
 #include <sys/stat.h>
@@ -47,7 +48,7 @@ static std::string open_error(const std::string& path, int exit_code) {
     return "";
 }
 
-TEST_CASE("a file of llm.c is read, whole and in parts") {
+TEST_CASE("a shard of llm.c is read, whole and in parts") {
     const TemporaryDirectory dir;
     write_bytes(dir / "a.bin", llmc_bytes({20240520, 1, 1000}, 1000));
     const Shard shard = open_shard(dir / "a.bin");
@@ -63,7 +64,7 @@ TEST_CASE("a file of llm.c is read, whole and in parts") {
     CHECK_THROWS_AS(read_tokens(shard, -1, 2, 1000, part.data()), Error);
 }
 
-TEST_CASE("the writer makes llm.c's bytes, and only when it is finished") {
+TEST_CASE("the writer makes llm.c's bytes, and leaves no file if it is not finished") {
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     {
@@ -80,7 +81,7 @@ TEST_CASE("the writer makes llm.c's bytes, and only when it is finished") {
     CHECK(read_bytes(path) == llmc_bytes({20240520, 1, 600}, 600));
 }
 
-TEST_CASE("a complete shard has its last name only when it is finished") {
+TEST_CASE("a shard gets its final name only by finish()") {
     const TemporaryDirectory dir;
     {
         ShardWriter complete(dir / "a.bin", 50257);
@@ -98,7 +99,7 @@ TEST_CASE("a complete shard has its last name only when it is finished") {
     CHECK(read_bytes(dir / "a.bin") == llmc_bytes({20240520, 1, 600}, 600));
 }
 
-TEST_CASE("a shard larger than the writer's buffer") {
+TEST_CASE("a shard larger than the writer's buffer reads back as written") {
     const TemporaryDirectory dir;
     std::vector<int> tokens(1500000), back(tokens.size());
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(i * 7919 % 65536);
@@ -109,7 +110,7 @@ TEST_CASE("a shard larger than the writer's buffer") {
     CHECK(back == tokens);
 }
 
-TEST_CASE("a vocabulary above 65536 takes four bytes a token and notes its size") {
+TEST_CASE("a vocabulary above 65536 takes four bytes per token, and its size is in the header") {
     const TemporaryDirectory dir;
     const std::vector<int> tokens = {0, 65535, 65536, 99999};
     write_shard(dir / "a.bin", tokens, 100000);
@@ -126,7 +127,7 @@ TEST_CASE("a vocabulary above 65536 takes four bytes a token and notes its size"
                          doctest::Contains("is 99999, but the vocabulary has 99999"), Error);
 }
 
-TEST_CASE("the writer refuses a token outside of the vocabulary and a place where it cannot write") {
+TEST_CASE("the writer refuses tokens outside of the vocabulary, and a folder that does not exist") {
     const TemporaryDirectory dir;
     const int tokens[] = {5, -1, 10};
     ShardWriter writer(dir / "a.bin", 10);
@@ -156,7 +157,7 @@ TEST_CASE("a full disk is an error of finish() or append(), and leaves no file")
     CHECK(!std::filesystem::exists(dir / "a.bin"));
 }
 
-TEST_CASE("files that are something else are named") {
+TEST_CASE("files of other kinds are refused by what they are") {
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     const auto refusal_of = [&](const std::string& bytes) {
@@ -176,7 +177,7 @@ TEST_CASE("files that are something else are named") {
     open_error(dir / "pipe", EXIT_BAD_DATA);  // and does not wait for a writer
 }
 
-TEST_CASE("a header that lies is refused with the numbers") {
+TEST_CASE("a header that contradicts the file is refused with the numbers") {
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     const auto refusal_of = [&](std::vector<int32_t> header, int tokens) {
@@ -208,7 +209,7 @@ TEST_CASE("a file cut at any length is refused") {
     CHECK(open_shard(dir / "a.bin").tokens == 20);
 }
 
-TEST_CASE("a token above the vocabulary is named with file and place") {
+TEST_CASE("a token outside of the vocabulary is refused with its file and place") {
     const TemporaryDirectory dir;
     std::vector<int> tokens(100, 1), out(100);
     tokens[42] = 50257;
@@ -230,7 +231,7 @@ TEST_CASE("four-byte tokens with the highest bit are refused, not taken for nega
     CHECK_THROWS_AS(read_tokens(open_shard(dir / "a.bin"), 0, 2, std::numeric_limits<int>::max(), out), Error);
 }
 
-TEST_CASE("a file that becomes shorter after it was opened") {
+TEST_CASE("a shard that becomes shorter after it was opened is refused") {
     const TemporaryDirectory dir;
     write_shard(dir / "a.bin", counting(1000), 1000);
     const Shard shard = open_shard(dir / "a.bin");
@@ -246,7 +247,7 @@ TEST_CASE("a file that becomes shorter after it was opened") {
     }
 }
 
-TEST_CASE("a pattern in a directory that may not be read is refused with the reason, not as matching nothing") {
+TEST_CASE("a pattern in a directory that may not be read is refused for that reason") {
     const TemporaryDirectory dir;
     for (const char* name : {"hidden", "seen"}) {
         make_directories(dir / name);
@@ -268,7 +269,7 @@ TEST_CASE("a pattern in a directory that may not be read is refused with the rea
     CHECK(failed == 0);
 }
 
-TEST_CASE("patterns: refused where a shard beside those that match was never finished") {
+TEST_CASE("a pattern is refused if it would match a shard that is not finished") {
     const TemporaryDirectory dir;
     for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
     CHECK(glob_files(dir / "val_*.bin", "--val-data").size() == 1);
@@ -278,7 +279,7 @@ TEST_CASE("patterns: refused where a shard beside those that match was never fin
         CHECK_THROWS_WITH_AS(glob_files(dir / pattern, "--train-data"), doctest::Contains(want.c_str()), Error);
 }
 
-TEST_CASE("patterns: sorted names, a plain file, and what matches nothing") {
+TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one") {
     const TemporaryDirectory dir;
     for (const char* name :
          {"train_000010.bin", "train_000002.bin", "Train_000001.bin", "val_000000.bin", "odd[1].bin"})

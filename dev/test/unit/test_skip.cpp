@@ -1,5 +1,5 @@
-// test_skip.cpp: what a test program prints of skipped cases, and how it counts them. The cases named "child: ..." run
-// in this program started again.
+// test_skip.cpp: how test programs print and count skipped cases. The cases named "child: ..." run in a second process
+// of this program.
 #include "support/skip.h"
 
 #include <doctest/doctest.h>
@@ -26,7 +26,7 @@ TEST_CASE("child: fails and then cannot go on" * doctest::skip()) {
 }
 TEST_CASE_TEMPLATE("child: of a type" * doctest::skip(), T, int, float) { skip_case("no tool"); }
 
-// What the child prints but doctest's own lines.
+// The lines that the child process prints, without doctest's own.
 static std::string output_of(const std::string& cases) {
     char self[4096] = {};
     REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
@@ -47,7 +47,7 @@ TEST_CASE("a case that is skipped does not count as passed") {
           "SKIP  child: cannot run: no tool\n1 passed, 0 failed, 1 skipped\n");
 }
 
-TEST_CASE("a part that is skipped leaves the rest of its case to count") {
+TEST_CASE("a case of which a part is skipped counts as passed") {
     CHECK(output_of("child: misses a part") ==
           "SKIP  child: misses a part, IPv6: no network\n1 passed, 0 failed, 1 skipped\n");
 }
@@ -58,7 +58,7 @@ TEST_CASE("a case that fails counts as failed, skipped or not") {
           "SKIP  child: fails and then cannot go on: no tool\n0 passed, 1 failed, 1 skipped\n");
 }
 
-TEST_CASE("the cases of a template are told apart by their types") {
+TEST_CASE("skipped cases of a template are named with their types") {
     CHECK(output_of("child: of a type*") ==
           "SKIP  child: of a type<int>: no tool\nSKIP  child: of a type<float>: no tool\n"
           "0 passed, 0 failed, 2 skipped\n");

@@ -8,7 +8,7 @@
 #include "support/small_tokenize.h"
 #include "text/text_reader.h"
 
-TEST_CASE("a text file is one document, after <|endoftext|>; the tokenizer is beside the shards") {
+TEST_CASE("a text file is one document after <|endoftext|>, and the tokenizer lies beside the shards") {
     TokenizeRun run;
     run.file("b.txt", "the theme <|endoftext|> of these\n\nothers");
     run.file("a.md", "first");
@@ -20,7 +20,7 @@ TEST_CASE("a text file is one document, after <|endoftext|>; the tokenizer is be
     CHECK(load_tokenizer(run.options.output).tokens == tokenizer().tokens);
 }
 
-TEST_CASE("folders are searched by name; hidden and other files are left out, named files are taken") {
+TEST_CASE("folders are read in the order of names, without hidden files and unknown extensions") {
     TokenizeRun run;
     std::filesystem::create_directories(run.folder / "in/z/y");
     std::filesystem::create_directories(run.folder / "in/.git");
@@ -36,7 +36,7 @@ TEST_CASE("folders are searched by name; hidden and other files are left out, na
     CHECK(run.tokens("train_") == documents({"a", "b", "c", "named"}));
 }
 
-TEST_CASE("a file that is given twice is taken once: by its name, its folder, a link") {
+TEST_CASE("a file given twice, by name, folder or link, is read once") {
     TokenizeRun run;
     std::filesystem::create_directory(run.folder / "in/z");
     run.file("a.txt", "a");
@@ -58,7 +58,7 @@ TEST_CASE("a file that is given twice is taken once: by its name, its folder, a 
     CHECK(found.repeated[3] == std::pair{run.folder / "hard", folder + "/b.txt"});
 }
 
-TEST_CASE("the merges.txt of the output is no input") {
+TEST_CASE("the merges.txt of an output is not read as text") {
     TokenizeRun run;
     run.file("a.txt", "a");
     run.options.output = run.folder / "in";
@@ -77,8 +77,8 @@ TEST_CASE("a byte order mark is dropped") {
     CHECK(run.tokens("train_") == documents({"the", "b"}));
 }
 
-// Of a file of more than a MiB the first MiB, in whose last bytes a character may begin.
-TEST_CASE("text that is not UTF-8 is noticed") {
+// Only the first MiB of a larger file is checked. A character may begin in its last bytes.
+TEST_CASE("the first byte that is not UTF-8 is found in the first MiB") {
     TokenizeRun run;
     const auto invalid_byte = [&](const std::string& bytes) {
         run.file("a.txt", bytes);
@@ -97,7 +97,7 @@ TEST_CASE("text that is not UTF-8 is noticed") {
     CHECK(invalid_byte(mib.substr(4) + "\xe9" + mib) == int64_t(mib.size() - 4));
 }
 
-TEST_CASE("JSONL: one document a line, blank lines and empty texts left out, escapes decoded") {
+TEST_CASE("a line of JSONL is one document, and blank lines and empty texts are none") {
     TokenizeRun run;
     run.file("a.jsonl",
              "{\"text\": \"one\\n\\u00e9\\ud83d\\ude00\", \"n\": 1}\r\n\n{\"text\": \"\"}\n  \n{\"text\": \"two\"}");
@@ -106,7 +106,7 @@ TEST_CASE("JSONL: one document a line, blank lines and empty texts left out, esc
     CHECK(run.tokens("train_") == documents({"one\né😀", "two", "three"}));
 }
 
-TEST_CASE("split by blank lines, and by <|endoftext|>") {
+TEST_CASE("--split makes documents at blank lines or at <|endoftext|>") {
     TokenizeRun run;
     run.file("a.txt", "one\n\ntwo\r\n\r\nthree\n\n\n\n\nfour\n");
     run.options.split = "blank-lines";
@@ -120,8 +120,8 @@ TEST_CASE("split by blank lines, and by <|endoftext|>") {
     CHECK(marked.tokens("train_") == documents({"one", "two two", "three"}));
 }
 
-// Chunks are 2 MiB: the borders fall into the file's one document.
-TEST_CASE("chunks and threads leave no trace") {
+// Chunks have 2 MiB, so that their borders are inside of the document.
+TEST_CASE("tokens do not depend on chunks or on the number of threads") {
     const std::string text = prose(5 << 20);
     TokenizeRun run;
     run.file("a.txt", text);
@@ -138,7 +138,7 @@ TEST_CASE("chunks and threads leave no trace") {
     }
 }
 
-TEST_CASE("chunks leave no trace in split files") {
+TEST_CASE("tokens of split files do not depend on chunks") {
     std::string text;
     std::vector<std::string> sections;
     for (uint64_t i = 0; i < 3000; i++) sections.push_back(prose(1000, i) + "x\n\n");
@@ -150,7 +150,7 @@ TEST_CASE("chunks leave no trace in split files") {
     CHECK(run.tokens("train_") == documents(sections));
 }
 
-TEST_CASE("shards are filled to the token") {
+TEST_CASE("every shard but the last has exactly --shard-tokens tokens") {
     TokenizeRun run;
     const std::string text = prose(20000);
     run.file("a.txt", text);
@@ -164,7 +164,7 @@ TEST_CASE("shards are filled to the token") {
           int64_t(want.size()) % 1000);
 }
 
-TEST_CASE("a vocabulary above 65536 gives shards of version 2") {
+TEST_CASE("a vocabulary above 65536 gives shards of 4 bytes per token") {
     TokenizeRun run;
     std::vector<std::pair<int, int>> merges;
     for (int i = 0; i < 65536 - 256; i++) merges.push_back({i / 256, i % 256});  // all pairs of bytes but the last 256
@@ -182,7 +182,7 @@ TEST_CASE("a vocabulary above 65536 gives shards of version 2") {
 
 // ---- validation
 
-TEST_CASE("validation: a single small file gives its end, from a line's start") {
+TEST_CASE("validation takes the end of a single small file, from the start of a line") {
     TokenizeRun run;
     const std::string text = prose(20000);
     run.file("a.txt", text);
@@ -194,7 +194,7 @@ TEST_CASE("validation: a single small file gives its end, from a line's start") 
     CHECK(path_exists(run.out("val_000000.bin")));
 }
 
-TEST_CASE("validation: a last line that is longer than what is held out is cut at a space") {
+TEST_CASE("validation begins at a space if the last line is longer than the part to hold out") {
     TokenizeRun run;
     const std::string text = prose(2000) + "the others " + std::string(50, 'x') + " " + std::string(50, 'x') + "\n";
     run.file("a.txt", text);
@@ -205,7 +205,7 @@ TEST_CASE("validation: a last line that is longer than what is held out is cut a
     CHECK(run.tokens("val_") == documents({text.substr(cut)}));
 }
 
-TEST_CASE("validation: every document of 64 KiB gives its end, of others the second of every k") {
+TEST_CASE("validation takes the end of each document above 64 KiB, and every k-th of the others") {
     const std::string text = prose(100000);
     const size_t cut = text.find('\n', size_t(double(text.size()) * 0.75)) + 1;
     TokenizeRun run;
@@ -224,7 +224,7 @@ TEST_CASE("validation: every document of 64 KiB gives its end, of others the sec
     CHECK(run.tokens("val_") == documents(val));
 }
 
-TEST_CASE("validation: lines of JSONL by the same rule") {
+TEST_CASE("validation takes lines of JSONL by the same rule") {
     const std::string text(100000, 'z'), head(75000, 'z');
     TokenizeRun run;
     std::vector<std::string> train, val;
@@ -244,7 +244,7 @@ TEST_CASE("validation: lines of JSONL by the same rule") {
     CHECK(run.tokens("val_") == documents(val));
 }
 
-TEST_CASE("validation: about the fraction that was asked for") {
+TEST_CASE("validation gets about the fraction that is asked for") {
     for (double fraction : {0.01, 0.05, 0.2, 0.5}) {
         TokenizeRun run;
         std::string lines;
@@ -259,7 +259,7 @@ TEST_CASE("validation: about the fraction that was asked for") {
     }
 }
 
-TEST_CASE("validation: the first tokens, as llm.c has them") {
+TEST_CASE("--val-tokens takes the first tokens, as llm.c does") {
     TokenizeRun run;
     const std::string text = prose(5000);
     run.file("a.txt", text);
@@ -272,7 +272,7 @@ TEST_CASE("validation: the first tokens, as llm.c has them") {
     CHECK(run.tokens("train_") == Tokens(all.begin() + 700, all.end()));
 }
 
-TEST_CASE("tinyshakespeare, cut at blank lines, is llm.c's, byte for byte") {
+TEST_CASE("tinyshakespeare split at blank lines gives llm.c's shards, byte for byte") {
     const std::string data = "../shared/data";
     if (!path_exists(data + "/gpt2-bpe") || !path_exists(data + "/tinyshakespeare")) {
         skip_case("no gpt2-bpe and tinyshakespeare in " + data);
@@ -290,7 +290,7 @@ TEST_CASE("tinyshakespeare, cut at blank lines, is llm.c's, byte for byte") {
 
 // ---- a trained vocabulary
 
-TEST_CASE("a vocabulary trained on the text: the same for every number of threads") {
+TEST_CASE("a vocabulary trained on the text does not depend on the number of threads") {
     TokenizeRun run;
     run.file("a.txt", prose(3 << 20, 1));
     run.file("b.jsonl", "{\"body\": \"the others\"}\n");

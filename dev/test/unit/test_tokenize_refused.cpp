@@ -1,5 +1,5 @@
-// test_tokenize_refused.cpp: options, inputs and outputs that `tokenize` refuses, and what a run leaves that is
-// refused, fails or is killed.
+// test_tokenize_refused.cpp: options, inputs and outputs that `tokenize` refuses, and the files after a run that was
+// refused, failed or was killed.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ static void check_refused(TokenizeRun& run, int exit_code, const char* message) 
         for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
 }
 
-TEST_CASE("options that cannot be") {
+TEST_CASE("impossible options are refused") {
     TokenizeRun run;
     run.file("a.txt", "a");
     const auto refused = [&](auto change, const char* message) {
@@ -39,7 +39,7 @@ TEST_CASE("options that cannot be") {
     refused([](TokenizeOptions& o) { o.threads = -1; }, "--threads -1");
 }
 
-TEST_CASE("inputs that are not there, or are no text") {
+TEST_CASE("inputs that are missing, empty or not text are refused") {
     TokenizeRun run;
     run.options.inputs = {run.folder / "missing.txt"};
     check_refused(run, EXIT_NO_INPUT, "missing.txt: there is no such file or folder");
@@ -66,7 +66,7 @@ TEST_CASE("inputs that are not there, or are no text") {
     }
 }
 
-TEST_CASE("broken JSONL: the file and the line, the first of them with any number of threads") {
+TEST_CASE("broken JSONL is refused with the first bad line, for any number of threads") {
     TokenizeRun run;
     const std::string good = "{\"text\": \"" + std::string(1000, 'a') + "\"}\n";
     std::string many;
@@ -94,9 +94,9 @@ TEST_CASE("broken JSONL: the file and the line, the first of them with any numbe
         }
 }
 
-// A parser that searches the whole list at the end of each object in it takes minutes of CPU for this line, others less
-// than a second. The limit is one of CPU time, and of what a sanitizer needs.
-TEST_CASE("JSONL: a long list of objects takes no longer than as much of anything else") {
+// A parser that searches the whole list at the end of each object takes minutes of CPU time for this line; a linear one
+// takes less than a second. The limit leaves time for sanitizers.
+TEST_CASE("JSONL with a long list of objects is parsed in linear time") {
     TokenizeRun run;
     std::string list;
     for (int i = 0; i < 600000; i++) list += i ? ",{\"a\":1}" : "{\"a\":1}";
@@ -110,7 +110,7 @@ TEST_CASE("JSONL: a long list of objects takes no longer than as much of anythin
     CHECK(code == 0);
 }
 
-TEST_CASE("JSON: what is checked beside the syntax") {
+TEST_CASE("JSONL with repeated keys, numbers out of range or deep nesting is refused") {
     TokenizeRun run;
     const auto nested = [](int depth) { return std::string(size_t(depth), '[') + std::string(size_t(depth), ']'); };
     struct {
@@ -140,7 +140,7 @@ TEST_CASE("JSON: what is checked beside the syntax") {
     }
 }
 
-TEST_CASE("too little text for the vocabulary, or for what is held out") {
+TEST_CASE("text too short for the vocabulary or for validation is refused") {
     TokenizeRun run;
     run.file("a.txt", "a text of few words");
     run.options.tokenizer = "", run.options.train_bpe = 5000;
@@ -152,7 +152,7 @@ TEST_CASE("too little text for the vocabulary, or for what is held out") {
     check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words longer than 1024, of which nothing is learned");
 }
 
-TEST_CASE("output that cannot be written") {
+TEST_CASE("an output that exists is refused, unless --replace is given") {
     TokenizeRun run;
     run.file("a.txt", "a");
     run.options.output = run.folder / "in/a.txt/out";
@@ -173,7 +173,7 @@ TEST_CASE("output that cannot be written") {
     CHECK(read_bytes(run.out("other.bin")) == "kept");
 }
 
-TEST_CASE("--replace deletes nothing while another run writes to the output, or without a tokenizer") {
+TEST_CASE("--replace deletes nothing if another run uses the output or the tokenizer is missing") {
     TokenizeRun run;
     run.file("a.txt", "a");
     tokenize(run.options);
@@ -188,7 +188,7 @@ TEST_CASE("--replace deletes nothing while another run writes to the output, or 
     CHECK(read_bytes(run.out("train_000001.bin")) == before);
 }
 
-TEST_CASE("a full disk: the error is told, and no shard of the run remains") {
+TEST_CASE("a full disk is an error, and leaves no shard of the run") {
     TokenizeRun run;
     run.file("a.txt", prose(100000));
     run.options.shard_tokens = 1000, run.options.threads = 1;
@@ -200,7 +200,7 @@ TEST_CASE("a full disk: the error is told, and no shard of the run remains") {
     for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
 }
 
-TEST_CASE("two at a time into one output: the second is refused and touches nothing") {
+TEST_CASE("of two runs into one output the second is refused and changes nothing") {
     TokenizeRun run;
     run.file("a.txt", "a");
     {
@@ -214,7 +214,7 @@ TEST_CASE("two at a time into one output: the second is refused and touches noth
     CHECK_FALSE(path_exists(run.out("run.lock")));
 }
 
-TEST_CASE("a refused call leaves no directory that it made") {
+TEST_CASE("a refused run removes the directories that it made") {
     TokenizeRun run;
     run.file("a.jsonl", "broken");
     run.options.output = run.folder / "new/out";
@@ -222,7 +222,7 @@ TEST_CASE("a refused call leaves no directory that it made") {
     CHECK_FALSE(path_exists(run.folder / "new"));
 }
 
-// Whether training would take a part of the shards for all.
+// Whether training would read only some of the shards.
 static bool takes_a_part(const TokenizeRun& run, size_t shards) {
     try {
         return glob_files(run.out("train_*.bin"), "--train-data").size() != shards;
@@ -231,7 +231,7 @@ static bool takes_a_part(const TokenizeRun& run, size_t shards) {
     }
 }
 
-TEST_CASE("killed at any call: no shard is read without the others, and the next call starts anew") {
+TEST_CASE("a run killed at any system call leaves all of its shards or none that can be read") {
     TokenizeRun run;
     run.file("a.txt", prose(3000));
     run.options.shard_tokens = 400, run.options.threads = 1, run.options.val_fraction = 0.1;

@@ -1,8 +1,7 @@
-// test_tokenizer.cpp: pieces against lists made by hand, merging against BPE as it is defined. tokenizer_identity.py
-// compares the same code with Hugging Face's on real and random text.
+// test_tokenizer.cpp: splitting text into pieces, against lists made by hand; merging, against the definition of BPE.
+// tokenizer_identity.py compares the same code with Hugging Face's on real and random text.
 //
-// What needs GPT-2's vocabulary takes it from ../shared/data/gpt2-bpe and is skipped, with a line, where that is
-// absent.
+// Cases that need GPT-2's vocabulary read it from ../shared/data/gpt2-bpe, and are skipped if it is absent.
 #include "text/tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +23,7 @@ static std::string random_bytes(uint64_t seed, int length) {
 
 static const char* const no_vocabulary = "GPT-2's vocabulary is not in ../shared/data/gpt2-bpe";
 
-// Nullptr where the files are not there.
+// nullptr if the files are absent.
 static const Tokenizer* gpt2_tokenizer() {
     static const std::string folder = "../shared/data/gpt2-bpe";
     if (!path_exists(folder)) return nullptr;
@@ -34,7 +33,7 @@ static const Tokenizer* gpt2_tokenizer() {
 
 // ---- characters and pieces
 
-TEST_CASE("classes are those of Unicode 16.0") {
+TEST_CASE("the classes of characters are those of Unicode 16.0") {
     int count[4] = {};
     for (uint32_t code = 0; code < 0x110000; code++) {
         if (code >= 0xd800 && code < 0xe000) continue;
@@ -88,7 +87,7 @@ TEST_CASE("pieces follow GPT-2's pattern") {
     CHECK(pieces("veryverylongword'sx") == Strings{"veryverylongword", "'s", "x"});
 }
 
-TEST_CASE("contractions: lower case, ASCII apostrophe, at the start of a piece only") {
+TEST_CASE("contractions are split in lower case, with an ASCII apostrophe, at the start of a piece") {
     CHECK(pieces("I'll we've they're he's don't I'd I'm") ==
           Strings{"I", "'ll", " we", "'ve", " they", "'re", " he", "'s", " don", "'t", " I", "'d", " I", "'m"});
     CHECK(pieces("I'LL") == Strings{"I", "'", "LL"});
@@ -133,7 +132,7 @@ TEST_CASE("runs of letters end at the right byte, wherever they start") {
             }
 }
 
-TEST_CASE("both sides of a safe cut have the pieces of the whole") {
+TEST_CASE("text split at last_safe_cut has the pieces of the whole text") {
     int cuts = 0;
     for (uint64_t seed = 0; seed < 3000; seed++) {
         const std::string text = awkward_text(seed, 12);
@@ -154,7 +153,7 @@ TEST_CASE("both sides of a safe cut have the pieces of the whole") {
     CHECK(last_safe_cut("") == 0);
 }
 
-TEST_CASE("text for a terminal: whole characters, no control characters") {
+TEST_CASE("text for a terminal has whole characters and no control characters") {
     TerminalText text;
     CHECK(text.add("a\xe6\xbc") == "a");
     CHECK(text.add("\xa2 b\xf0") == "漢 b");
@@ -173,7 +172,7 @@ TEST_CASE("text for a terminal: whole characters, no control characters") {
 
 // ---- merging
 
-TEST_CASE("merging is BPE as defined, for pieces of all lengths") {
+TEST_CASE("merging follows the definition of BPE for pieces of all lengths") {
     const Tokenizer& tokenizer = small_tokenizer();
     for (const char* letters : {"a", "ab", "the", "aabbtheandofing"})
         for (int length : {1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 26, 63, 64, 65, 66, 100, 257}) {
@@ -184,7 +183,7 @@ TEST_CASE("merging is BPE as defined, for pieces of all lengths") {
         }
 }
 
-TEST_CASE("a cached piece gives the same tokens, also when its slot is taken by others") {
+TEST_CASE("the cache of pieces never changes the tokens, even if pieces share a slot") {
     const Tokenizer& tokenizer = small_tokenizer();
     std::string text;
     for (uint64_t seed = 0; seed < 200; seed++) text += awkward_text(seed, 30);
@@ -201,7 +200,7 @@ TEST_CASE("a cached piece gives the same tokens, also when its slot is taken by 
     }
 }
 
-TEST_CASE("pieces of every length and number of tokens, from the cache and not") {
+TEST_CASE("pieces of any length and number of tokens are the same from the cache and without it") {
     const Tokenizer tokenizer = tokenizer_from_merges({});
     Encoder encoder(tokenizer, 2);
     for (int pass = 0; pass < 2; pass++)
@@ -247,7 +246,7 @@ TEST_CASE("decoding gives back every byte") {
     }
 }
 
-TEST_CASE("the text <|endoftext|> is text, the token decodes to it") {
+TEST_CASE("<|endoftext|> in a text is plain text, and its token decodes to that name") {
     const Tokenizer& tokenizer = small_tokenizer();
     const std::vector<int> tokens = encode(tokenizer, "a<|endoftext|>b");
     CHECK(std::count(tokens.begin(), tokens.end(), tokenizer.end_of_text) == 0);
@@ -255,14 +254,14 @@ TEST_CASE("the text <|endoftext|> is text, the token decodes to it") {
     CHECK(tokenizer.end_of_text == tokenizer.vocab_size() - 1);
 }
 
-TEST_CASE("decoding refuses what is no token") {
+TEST_CASE("decoding refuses numbers that are not tokens") {
     const Tokenizer& tokenizer = small_tokenizer();
     for (const int token : {-1, tokenizer.vocab_size()})
         CHECK_THROWS_WITH_AS(decode(tokenizer, &token, 1), doctest::Contains("outside of the vocabulary of"), Error);
 }
 
-// A quadratic step would take minutes here.
-TEST_CASE("pieces of a megabyte") {
+// A quadratic algorithm would take minutes.
+TEST_CASE("a piece of a megabyte is encoded in linear time") {
     const Tokenizer* gpt2 = gpt2_tokenizer();
     if (!gpt2) skip_part("GPT-2", no_vocabulary);
     for (const Tokenizer* tokenizer : {&small_tokenizer(), gpt2 ? gpt2 : &small_tokenizer()})
@@ -278,7 +277,7 @@ TEST_CASE("pieces of a megabyte") {
 
 // ---- GPT-2's vocabulary
 
-TEST_CASE("GPT-2: test vectors") {
+TEST_CASE("GPT-2: known texts have their known tokens") {
     const Tokenizer* tokenizer = gpt2_tokenizer();
     if (!tokenizer) return skip_case(no_vocabulary);
     CHECK(tokenizer->vocab_size() == 50257);

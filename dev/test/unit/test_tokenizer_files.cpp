@@ -1,4 +1,4 @@
-// test_tokenizer_files.cpp: tokenizer files that come back as they were saved, and what of them is refused.
+// test_tokenizer_files.cpp: tokenizer files that are saved and loaded again, and damaged ones that are refused.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ static void check_equal(const Tokenizer& got, const Tokenizer& want) {
     }
 }
 
-TEST_CASE("what is saved is loaded: directory, tokenizer.json, vocab.json, merges.txt, OpenAI's names") {
+TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, and by OpenAI's names") {
     const Tokenizer& tokenizer = small_tokenizer();
     TemporaryDirectory folder;
     save_tokenizer(tokenizer, folder.path, 128);
@@ -36,7 +36,8 @@ TEST_CASE("what is saved is loaded: directory, tokenizer.json, vocab.json, merge
     CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
 }
 
-// 4,352 tokens of 16 KiB of ", which is \" in the file; each token is there twice, in the vocabulary and in the merges.
+// 4,352 tokens of 16 KiB of ", which the file has as \". Each token is there twice, in the vocabulary and in the
+// merges.
 TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved") {
     std::vector<std::pair<int, int>> merges;
     for (int i = 0; i < 14; i++) merges.push_back({i ? 255 + i : 1, i ? 255 + i : 1});
@@ -51,7 +52,7 @@ TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved
     CHECK(list_directory(folder.path).empty());
 }
 
-TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names is loaded") {
+TEST_CASE("the tokenizer of a run's output is the one of the checkpoint that `latest` names") {
     TemporaryDirectory output;
     std::filesystem::create_directory(output / "step_000010");
     save_tokenizer(small_tokenizer(), output / "step_000010", 128);
@@ -67,7 +68,7 @@ TEST_CASE("of a run's output the tokenizer of the checkpoint that `latest` names
     }
 }
 
-TEST_CASE("merges.txt: without a last newline, with Windows line ends, without its first line") {
+TEST_CASE("merges.txt may lack its last newline and its first line, and may have Windows line ends") {
     const Tokenizer& tokenizer = small_tokenizer();
     TemporaryDirectory folder;
     save_tokenizer(tokenizer, folder.path, 128);
@@ -91,7 +92,7 @@ static std::string small_json() {
     return read_bytes(folder / "tokenizer.json");
 }
 
-TEST_CASE("tokenizer.json: merges as pairs, and fields that are absent") {
+TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
     const std::string text = small_json();
     const Tokenizer want = parse_tokenizer_json(text, "test");
     CHECK(encode(want, "abcab") == std::vector<int>{257, 256});
@@ -117,7 +118,7 @@ TEST_CASE("tokenizer.json: other added tokens are kept and never encoded") {
     check_equal(load_tokenizer(folder.path), tokenizer);
 }
 
-TEST_CASE("tokenizer.json: what is refused, and how") {
+TEST_CASE("tokenizer.json: each defect is refused with its reason") {
     const std::string text = small_json();
     struct Broken {
         const char *from, *to, *message;
@@ -179,7 +180,7 @@ TEST_CASE("tokenizer.json: what is refused, and how") {
     }
 }
 
-TEST_CASE("tokenizer.json: a token of 64 KiB is taken, a longer one refused") {
+TEST_CASE("tokenizer.json: a token of 64 KiB is accepted, and a longer one refused") {
     const std::string text = small_json();
     for (const size_t length : {65536, 65537}) {
         const std::string token = "\"abc\": 257, \"" + std::string(length, 'x') + "\": 259";
@@ -194,7 +195,7 @@ TEST_CASE("tokenizer.json: a token of 64 KiB is taken, a longer one refused") {
     }
 }
 
-TEST_CASE("tokenizer.json: an added token of 64 KiB is taken and read back, a longer one refused") {
+TEST_CASE("tokenizer.json: an added token of 64 KiB is saved and loaded, and a longer one refused") {
     const std::string text = small_json();
     for (const size_t length : {65536, 65537}) {
         const std::string token = R"("added_tokens": [{"id": 259, "content": ")" + std::string(length, 'x') + "\"},";
@@ -211,8 +212,8 @@ TEST_CASE("tokenizer.json: an added token of 64 KiB is taken and read back, a lo
     }
 }
 
-// merges.txt could not say it: its line would be a space and one token.
-TEST_CASE("tokenizer.json: an empty token is taken, a merge of it refused") {
+// merges.txt cannot express a merge of the empty token: its line would be a space and one token.
+TEST_CASE("tokenizer.json: an empty token is accepted, and a merge of it refused") {
     const std::string text = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
     const Tokenizer tokenizer = parse_tokenizer_json(text, "test");
     TemporaryDirectory folder;
@@ -224,13 +225,13 @@ TEST_CASE("tokenizer.json: an empty token is taken, a merge of it refused") {
                              "test: merge 2 uses token 259, which is empty", Error);
 }
 
-TEST_CASE("tokenizer.json: cut off anywhere, it is refused") {
+TEST_CASE("tokenizer.json: a file cut at any length is refused") {
     const std::string text = small_json();
     for (size_t length = 0; length + 2 < text.size(); length += 7)
         CHECK_THROWS_AS(parse_tokenizer_json(text.substr(0, length), "test"), Error);
 }
 
-TEST_CASE("a tokenizer that is not there") {
+TEST_CASE("a missing tokenizer is EXIT_NO_INPUT, an incomplete one EXIT_BAD_DATA") {
     TemporaryDirectory folder;
     const auto code_of = [](const std::string& path) { return exit_code_of([&] { load_tokenizer(path); }); };
     CHECK(code_of(folder / "missing") == EXIT_NO_INPUT);

@@ -1,5 +1,5 @@
-// test_trace.cpp: the time line of the ranks: what a span keeps, what the file says, clocks of several machines, and
-// files that are refused. Real ranks: test_trace.sh.
+// test_trace.cpp: traces: spans and their times, the events in the file, clocks of several machines, and files that are
+// refused. test_trace.sh traces real ranks.
 #include "parallel/trace_file.h"
 
 #include <doctest/doctest.h>
@@ -36,7 +36,7 @@ static bool inside(const Json& inner, const Json& outer) {
            int64_t(inner["ts"]) + int64_t(inner["dur"]) <= int64_t(outer["ts"]) + int64_t(outer["dur"]);
 }
 
-TEST_CASE("spans lie in each other, in the host's time and in the stream's, the outer ones first") {
+TEST_CASE("spans nest, in the host's time and in the stream's, and outer spans come first") {
     Trace trace;
     {
         const Span step(&trace, Track::training, stream, {"step", 7, 7, 4096});
@@ -56,7 +56,7 @@ TEST_CASE("spans lie in each other, in the host's time and in the stream's, the 
     const char* names[] = {"step 7", "forward", "wait for data", "backward"};
     for (int i = 0; i < 4; i++) {
         CHECK(spans[i]["name"] == names[i]);
-        CHECK(spans[i]["tid"] == spans[0]["tid"]);  // on the CPU the host is the one that trains
+        CHECK(spans[i]["tid"] == spans[0]["tid"]);  // on the CPU the host thread trains
         CHECK(inside(spans[i], spans[0]));
         CHECK(int64_t(spans[i]["dur"]) >= 1900);
         CHECK(int64_t(spans[i]["dur"]) < 1'000'000);
@@ -67,7 +67,7 @@ TEST_CASE("spans lie in each other, in the host's time and in the stream's, the 
     CHECK_FALSE(spans[1].contains("args"));
 }
 
-TEST_CASE("spans without length or of the same microsecond keep their order") {
+TEST_CASE("spans of the same microsecond keep their order") {
     Trace trace;
     for (const int64_t order : {2, 0, 3, 1})  // as they ended
         trace.add({{"span", order}, Track::training, order, trace.zero + 1.0, trace.zero + 1.0});
@@ -75,7 +75,7 @@ TEST_CASE("spans without length or of the same microsecond keep their order") {
     for (int i = 0; i < 4; i++) CHECK(spans[i]["name"] == "span " + std::to_string(i));
 }
 
-TEST_CASE("times are whole microseconds, and neighbours do not overlap by rounding") {
+TEST_CASE("times are whole microseconds, and rounding makes no neighbours overlap") {
     Trace trace;
     trace.zero = 100.0;
     for (int64_t i = 0; i < 1000; i++)
@@ -98,7 +98,7 @@ TEST_CASE("names of hosts and spans are escaped") {
     CHECK(events.back()["name"] == "say \"hi\"\\\n");
 }
 
-TEST_CASE("several threads") {
+TEST_CASE("several threads record spans at the same time") {
     Trace trace;
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; i++)
@@ -113,7 +113,7 @@ TEST_CASE("several threads") {
     for (const auto& [name, count] : found) CHECK(count == 4);
 }
 
-TEST_CASE("memory is bounded: so many spans, and timers that are used again") {
+TEST_CASE("memory is bounded: a trace keeps a limited number of spans and reuses its timers") {
     Trace small(10);
     for (int64_t n = 0; n < 25; n++) const Span span(&small, Track::training, stream, {"span", n});
     small.read_timers(true);
@@ -132,7 +132,7 @@ TEST_CASE("memory is bounded: so many spans, and timers that are used again") {
     CHECK(trace.records.size() == 2000);
 }
 
-TEST_CASE("nothing is kept without a trace, without a name, or after the recording") {
+TEST_CASE("no span is recorded without a trace, without a name, or after the recording") {
     const Span no_trace(nullptr, Track::training, stream, {.name = "span"});
     Trace trace;
     { const Span no_name(&trace, Track::training, stream, {}); }
@@ -144,7 +144,7 @@ TEST_CASE("nothing is kept without a trace, without a name, or after the recordi
     CHECK(trace.spans == 0);
 }
 
-TEST_CASE("ranks are processes, tracks are threads") {
+TEST_CASE("in the file ranks are processes and tracks are threads") {
     Trace first, second;
     for (Trace* trace : {&first, &second})
         for (Track track : {Track::communication, Track::training, Track::host, Track::loader})
@@ -170,9 +170,9 @@ TEST_CASE("ranks are processes, tracks are threads") {
     CHECK(std::count(file.begin(), file.end(), '\n') == int(events_of(file).size()) + 2);  // an event has a line
 }
 
-TEST_CASE("clocks of one machine are one, those of others are brought together by what they did at once") {
-    // Machine b is 1000 s ahead of a, c is 50 s behind. A rank enters an exchange up to 30 ms late; all have come after
-    // 40 ms, and it leaves up to 20 ms later, but for one exchange in which all are quick.
+TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligned by their collectives") {
+    // Machine b is 1000 s ahead of a, c is 50 s behind. A rank enters a collective up to 30 ms late; all are in it
+    // after 40 ms, and leave up to 20 ms later, except for one collective in which all are quick.
     const double late[] = {20e-3, 0.0, 30e-3, 10e-6, 5e-3};
     const auto clock = [&](const char* machine, double ahead, double begin, size_t luck) {
         RankClock own = {machine, begin + ahead, {}, {}};
@@ -193,7 +193,7 @@ TEST_CASE("clocks of one machine are one, those of others are brought together b
     CHECK(std::fabs(zero_of_clock(clocks, 4) - zero + 50.0) < 2e-5);
 }
 
-TEST_CASE("a collective is called what was said just before, with the bytes that it sends") {
+TEST_CASE("a collective has the name of the last call_next() and the bytes that it sends") {
     Comm comm;
     comm.call_next("nobody listens");
     CHECK(comm.take_name().name == nullptr);
@@ -210,7 +210,7 @@ TEST_CASE("a collective is called what was said just before, with the bytes that
     CHECK(comm.take_name().name == nullptr);
 }
 
-// Rank 0 of two: what rank 1 says is prepared.
+// Rank 0 of two ranks. The data of rank 1 is prepared by the test.
 struct Pair : Comm {
     std::vector<std::string> other;
     size_t said = 0;
@@ -221,7 +221,7 @@ struct Pair : Comm {
     }
 };
 
-TEST_CASE("rank 0 writes what all have, however long it is") {
+TEST_CASE("rank 0 writes the spans of all ranks, of any length") {
     const TemporaryDirectory temporary;
     Pair comm;
     comm.trace = std::make_unique<Trace>(5000);
@@ -245,7 +245,7 @@ TEST_CASE("rank 0 writes what all have, however long it is") {
     CHECK(list_directory(temporary.path) == std::vector<std::string>{"t.json"});
 }
 
-TEST_CASE("a trace of one step, and of none") {
+TEST_CASE("a trace may have one step or none") {
     const TemporaryDirectory temporary;
     Comm comm;
     comm.trace = std::make_unique<Trace>();
@@ -256,7 +256,7 @@ TEST_CASE("a trace of one step, and of none") {
     CHECK(write_trace(comm, temporary / "t.json") == "step 0");
 }
 
-// The sentence with which a file is refused; the exit code must be that of outputs.
+// The message of the Error, which must be EXIT_CANNOT_CREATE.
 static std::string refusal(const std::string& path) {
     try {
         check_trace_file(path);
@@ -267,7 +267,7 @@ static std::string refusal(const std::string& path) {
     return "";
 }
 
-TEST_CASE("files that could not be written, or are something else, are refused") {
+TEST_CASE("a trace file that cannot be written, or has other content, is refused") {
     const TemporaryDirectory temporary;
     const auto refused = [&](const std::string& path, const char* why) {
         const std::string text = refusal(path);
