@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
-# registers as errors, links both programs, compares what each kernel takes with dev/cuda_budget.txt (more registers or
-# more spilled bytes than there fail), and looks for the instructions that kernels are meant to use (opcodes.py). --update
-# writes the file anew. Needs nvcc, and no GPU.
+# check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled registers as
+# errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than dev/cuda_budget.txt has for
+# it, or lacks the instructions that it is meant to use (opcodes.py). --update writes the file anew. Needs nvcc, but no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -19,7 +18,7 @@ if ! make found | grep -q '| CUDA [0-9]'; then
     exit 0
 fi
 
-# compile SOURCE ARCH LOG: its kernels into $work/cubin, by the Makefile's own command, which then says what ptxas found.
+# compile SOURCE ARCH LOG: compiles the kernels into $work/cubin by the Makefile's own command. LOG gets the report of ptxas.
 compile() {
     local object=build/release/cuda/${1%.cu}.o command
     command=$(make -n V=1 CUDA=1 CUDA_ARCHS="$2" -W "$1" "$object" | grep -- " -c $1 ")

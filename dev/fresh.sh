@@ -2,13 +2,13 @@
 # fresh.sh bookworm|trixie [quickstart|test|COMMAND] [ARGUMENT...]: runs a command of the README in a minimal Debian system.
 #
 # The system is made by debootstrap (minbase, git and ca-certificates) and has its own clone of the last commit. Default:
-# quickstart. `test` is ./scripts/test.sh; another COMMAND runs in the clone as it is. The exit status is the command's.
+# quickstart. `test` is ./scripts/test.sh; any other COMMAND runs in the clone as given. The exit status is the command's.
 #
-# FRESH_DIR (default: a folder of /tmp) keeps the minimal system and the packages that were fetched, so a repeat is quick;
-# the copy in which the command ran is removed, or kept by KEEP=1. TRAIN_SECONDS, FUZZ_SECONDS, LAUNCHERS, CPU_ISA and
-# WERROR are passed on. The packages come from where the host's apt takes its own, else from debootstrap's default.
+# FRESH_DIR (default: a folder of /tmp) keeps the minimal system and the packages that were fetched, so that the next run is
+# quick. The copy in which the command ran is removed, or kept with KEEP=1. TRAIN_SECONDS, FUZZ_SECONDS, LAUNCHERS, CPU_ISA and
+# WERROR are passed on. Packages come from the host's own apt sources, else from debootstrap's default.
 #
-# It needs root: mount and chroot do. All mounts are in a mount namespace of this run and end with it, however it ends.
+# Needs root for mount and chroot. All mounts are in a mount namespace of this run, and end with it in every case.
 set -euo pipefail
 
 fail() { echo "fresh.sh: $*" >&2; exit 1; }
@@ -19,7 +19,7 @@ case ${1:-} in
     *) usage >&2; exit 2 ;;
 esac
 
-# Only the second start, inside the namespaces, does the work. Ended by any signal, its processes end as well.
+# The script starts itself again inside new namespaces, which does the work. If it is killed, all its processes end too.
 if [ -z "${FRESH_INSIDE:-}" ]; then
     [ "$(id -u)" = 0 ] || fail "this needs root (mount, chroot)"
     command -v debootstrap >/dev/null || fail "no debootstrap here: apt-get install debootstrap"
@@ -37,7 +37,7 @@ mkdir -p "$dir" "$packages"
 exec 9>"$dir/$suite.lock"
 flock --nonblock 9 || fail "$dir/$suite.lock: another run uses this folder"
 
-# A line for each of the host's own Debian sources, for this suite.
+# Prints the host's own Debian sources, one per line, changed to this suite.
 host_sources() {
     local ID="" VERSION_CODENAME=""
     source /etc/os-release
@@ -74,7 +74,7 @@ make_copy() {
     mount --bind "$packages" "$root/var/cache/apt/archives"
 }
 
-# Never removes through a mount: the packages and the host's /dev are behind some.
+# Never removes files through a mount: the packages and the host's /dev are mounted there.
 clean_up() {
     if mountpoint --quiet "$root"; then umount --recursive --lazy "$root" || true; fi
     if [ "${KEEP:-0}" = 1 ] || grep -qF " $root" /proc/self/mountinfo; then

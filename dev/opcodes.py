@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Which instructions the kernels of a cubin have, without a disassembler, and whether they are those they are meant to use.
+"""Lists the instructions in the kernels of a cubin, without a disassembler, and checks that they are the intended ones.
 
-    dev/opcodes.py FILE.cubin              checks the rules below; prints what breaks one, exit status 1
-    dev/opcodes.py --list FILE.cubin       the counts of every kernel
+    dev/opcodes.py FILE.cubin              checks the rules below; prints each violation, exit status 1
+    dev/opcodes.py --list FILE.cubin       prints the counts of every kernel
 
 A machine instruction of sm_80 to sm_120 is 16 bytes, with the opcode in its low 12 bits; loads and stores of global
 memory have their width in bits 73 to 75, 6 for 128 bits.
@@ -17,7 +17,8 @@ from collections import Counter
 OPCODES = {0x23C: "HMMA", 0x9F0: "HGMMA", 0x83B: "LDSM", 0xFAE: "LDGSTS", 0x983: "LDL", 0x387: "STL", 0x981: "LDG",
            0x986: "STG"}
 
-# What the kernels of a name must have, and must not. LDL and STL are local memory: arrays that left the registers.
+# Names of kernels, instructions that they must have, and instructions that they must not have. LDL and STL access local
+# memory: arrays that the compiler did not keep in registers.
 RULES = [
     (r"attention_(forward|backward)_mma_kernel", ["HMMA", "LDSM", "LDGSTS", "STG.128"], ["LDL", "STL"]),
     (r"layernorm_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
@@ -60,7 +61,7 @@ def instructions(code):
 
 
 def readable(names):
-    """Without return type, blanks and parameters."""
+    """The demangled names, without return type, blanks and parameters."""
     text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     return [re.sub(r"\(.*", "", re.sub(r"^void ", "", line)).replace(" ", "") for line in text.splitlines()]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# from_help.sh man PROGRAM VERSION | bash PROGRAM NAME... | zsh PROGRAM NAME...: a man page, or the completion of options for
-# the programs of these names, from PROGRAM's --help. For make install.
+# from_help.sh man PROGRAM VERSION | bash PROGRAM NAME... | zsh PROGRAM NAME...: prints a man page, or the shell's completion
+# of options for the programs NAME, made from PROGRAM's --help. make install calls it.
 set -euo pipefail
 what=$1 program=$2
 shift 2
@@ -8,7 +8,7 @@ commands=(train generate eval plan tokenize)
 
 help_of() { "$program" "$1" --help; }
 
-# The options of a command, a line each: long name, unit, help.
+# options_of COMMAND: its options, one per line: long name, unit, help, between tabs.
 options_of() {
     help_of "$1" | awk '
         function flush() { if (name != "") print name "\t" unit "\t" text; name = "" }
@@ -34,7 +34,7 @@ man_page() {
     done
 }
 
-# Choices such as fp32|bf16|auto are completed, DIR, FILE and GLOB by files.
+# Values such as fp32|bf16|auto are completed from the list, other values as files.
 bash_completion() {
     local command
     echo "_train_gpt2() {"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install.sh [PACKAGE...]: installs the Debian or Ubuntu packages that are missing, ours and those named. Asks nothing: as
-# root directly, else by sudo. Does nothing when all is there.
+# install.sh [PACKAGE...]: installs the Debian or Ubuntu packages that the project and the arguments name, without questions:
+# directly as root, else by sudo. Does nothing if all are installed.
 set -euo pipefail
 
 packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin iproute2 curl ca-certificates
@@ -17,7 +17,7 @@ available() { apt-cache show "$1" >/dev/null 2>&1; }
 
 missing=()
 for package in "${packages[@]}"; do
-    # What came another way (a newer compiler, Python from elsewhere) serves as well.
+    # These may also come from elsewhere than a package (a newer compiler, another Python).
     case $package in g++ | make | clang | curl | python3) command -v "$package" >/dev/null && continue ;; esac
     installed "$package" || missing+=("$package")
 done
@@ -35,7 +35,7 @@ apt() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "$@"
 }
 
-# The lists are fetched when there are none, and again when they turn out to be too old.
+# Fetches the lists of packages if there are none, and once more if installing fails, because the lists may be too old.
 updated=0
 update() {
     if [ $updated = 0 ]; then

@@ -15,7 +15,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def read_log(path):
-    """{step: loss} of training and of validation. A step that was run again after a restart counts once, the last time."""
+    """The (step, loss) pairs of training and of validation. Of a step that was repeated after a restart the last one counts."""
     losses = {"step": {}, "val": {}}
     keys = {"step": "loss", "val": "val_loss"}
     with open(path, encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def read_log(path):
 
 
 def smoothed(points, window):
-    """Mean of the window of steps before each point."""
+    """The mean of the last `window` points at each point."""
     out, total = [], 0.0
     for i, (step, loss) in enumerate(points):
         total += loss - (points[i - window][1] if i >= window else 0.0)
@@ -42,7 +42,7 @@ def smoothed(points, window):
 
 
 def text_curve(points, width=60):
-    """One character per mean of neighbouring points, between the lowest and the highest."""
+    """Bars of the means of `width` groups of neighbouring points, scaled from the lowest to the highest."""
     width = min(width, len(points))
     edges = [len(points) * i // width for i in range(width + 1)]
     means = [sum(loss for _, loss in points[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
@@ -60,7 +60,7 @@ def print_curves(name, train, val):
 
 
 def use_python_with_matplotlib():
-    """Goes on as another python3 of PATH or /usr/bin, where the system's packages are, if this one cannot draw."""
+    """If this python3 has no matplotlib, restarts the script with one that has, from PATH or /usr/bin."""
     try:
         import matplotlib.pyplot  # noqa: F401
         return

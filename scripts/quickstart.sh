@@ -3,7 +3,7 @@
 #
 # Installs missing system packages, builds, prepares a corpus (your files, or the King James Bible and Jane Austen's
 # novels from the package mirror), trains a small GPT-2 for about four minutes, and shows a sample and the loss curve.
-# Run again, it goes on where it stopped and repeats nothing that is done. TRAIN_SECONDS=1200 trains longer.
+# Run again, it continues where it stopped. TRAIN_SECONDS=1200 trains longer.
 set -euo pipefail
 
 inputs=()
@@ -32,11 +32,11 @@ build() {
             echo "there is a GPU, but no nvcc to build for it (NVCC=... or CUDA_HOME=... names it): training on the CPU"
         fi
     fi
-    make -j"$(nproc)" found train_gpt2 $program  # the former makes the tokens
+    make -j"$(nproc)" found train_gpt2 $program  # train_gpt2 makes the tokens
     program=./$program
 }
 
-# Sets data, prompt and run.
+# Makes the corpus. Sets data, prompt and run.
 prepare_corpus() {
     if [ ${#inputs[@]} = 0 ]; then
         name=bible_austen
@@ -53,7 +53,7 @@ prepare_corpus() {
     run=out/quickstart_$name
 }
 
-# Sets options: what to train. Two sizes of model, and short windows for a text of a few pages.
+# choose_model middle|small: sets options and most_steps. A text of a few pages gets short windows.
 choose_model() {
     local size=$1 of_windows
     choose_windows "$data"
@@ -62,11 +62,11 @@ choose_model() {
     read -ra of_windows <<<"$windows"
     options+=("${of_windows[@]}")
     tokens_per_step=${windows##* }
-    most_steps=$((20 * train_tokens / tokens_per_step))  # 20 times through the text: more would be learning it by heart
+    most_steps=$((20 * train_tokens / tokens_per_step))  # 20 epochs: more would only memorize the text
     if [ $most_steps -lt 100 ]; then most_steps=100; fi
 }
 
-# Sets steps: as many as fit into the time at the speed of a few steps (the median, so that a slow first one is nothing).
+# Sets steps: as many as fit into the time, at the median speed of 8 steps. The median ignores a slow first step.
 measure() {
     local scratch speed
     scratch=$(mktemp -d)
@@ -80,7 +80,7 @@ measure() {
     if [ "$steps" -lt 20 ]; then steps=20; fi
 }
 
-# Settings of a run are kept beside it, so that a second start continues the same run.
+# The options of a run are stored in its folder, so that a second start continues the same run.
 choose_run() {
     if [ -f "$run/quickstart" ] && [ "$(head -1 "$run/quickstart")" = "$(cksum <"$data/made_of")" ]; then
         mapfile -t options < <(tail -n +2 "$run/quickstart")

@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154
-# recipe.sh: what the recipes run_gpt2_* share. Sourced from the repository's root, after these are set:
+# recipe.sh: the common part of the recipes run_gpt2_*, which source it from the repository's root after they set:
 #   model, steps, lr, final_lr_fraction, checkpoint_every
 #   tokens_per_step, most_micro_batch (sequences that fit 80 GB), data (folder with shards), ranks
 #   more=(...)                  options of this recipe alone
-# As first argument of a recipe --plan says what the run is and takes, and runs nothing. Others are options of train_gpt2,
-# which come after the recipe's own and win.
+# With --plan as its first argument a recipe prints the plan of the run and trains nothing. Other arguments are options of
+# train_gpt2, and win over the recipe's own.
 
-# The most sequences that a step divides into: fewer ranks make more micro-steps.
+# Halves the micro-batch until one micro-step of all ranks fits into a step. Fewer ranks make more micro-steps.
 micro_batch=$most_micro_batch
 while [ $((micro_batch * 1024 * ranks)) -gt "$tokens_per_step" ] && [ "$micro_batch" -gt 1 ]; do micro_batch=$((micro_batch / 2)); done
 
@@ -30,9 +30,9 @@ fi
 if [ ! -x ./train_gpt2cu ]; then echo "error: ./train_gpt2cu is not built: run make where the GPUs are" >&2 && exit 2; fi
 recipe+=(--train-data "$data/*train_*.bin" --val-data "$data/*val_*.bin" --output "${OUT:-out/$(basename "$0" .sh)}" --resume "$@")
 
-# Where mpirun itself was killed, Open MPI leaves its ranks' shared memory behind, some MB for each. Ours of this host are
-# vader_segment.HOST.UID.* of Open MPI 4, sm_segment.HOST.UID.* of Open MPI 5; a live one is in the memory of a process, from
-# within moments of its making.
+# If mpirun itself is killed, Open MPI leaves the shared memory of its ranks behind, some MB for each. The files of this user and
+# host are vader_segment.HOST.UID.* of Open MPI 4 and sm_segment.HOST.UID.* of Open MPI 5. A file in use is mapped by a process
+# within moments of its creation.
 remove_left_segments() {
     local mapped segment count=0
     mapped=$(grep -hsoE '/dev/shm/(vader|sm)_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true
@@ -44,8 +44,8 @@ remove_left_segments() {
     if [ $count != 0 ]; then echo "removed shared memory that a killed mpirun has left in /dev/shm: $count files" >&2; fi
 }
 
-# until_done COMMAND...: started again after a fault, from the last checkpoint, at most five times. Not after bad options (2),
-# bad or missing data (65, 66), or when it was asked to stop (75).
+# until_done COMMAND...: runs the command, and after a failure again from the last checkpoint, at most five times. Not after bad
+# options (2), bad or missing data (65, 66), or a request to stop (75).
 until_done() {
     local attempt status
     for ((attempt = 1; ; attempt++)); do

@@ -4,8 +4,8 @@
 # The run of run_gpt2_124M.sh: 9.89 billion tokens, 7.95e18 FLOP, 94 minutes on 8 A100-80GB as llm.c published, 42 minutes on
 # 8 H100 at 40 % of their peak (computed). torchrun starts it again after a fault, at most five times.
 #
-# NP=4 takes four GPUs of each node, DATA= another folder of shards, OUT= another folder for checkpoints. On several nodes
-# with a common file system, on each of them: NODES=2 RDZV=first-node:29400 scripts/run_gpt2_124M_torchrun.sh
+# NP=4 takes four GPUs of each node, DATA= another folder of shards, OUT= another folder for checkpoints. For several nodes
+# with a common file system start on each of them: NODES=2 RDZV=first-node:29400 scripts/run_gpt2_124M_torchrun.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nodes=${NODES:-1} ranks_per_node=${NP:-8}

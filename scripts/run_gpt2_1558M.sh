@@ -7,8 +7,8 @@
 # Published by llm.c for 8 H100-80GB: 2.8 s per step, 24 hours, which is 46 % of 989 TFLOP/s.
 # At 40 %: 3.25 s per step, 29 hours (computed, not measured).
 #
-# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints; --plan only says what it would
-# be. Started again, it goes on from its last checkpoint.
+# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan only.
+# Started again, it resumes from its last checkpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=d48 steps=32000 lr=6e-4 final_lr_fraction=0.1 checkpoint_every=2000

@@ -1,30 +1,31 @@
 #!/usr/bin/env bash
-# test.sh [WORD...]: builds and runs every test; with words only the programs whose names contain one of them.
+# test.sh [WORD...]: builds and runs every test. With words it runs only the programs whose names contain one of them.
 #
-# First the release build: unit tests (build/release/test_*), the CUDA backend in the emulator (dev/test/gpu/*.cu and
-# test_gpt2cu), and where there is a GPU there too, the whole model against its reference (test_gpt2), the command line
-# (dev/test/*/test_*.sh). Then the quick unit tests and the CUDA backend under AddressSanitizer and
-# UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer too, by clang where there is one, and by clang under
-# MemorySanitizer, and with FUZZ_SECONDS=20 each fuzzer that long (needs clang). The sanitizers' builds run in the
-# background, at the lowest priority, while the tests of the release build run.
+# 1. Release build: unit tests (build/release/test_*), the CUDA backend in the emulator and, if there is one, on the GPU
+#    (dev/test/gpu/*.cu and test_gpt2cu), the whole model against its reference (test_gpt2), and the shell tests
+#    (dev/test/*/test_*.sh).
+# 2. The quick unit tests and the CUDA backend under AddressSanitizer and UndefinedBehaviorSanitizer, the emulator under
+#    ThreadSanitizer (by clang if there is one), and under clang's MemorySanitizer. These builds run in the background at the
+#    lowest priority, during the tests of the release build.
+# 3. With FUZZ_SECONDS=20 each fuzzer for 20 seconds (needs clang).
 #
-# The last line is "N passed, N failed, N skipped", in test cases; a crash or a hang is one that failed. What cannot be
-# checked here is skipped: a test program says so by a line "SKIP  <what>: <reason>". The result lists all of them. Only
-# failures decide the exit code.
+# The last line is "N passed, N failed, N skipped", in test cases. A crash or a hang counts as one failure. A check that cannot
+# run here is skipped: its program prints a line "SKIP  <what>: <reason>", and the result lists all of these. Only failures
+# decide the exit code.
 #
 # LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh and
-# a part of test_ranks.sh, which start ranks by srun and torchrun. They are skipped, and say so, where these are not.
+# a part of test_ranks.sh, which start ranks by srun and torchrun. Without these packages they are skipped.
 #
 # ARM=1 installs a cross compiler and qemu-user (g++-aarch64-linux-gnu, qemu-user; some 300 MB), builds the CPU program
 # for arm64, and runs its unit tests, test_gpt2 and test_resume.sh there.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-export OMP_WAIT_POLICY=passive  # tests start many small parallel regions, and may share the machine
+export OMP_WAIT_POLICY=passive  # idle threads do not spin: tests run many small parallel regions, and may share the machine
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 logs=build/test_logs
 kernels=()
-if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks as x86-64 does it
+if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks in x86-64's assembly
     mapfile -t kernels < <(for source in dev/test/gpu/test_*.cu; do basename "$source" .cu; done)
 fi
 emulated=("${kernels[@]/#/emulator/}")
@@ -49,14 +50,14 @@ wanted() {
     return 1
 }
 
-# skip NAME REASON: what this script cannot run here.
+# skip NAME REASON: a program that cannot run here.
 skip() {
     if ! wanted "$1"; then return; fi
     printf 'SKIP  %s: %s\n' "$1" "$2"
     skips+=("$1: $2")
 }
 
-# count LOG STATUS: sets cases_passed, cases_failed and cases_skipped from what the program printed.
+# count LOG STATUS: sets cases_passed, cases_failed and cases_skipped from the output of a program.
 count() {
     local log=$1 status=$2 line
     cases_passed=0 cases_failed=0 cases_skipped=$(grep -acE '^SKIP  ' "$log")
@@ -68,13 +69,13 @@ count() {
     elif [ "$status" = 0 ]; then
         cases_passed=1
     fi
-    # A program that says nothing of a failure, but does not end well, counts as one.
+    # A program that reports no failure, but has another exit status than 0, counts as one failure.
     if [ "$status" != 0 ] && [ "$cases_failed" = 0 ]; then cases_failed=1; fi
 }
 
 log_of() { echo "$logs/${1//\//_}.log"; }
 
-# execute NAME SECONDS COMMAND...: its log, and beside it the exit status and the seconds it took.
+# execute NAME SECONDS COMMAND...: runs the command. Writes its log, and beside it its exit status and seconds.
 execute() {
     local log status=0 limit=$2 start=$EPOCHREALTIME
     log=$(log_of "$1")
@@ -83,7 +84,7 @@ execute() {
     awk -v a="$start" -v b="$EPOCHREALTIME" -v status=$status 'BEGIN { printf "%d %.1f\n", status, b - a }' >"$log.end"
 }
 
-# report NAME: the line for what was executed.
+# report NAME: prints the line of an executed program.
 report() {
     local name=$1 log status seconds result=ok note="" line
     log=$(log_of "$name")
@@ -111,14 +112,14 @@ report() {
     fi
 }
 
-# run NAME SECONDS COMMAND...: one test program, by itself.
+# run NAME SECONDS COMMAND...: runs one test program alone.
 run() {
     if ! wanted "$1"; then return; fi
     execute "$@"
     report "$1"
 }
 
-# beside NAME SECONDS COMMAND...: the same, while others run on other cores; `together` waits for all and reports them.
+# beside NAME SECONDS COMMAND...: runs a test program at the same time as others; `together` waits for all and reports them.
 names_beside=() processes_beside=()
 beside() {
     if ! wanted "$1"; then return; fi
@@ -134,7 +135,7 @@ running_beside() {
     echo $count
 }
 
-# In their order, as far as they have ended; with "all" until they have.
+# report_ended [all]: reports the programs of `beside` in their order, up to the first that still runs; with "all" waits for it.
 report_ended() {
     while [ ${#names_beside[@]} != 0 ]; do
         if [ "${1:-}" != all ] && kill -0 "${processes_beside[0]}" 2>/dev/null; then return; fi
@@ -145,15 +146,15 @@ report_ended() {
 }
 together() { report_ended all; }
 
-# with_units NAME PROGRAM: `beside` for a program with emulated matrix instructions. They are slow, so cases of large products
-# and long sequences are left to machines that have the instructions.
+# with_units NAME PROGRAM: `beside` for a program with emulated matrix instructions. These are slow, so cases of large matmuls and
+# long sequences run only on machines that have the instructions.
 with_units() {
     local small=(--test-case-exclude='more rows*,several tasks*,lengths around the chunks*,the same bits on*')
     if [[ $1 == *test_gpt2 ]]; then small=(); fi
     beside "$1" 300 "$2" ${small[@]+"${small[@]}"}
 }
 
-# build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test; what could be built is still run.
+# build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test. Programs that were built are still run.
 build() {
     local title=$1
     shift
@@ -164,7 +165,7 @@ build() {
     fi
 }
 
-# build_behind TITLE MAKE-ARGUMENTS...: the same at the lowest priority, with its words in a log; `built TITLE` waits for it.
+# build_behind TITLE MAKE-ARGUMENTS...: builds at the lowest priority, with output to a log. `built TITLE` waits for it.
 build_behind() {
     local log status=0
     log=$(log_of "build_$1")
@@ -196,25 +197,26 @@ if [ "$ARM" != 0 ]; then more+=(g++-aarch64-linux-gnu qemu-user); fi
 ./scripts/install.sh "${more[@]}" || exit 1
 mkdir -p $logs
 
-# Under the sanitizers these three take as long as all others together; what they link is in the others as well.
+# These are too slow under the sanitizers. Other tests run the same sources.
 slow='^test_(checkpoint_faults|matmul|tokenize_refused)$'
 sanitized=()
 for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi
 done
-# The matrix instructions of the CPU in plain C++ (dev/test/support/emulated_units.h), so that the sources for AMX and AVX512-BF16
-# run here.
+# Tests with the CPU's matrix instructions in plain C++ (dev/test/support/emulated_units.h), which run the sources for AMX and
+# AVX512-BF16 on any machine with AVX-512.
 units=()
 if grep -qs avx512bw /proc/cpuinfo; then units=(test_gpt2 test_matmul test_matrix_attention); fi
 for name in ${units[@]+"${units[@]}"}; do if wanted "sanitized/units/$name"; then sanitized+=("units/$name"); fi; done
-# ThreadSanitizer by clang is many times faster with fibers; by g++ the emulator's own tests alone take a minute.
+# ThreadSanitizer is many times faster with fibers in clang. With g++ only the emulator's own tests run, which take a minute.
 compiler=${CXX:-g++} raced=() unwritten=()
 if command -v clang++ >/dev/null; then compiler=clang++; fi
 for name in "${kernels[@]}"; do
     if ! wanted "thread/random/$name"; then continue; fi
     if [ "$compiler" = clang++ ] || [[ $name == test_simt* ]]; then raced+=("$name"); fi
 done
-# What no kernel may read: memory that nobody wrote. Here the emulator's own tests, and the kernels with the most of it.
+# MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the kernels with most of
+# such memory.
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
     for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_encoder; do
         if wanted "memory/$name"; then unwritten+=("$name"); fi
@@ -251,8 +253,8 @@ if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
 for name in "${on_gpu[@]}"; do run "$name" 300 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
 
-# Once at each value of CPU_ISA: the sentence that refuses an unknown one names all of them. The operations' unit tests go
-# through the values by themselves.
+# test_gpt2 runs once for each value of CPU_ISA. The error for an unknown value lists all. Unit tests of operations go through
+# the values themselves.
 heading "the whole model"
 instruction_sets=$(CPU_ISA=unknown ./test_gpt2 2>&1 | sed -n 's/^error: CPU_ISA=unknown is not known: //p' | sed 's/,/ /g; s/ or / /')
 if [ -z "$instruction_sets" ]; then
@@ -289,10 +291,10 @@ heading "the CUDA backend under thread"
 if [ ${#kernels[@]} != 0 ] && [ "$compiler" != clang++ ]; then skip "thread/test_gpu_*" "no clang++, and by g++ they take many minutes"; fi
 if [ ${#raced[@]} != 0 ]; then
     built "thread"
-    # One OpenMP thread: clang's own runtime of it is not instrumented, and would be reported.
+    # One OpenMP thread: clang's OpenMP runtime is not instrumented, and would be reported.
     for name in "${raced[@]}"; do beside "thread/$name" 240 env OMP_NUM_THREADS=1 "$in_tsan/emulator/$name"; done
     for name in "${raced[@]}"; do
-        if [[ $name == test_simt* ]]; then continue; fi  # they set the order themselves
+        if [[ $name == test_simt* ]]; then continue; fi  # these set the order themselves
         beside "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$in_tsan/emulator/$name"
     done
     together
@@ -328,7 +330,7 @@ if [ "$FUZZ_SECONDS" != 0 ]; then
     heading "fuzzers, $FUZZ_SECONDS s each"
     for source in dev/fuzz/fuzz_*.cpp; do
         name=$(basename "$source" .cpp)
-        mkdir -p "build/fuzz/corpus_$name"  # what it finds is where the next run begins
+        mkdir -p "build/fuzz/corpus_$name"  # inputs that it finds are where the next run begins
         run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" -max_len=4096 -timeout=10 \
             -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -artifact_prefix=$logs/
     done
