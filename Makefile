@@ -1,8 +1,8 @@
 # make            train_gpt2 and test_gpt2 for the CPU, and train_gpt2cu and test_gpt2cu where there is a GPU
 # make help       the other targets and the options
 #
-# mk/find.mk looks for libraries, mk/sanitize.mk has the sanitizers' flags. mk/cuda.mk builds for a GPU, mk/emulator.mk
-# the same sources for the emulator, mk/fuzz.mk the fuzzers. mk/install.mk installs the program.
+# mk/find.mk looks for libraries, mk/sanitize.mk has the flags of the sanitizers, mk/cuda.mk builds for a GPU,
+# mk/emulator.mk builds the same sources for the emulator, mk/fuzz.mk builds the fuzzers, and mk/install.mk installs.
 
 .DEFAULT_GOAL := all
 CXX      ?= g++
@@ -18,13 +18,13 @@ include mk/find.mk
 
 # ---- flags
 
-# -Wno-pass-failed: clang warns of each loop that it does not vectorize, which are all of them in a sanitizer's build.
-# Warnings are errors with WERROR=1 only, as in CI: a newer compiler has warnings that nobody has seen yet.
+# -Wno-pass-failed: clang warns of every loop that it does not vectorize, and a sanitizer's build vectorizes none.
+# Warnings are errors only with WERROR=1, as in CI: a newer compiler may have warnings that are not fixed here yet.
 WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
 OPT  := $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),-O1,-O3) -fno-math-errno -fno-trapping-math)
 INFO := $(if $(SANITIZE),-g1,-g)
-# Initial weights have the same bits on every architecture, so only the CPU's operations may fuse a multiply and an add.
+# Initial weights must have the same bits on every architecture, so only llmc/cpu may fuse multiplications and additions.
 CONTRACT := -ffp-contract=off
 INCLUDES := -Illmc -Idev/test
 CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) $(CPPFLAGS) -pthread
@@ -48,13 +48,13 @@ TEST_MAIN   := $(BUILD)/dev/test/support/main.o
 UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gpt2 test_matmul test_matrix_attention))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
-# Sources that run once, or in tests only, and include headers that take the compiler long to optimize.
+# Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
 QUICK := base/json base/terminal base/trace checkpoint/hf_config options/arguments options/foreign_options \
          options/options parallel/launch parallel/trace_file train/log train/report train/run_source
 QUICK := $(BUILD)/dev/test/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
-# g++ takes twice as long for these at -O1 as at -O0 once they are instrumented, and no test waits for them.
+# With a sanitizer g++ compiles these twice as fast at -O0 as at -O1, and no test is slow because of them.
 SLOW_INSTRUMENTED := checkpoint/checkpoint checkpoint/hf_weights parallel/comm parallel/comm_mpi parallel/rendezvous \
                      parallel/missing_ranks text/text_reader text/tokenizer_files
 ifneq ($(SANITIZE),)
@@ -64,7 +64,7 @@ endif
 $(BUILD)/llmc/cpu/%.o: CONTRACT :=
 %/llmc/parallel/comm.o %/llmc/parallel/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 
-# One source for each instruction set. The program chooses among them when it starts (llmc/cpu/isa.h).
+# One source for each instruction set. The program chooses one when it starts (llmc/cpu/isa.h).
 ifeq ($(ARCH),x86_64)
 AVX2   := -mavx2 -mfma -mf16c
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
@@ -86,12 +86,12 @@ endif
 Q   := $(if $(filter 1,$(V)),,@)
 say  = @echo "  $(1)"
 
-# $(call link,LIBRARIES): a program of the objects and archives that it depends on.
+# $(call link,LIBRARIES): links the objects and archives among the prerequisites.
 define link
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(1) $(LDLIBS)
 endef
-# $(call compile,NAME,COMMAND): an object and the list of headers that it depends on.
+# $(call compile,NAME,COMMAND): makes an object and the list of its headers.
 define compile
 	@mkdir -p $(@D)
 	$(call say,$(1))
@@ -128,7 +128,7 @@ $(filter-out %/test_gpt2,$(UNITS_TESTS)): $(BUILD)/units/%: $(BUILD)/dev/test/un
 $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
-# A rank that only joins the others: dev/test/ranks/test_slurm.sh and test_torchrun.sh start it.
+# A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
 MEETING := base/common base/host parallel/launch parallel/rendezvous parallel/rendezvous_messages
 $(BUILD)/meeting: $(BUILD)/dev/test/ranks/meeting.o $(MEETING:%=$(BUILD)/llmc/%.o)
 	$(call link)

@@ -1,9 +1,9 @@
-# cuda.mk: the CUDA backend for a GPU.
+# cuda.mk: builds the CUDA backend with nvcc.
 
-# With USE_CUDA ops:: is the CUDA backend. These sources call ops::, so they are compiled once for each backend.
+# With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, so they are compiled once per backend.
 OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp parallel/gradients.cpp train/adamw.cpp train/optimizer.cpp)
 OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
-# Every other source serves both, and so do the CPU's operations, with which tests compare.
+# All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
 HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
 CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
 GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
@@ -27,7 +27,7 @@ gpu-bench: $(GPU_BENCHES)
 train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
 	@ln -sf $< $@
 
-# The program says which GPUs it was built for. Objects for other GPUs are compiled again.
+# The program knows for which GPUs it was built. A change of CUDA_ARCHS compiles the objects again.
 $(BUILD)/cuda/archs: always
 	@mkdir -p $(@D)
 	@echo "$(strip $(CUDA_ARCHS))" | cmp -s - $@ || echo "$(strip $(CUDA_ARCHS))" >$@
@@ -51,12 +51,12 @@ $(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_MAIN) $(BUI
 $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a
 	$(call link,$(GPU_LDLIBS))
 
-# cuDNN's plans, made without a GPU: dev/test/gpu/test_cudnn_plans.sh.
+# Makes cuDNN's plans without a GPU, for dev/test/gpu/test_cudnn_plans.sh.
 $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(TEST_MAIN) \
                            $(patsubst %,$(BUILD)/llmc/base/%.o,common files xxhash)
 	$(call link,$(CUDNN_LDLIBS))
 
-# How ranks get NCCL's id, without a GPU: dev/test/ranks/test_nccl_meeting.sh.
+# Gives NCCL's id to all ranks without a GPU, for dev/test/ranks/test_nccl_meeting.sh.
 $(BUILD)/cuda/dev/test/ranks/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
 $(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/ranks/nccl_meeting.o $(TEST_MAIN) $(MEETING:%=$(BUILD)/llmc/%.o)
 	$(call link,$(NCCL_LDLIBS))

@@ -1,7 +1,7 @@
-# emulator.mk: the CUDA backend as dev/simt runs it on a CPU, compiled by the host's compiler.
+# emulator.mk: builds the CUDA backend with the host's compiler for dev/simt, which runs the kernels on a CPU.
 #
-# The emulator's own files are never instrumented: they tell a sanitizer, if one is linked, which fiber runs. g++'s
-# ThreadSanitizer is many times slower here than clang's.
+# The emulator's own files are never instrumented: they tell the sanitizer, if one is linked, which fiber runs.
+# ThreadSanitizer is many times slower here with g++ than with clang.
 
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/gpu/test_*.cu))
 SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
@@ -20,8 +20,8 @@ $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU
 $(addprefix $(BUILD)/emulator/,train_gpt2cu test_gpt2cu): $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
 	$(call link)
 
-# What the tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
-# programs, so that they need not compile the rest.
+# The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
+# programs, so they compile no other sources.
 KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash \
                       model/params parallel/comm parallel/comm_mpi parallel/launch parallel/missing_ranks \
                       parallel/rendezvous parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
@@ -31,7 +31,7 @@ $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST)
 $(EMU_TESTS): $(BUILD)/emulator/%: $(BUILD)/emulator/dev/test/gpu/%.o $(TEST_MAIN)
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
-# The emulator's own tests need nothing of the model.
+# The tests of the emulator itself link no object of the model.
 $(SIMT_TESTS): $(BUILD)/llmc/base/common.o $(EMU_LIB)
 $(filter-out $(SIMT_TESTS),$(EMU_TESTS)): $(BUILD)/emulator/libkernels.a
 

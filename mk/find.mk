@@ -1,7 +1,7 @@
-# find.mk: which compiler, libraries and GPUs are here. Each library may be left out (CUDA=0) or demanded (CUDA=1).
+# find.mk: finds the compiler, libraries and GPUs of this machine. CUDA=0 leaves a library out, CUDA=1 requires it.
 
 ARCH  := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
-# A cross compiler (CXX=aarch64-linux-gnu-g++) finds no CUDA and no Open MPI: nvcc and mpicc are of this machine.
+# With a cross compiler (CXX=aarch64-linux-gnu-g++) CUDA and Open MPI are off: nvcc and mpicc are for this machine.
 CROSS := $(filter-out $(ARCH),$(subst arm64,aarch64,$(shell uname -m)))
 CUDA  ?= $(if $(CROSS),0,auto)
 CUDNN ?= auto
@@ -21,7 +21,7 @@ CPPFLAGS += -isystem $(LIBOMP_HOME)/include
 LDLIBS   := -L$(LIBOMP_HOME)/lib -Wl,-rpath,$(LIBOMP_HOME)/lib -lomp
 endif
 
-# A probe asks for a header.
+# $(call probe,HEADER): 1 if the compiler finds the header.
 HASH  := \#
 probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | \
                 $(CXX) -std=c++20 $(CPPFLAGS) -x c++ - -o /dev/null 2>/dev/null && echo 1)
@@ -38,8 +38,8 @@ ifneq ($(filter test tests emulator gpu-tests %/test_% cudnn_plans,$(filter-out 
 $(call need,doctest/doctest.h,doctest-dev)
 endif
 
-# CUDA: the toolkit with nvcc, and what the GPUs here can run (90 = compute capability 9.0; 90a is all of an H100).
-# WHEELS names the folder site-packages/nvidia, where pip installs NVIDIA's packages; it sets CUDA_HOME, CUDNN_HOME and
+# CUDA: the toolkit with nvcc, and the architectures of the GPUs here (90 = compute capability 9.0; 90a has all features
+# of an H100). WHEELS names the folder site-packages/nvidia of pip's packages. It sets CUDA_HOME, CUDNN_HOME and
 # NCCL_HOME.
 ifneq ($(WHEELS),)
 override WHEELS := $(abspath $(WHEELS))
@@ -58,7 +58,7 @@ endif
 CUDA_ARCHS ?= $(or $(GPU_ARCHS),90a)
 CUDA_ROOT  := $(NVCC:%/bin/nvcc=%)
 CUDA_LIBS  := $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib/$(ARCH)-linux-gnu $(CUDA_ROOT)/lib))
-# pip's packages have libcublasLt.so.13, and no libcublasLt.so for -l to find.
+# pip's packages have libcublasLt.so.13, but not the libcublasLt.so that -l needs.
 cuda_lib    = $(if $(wildcard $(CUDA_LIBS)/lib$(1).so),-l$(1),\
                    $(or $(firstword $(wildcard $(CUDA_LIBS)/lib$(1).so.*)),-l$(1)))
 ifneq ($(NVCC),)
@@ -68,17 +68,17 @@ endif
 ifeq ($(CUDA),1)
 $(if $(NVCC),,$(error CUDA=1, but there is no nvcc: install the CUDA Toolkit, or name it by CUDA_HOME=... or NVCC=...))
 endif
-# Programs for a GPU that is not here are built only when asked for.
+# Without a GPU here the CUDA programs are built only with CUDA=1.
 CUDA_WANTED := $(if $(NVCC),$(if $(filter 1,$(CUDA))$(GPU_ARCHS),1))
 NO_NVCC     := no nvcc found; NVCC=... or CUDA_HOME=... names it
 NO_CUDA     := $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,$(NO_NVCC)))
 
-# $(call find_file,FILE,FOLDERS): the first of the folders' files of that name.
+# $(call find_file,FILE,FOLDERS): the path of the file in the first folder that has it.
 find_file    = $(firstword $(wildcard $(addsuffix /$(1),$(2))))
 HEADER_PLACES := $(CUDA_ROOT)/include /usr/include /usr/include/$(ARCH)-linux-gnu /usr/local/include
 LIB_PLACES    := $(CUDA_LIBS) $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib /usr/lib/$(ARCH)-linux-gnu /usr/lib64 /usr/local/lib
 
-# cuDNN: its version, if it is new enough (OLDEST_CUDNN in llmc/cuda/cudnn_plan.h). CUDNN_HOME names another place, like
+# cuDNN, if it is new enough (OLDEST_CUDNN in llmc/cuda/cudnn_plan.h). CUDNN_HOME names another folder, like
 # .../site-packages/nvidia/cudnn of the Python package.
 ifneq ($(CUDNN),0)
 ifneq ($(NVCC),)
@@ -98,7 +98,7 @@ CUDNN_INCLUDE := $(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER)
 CUDNN_FLAGS  := $(if $(CUDNN_FOUND),-DUSE_CUDNN $(addprefix -isystem ,$(CUDNN_INCLUDE)))
 CUDNN_LDLIBS := $(if $(CUDNN_FOUND),$(CUDNN_LIB) -Wl$(comma)-rpath$(comma)$(dir $(CUDNN_LIB)))
 
-# Open MPI joins ranks; without it there is one. MPICC=... names another place.
+# Open MPI connects the ranks; without it there is one rank. MPICC=... names another mpicc.
 ifneq ($(MPI),0)
 MPICC       ?= mpicc
 MPI_VERSION := $(shell $(MPICC) --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9.]*\).*/\1/p')
@@ -111,7 +111,7 @@ $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-
 endif
 endif
 
-# NCCL joins ranks with a GPU each. NCCL_HOME names another place, like .../site-packages/nvidia/nccl.
+# NCCL connects ranks with one GPU each. NCCL_HOME names another folder, like .../site-packages/nvidia/nccl.
 ifneq ($(NCCL),0)
 ifneq ($(NVCC),)
 NCCL_HEADER := $(call find_file,nccl.h,$(NCCL_HOME:%=%/include) $(HEADER_PLACES))

@@ -1,4 +1,4 @@
-# install.mk: make install, make dist, and the file that clangd reads.
+# install.mk: make install, make uninstall, make dist, and make compile_commands.json for clangd.
 
 PREFIX ?= /usr/local
 INSTALLED := train_gpt2 $(if $(CUDA_WANTED),train_gpt2cu)
@@ -6,7 +6,7 @@ VERSION := $(shell sed -n 's/^version: //p' CITATION.cff)
 
 .PHONY: install uninstall dist compile_commands.json
 
-# The program, its licence, a man page and the completion of options, made from its --help.
+# The program, its licence, and the man page and completions, which are made from its --help.
 install: $(INSTALLED)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/train_gpt2 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
@@ -22,7 +22,7 @@ uninstall:
 	      $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt2 \
 	      $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_train_gpt2
 
-# What is committed, without its history.
+# An archive of the last commit.
 dist:
 	git archive --prefix=train_gpt2-$(VERSION)/ --output=train_gpt2-$(VERSION).tar.gz HEAD
 	@echo "train_gpt2-$(VERSION).tar.gz"

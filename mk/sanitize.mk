@@ -1,15 +1,15 @@
-# sanitize.mk: flags of a build for sanitizers, SANITIZE=address,undefined, thread or memory.
+# sanitize.mk: the flags of SANITIZE=address,undefined, SANITIZE=thread and SANITIZE=memory.
 
 ifneq ($(SANITIZE),)
 SANFLAGS := -fsanitize=$(SANITIZE)
-# Variables stay on the stack, not on one beside it. From g++ 13 on AddressSanitizer keeps them there, where those of
-# AVX-512 are not aligned (GCC's bug 110027), and where it maps and unmaps memory for each CUDA thread of the emulator.
+# Keeps variables on the real stack. From g++ 13 on AddressSanitizer moves them to a "fake stack" by default. Variables
+# of AVX-512 are not aligned there (GCC's bug 110027), and each CUDA thread of the emulator would map and unmap memory.
 ifneq ($(findstring address,$(SANITIZE)),)
 SANFLAGS += $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,--param=asan-use-after-return=0)
 endif
-# MemorySanitizer takes what code without it writes for never written. So it watches kernels and the device's memory and
-# not the host's (emulator.cpp), the templates of libstdc++ are compiled here, not taken from the library, and parallel
-# loops are loops: OpenMP's runtime would hand over their arguments.
+# MemorySanitizer does not see writes of code that is not instrumented. Therefore it checks kernels and device memory
+# only, not the host's memory (emulator.cpp). Templates of libstdc++ are compiled here instead of taken from the library.
+# OpenMP is off, because its runtime passes the arguments of parallel loops.
 ifeq ($(SANITIZE),memory)
 SANFLAGS += -fsanitize-memory-track-origins -D_GLIBCXX_EXTERN_TEMPLATE=0 -mllvm -msan-poison-stack-with-call
 LDFLAGS  += -Wl,--wrap=__msan_poison_stack
