@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Loads a directory that we wrote with Hugging Face's transformers, as a user of it would.
+"""Loads a model directory of train_gpt2 with Hugging Face's transformers, as a user would.
 
-    dev/test/support/hf_check.py DIR                        every tensor in its place, none missing, none unexpected
-    dev/test/support/hf_check.py DIR --logits FILE          and the model computes FILE's logits from FILE's tokens
-    dev/test/support/hf_check.py DIR --export OUT           and transformers writes it to OUT: one/, sharded/, half/, bare/
-    dev/test/support/hf_check.py DIR --tokenizer TEXT       and its tokenizer gives TEXT back
+    dev/test/support/hf_check.py DIR                        checks that no tensor is missing or unexpected
+    dev/test/support/hf_check.py DIR --logits FILE          also checks that the model computes FILE's logits from FILE's tokens
+    dev/test/support/hf_check.py DIR --export OUT           also writes the model by transformers to OUT: one/, sharded/, half/, bare/
+    dev/test/support/hf_check.py DIR --tokenizer TEXT       also checks that its tokenizer gives TEXT back
 
 FILE is a safetensors file of F32 with tokens (B, T) and logits (B, T, V), such as dev/test/support/reference.safetensors.
-Exit code 0: all is well; 1: something is not; 77: PyTorch or transformers is not installed, nothing was checked.
-test_hf_weights runs this where it can.
+Exit code 0: all checks pass; 1: one fails; 77: PyTorch or transformers is not installed. test_hf_weights runs this script.
 """
 import argparse
 import os

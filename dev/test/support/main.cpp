@@ -1,5 +1,5 @@
-// main.cpp: the entry of every test program. The last line on stdout is "N passed, N failed, N skipped", in test cases:
-// doctest itself counts a case that skipped everything as passed.
+// main.cpp: main() of every test program. The last line on stdout is "N passed, N failed, N skipped", in test cases.
+// doctest itself would count a skipped case as passed.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
@@ -13,11 +13,11 @@ namespace {
 
 std::string current_case;
 bool current_skipped = false;
-int skipped_cases = 0;  // wholly, and nothing failed in them
+int skipped_cases = 0;  // skipped as a whole, without a failure
 std::vector<std::string> skips;
 
 void print_skip(const std::string& line) {
-    if (std::find(skips.begin(), skips.end(), line) != skips.end()) return;  // a loop or a subcase comes here again
+    if (std::find(skips.begin(), skips.end(), line) != skips.end()) return;  // in a loop or a subcase
     skips.push_back(line);
     printf("SKIP  %s\n", line.c_str());
     fflush(stdout);

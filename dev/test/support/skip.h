@@ -1,10 +1,10 @@
-// skip.h: how a test says that it cannot check something here. Each call prints a line "SKIP  <test case>: <reason>",
-// once, which scripts/test.sh counts and lists.
+// skip.h: skips checks that cannot run on this machine. Each call prints a line "SKIP  <test case>: <reason>", the same
+// line only once. scripts/test.sh counts and lists these lines.
 #pragma once
 #include <string>
 
-// The whole case: the caller returns after this call. The case does not count as passed, whatever it had checked
-// before.
+// Skips the whole case: the caller returns after this call. The case does not count as passed, even if it had checked
+// something before.
 void skip_case(const std::string& reason);
-// A part of the case, named in the line. The case goes on, and counts as passed when its other checks pass.
+// Skips a part of the case, which the line names. The case continues, and passes if its other checks pass.
 void skip_part(const std::string& part, const std::string& reason);

@@ -1,4 +1,4 @@
-// small_state.h: a small model's weights and moments in flat buffers, all values different.
+// small_state.h: weights and moments of a small model in flat buffers, with different values everywhere.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,13 +7,13 @@
 #include "base/random.h"
 #include "checkpoint/hf_weights.h"
 
-constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // nothing square but attprojw
+constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // no matrix but attprojw is square
 
 struct FlatState {
     ParamLayout layout;
     std::vector<float> weights, m, v;
 
-    // Random, with padding zero as in a model; seed 0: poisoned, to be written.
+    // Random values, with zero padding as in a model. Seed 0: all NaN, to be written later.
     FlatState(const GPT2Config& config, uint64_t seed) : layout(config) {
         uint64_t stream = 0;
         for (std::vector<float>* buffer : {&weights, &m, &v}) {
@@ -34,7 +34,7 @@ struct FlatState {
     }
 };
 
-// Bit for bit, padded rows included; the gaps between tensors are nobody's.
+// Whether all tensors are equal bit for bit, with their padded rows, but not the gaps between tensors.
 inline bool same_tensors(const FlatState& a, const FlatState& b, bool moments = true) {
     for (const ParamSpec& spec : param_table)
         for (int l = 0; l < a.layout.layers(spec.id); l++) {

@@ -1,4 +1,4 @@
-// small_tokenizer.h: a vocabulary that is trained in a moment, texts that are hard to cut, and BPE as it is defined.
+// small_tokenizer.h: a small trained vocabulary, texts that are hard to split, and BPE by its definition.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -21,7 +21,7 @@ inline Strings pieces(const std::string& text) {
     return out;
 }
 
-// Random strings over characters at which rules change.
+// A random string of characters at which the rules of splitting change.
 inline std::string awkward_text(uint64_t seed, int length) {
     static const Strings alphabet = {"'",
                                      "s",
@@ -76,7 +76,7 @@ inline PieceCounts count_pieces(const Strings& texts) {
     return counts;
 }
 
-// English enough to have 300 merges, and the awkward characters.
+// A tokenizer trained on some English, for 300 merges, and on awkward characters.
 inline const Tokenizer& small_tokenizer() {
     static const Tokenizer tokenizer = [] {
         Strings texts = {
@@ -91,7 +91,7 @@ inline const Tokenizer& small_tokenizer() {
     return tokenizer;
 }
 
-// BPE as it is defined: in each round the lowest rank anywhere, its leftmost place.
+// BPE by its definition: each round merges the pair of lowest rank at its leftmost place.
 inline std::vector<int> merge_by_definition(const Tokenizer& tokenizer, const std::string& piece) {
     std::vector<int> ids;
     for (const char byte : piece) ids.push_back(tokenizer.byte_tokens[uint8_t(byte)]);

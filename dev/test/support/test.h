@@ -1,4 +1,4 @@
-// test.h: what the tests share, on doctest: random and poisoned tensors, comparison element by element.
+// test.h: helpers of tests of operations: random and poisoned tensors, and comparison element by element.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@
 #include "ops/ops.h"
 #include "support/skip.h"
 
-// An owned array of the host, which is where the CPU's operations work; with any backend.
+// An owned array in host memory, on which the CPU's operations work, also in programs of the CUDA backend.
 template <class T>
 struct HostBuffer {
     T* data = nullptr;
@@ -44,7 +44,7 @@ struct Tensor {
     const T& operator[](int64_t i) const { return buffer.data[i]; }
 };
 
-// Standard normal numbers times scale, plus offset, rounded to T; the same for the same seed.
+// Standard normal numbers times scale, plus offset, rounded to T. The same seed gives the same numbers.
 template <class T>
 Tensor<T> random_tensor(int64_t size, uint64_t seed, float scale = 1.0f, float offset = 0.0f) {
     Tensor<T> tensor(size);
@@ -60,7 +60,7 @@ Tensor<T> filled(int64_t size, float value) {
     return tensor;
 }
 
-// NaN until written.
+// All NaN, so that an element that is never written is found.
 template <class T>
 Tensor<T> poisoned(int64_t size) {
     return filled<T>(size, std::numeric_limits<float>::quiet_NaN());
@@ -74,8 +74,8 @@ inline Tensor<int> random_tokens(int64_t size, int below, uint64_t seed) {
     return tensor;
 }
 
-// |got - want| <= absolute + relative * |want| for every element; NaN fails unless both are. columns: how the worst
-// place is named.
+// Checks |got - want| <= absolute + relative * |want| for every element. NaN always fails. The message names the worst
+// element as [row, column] of rows of `columns` elements.
 template <class A, class B>
 void expect_close(const std::string& name, const Tensor<A>& got, const Tensor<B>& want, int columns, float relative,
                   float absolute) {
@@ -85,7 +85,7 @@ void expect_close(const std::string& name, const Tensor<A>& got, const Tensor<B>
     for (int64_t i = 0; i < got.size(); i++) {
         const float g = float(got[i]), w = float(want[i]);
         const float tolerance = absolute + relative * std::fabs(w);
-        if (std::fabs(g - w) <= tolerance) continue;  // NaN is not
+        if (std::fabs(g - w) <= tolerance) continue;  // false for NaN
         off++;
         const float ratio = std::isnan(g - w) ? std::numeric_limits<float>::infinity() : std::fabs(g - w) / tolerance;
         if (ratio > worst_ratio) worst_ratio = ratio, worst = i;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares `train_gpt2 tokenize` with Hugging Face's tokenizers: token by token, merge by merge, file by file.
+"""Compares `train_gpt2 tokenize` with Hugging Face's tokenizers: tokens, merges and files.
 
 usage: tokenizer_identity.py [PROGRAM]        default build/release/train_gpt2; needs pip install tokenizers
 
-Everything goes through the program and its files. Texts: this repository's sources, random strings over awkward
+It runs the program and reads its files. Texts: this repository's sources, random strings over awkward
 characters, and, where ../shared/data has them, tinyshakespeare and GPT-2's own vocabulary.
 """
 import array

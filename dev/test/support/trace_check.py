@@ -1,5 +1,7 @@
-"""trace_check.py FILE RUN RANKS FIRST_STEP STEPS MICRO_STEPS [gpu|hosts]: what must hold of a trace of these steps, of a run whose log.jsonl is
-in RUN. gpu: in the emulator, whose time says nothing, only names and their order. hosts: several, with clocks of their own."""
+"""trace_check.py FILE RUN RANKS FIRST_STEP STEPS MICRO_STEPS [gpu|hosts]: checks a trace of these steps, of a run whose log.jsonl is in RUN.
+
+gpu: the trace is of the emulator, whose times mean nothing: checks only names and their order. hosts: of several hosts, each
+with its own clock."""
 
 import json
 import sys
@@ -25,7 +27,7 @@ def of(rank, track=None, name=None, within=None):
             and (within is None or within["begin"] <= s["begin"] and s["end"] <= within["end"])]
 
 
-# Spans of one track lie in each other or apart, and the file has the outer ones first.
+# Spans of one track are nested or disjoint, and the file has outer spans first.
 by_track = defaultdict(list)
 for s in spans:
     by_track[s["tid"]].append(s)
@@ -34,7 +36,7 @@ for track in by_track.values():
     for s in track:
         assert s["begin"] >= before, ("not in order", s)
         before = s["begin"]
-        # One of a GPU that takes no time may be the last in another or come after it.
+        # A GPU span of no length may be the last inside of another span or come after it.
         while open_spans and open_spans[-1]["end"] + (gpu and s["dur"] == 0) <= s["begin"]:
             open_spans.pop()
         assert not open_spans or s["end"] <= open_spans[-1]["end"], ("overlap", s, open_spans[-1])
@@ -64,7 +66,7 @@ for rank in range(ranks):
             assert s["begin"] >= of(rank, "training", "backward", micro[-1])[0]["begin"], ("reduced too early", s)
         if rank > 0:
             continue
-        # A span is around what the log has measured: never shorter, but for fractions of a microsecond and the log's rounding.
+        # A span contains the time that the log has measured, so it is not shorter, except for rounding.
         line = log[step["step"]]
         for name, key in ("wait for", "comm_exposed_ms"), ("wait for data", "loader_wait_ms"):
             waits = [s for s in of(rank, "training", name, step) if (s["name"] == "wait for data") == (name == "wait for data")]
@@ -72,7 +74,7 @@ for rank in range(ranks):
             assert -0.051 - 0.001 * len(waits) <= shown - measured < 50, (key, shown, measured)
         assert line.get("comm_bytes", 0) == sum(s["args"]["bytes"] for s in sent), (line, sent)
 
-# A collective is one that the ranks are in at the same time: their clocks agree.
+# Ranks are in a collective at the same time, if their clocks agree.
 if not gpu:
     for rank in range(1, ranks):
         mine, theirs = of(0, "communication"), of(rank, "communication")

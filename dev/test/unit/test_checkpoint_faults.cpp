@@ -35,7 +35,7 @@ TEST_CASE("a save that exceeds the limit on file sizes fails and loses nothing")
 }
 
 TEST_CASE("a save on a disk that is full, or fills up during the save, fails and loses nothing") {
-    for (bool full_at_start : {true, false}) {  // else the tokenizer's files take the room that there was at first
+    for (bool full_at_start : {true, false}) {  // false: there is room at first, which the tokenizer's files take
         const TemporaryDirectory dir;
         const int failed = on_small_disk(dir.path, "1m", [&] {
             save(save_options(dir / "out"), 1);
@@ -144,7 +144,7 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
     });
     CHECK(refused == 0);
     const int same_step = on_full_disk([&](const std::string& out) {
-        const Saved saved = save(save_options(out, 3), 3);  // replaces the damaged one, and needs its room
+        const Saved saved = save(save_options(out, 3), 3);  // replaces the damaged one, whose room it needs
         if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
         return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
     });
@@ -172,9 +172,8 @@ static bool is_below(const std::string& path, const std::string& dir) { return p
 
 // What a power failure could lose after these changes of files; empty: nothing. The rules:
 //   * a file or directory is synced with all of its contents before it is renamed;
-//   * a rename is synced before another file is renamed to `latest`, and before anything but a .tmp is removed, which
-//   may
-//     be the only other copy;
+//   * a rename is synced before another file is renamed to `latest`, and before anything but a .tmp is removed: what is
+//     removed may be the only copy on disk;
 //   * at the end everything is synced, except for removals.
 static std::string lost_by_power_failure(const std::vector<FileChange>& changes, const std::string& below) {
     std::set<std::string> files, names, renames;  // not synced: files with new bytes, directories with new names
@@ -237,8 +236,8 @@ TEST_CASE("files are synced before their final name, and the name before old fil
     check(1, dir / "out", 12);
     check(1, dir / "new/runs/out", 14);  // its parents are new as well
     check(2, dir / "out", 11);
-    check(2, dir / "out", 11);  // replaces
-    check(1, dir / "out", 11);  // sets aside
+    check(2, dir / "out", 11);  // replaces the checkpoint of step 2
+    check(1, dir / "out", 11);  // renames the later checkpoint to .stale
 }
 
 // Saves `step` into a copy of the output `before`, whose newest checkpoint is `old_step`, with a fault at each system

@@ -172,7 +172,7 @@ TEST_CASE("a directory with both a model and checkpoints is refused as ambiguous
     CHECK_FALSE(holds_model(dir / "out"));
     CHECK(holds_model(newest));
     fs::copy(newest + "/config.json", dir / "out");
-    CHECK_FALSE(holds_model(dir / "out"));  // without weights it is none
+    CHECK_FALSE(holds_model(dir / "out"));  // a config.json without weights is no model
     CHECK(find_model(dir / "out").dir == newest);
     for (const char* weights : {"model.safetensors", "model.safetensors.index.json"}) {
         write_bytes(dir / "out/" + weights, "x");

@@ -49,7 +49,7 @@ TEST_CASE("--keep N keeps the newest N checkpoints") {
     const TemporaryDirectory dir;
     for (int step : {8, 9, 10, 11}) save(save_options(dir / "out", 2), step);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000010", "step_000011"});
-    save(save_options(dir / "out", 0), 1'000'000);  // sorts by number, and 0 keeps all
+    save(save_options(dir / "out", 0), 1'000'000);  // sorted by number; --keep 0 keeps all
     save(save_options(dir / "out", 3), 1'000'001);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000011", "step_1000000", "step_1000001"});
     CHECK(find_latest(dir / "out").dir == dir / "out/step_1000001");

@@ -16,7 +16,7 @@
 
 static constexpr int T = 8, VOCAB = 9973;
 
-// Shards of the given sizes, named so that their order is this one; tokens count on from shard to shard.
+// Writes shards of the given sizes, in the order of their names. Tokens continue from shard to shard.
 static std::string write_corpus(const TemporaryDirectory& dir, const std::vector<int>& sizes) {
     int token = 0;
     for (size_t i = 0; i < sizes.size(); i++) {
@@ -190,7 +190,7 @@ TEST_CASE("the fingerprint covers all bytes of small files, and four places of l
     constexpr size_t size = 1024 + 2 * 300000, piece = 64 << 10, third = (size - piece) / 3;
     for (size_t at : {size_t(1024), piece - 1, third, third + piece - 1, 2 * third, size - piece, size - 1})
         CHECK(fingerprint_with(pattern, large, at) != print);
-    CHECK(fingerprint_with(pattern, large, piece) == print);  // between two of them
+    CHECK(fingerprint_with(pattern, large, piece) == print);  // between two of the four places
     CHECK(open_corpus(pattern, "--train-data", T).fingerprint == print);
 }
 
@@ -208,7 +208,7 @@ TEST_CASE("the loader reads every sample once per epoch, and the next epoch foll
     const std::string pattern = write_corpus(dir, {1000, 700, 333});
     const int64_t n = open_corpus(pattern, "--train-data", T).num_samples;
     REQUIRE(n == 124 + 87 + 41);
-    REQUIRE(n % 12 == 0);  // so that steps of 12 end with the epoch
+    REQUIRE(n % 12 == 0);  // steps of 12 samples end with the epoch
     const Steps steps = run_steps(config_for(pattern, 3, 12), 1, int(2 * n / 12));
     for (int epoch : {0, 1}) {
         std::map<std::vector<int>, int> times;
@@ -246,11 +246,11 @@ TEST_CASE("a loader that continues at a position reads what an uninterrupted one
     const DataLoaderConfig config = config_for(write_corpus(dir, {1500}), 2, 8);
     Steps want = run_steps(config, 1, 60);
     DataLoader first(config);
-    for (int call = 0; call < 4 * 17 + 3; call++) first.next();  // 17 steps and three quarters of one that is lost
+    for (int call = 0; call < 4 * 17 + 3; call++) first.next();  // 17 steps, and 3 of 4 calls of a lost one
     REQUIRE(first.position == 17 * 8);
 
     DataLoader second(config);
-    for (int calls_before : {0, 1, 2, 7}) {  // also when batches are already in flight
+    for (int calls_before : {0, 1, 2, 7}) {  // also after the thread has read batches ahead
         for (int call = 0; call < calls_before; call++) second.next();
         second.seek(first.position);
         CHECK(second.position == first.position);
@@ -391,7 +391,7 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
     CHECK_THROWS_WITH_AS(drain(), doctest::Contains((file + ": became shorter").c_str()), Error);
     CHECK_THROWS_AS(loader.next(), Error);
 
-    // Once the file is back, the run can go on from the last step.
+    // With the file restored the loader continues from the last step.
     std::filesystem::remove(file);
     write_corpus(dir, {1000});
     loader.seek(loader.position);

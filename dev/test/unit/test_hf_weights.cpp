@@ -157,12 +157,12 @@ TEST_CASE("BF16 files are read exactly") {
 
 TEST_CASE("F16 files are read exactly") {
     FlatState state(small_model, 4);
-    for (float& x : state.weights) x = std::nearbyint(x * 64) / 64;  // few enough bits
+    for (float& x : state.weights) x = std::nearbyint(x * 64) / 64;  // exact in F16
     std::vector<NamedTensor> tensors = hf_tensors(state, "");
     const TemporaryDirectory dir;
     write_bytes(dir / "config.json", hf_config_json({small_model}, "float16"));
     write_model(dir / "model.safetensors", tensors, "BF16");
-    // The same file with halves for data, and the name of their type.
+    // The same file with F16 values, and F16 as the dtype in its header.
     std::string bytes = read_bytes(dir / "model.safetensors");
     const Safetensors file = open_safetensors(dir / "model.safetensors");
     for (const NamedTensor& t : tensors)
@@ -282,8 +282,8 @@ TEST_CASE("a directory without safetensors is refused, and the message says how 
     CHECK(load_error().find("convert to safetensors") != std::string::npos);
 }
 
-// The weights of dev/test/support/reference.safetensors go into a checkpoint; transformers must compute the reference's
-// logits from it, and what it writes in four ways must be read here as the same weights.
+// Saves the weights of dev/test/support/reference.safetensors as a checkpoint. transformers must compute the
+// reference's logits from it, and must write files in four variants that give the same weights here.
 TEST_CASE("transformers computes the same logits from our files, and its files are read here") {
     const std::string fixture = "dev/test/support/reference.safetensors";
     if (!path_exists(fixture)) {

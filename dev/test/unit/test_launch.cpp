@@ -92,13 +92,13 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
               {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "x"}},
               false},
              {"srun, rank 2 of 4, local rank 0", srun, false},
-             // sbatch without srun is one process, whatever SLURM_NTASKS says
+             // sbatch without srun starts one process, for any SLURM_NTASKS
              {"single process@ (SLURM_NTASKS=4, but srun did not start this process)", batch, false},
              {"single process@ (SLURM_NTASKS=4, but srun did not start this process)",
               with(batch, {{"SLURM_STEP_NUM_TASKS", "4"}}), false},
              {"single process", with(srun, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "1"}}), false},
              {"single process", with(srun, {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}}), false},
-             // mpirun inside of a Slurm job: SLURM_PROCID is 0 in every rank, and the step is one of mpirun's own
+             // mpirun in a Slurm job: SLURM_PROCID is 0 in every rank, and the step is mpirun's own
              {"mpirun, rank 3 of 8, local rank 1 of 2", with(batch, mpirun), true},
              {"mpirun, rank 3 of 8, local rank 1 of 2", with(with(srun, {{"SLURM_STEP_NUM_TASKS", "16"}}), mpirun),
               true},
@@ -106,12 +106,12 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
              {"srun, rank 2 of 4, local rank 0", with(srun, {{"PMIX_RANK", "2"}}), true},
              {"srun, rank 2 of 4, local rank 0", with(srun, {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}), false},
              {"srun, rank 2 of 4", with(srun, {{"SLURM_LOCALID", ""}}), false},
-             // srun torchrun: a task for each host, and a rank that is not the task's
+             // srun starts one torchrun per host: the rank is torchrun's, not that of the task
              {"torchrun, rank 5 of 8, local rank 1 of 4@, restart 2",
               with(with(srun, {{"SLURM_STEP_NUM_TASKS", "2"}, {"PMIX_RANK", "0"}}), torchrun), false},
              // mpirun around a script that sets torchrun's variables from mpirun's
              {"mpirun, rank 3 of 8, local rank 1 of 2", with(with(torchrun, {{"RANK", "3"}}), mpirun), true},
-             // not torchrun's: incomplete, and some batch systems set WORLD_SIZE for all
+             // incomplete, so not of torchrun: some batch systems set WORLD_SIZE for every process
              {"single process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, false},
              {"single process", {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}}, false},
              {"srun, rank 2 of 4, local rank 0", with(srun, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}}), false},
@@ -148,7 +148,8 @@ TEST_CASE("the launcher's variables give the rendezvous address, run id and atte
     CHECK(launch.local_world_size == 0);
     CHECK(place(find(with(srun, {{"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "4000"}}))) == "h3:20007");
     CHECK(place(find(with(srun, {{"MASTER_PORT", "4711"}, {"MASTER_ADDR", "x"}}))) == "h3:4711");
-    CHECK(place(find(with(srun, {{"SLURM_STEP_NODELIST", ""}}))) == ":22340");  // refused only if they must meet there
+    CHECK(place(find(with(srun, {{"SLURM_STEP_NODELIST", ""}}))) ==
+          ":22340");  // refused only if the ranks need the address
     CHECK(find(mpirun).master_addr == "");
     CHECK(find(with(batch, {{"SLURM_RESTART_COUNT", "3"}})).attempt == 3);
 }
@@ -167,7 +168,7 @@ TEST_CASE("options give the rank, and win over the variables of a launcher") {
     LaunchOptions named = options(0, 2, "h0:1");
     named.run_id = "night-2";
     CHECK(find({}, named).run_id == "night-2");
-    // They win, where launchers say the same or start fewer processes than there are ranks.
+    // Options win if a launcher's variables agree with them, or if it started fewer processes than there are ranks.
     CHECK(find(mpirun, options(3, 8, "h0:1")).launcher == "options");
     CHECK(find(mpirun, options(3, 8, "h0:1")).mpi);
     CHECK(place(find(torchrun, options(5, 8, "h9:1"))) == "h9:1");
@@ -325,7 +326,7 @@ TEST_CASE("the boot id is the same in every process of a host") {
     CHECK_FALSE(host_name().empty());
 }
 
-// torchrun prints message.extraInfo.py_callstack if there is one, else message.message; it needs the time.
+// torchrun prints message.extraInfo.py_callstack if the file has it, else message.message. It requires the time.
 TEST_CASE("the error file has the fields that torchrun reads") {
     const TemporaryDirectory dir;
     Launch launch;

@@ -90,7 +90,7 @@ static Child run_child(const std::function<void()>& code, int out_fd = -1) {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out, content(dir.path + "/err")};
 }
 
-// The same with stdout and stderr on a pseudo terminal.
+// The same, with stdout and stderr on a pseudo terminal.
 static Child run_on_terminal(const std::function<void()>& code, int columns) {
     winsize size = {24, static_cast<unsigned short>(columns), 0, 0};
     int terminal;
@@ -174,7 +174,7 @@ TEST_CASE("durations are printed in seconds, minutes, hours and days") {
 TEST_CASE("generated text cannot control the terminal") {
     CHECK(terminal_text("plain\ttext\n caf\xc3\xa9") == "plain\ttext\n caf\xc3\xa9");
     CHECK(terminal_text("\x1b[2Jx\r\b\x7f") == "\\x1b[2Jx\\x0d\\x08\\x7f");
-    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // finished, not kept waiting
+    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // the unfinished character is replaced
 }
 
 TEST_CASE("shell_word quotes a word only where a shell needs it") {
@@ -264,7 +264,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     fputs("{\"kind\":\"step\",\"st", file);
     fclose(file);
 
-    std::vector<std::string> kept;  // what should remain, in its order
+    std::vector<std::string> kept;  // the lines that must remain, in their order
     for (const std::string& line : before) {
         const Json json = Json::parse(line);
         const int64_t step = json.value("step", int64_t(-1));
@@ -277,7 +277,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     CHECK(lines_of(path) == kept);
     {
         Log log(o);
-        log.val(4, 7.0), log.sample(4, "text");  // again, as they are there
+        log.val(4, 7.0), log.sample(4, "text");  // the same again: the log has them
         log.step(record(4));
     }
     const auto after = lines_of(path);
@@ -285,7 +285,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     for (size_t i = 0; i < kept.size(); i++) CHECK(after[i] == kept[i]);
     {
         Log log(o);
-        log.val(4, 7.5);  // of other data, perhaps
+        log.val(4, 7.5);  // another loss, as of other data
     }
     const auto other = lines_of(path);
     REQUIRE(other.size() == kept.size() + 1);
@@ -396,7 +396,7 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     CHECK(contains(child.out, "val loss 3.2500"));
     CHECK(contains(child.out, "step 2999/3000"));
     CHECK(contains(child.out, "\033[K"));
-    // Ten a second, the first and the last, and the redrawing after the validation and at the end.
+    // Ten lines per second, the first and the last, and the lines drawn again after the validation and at the end.
     const auto drawn = std::count(child.out.begin(), child.out.end(), '\033');
     CHECK(double(drawn) <= 10 * seconds + 8);
     size_t widest = 0, column = 0;
@@ -485,7 +485,7 @@ TEST_CASE("files opened later never take the number of a closed standard stream"
 TEST_CASE("a full disk loses whole lines, is reported, and logging recovers") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
-        signal(SIGXFSZ, SIG_IGN);  // writing beyond the limit is then an error: file too large
+        signal(SIGXFSZ, SIG_IGN);  // writes beyond the limit then fail with EFBIG
         rlimit limit;
         getrlimit(RLIMIT_FSIZE, &limit);
         limit.rlim_cur = 500;

@@ -24,7 +24,7 @@ struct Proc {
         fs::create_symlink("/opt/train_gpt2", dir / "self/exe");
         std::ofstream(dir / "uptime") << "1 1\n";
     }
-    // One that waits, unless it says otherwise.
+    // Adds a process of this rank. By default it waits for the other ranks.
     fs::path add(int pid, const std::string& rank, const std::string& job = "42", bool waits = true,
                  const std::string& program = "/opt/train_gpt2", const std::string& network = "net:[1]") const {
         const fs::path process = dir / std::to_string(pid);
@@ -67,16 +67,16 @@ TEST_CASE("a missing rank is named with its process and the program that it runs
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " waits for a disk or a file system)"));
     std::ofstream(mine / "stat") << "102 (x ) y) T 1\n";
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
-    std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // and then it was stopped
+    std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // a rank that waited, and was then stopped
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
-    fs::remove(other / "exe");  // not ours to read
-    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
+    fs::remove(other / "exe");  // as if this user may not read it
+    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " is on its way)"));
 }
 
 TEST_CASE("only the first waiting rank of a host reports") {
     const Proc proc;
     proc.add(100, "0", "42", false, "/usr/bin/sleep");
-    CHECK(proc.speaks(2));  // which cannot see itself
+    CHECK(proc.speaks(2));  // rank 2 reports if it does not see its own process
     proc.add(101, "1");
     proc.add(102, "2");
     CHECK(proc.speaks(1));
@@ -88,8 +88,8 @@ TEST_CASE("a rank without a process is reported as having none") {
     proc.add(100, "0");
     proc.add(101, "1", "43");                                      // of another job
     proc.add(102, "1", "42", true, "/opt/train_gpt2", "net:[2]");  // on another host of a test
-    proc.add(103, "7"), proc.add(104, "-1"), proc.add(105, "1x");  // no ranks of ours
-    fs::create_directories(proc.dir / "106");                      // has ended meanwhile
+    proc.add(103, "7"), proc.add(104, "-1"), proc.add(105, "1x");  // not ranks of this run
+    fs::create_directories(proc.dir / "106");                      // a process that has ended meanwhile
     CHECK(proc.call(2, 2) == "rank 1 (no process" + here + ")");
     CHECK(proc.call(4, 3) == "2 of the 3 ranks on " + host_name() + " (no process)");
 }
@@ -97,7 +97,7 @@ TEST_CASE("a rank without a process is reported as having none") {
 TEST_CASE("a host on which all ranks wait says that other hosts are missing") {
     const Proc proc;
     proc.add(100, "0");
-    proc.add(101, "1", "42", false, "/bin/bash");  // which started the next
+    proc.add(101, "1", "42", false, "/bin/bash");  // the shell that started the next process
     proc.add(102, "1");
     CHECK(proc.call(4, 2, false) == "ranks on other hosts (the 2 on " + host_name() + " have called MPI_Init)");
     CHECK(proc.call(4, 0, false) == "ranks on other hosts (the 2 on " + host_name() + " have called MPI_Init)");

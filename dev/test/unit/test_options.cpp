@@ -294,7 +294,7 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
         for (const Setting& s : all) {
             CAPTURE(s.name);
             CHECK(names.insert(s.name).second);
-            if (o.command == Command::plan) continue;  // shows a part of them
+            if (o.command == Command::plan) continue;  // its help lists only a part of its options
             CHECK(contains(help.text, "--" + s.name));
             CHECK(contains(help.text, "\n" + s.section + ":\n"));
         }
@@ -444,10 +444,10 @@ TEST_CASE("--resume takes options that are not given from the run") {
     CHECK(o.steps == 900);
     CHECK(o.output == "b");
     CHECK(o.resume);
-    CHECK(o.rank == -1);  // of one start
+    CHECK(o.rank == -1);  // --rank holds for one start only
     CHECK_FALSE(o.quiet);
     CHECK(o.stop_after == 0);
-    CHECK(o.default_model);  // the checkpoint has it
+    CHECK(o.default_model);  // the model is in the checkpoint
     CHECK(o.global_batch_tokens == 0);
     CHECK(o.taken == "--train-data x.bin --layers 2 --heads 2 --channels 64 --seq-len 32 --global-batch 0 --lr 0.001");
     const std::vector<const char*> other = {"train_gpt2", "--resume", "--output", "b", "--model", "d24"};
@@ -487,7 +487,7 @@ TEST_CASE("settings and their JSON have the values of the options") {
         if (s.name == "lr") CHECK((s.value == "0.001" && !s.is_default && s.section == "optimizer"));
         if (s.name == "micro-batch") CHECK((s.value == "4" && s.is_default));
     }
-    o.steps = 77;  // what was worked out later is read back too
+    o.steps = 77;  // values that are computed later are in the settings too
     CHECK(nlohmann::json::parse(options_json(o))["steps"] == 77);
     CHECK(nlohmann::json::parse(options_json(train({"--sample-prompt", "\xff"})))["sample-prompt"] == "\xef\xbf\xbd");
 }

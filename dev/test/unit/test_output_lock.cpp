@@ -20,7 +20,7 @@ static int no_locks(int, int) {
     return -1;
 }
 
-constexpr double BEAT = 0.02;  // without locks, dead after LOCK_BEATS * BEAT seconds
+constexpr double BEAT = 0.02;  // without flock a lock file older than LOCK_BEATS * BEAT seconds does not count
 
 static void set_age(const std::string& path, time_t seconds) {
     const timespec then = {time(nullptr) - seconds, 0}, times[2] = {then, then};
@@ -44,7 +44,7 @@ TEST_CASE("a second run is refused with pid, host and time of the first, until t
         CHECK_FALSE(path_exists(dir / "out"));
         make_directories(dir / "out");
         { const OutputLock next(dir / "out", lock, 20.0); }
-        CHECK(list_directory(dir / "out").empty());  // a directory that was there stays
+        CHECK(list_directory(dir / "out").empty());  // a directory that existed before stays
     }
 }
 

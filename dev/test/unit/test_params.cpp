@@ -183,7 +183,8 @@ TEST_CASE("initial values have GPT-2's means and deviations") {
             const bool ones = p.id == ln1w || p.id == ln2w || p.id == lnfw;
             for (float x : values) CHECK(x == (ones ? 1.0f : 0.0f));
         } else {
-            // The root mean square of n normal numbers is off by 1 / sqrt(2 n) in a standard deviation; five of them.
+            // The root mean square of n normal numbers has a standard deviation of 1 / sqrt(2 n). The bound is five
+            // times that.
             const int64_t count = int64_t(dim_size(config, p.rows)) * layout.cols(p.id);
             const double scale = residual ? 0.02 / std::sqrt(2.0 * config.L) : 0.02;
             CHECK(std::fabs(rms(values, count) / scale - 1.0) < 5.0 / std::sqrt(2.0 * double(count)));

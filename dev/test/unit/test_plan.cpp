@@ -51,11 +51,11 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
     CHECK(measured->micro_step > 0.0);
     CHECK(measured->update > 0.0);
     const auto slow =
-        measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3));  // two sequences in 1.6 s
+        measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3));  // two sequences take 1.6 s
     REQUIRE(slow);
     CHECK(slow->B == 2);
-    CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3)));           // one in 7 s
-    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18));  // memory
+    CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3)));           // one takes 7 s
+    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18));  // no memory
 }
 
 static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
@@ -71,7 +71,7 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
     device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
     for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::layer}) {
         const MemoryOptions options = {recompute, 4,
-                                       recompute != Recompute::gelu};  // masters or not, in one of the three
+                                       recompute != Recompute::gelu};  // without master weights for one of the three
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, options);
         Optimizer<floatX> optimizer(model, OptimizerConfig{}, options);

@@ -59,7 +59,7 @@ TEST_CASE("a shard of llm.c is read, whole and in parts") {
     CHECK(all == counting(1000));
     read_tokens(shard, 993, 7, 1000, part.data());
     CHECK(part == std::vector<int>{993, 994, 995, 996, 997, 998, 999});
-    read_tokens(shard, 1000, 0, 1000, part.data());  // nothing, at the end
+    read_tokens(shard, 1000, 0, 1000, part.data());  // reads nothing, at the end
     CHECK_THROWS_AS(read_tokens(shard, 994, 7, 1000, part.data()), Error);
     CHECK_THROWS_AS(read_tokens(shard, -1, 2, 1000, part.data()), Error);
 }
@@ -71,7 +71,7 @@ TEST_CASE("the writer makes llm.c's bytes, and leaves no file if it is not finis
         ShardWriter unfinished(path, 50257);
         unfinished.append(counting(10).data(), 10);
     }
-    CHECK(std::filesystem::is_empty(dir.path));  // no part of it is left, under any name
+    CHECK(std::filesystem::is_empty(dir.path));  // no file is left
 
     ShardWriter writer(path, 50257);
     writer.append(counting(600).data(), 256);
@@ -88,7 +88,7 @@ TEST_CASE("a shard gets its final name only by finish()") {
         complete.append(counting(10).data(), 10);
         complete.complete();
         CHECK(!std::filesystem::exists(dir / "a.bin"));
-        CHECK(complete.fd == -1);  // thousands of them can wait
+        CHECK(complete.fd == -1);  // it keeps no file open: thousands can wait for finish()
     }
     CHECK(std::filesystem::is_empty(dir.path));
 
@@ -273,7 +273,7 @@ TEST_CASE("a pattern is refused if it would match a shard that is not finished")
     const TemporaryDirectory dir;
     for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
     CHECK(glob_files(dir / "val_*.bin", "--val-data").size() == 1);
-    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // asked for by name
+    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // named without a pattern
     const std::string want = (dir / "train_000001.bin.tmp") + " is not finished";
     for (const char* pattern : {"train_*.bin", "{train,val}_*.bin", "t*_0000*.bin", "t*1.bin"})
         CHECK_THROWS_WITH_AS(glob_files(dir / pattern, "--train-data"), doctest::Contains(want.c_str()), Error);

@@ -30,7 +30,8 @@ TEST_CASE_TEMPLATE("child: of a type" * doctest::skip(), T, int, float) { skip_c
 static std::string output_of(const std::string& cases) {
     char self[4096] = {};
     REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
-    const char* run_by = getenv("RUN_BY");  // what runs a program of another architecture: "qemu-aarch64 -L ..."
+    const char* run_by =
+        getenv("RUN_BY");  // the command that runs programs of another architecture: "qemu-aarch64 -L ..."
     const std::string command = std::string(run_by ? run_by : "") + " '" + self + "' --no-skip --test-case='" + cases +
                                 "' --minimal 2>&1" + " | grep -aE '^SKIP|passed, '";
     FILE* pipe = popen(command.c_str(), "r");

@@ -255,7 +255,7 @@ TEST_CASE("validation gets about the fraction that is asked for") {
         tokenize(run.options);
         const double train = double(run.tokens("train_").size()), val = double(run.tokens("val_").size());
         CHECK(val / (train + val) ==
-              doctest::Approx(fraction).epsilon(0.02));  // a line of prose, and one document in k
+              doctest::Approx(fraction).epsilon(0.02));  // exact to a line of prose, and to one document in k
     }
 }
 

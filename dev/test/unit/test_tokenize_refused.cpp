@@ -115,7 +115,7 @@ TEST_CASE("JSONL with repeated keys, numbers out of range or deep nesting is ref
     const auto nested = [](int depth) { return std::string(size_t(depth), '[') + std::string(size_t(depth), ']'); };
     struct {
         std::string fields;
-        const char* message;  // empty: it is taken
+        const char* message;  // empty: the line is accepted
     } const cases[] = {
         {R"("a": {"x": 1, "y": 2}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}], "x": 1)", ""},
         {R"("a": [{"x": 1}, {"x": 1, "y": [], "x": 2}])", "a.jsonl:1: the key \"x\" occurs twice"},

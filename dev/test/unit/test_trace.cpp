@@ -69,7 +69,7 @@ TEST_CASE("spans nest, in the host's time and in the stream's, and outer spans c
 
 TEST_CASE("spans of the same microsecond keep their order") {
     Trace trace;
-    for (const int64_t order : {2, 0, 3, 1})  // as they ended
+    for (const int64_t order : {2, 0, 3, 1})  // in the order in which they ended
         trace.add({{"span", order}, Track::training, order, trace.zero + 1.0, trace.zero + 1.0});
     const std::vector<Json> spans = spans_of(events_of(trace));
     for (int i = 0; i < 4; i++) CHECK(spans[i]["name"] == "span " + std::to_string(i));
@@ -159,7 +159,7 @@ TEST_CASE("in the file ranks are processes and tracks are threads") {
         if (event["name"] == "thread_name") threads[tid] = event["args"]["name"];
         if (event["name"] == "thread_sort_index") place[threads.at(tid)] = event["args"]["sort_index"];
         if (event["ph"] != "X") continue;
-        CHECK(threads.contains(tid));  // named before
+        CHECK(threads.contains(tid));  // the name comes before the spans
         CHECK((process_of.contains(tid) ? process_of[tid] : pid) == pid);
         process_of[tid] = pid;
         CHECK(tid > 0);
@@ -167,7 +167,7 @@ TEST_CASE("in the file ranks are processes and tracks are threads") {
     CHECK(processes == std::map<int, std::string>{{1, "rank 0 on h0"}, {2, "rank 1 on h1"}});
     CHECK(process_of.size() == 8);
     CHECK(place == std::map<std::string, int>{{"training", 0}, {"host", 1}, {"communication", 2}, {"loader", 3}});
-    CHECK(std::count(file.begin(), file.end(), '\n') == int(events_of(file).size()) + 2);  // an event has a line
+    CHECK(std::count(file.begin(), file.end(), '\n') == int(events_of(file).size()) + 2);  // each event has a line
 }
 
 TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligned by their collectives") {
@@ -186,10 +186,10 @@ TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligne
     const std::vector<RankClock> clocks = {clock("a", 0.0, 5.0, 0), clock("b", 1000.0, 4.5, 1), clock("a", 0.0, 6.0, 2),
                                            clock("b", 1000.0, 5.5, 3), clock("c", -50.0, 5.0, 4)};
     const double zero = zero_of_clock(clocks, 0);
-    CHECK(zero == doctest::Approx(4.5).epsilon(1e-4));  // rank 1 was the first
+    CHECK(zero == doctest::Approx(4.5).epsilon(1e-4));  // rank 1 started first
     CHECK(std::fabs(zero_of_clock(clocks, 1) - zero - 1000.0) < 2e-5);
     CHECK(zero_of_clock(clocks, 2) == zero);
-    CHECK(zero_of_clock(clocks, 3) == zero_of_clock(clocks, 1));  // exactly, though its moments differ
+    CHECK(zero_of_clock(clocks, 3) == zero_of_clock(clocks, 1));  // exactly, though their times differ
     CHECK(std::fabs(zero_of_clock(clocks, 4) - zero + 50.0) < 2e-5);
 }
 
@@ -241,7 +241,7 @@ TEST_CASE("rank 0 writes the spans of all ranks, of any length") {
     CHECK(spans.size() == 5000 + 9000);
     CHECK(spans.back()["name"] == "other 8999");
     CHECK_FALSE(comm.trace->recording);
-    check_trace_file(temporary / "t.json");  // a trace may be replaced
+    check_trace_file(temporary / "t.json");  // an older trace may be replaced
     CHECK(list_directory(temporary.path) == std::vector<std::string>{"t.json"});
 }
 
