@@ -1,6 +1,6 @@
 // sources: llmc/parallel/rendezvous_messages.cpp llmc/base/common.cpp
-// fuzz_rendezvous.cpp: any bytes as what comes over the network, to rank 0 and from it. What is taken as whole is
-// within its bounds and encodes to the same bytes again; of a whole message every beginning is one.
+// fuzz_rendezvous.cpp: any bytes as a message over the network, to rank 0 and from it. A message that is accepted must
+// be within its bounds and encode to the same bytes again, and without its last byte it must be incomplete.
 #include <cstdlib>
 
 #include "parallel/rendezvous.h"
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string bytes(reinterpret_cast<const char*>(data), size);
     check_hello(bytes);
     for (int world_size : {1, 2, 5}) check_answer(bytes, world_size);
-    // The same as the body of a frame whose header is right, so that what follows is tried as well.
+    // The same bytes as the body of a message with a valid header, to reach the checks of the body.
     std::string header = encode(Hello{}).substr(0, 12);
     for (const char* magic : {"GPT2RDZV", "GPT2MEET"}) {
         std::string framed = magic + header.substr(8);

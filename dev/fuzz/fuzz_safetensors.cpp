@@ -1,8 +1,8 @@
 // sources: llmc/checkpoint/safetensors.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
 //
-// Any bytes as a safetensors file, and as the index of one: refused by Error, or readable to the last element. The
-// first byte chooses; for a file the length of the header is made right in half of the cases, so that its inside is
-// reached.
+// fuzz_safetensors.cpp: any bytes as a safetensors file, or as an index of files, by the first byte. They must be
+// refused by an Error, or be readable to the last element. Half of the files get the right length of the header, to
+// reach the checks of its content.
 #include <unistd.h>
 
 #include <cstdint>
@@ -44,10 +44,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
         if (choice == 2) {
             put(dir + "/index", bytes);
-            read_all(open_safetensors_index(dir + "/index"));  // the files of earlier inputs are there to be named
+            read_all(open_safetensors_index(dir + "/index"));  // the index may name files of earlier inputs
             return 0;
         }
-        if (choice == 1) {  // up to the last }
+        if (choice == 1) {  // the header ends at the last }
             const uint64_t header = bytes.rfind('}') + 1;
             bytes.insert(0, std::string(reinterpret_cast<const char*>(&header), 8));
         }

@@ -1,6 +1,6 @@
 // sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
-// fuzz_tokenizer.cpp: any bytes as tokenizer.json, as vocab.json, as merges.txt, and as changes to good ones: a random
-// file would hardly have a token for each byte. What is accepted must encode any text, and give it back.
+// fuzz_tokenizer.cpp: any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files, since
+// random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it again.
 #include <cstdlib>
 
 #include "base/common.h"
