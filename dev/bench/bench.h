@@ -1,5 +1,5 @@
-// bench.h: what the benchmarks share: the best of several timings, random operands, results as JSON lines. Benchmarks
-// print tables and never pass or fail.
+// bench.h: helpers of the benchmarks: the best of several timings, random operands, and results as JSON lines.
+// Benchmarks print tables; they never pass or fail.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -10,8 +10,8 @@
 #include "base/device.h"
 #include "base/random.h"
 
-// Seconds of the fastest run, repeated for about `budget` seconds. The machine may be shared: the fastest run is the
-// one that says what the code can do. Short runs are timed several at once, so that a GPU is not waited for after each.
+// Seconds of the fastest run, of as many as fit in about `budget` seconds. The machine may be shared, and the fastest
+// run is the least disturbed. Short runs are timed in groups, with one wait for the device per group.
 template <class Run>
 double best_seconds(const Run& run, double budget = 0.3) {
     constexpr double long_enough = 2e-3;
@@ -21,7 +21,7 @@ double best_seconds(const Run& run, double budget = 0.3) {
         wait_for_device();
         return (seconds_now() - start) / runs;
     };
-    time(1);  // page faults and first-time set-up
+    time(1);  // a first run, which has page faults and sets up the device
     const int runs = std::clamp(int(long_enough / std::max(time(1), 1e-7)), 1, 1000);
     double best = 1e30, total = 0.0;
     for (int i = 0; i < 3 || total < budget; i++) {
@@ -32,12 +32,12 @@ double best_seconds(const Run& run, double budget = 0.3) {
     return best;
 }
 
-// Standard normal numbers times scale. Zeros would not do: matrix units run faster on them.
+// Standard normal numbers times scale. Matrix units run faster on zeros than on these.
 template <class floatX>
 DeviceBuffer<floatX> random_buffer(int64_t size, uint64_t seed, float scale = 1.0f) {
     DeviceBuffer<floatX> buffer(size, "a benchmark operand");
     const Philox random{seed, 0};
-    // Long ones repeat after 2^16: they need not be good random numbers.
+    // Long buffers repeat after 2^16 numbers, which is random enough for timings.
     std::vector<floatX> values(std::min<int64_t>(size, 65536));
     for (size_t i = 0; i < values.size(); i++) values[i] = floatX(scale * random.normal(i));
     for (int64_t i = 0; i < size; i += int64_t(values.size()))
@@ -47,7 +47,7 @@ DeviceBuffer<floatX> random_buffer(int64_t size, uint64_t seed, float scale = 1.
     return buffer;
 }
 
-// A file of one JSON object per line, appended to; with an empty path, none. fields: without the braces.
+// Appends JSON objects to a file, one per line. An empty path: no file. fields: the content of an object's braces.
 struct JsonLines {
     std::string path;
 

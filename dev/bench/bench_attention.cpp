@@ -1,8 +1,9 @@
-// bench_attention.cpp: milliseconds of causal attention of one layer of GPT-2 124M (12 heads of 64 channels), forward,
-// backward and, for generation, one token; at every level of instructions that this machine has.
+// bench_attention.cpp: times causal attention of one layer on the CPU, by default of GPT-2 124M (12 heads of 64
+// channels). Prints milliseconds and GFLOP/s of the forward and the backward pass, and milliseconds of one generated
+// token ("decode"), for each instruction set that this machine has.
 //
-//   bench_attention                        1024 tokens as 4 x 256 and 1 x 1024, both precisions, all threads
-//   bench_attention --batch 2 --seq-len 4096 --heads 8 --head-size 128
+//   build/release/bench_attention          1024 tokens as 4 x 256 and 1 x 1024, bf16 and fp32, all threads
+//   build/release/bench_attention --batch 2 --seq-len 4096 --heads 8 --head-size 128
 #include <CLI/CLI.hpp>
 
 #include <omp.h>
@@ -26,11 +27,11 @@ void time_case(int B, int T, int NH, int HS, double budget) {
         budget);
     const double decode =
         best_seconds([&] { cpu::attention_decode(out.data, qkv.data, T, NH, HS, nullptr); }, budget / 4);
-    // Half of the T x T products: two forward, five backward (the scores once more).
+    // Causal: half of each T x T matmul. Forward has two, backward five, as it computes the scores again.
     const double gflop = 1e-9 * B * NH * double(T) * T * HS;
-    printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()), dtype_name(dtype_of<floatX>),
-           omp_get_max_threads(), B, T, NH, HS, 1e3 * forward, 1e3 * backward, 1e3 * decode, 2 * gflop / forward,
-           5 * gflop / backward);
+    printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()),
+           dtype_name(dtype_of<floatX>), omp_get_max_threads(), B, T, NH, HS, 1e3 * forward, 1e3 * backward,
+           1e3 * decode, 2 * gflop / forward, 5 * gflop / backward);
     fflush(stdout);
 }
 
@@ -39,13 +40,14 @@ void time_case(int B, int T, int NH, int HS, double budget) {
 int main(int argc, char** argv) try {
     int batch = 0, seq_len = 1024, heads = 12, head_size = 64, threads = 0;
     double budget = 0.2;
-    CLI::App app("Times causal attention.");
-    app.add_option("--batch", batch, "sequences [4 x 256 and 1 x 1024 tokens]");
-    app.add_option("--seq-len", seq_len, "tokens of each");
-    app.add_option("--heads", heads, "heads");
-    app.add_option("--head-size", head_size, "channels of each");
-    app.add_option("--threads", threads, "threads; 0 = one per core");
-    app.add_option("--seconds", budget, "to spend on each figure");
+    CLI::App app(
+        "Times causal attention on the CPU: milliseconds and GFLOP/s, for each instruction set of this machine.");
+    app.add_option("--batch", batch, "number of sequences; 0 = 4 x 256 and 1 x 1024 tokens");
+    app.add_option("--seq-len", seq_len, "tokens per sequence [1024]");
+    app.add_option("--heads", heads, "number of heads [12]");
+    app.add_option("--head-size", head_size, "channels per head [64]");
+    app.add_option("--threads", threads, "number of threads; 0 = one per core");
+    app.add_option("--seconds", budget, "seconds to spend on each figure [0.2]");
     CLI11_PARSE(app, argc, argv);
 
     device_init(0, threads);

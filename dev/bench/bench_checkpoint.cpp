@@ -1,6 +1,10 @@
-// bench_checkpoint.cpp: seconds to save, verify and load GPT-2 124M (weights, m, v in fp32: 1.49 GB).
+// bench_checkpoint.cpp: times checkpoints, by default of GPT-2 124M (weights, m, v in fp32: 1.49 GB). Prints seconds
+// and GB/s to save, verify and load, three times.
 //
-//   bench_checkpoint [DIRECTORY] [MODEL]     default /tmp and d12; a directory in memory shows the cost of our own work
+//   build/release/bench_checkpoint                           d12 in /tmp
+//   build/release/bench_checkpoint /dev/shm --model d24      in memory: without the time of the disk
+#include <CLI/CLI.hpp>
+
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -8,8 +12,13 @@
 #include "checkpoint/checkpoint.h"
 
 int main(int argc, char** argv) try {
-    const std::string output = std::string(argc > 1 ? argv[1] : "/tmp") + "/bench_checkpoint";
-    const ParamLayout layout(config_by_name(argc > 2 ? argv[2] : "d12"));
+    std::string directory = "/tmp", model = "d12";
+    CLI::App app("Times checkpoints: seconds and GB/s to save, verify and load.");
+    app.add_option("DIRECTORY", directory, "where to save [/tmp]; /dev/shm shows the time without a disk");
+    app.add_option("--model", model, "d12, d24, d36, d48 [d12]");
+    CLI11_PARSE(app, argc, argv);
+    const std::string output = directory + "/bench_checkpoint";
+    const ParamLayout layout(config_by_name(model));
     std::vector<float> state[3];
     for (int i = 0; i < 3; i++) state[i].assign(size_t(layout.total), float(i) + 0.5f);
     const TensorReader read = read_from_flat(layout, {state[0].data(), state[1].data(), state[2].data()});

@@ -1,9 +1,10 @@
-// bench_matmul.cpp: GFLOP/s of the products of GPT-2 124M, forward and backward (input and weight gradients),
-// everything included: packing of activations, bias, GELU and its derivative, rounding. Weights are packed in advance,
-// as in training; packing them is timed apart.
+// bench_matmul.cpp: times the matmuls of GPT-2 124M on the CPU. Prints GFLOP/s and milliseconds of the forward pass and
+// of the backward pass (gradients of input and weight), with all that belongs to them: packing of activations, bias,
+// GELU and its gradient, rounding. Weights are packed in advance, as in training; "pack" is the time of that. "bwd ="
+// overwrites the gradient of the weight, "bwd +=" adds to it.
 //
-//   bench_matmul                                   five shapes, 1024 rows, both precisions, 1 thread and all
-//   bench_matmul --shape 768 3072 --rows 4096 --threads 2 --dtype bf16
+//   build/release/bench_matmul                     five shapes, 1024 rows, bf16 and fp32, 1 thread and all
+//   build/release/bench_matmul --shape 768 3072 --rows 4096 --threads 2 --dtype bf16
 #include <CLI/CLI.hpp>
 
 #include <omp.h>
@@ -20,7 +21,7 @@ struct Case {
     bool gelu_forward, gelu_backward, bias;
 };
 
-// One row: forward, backward and packing of one weight.
+// Prints one line: forward, backward and packing of one weight.
 template <class floatX>
 void time_case(const Case& c, int N, double budget) {
     const auto inp = random_buffer<floatX>(int64_t(N) * c.IC, 1),
@@ -51,9 +52,9 @@ void time_case(const Case& c, int N, double budget) {
     const double overwrite = backward(false), add = backward(true);
     const double packing = packed.data ? best_seconds(pack, budget / 4) : 0;
     const double gflop = 2e-9 * N * c.IC * c.OC;
-    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name, dtype_name(dtype_of<floatX>),
-           omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite, 2 * gflop / add, 1e3 * forward,
-           1e3 * overwrite, 1e3 * add, 1e3 * packing);
+    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name,
+           dtype_name(dtype_of<floatX>), omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite,
+           2 * gflop / add, 1e3 * forward, 1e3 * overwrite, 1e3 * add, 1e3 * packing);
     fflush(stdout);
 }
 
@@ -64,12 +65,12 @@ int main(int argc, char** argv) try {
     std::vector<int> shape, threads;
     std::vector<std::string> dtypes = {"bf16", "fp32"};
     double budget = 0.3;
-    CLI::App app("Times the matrix products.");
-    app.add_option("--rows", rows, "rows of the activations (N)");
-    app.add_option("--shape", shape, "one shape: input and output channels")->expected(2);
+    CLI::App app("Times the matmuls of GPT-2 124M on the CPU: GFLOP/s and milliseconds, forward and backward.");
+    app.add_option("--rows", rows, "rows of the activations, which are tokens (N) [1024]");
+    app.add_option("--shape", shape, "input and output channels, in place of the five shapes")->expected(2);
     app.add_option("--threads", threads, "numbers of threads [1 and all]");
-    app.add_option("--dtype", dtypes, "bf16, fp32 or both");
-    app.add_option("--seconds", budget, "to spend on each figure");
+    app.add_option("--dtype", dtypes, "bf16, fp32 or both [both]");
+    app.add_option("--seconds", budget, "seconds to spend on each figure [0.3]");
     CLI11_PARSE(app, argc, argv);
 
     device_init(0, 0);

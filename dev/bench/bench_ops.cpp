@@ -1,11 +1,13 @@
-// bench_ops.cpp: where the time of a training step goes: every operation at the shapes of a model, on the model's own
-// weights and activations, how often a step runs it, and the gap to its floor, which is the larger of two: the bytes it
-// must move, at the rate of a copy, and its products, at the rate of a large product, both measured in the same run.
-// Last comes the whole step. What fits a cache may be below its floor.
+// bench_ops.cpp: times every operation of a training step at the shapes of a model, on the CPU or a GPU. Prints
+// microseconds, GB/s and TFLOP/s of one call, and milliseconds per step: the time, its floor, and the gap between them.
+// The floor is the larger of two times: of the bytes that the operation must move, at the speed of a copy, and of its
+// FLOPs, at the speed of a large matmul. Both speeds are measured in the same run. Operations on data in a cache may be
+// below their floor. The last line is the whole step, with tokens/s and MFU.
 //
-//   bench_ops                                     GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), both precisions
-//   bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
-//   bench_ops --op step                           the whole step alone
+//   build/release/bench_ops                       GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), bf16 and fp32
+//   build/release/bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
+//   build/release/bench_ops --op step             the whole step alone
+//   build/release/cuda/bench_ops                  the same on a GPU (make gpu-bench)
 #include <CLI/CLI.hpp>
 
 #include <functional>
@@ -27,14 +29,14 @@ struct Choice {
     double budget = 0.3;
 };
 
-// What a floor is made of.
+// The speeds from which floors are computed.
 struct Rates {
     double copy;     // bytes per second, read and written
     double product;  // FLOP per second
 };
 
 struct Work {
-    double bytes = 0.0, flop = 0.0;  // of one call, at least
+    double bytes = 0.0, flop = 0.0;  // the least that one call needs
     double floor(const Rates& rates) const { return std::max(bytes / rates.copy, flop / rates.product); }
 };
 
@@ -45,7 +47,7 @@ double measure_copy(double budget) {
            best_seconds([&] { copy_on_device(to.data, from.data, from.bytes(), nullptr); }, budget);
 }
 
-// Of a square product: 8192 on a GPU, 2048 elsewhere.
+// The speed of a square matmul, of 8192 x 8192 on a GPU and of 2048 x 2048 elsewhere.
 template <class floatX>
 double measure_product(double budget) {
     const int n = device_info().peak_flops_bf16 > 5e13 ? 8192 : 2048;
@@ -69,7 +71,7 @@ struct StepBench {
     Rates rates;
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
-    DeviceBuffer<int> tokens;  // and, one further, targets
+    DeviceBuffer<int> tokens;  // the targets begin one token later
     double sum = 0.0, floors = 0.0;
 
     StepBench(const Choice& choice, const GPT2Config& config, int B, int T)
@@ -110,7 +112,7 @@ struct StepBench {
             1e6 * seconds, 1e6 * floor, work.bytes, work.flop, 1e-9 * rates.copy, 1e-12 * rates.product));
     }
 
-    // One operation that a step runs `count` times.
+    // Times an operation that a step calls `count` times.
     void time(const char* op, int count, Work work, const std::function<void()>& run) {
         if (!choice.op.empty() && choice.op != op) return;
         const double seconds = best_seconds(run, choice.budget);
@@ -123,7 +125,7 @@ struct StepBench {
                device_info().name.c_str(), 1e-9 * rates.copy, 1e-12 * rates.product);
         printf("%-28s %-5s %4s | %10s %8s %8s | %9s %9s %9s %8s\n", "operation", "", "runs", "us", "GB/s", "TFLOP/s",
                "ms a step", "floor", "gap", "reached");
-        step();  // so that all activations are there
+        step();  // computes all activations
         rows();
         attention();
         products();
@@ -151,8 +153,8 @@ struct StepBench {
                    double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
-    // ---- the operations, on layer 0 and what is around it. x: bytes of an element, NC: of a row of channels per
-    // token.
+    // ---- the operations, on layer 0 and the tensors around it. x: bytes of an element. NC: elements of an activation
+    // of C channels per token.
 
     static constexpr double x = sizeof(floatX);
     double NC() const { return double(B) * T * config.C; }
@@ -186,7 +188,7 @@ struct StepBench {
     void attention() {
         const int NH = config.NH, HS = config.C / NH;
         const auto& a = layer();
-        const double pairs = 0.5 * double(B) * NH * double(T) * T * HS;  // half of all: causal
+        const double pairs = 0.5 * double(B) * NH * double(T) * T * HS;  // causal: half of all pairs
         time("attention_forward", config.L, {4 * x * NC(), 4 * pairs},
              [&] { ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, nullptr); });
         time("attention_backward", config.L, {8 * x * NC(), 10 * pairs}, [&] {
@@ -239,7 +241,7 @@ struct StepBench {
         });
     }
 
-    // In the pieces that the model makes of the logits.
+    // The head runs on as many rows at once as the model has logits for.
     void head() {
         const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.logit_rows, pieces = ceil_div(N, rows);
         const auto& acts = model.acts;
@@ -266,8 +268,8 @@ struct StepBench {
     void parameters() {
         const double count = double(model.layout.total), master = sizeof(floatX) == 4 ? 0.0 : 8.0;
         time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
-        // Read: gradient, both moments and the weight or its master; written: the same but the gradient, and the
-        // weight.
+        // Reads the gradient, both moments, and the weight or its master. Writes the moments, the weight, and its master
+        // if there is one.
         time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + x : 8.0)) * count}, [&] { optimizer.step(1e-6f, 2); });
     }
 };
@@ -286,18 +288,18 @@ void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    CLI::App app{"times every operation of a training step"};
+    CLI::App app{"Times every operation of a training step: microseconds, GB/s, TFLOP/s, and milliseconds per step."};
     Choice choice;
     int threads = 0;
     app.add_option("--model", choice.model, "d12, d24, d36, d48 [d12]");
-    app.add_option("-b", choice.B, "sequences");
-    app.add_option("-t", choice.T, "tokens of each");
+    app.add_option("-b", choice.B, "sequences [4, on a GPU 64]");
+    app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
     app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
-    app.add_option("--op", choice.op, "one operation, as the table names it");
-    app.add_option("--cudnn", choice.cudnn, "on or off: whose attention [on]");
-    app.add_option("--json", choice.json, "append results to this file, an object per line");
-    app.add_option("--threads", threads, "of the CPU; 0 = one per core");
-    app.add_option("--seconds", choice.budget, "for each row");
+    app.add_option("--op", choice.op, "only the operation with this name in the table; step = the whole step");
+    app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
+    app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
+    app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
+    app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");
     CLI11_PARSE(app, argc, argv);
     choose_attention(choice.cudnn != "off", true);
     device_init(0, threads);

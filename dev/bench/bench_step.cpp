@@ -1,7 +1,9 @@
-// bench_step.cpp: a whole training step on random tokens, timed by part; best of several steps.
+// bench_step.cpp: times whole training steps on random tokens, on the CPU or a GPU. Prints milliseconds of the fastest
+// step and tokens/s, and milliseconds of the fastest forward, backward, gradient norm and update.
 //
 //   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] [--threads 0] ...
-// takes the options of `plan`; a small model by --layers 6 --heads 6 --channels 384 --vocab-size 4096.
+//   build/release/bench_step --layers 6 --heads 6 --channels 384 --vocab-size 4096         a small model
+// It takes the options of `train_gpt2 plan`, which --help lists.
 #include <algorithm>
 #include <cstdio>
 
@@ -65,6 +67,11 @@ int main(int argc, char** argv) try {
     std::vector<const char*> arguments = {argv[0], "plan"};
     arguments.insert(arguments.end(), argv + 1, argv + argc);
     const Options options = parse_options(int(arguments.size()), arguments.data());
+    if (options.command == Command::help) {
+        printf("bench_step [options of plan]: milliseconds of a training step, and tokens/s\n\n%s",
+               options.text.c_str());
+        return 0;
+    }
     device_init(0, options.threads);
     const GPT2Config config = model_config(options);
     printf("%s\n", describe_model(config).c_str());

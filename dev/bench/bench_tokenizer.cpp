@@ -1,9 +1,11 @@
-// bench_tokenizer.cpp: MB/s on one thread of cutting into pieces, encoding (with an empty cache, and with one that has
-// seen the text) and training. Best of several runs.
+// bench_tokenizer.cpp: times the tokenizer on one thread. Prints MB/s and seconds, best of several runs, of splitting
+// text into pieces ("scan"), training a vocabulary, encoding with an empty cache and again with a filled one, and
+// decoding.
 //
-//   build/release/bench_tokenizer TEXT...                     a vocabulary of 50,257 trained on the text
-//   build/release/bench_tokenizer --tokenizer DIR TEXT...     another one; --vocab-size 8192: how many to train
-//   build/release/bench_tokenizer --cpu-time ...              time of the thread, for a machine that is busy
+//   build/release/bench_tokenizer TEXT...                     trains 50,257 tokens on the files and encodes with them
+//   build/release/bench_tokenizer --vocab-size 8192 TEXT...   trains 8,192 tokens
+//   build/release/bench_tokenizer --tokenizer DIR TEXT...     encodes with the tokenizer of DIR
+//   build/release/bench_tokenizer --cpu-time TEXT...          CPU time in place of elapsed time, for a busy machine
 // dev/bench/tokenizers_baseline.py prints the same lines for Hugging Face's tokenizers.
 #include <CLI/CLI.hpp>
 
@@ -41,12 +43,12 @@ int main(int argc, char** argv) try {
     std::vector<std::string> paths;
     std::string tokenizer_path;
     int vocab_size = 50257, runs = 3;
-    CLI::App app("MB/s of the tokenizer on one thread");
-    app.add_option("TEXT", paths, "files")->required();
-    app.add_option("--tokenizer", tokenizer_path, "to encode with; else the one that is trained");
-    app.add_option("--vocab-size", vocab_size, "to train");
-    app.add_option("--runs", runs, "best of");
-    app.add_flag("--cpu-time", cpu_time, "time of the thread instead of the clock");
+    CLI::App app("Times the tokenizer on one thread: MB/s and seconds of each part.");
+    app.add_option("TEXT", paths, "text files")->required();
+    app.add_option("--tokenizer", tokenizer_path, "directory of the tokenizer to encode with [the trained one]");
+    app.add_option("--vocab-size", vocab_size, "tokens of the vocabulary to train [50257]");
+    app.add_option("--runs", runs, "number of runs, of which the best counts [3]");
+    app.add_flag("--cpu-time", cpu_time, "CPU time of the thread in place of elapsed time");
     CLI11_PARSE(app, argc, argv);
     std::string text;
     for (const std::string& path : paths) text += read_file(path, int64_t(1) << 32);

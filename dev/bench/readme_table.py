@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """readme_table.py [--check]: writes the README's table of speeds from the table of dev/bench/RESULTS.md.
 
-A cell of RESULTS.md holds the tokens/s of several runs; the README's holds the best. --check changes nothing, and fails where
-the README's table is not that of RESULTS.md.
+A cell of RESULTS.md has the tokens/s of several runs, the README's cell has the best of them. --check changes nothing, and
+fails if the README's table is not the one that RESULTS.md gives.
 """
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# A row of RESULTS.md begins like this; the README calls it so.
+# The beginning of a row in RESULTS.md, and its name in the README.
 ROWS = [
     ("124M, bf16, `-b 4 -t 256`", "GPT-2 124M, 4 x 256 tokens, bf16"),
     ("124M, bf16, `-b 1 -t 1024`", "GPT-2 124M, 1 x 1024 tokens, bf16"),

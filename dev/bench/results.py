@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Turns benchmark results, an object per line, into the tables of RESULTS.md.
+"""Makes the Markdown tables of RESULTS.md from results of benchmarks, one JSON object per line.
 
     dev/bench/results.py results.jsonl              Markdown on stdout
-    dev/bench/results.py --run NAME log.jsonl       one such object from a training run's log
-    dev/bench/results.py --llmc 64 llmc.log         one such object from what llm.c's trainer printed, with -b 64 -t 1024
+    dev/bench/results.py --run NAME log.jsonl       prints one such object for a training run
+    dev/bench/results.py --llmc 64 llmc.log         prints one for the output of llm.c's trainer with -b 64 -t 1024
 
-The objects are what bench_ops --json, torch_baseline.py --json, --run and --llmc write. A figure that was measured several times
-counts once, with its best.
+bench_ops --json, torch_baseline.py --json, --run and --llmc write such objects. If a figure was measured several times, the
+best one counts.
 """
 import argparse
 import json

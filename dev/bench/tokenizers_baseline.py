@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""MB/s of Hugging Face's tokenizers on one thread: training and encoding, in the lines of bench_tokenizer.
+"""MB/s and seconds of Hugging Face's tokenizers on one thread, training and encoding, in the format of bench_tokenizer.
 
 usage: tokenizers_baseline.py [--tokenizer DIR] [--vocab-size N] TEXT...       needs pip install tokenizers
 """
@@ -12,7 +12,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers
 
-PARTS = 64 * 1024  # characters: encoding one text of many megabytes would measure its memory
+PARTS = 64 * 1024  # characters: encoding one text of many megabytes would measure memory allocation
 
 
 def print_row(what, num_bytes, seconds, detail):
@@ -42,7 +42,7 @@ def parts_of(text):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokenizer", type=pathlib.Path)
     parser.add_argument("--vocab-size", type=int, default=50257)
     parser.add_argument("text", nargs="+", type=pathlib.Path)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""PyTorch's tokens/s for a full training step of GPT-2, on the CPU or a GPU: what ours is compared with.
+"""Tokens/s of a full training step of GPT-2 in PyTorch, on the CPU or a GPU, to compare train_gpt2 with.
 
     OMP_NUM_THREADS=2 dev/bench/torch_baseline.py --B 4 --T 256 --precision bf16
-    dev/bench/torch_baseline.py --compile            with torch.compile (PyTorch 2)
+    dev/bench/torch_baseline.py --compile            uses torch.compile (PyTorch 2)
     dev/bench/torch_baseline.py --device cuda --B 64 --T 1024 --compile --json results.jsonl
 
-A step is what train_gpt2 does: forward with a tied head over the padded vocabulary, cross entropy, backward, clipping
-to norm 1, AdamW with decay on matrices only. bf16 is autocast, as PyTorch's users run it: fp32 weights, bf16 products.
-Attention is scaled_dot_product_attention where PyTorch has it, else written out; AdamW is the fused one where there is
-one for the device. The best of the timed steps counts; the first steps, which compile and fill caches, do not. On a GPU
-fp32 products are fp32, not TF32, and the loss is read once per step, as a training loop does.
+A step does the same as in train_gpt2: forward with a tied head over the padded vocabulary, cross entropy, backward,
+clipping to norm 1, AdamW with decay on matrices only. bf16 is autocast, as PyTorch's users run it: fp32 weights, bf16
+matmuls. Attention is scaled_dot_product_attention where PyTorch has it, else written out. AdamW is fused where PyTorch
+has that for the device. The best of the timed steps counts. Two steps before them, which compile and fill caches, are
+not timed. On a GPU fp32 matmuls are fp32, not TF32, and the loss is read once per step, as in a training loop.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Layers, heads, channels, vocabulary: 50257 in whole tiles, as train_gpt2 has it in memory. small: the quick start's.
+# Layers, heads, channels, vocabulary: 50257 padded to 50304, as in train_gpt2. small: the model of the quick start.
 SIZES = {"d12": (12, 12, 768, 50304), "d24": (24, 16, 1024, 50304), "d36": (36, 20, 1280, 50304),
          "d48": (48, 25, 1600, 50304), "small": (6, 6, 384, 4096)}
 
