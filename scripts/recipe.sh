@@ -30,9 +30,9 @@ fi
 if [ ! -x ./train_gpt2cu ]; then echo "error: ./train_gpt2cu is not built: run make where the GPUs are" >&2 && exit 2; fi
 recipe+=(--train-data "$data/*train_*.bin" --val-data "$data/*val_*.bin" --output "${OUT:-out/$(basename "$0" .sh)}" --resume "$@")
 
-# If mpirun itself is killed, Open MPI leaves the shared memory of its ranks behind, some MB for each. The files of this user and
-# host are vader_segment.HOST.UID.* of Open MPI 4 and sm_segment.HOST.UID.* of Open MPI 5. A file in use is mapped by a process
-# within moments of its creation.
+# If mpirun itself is killed, Open MPI leaves the shared memory of its ranks behind, some MB for each. The files of this
+# user and host are vader_segment.HOST.UID.* of Open MPI 4 and sm_segment.HOST.UID.* of Open MPI 5. A file in use is mapped
+# by a process within moments of its creation.
 remove_left_segments() {
     local mapped segment count=0
     mapped=$(grep -hsoE '/dev/shm/(vader|sm)_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true

@@ -268,8 +268,8 @@ struct StepBench {
     void parameters() {
         const double count = double(model.layout.total), master = sizeof(floatX) == 4 ? 0.0 : 8.0;
         time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
-        // Reads the gradient, both moments, and the weight or its master. Writes the moments, the weight, and its master
-        // if there is one.
+        // Reads the gradient, both moments, and the weight or its master. Writes the moments, the weight, and its
+        // master if there is one.
         time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + x : 8.0)) * count}, [&] { optimizer.step(1e-6f, 2); });
     }
 };

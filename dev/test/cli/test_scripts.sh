@@ -46,7 +46,8 @@ done
 for script in scripts/run_gpt2_*; do
     refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
 done
-# ---- how recipes start training again. Stand-ins replace mpirun, srun and the trainer, which ends with the next code in `codes`.
+# ---- how recipes start training again. Stand-ins replace mpirun, srun and the trainer, which ends with the next code of
+# `codes`.
 tree=$scratch/tree
 mkdir -p "$tree/data/fineweb10B" "$tree/bin"
 cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"

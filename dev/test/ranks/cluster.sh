@@ -66,9 +66,10 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# Interfaces are chosen by subnet, since their names may differ between hosts. Keepalive of 40 s: without it mpirun waits minutes
-# or hours for a host whose cable is cut, after the ranks have given up (SILENT_SECONDS in llmc/parallel/comm_mpi.cpp). Slots are
-# those of --host: with the policy of several_ranks_here Open MPI 5 would put all ranks on the first host.
+# Interfaces are chosen by subnet, since their names may differ between hosts. Keepalive of 40 s: without it mpirun waits
+# minutes or hours for a host whose cable is cut, after the ranks have given up (SILENT_SECONDS in
+# llmc/parallel/comm_mpi.cpp). Slots are those of --host: with the policy of several_ranks_here Open MPI 5 would put all
+# ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2))
     for host in $(hosts "$1"); do list+=${list:+,}$host:$ranks; done

@@ -21,8 +21,8 @@ in_host() {
     exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
-# Every host has its own copy of the configuration, because mpi.conf differs: two hosts on one file system need different folders
-# for PMIx. No cgroups and no limits: the hosts are one machine, which other programs use too.
+# Every host has its own copy of the configuration, because mpi.conf differs: two hosts on one file system need different
+# folders for PMIx. No cgroups and no limits: the hosts are one machine, which other programs use too.
 configure() {
     local host i
     for ((i = 0; i < $1; i++)); do

@@ -37,8 +37,8 @@ on_hosts() {
 # network cards with segmentation offload; headers and acknowledgements are less than 1 % of this model's gradients.
 within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0.98 * b && a < 1.02 * b) }'; }
 
-# The mpirun of Open MPI 5 ends with exit code 0 if it loses a host before a rank does, for example if its daemon there is killed.
-# No option changes that. The program prints a note at the start.
+# The mpirun of Open MPI 5 ends with exit code 0 if it loses a host before a rank does, for example if its daemon there is
+# killed. No option changes that. The program prints a note at the start.
 forgets=""
 if mpirun --version | grep -q 'Open MPI) 5'; then forgets="Open MPI 5's mpirun may end with exit code 0 when it loses a host"; fi
 
