@@ -24,7 +24,8 @@ WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
 OPT  := $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),-O1,-O3) -fno-math-errno -fno-trapping-math)
 INFO := $(if $(SANITIZE),-g1,-g)
-# Initial weights must have the same bits on every architecture, so only llmc/cpu may fuse multiplications and additions.
+# Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same bits on
+# every architecture, and the reference of an operation computes as it is written.
 CONTRACT := -ffp-contract=off
 INCLUDES := -Illmc -Idev/test
 CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) $(CPPFLAGS) -pthread
@@ -61,7 +62,7 @@ ifneq ($(SANITIZE),)
 $(SLOW_INSTRUMENTED:%=$(BUILD)/llmc/%.o): OPT := -O0
 endif
 
-$(BUILD)/llmc/cpu/%.o: CONTRACT :=
+$(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
 %/llmc/parallel/comm.o %/llmc/parallel/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
 
 # One source for each instruction set. The program chooses one when it starts (llmc/cpu/isa.h).

@@ -388,10 +388,10 @@ void matmul(const Call<floatX>& call, Stream stream) {
 template <class floatX>
 void check_sizes(int N, int IC, int OC) {
     constexpr int multiple = 16 / sizeof(floatX);
-    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a product of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
+    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
            OC);
     ENSURE(IC % multiple == 0 && OC % multiple == 0,
-           "a product of (%d, %d) and (%d, %d) in %s: the widths must be multiples of %d, so that rows begin at 16 "
+           "a matmul of (%d, %d) and (%d, %d) in %s: the widths must be multiples of %d, so that rows begin at 16 "
            "bytes",
            N, IC, IC, OC, dtype_name(dtype_of<floatX>), multiple);
 }

@@ -40,6 +40,6 @@ sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .
 check "--micro-batch auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
 check "--micro-batch auto trains" "${auto[@]}" --seq-len 64
 check "--micro-batch auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
-refused "--micro-batch auto where not one sequence fits" 2 "--micro-batch auto: one sequence of 1024 tokens takes" \
+refused "--micro-batch auto where not one sequence fits" 2 "--micro-batch auto: one sequence of 1024 tokens needs" \
     "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
 finish

@@ -78,33 +78,37 @@ begin() {
     pid=$!
     wait_for "$1/log.jsonl" '"step":0,'
 }
-# Before the first step is complete there is nothing to save, and no message promises a checkpoint.
-"${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
-pid=$!
-catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
-for _ in $(seq 1000); do if catches_term; then break; fi; sleep 0.01; done
-kill -TERM $pid
-wait $pid
-check "SIGTERM in the first step: exit code 75" test $? = 75
-check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is given up after this micro-step, to save the steps before it; .*" "$scratch/said"
-check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
 begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
-check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the step is given up" "$scratch/said"
+check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the step is abandoned" "$scratch/said"
 check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
 check "SIGTERM in a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
-begin "$scratch/twice"
-kill -STOP $pid
-kill -TERM $pid
-kill -INT $pid
-kill -CONT $pid
-wait $pid
-status=$?
-check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
-check "a second signal is reported" grep -q "^ended by a second signal" "$scratch/said"
+if [ "$slower" != 1 ]; then
+    skip "SIGTERM in the first step, a second signal" "an emulated CPU: its emulator catches the signals first"
+else
+    # Before the first step is complete there is nothing to save, and no message promises a checkpoint.
+    "${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
+    pid=$!
+    catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
+    for _ in $(seq $((1000 * slower))); do if catches_term; then break; fi; sleep 0.01; done
+    kill -TERM $pid
+    wait $pid
+    check "SIGTERM in the first step: exit code 75" test $? = 75
+    check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is abandoned after this micro-step, and the steps before it are saved; .*" "$scratch/said"
+    check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
+    begin "$scratch/twice"
+    kill -STOP $pid
+    kill -TERM $pid
+    kill -INT $pid
+    kill -CONT $pid
+    wait $pid
+    status=$?
+    check "a second signal ends the run ($status)" test $status = 130 -o $status = 143
+    check "a second signal is reported" grep -q "^ended by a second signal" "$scratch/said"
+fi
 
 # Data that become unreadable: the steps so far are saved.
 cp -r "$scratch/more" "$scratch/spoilt"
@@ -118,7 +122,7 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     status=$?
     check "$how a shard: exit code $status" test $status = 65 -o $status = 66
     check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
-    check "$how a shard: the error names the saved step" grep -q "step 1 is saved, --resume goes on" "$scratch/said"
+    check "$how a shard: the error names the saved step" grep -q "step 1 is saved, --resume continues" "$scratch/said"
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
     check "$how a shard: resumed with the data restored" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
     check "$how a shard: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$out" 3

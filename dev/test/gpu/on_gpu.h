@@ -23,10 +23,3 @@ struct OnGpu {
         check_cuda(cudaMemcpy(host.data(), device, size_t(host.size()) * sizeof(T), cudaMemcpyDeviceToHost));
     }
 };
-
-// Relative tolerance for one rounding to floatX: the CPU and the GPU round once each, and perhaps to neighbouring
-// values.
-template <class floatX>
-constexpr float rounding() {
-    return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
-}

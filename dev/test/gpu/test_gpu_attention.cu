@@ -34,30 +34,30 @@ static void compare(Shape s, float scale = 1.0f) {
     attention_cases::compare<floatX>(backend, s, bounds, scale);
 }
 
-TEST_CASE_TEMPLATE("attention with GPT-2's heads is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention with GPT-2's heads agrees with the definition", floatX, float, bf16) {
     compare<floatX>({2, 256, 3, 64});
     compare<floatX>({1, 1024, 1, 64});
 }
 
-TEST_CASE("attention with bf16 heads of 64 and 128 is the definition's at lengths around the tiles") {
+TEST_CASE("attention with bf16 heads of 64 and 128 agrees with the definition at lengths around the tiles") {
     for (const int HS : {64, 128})
         for (const int T : {1, 2, 7, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200}) compare<bf16>({1, T, 2, HS});
     compare<bf16>({3, 70, 2, 64});
     compare<bf16>({3, 70, 2, 128});
 }
 
-TEST_CASE_TEMPLATE("attention with heads of other sizes is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention with heads of other sizes agrees with the definition", floatX, float, bf16) {
     for (const int T : {1, 7, 17, 33, 65}) compare<floatX>({2, T, 2, 24});
     for (const int HS : {8, 16, 56, 72, 80, 120, 136, 192, 200, 248, 256}) compare<floatX>({1, 37, 2, HS});
 }
 
-TEST_CASE("attention with fp32 heads is the definition's at lengths around the tiles") {
+TEST_CASE("attention with fp32 heads agrees with the definition at lengths around the tiles") {
     for (const int T : {1, 15, 16, 17, 63, 64, 65, 129}) compare<float>({1, T, 2, 64});
     for (const int T : {31, 32, 33}) compare<float>({1, T, 2, 128});
     for (const int HS : {4, 12, 60, 68, 252}) compare<float>({1, 18, 2, HS});
 }
 
-TEST_CASE("attention with large, but not one-hot scores is the definition's") {
+TEST_CASE("attention with large, but not one-hot scores agrees with the definition") {
     compare<bf16>({1, 150, 2, 64}, 2.0f);
     compare<bf16>({1, 150, 2, 128}, 2.0f);
     compare<float>({1, 70, 2, 64}, 2.0f);

@@ -15,18 +15,19 @@ static void compare(Shape s, float spread = 2.0f) {
     classifier_cases::compare<floatX>(gpu_backend, 32.0f, s, spread);
 }
 
-TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary agrees with the definition", floatX, float, bf16) {
     compare<floatX>({6, 50257, 50304});
 }
 
-TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies agrees with the definition", floatX, float, bf16) {
     for (int V : {1, 2, 7, 8, 9, 16, 17, 65, 127, 128}) compare<floatX>({9, V, 128});
     for (int V : {4095, 4096, 4097, 8191, 8192, 8193}) compare<floatX>({3, V, 8200});  // one off what 512 threads take
     compare<floatX>({65, 24, 24});
     compare<floatX>({9, 100, 128}, 1000.0f);
 }
 
-TEST_CASE_TEMPLATE("cross entropy over rows larger than shared memory is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("cross entropy over rows larger than shared memory agrees with the definition", floatX, float,
+                   bf16) {
     const int most = int(shared_memory_limit() - CLASSIFIER_STATIC_BYTES) / int(sizeof(floatX));
     compare<floatX>({2, most, most + 1000});
     compare<floatX>({2, most + 1, most + 1000});

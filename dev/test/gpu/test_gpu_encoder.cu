@@ -1,5 +1,5 @@
-// test_gpu_encoder.cu: the shared cases of the embeddings (cases_encoder.h) on the kernels of llmc/cuda, at GPT-2's widths
-// and at awkward ones, with tokens that come once, often, and always; and the sort.
+// test_gpu_encoder.cu: the shared cases of the embeddings (cases_encoder.h) on the kernels of llmc/cuda, at GPT-2's
+// widths and at awkward ones, with tokens that come once, often, and always; and the sort.
 #include <algorithm>
 #include <vector>
 
@@ -16,27 +16,27 @@ static void compare(Shape s) {
     encoder_cases::compare<floatX>(gpu_backend, Sums::in_any_order, s);
 }
 
-TEST_CASE_TEMPLATE("embeddings at GPT-2's widths are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings at GPT-2's widths agree with the definition", floatX, float, bf16) {
     compare<floatX>({2, 128, 768, 100});
     compare<floatX>({1, 64, 1600, 50});
     compare<floatX>({3, 1000, 8, 50257});
 }
 
-TEST_CASE_TEMPLATE("embeddings at awkward sizes are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings at awkward sizes agree with the definition", floatX, float, bf16) {
     for (int T : {1, 7, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1023, 1025}) compare<floatX>({1, T, 8, 13});
     for (int C : {16, 24, 120, 128, 136, 248, 256, 264}) compare<floatX>({3, 17, C, 5});
     for (int V : {2, 255, 256, 257, 65535, 65536, 65537, 100000}) compare<floatX>({2, 150, 8, V});
     compare<floatX>({65, 2, 8, 3});
 }
 
-TEST_CASE_TEMPLATE("embeddings of one token alone are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings of one token alone agree with the definition", floatX, float, bf16) {
     compare<floatX>({1, 32 * 33, 8, 1});      // 32 heads behind the tail
     compare<floatX>({1, 32 * 34 + 1, 8, 1});  // more
     compare<floatX>({1, 32 * 66, 8, 1});
 }
 
 // A token's rows begin and end at each place of a chunk.
-TEST_CASE("embeddings are the definition's, however often a token comes") {
+TEST_CASE("embeddings agree with the definition, however often a token comes") {
     token_counts<float>(gpu_backend, Sums::in_any_order);
 }
 

@@ -10,7 +10,7 @@ static const GpuBackend gpu_backend;
 
 // ---- forward
 
-TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths and at awkward ones is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths and at awkward ones agrees with the definition", floatX, float, bf16) {
     for (int C : {768, 1024, 1280, 1600}) compare_forward<floatX>(gpu_backend, 17, C);
     for (int C : {8, 16, 24, 248, 256, 264, 384}) compare_forward<floatX>(gpu_backend, 9, C);
     compare_forward<floatX>(gpu_backend, 1, 768);
@@ -18,7 +18,7 @@ TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths and at awkward ones is the defin
     compare_forward<floatX>(gpu_backend, 3, 32 * 16 * 16 / int(sizeof(floatX)));  // the widest
 }
 
-TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero agrees with the definition", floatX, float, bf16) {
     for (const float offset : {30.0f, 1000.0f}) compare_forward<floatX>(gpu_backend, 9, 768, offset);
 }
 
@@ -36,7 +36,7 @@ TEST_CASE_TEMPLATE("a NaN in the input of LayerNorm reaches its row and no other
 
 // ---- backward
 
-TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones is the definition's", floatX, float,
+TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones agrees with the definition", floatX, float,
                    bf16) {
     for (int C : {768, 1024, 1280, 1600}) compare_backward<floatX>(gpu_backend, 17, C);
     for (int C : {8, 16, 24, 120, 128, 136, 248, 256, 264, 384}) compare_backward<floatX>(gpu_backend, 9, C);
@@ -51,8 +51,8 @@ TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones is 
 }
 
 // 264 blocks have at most 14 rows at a time.
-TEST_CASE_TEMPLATE("LayerNorm backward of more rows than the grid takes at a time is the definition's", floatX, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("LayerNorm backward of more rows than the grid takes at a time agrees with the definition", floatX,
+                   float, bf16) {
     compare_backward<floatX>(gpu_backend, 264 * 14, 8);
     compare_backward<floatX>(gpu_backend, 264 * 14 + 15, 8);
     compare_backward<floatX>(gpu_backend, 3 * 264 * 14 + 100, 8);

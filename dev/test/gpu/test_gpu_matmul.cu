@@ -58,7 +58,7 @@ static void compare_all(Shape s) {
     compare_backward<floatX>(s, {.gelu = true});
 }
 
-TEST_CASE_TEMPLATE("products of awkward sizes are the definition's, by either way to GELU", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition, by either way to GELU", floatX, float, bf16) {
     constexpr int unit = 16 / int(sizeof(floatX));
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
@@ -91,7 +91,7 @@ TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own
 }
 #endif
 
-TEST_CASE_TEMPLATE("products of few rows in GPT-2's layers are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of few rows in GPT-2's layers agree with the definition", floatX, float, bf16) {
     compare_forward<floatX>({1, 768, 2304}, {});  // a token generated
     compare_forward<floatX>({5, 768, 3072}, {.gelu = true});
     compare_backward<floatX>({5, 3072, 768}, {.bias = false, .gelu = true, .accumulate = true});
@@ -133,7 +133,7 @@ TEST_CASE("sizes that cannot be are refused") {
     const auto forward = [&](int N, int IC, int OC) {
         gpu::matmul_forward<bf16>(none, none, none, {none, nullptr}, none, N, IC, OC, nullptr);
     };
-    CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a product of (0, 64) and (64, 64): every size"), Error);
+    CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a matmul of (0, 64) and (64, 64): every size"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 100, 64), doctest::Contains("widths must be multiples of 8"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 64, 100), doctest::Contains("(4, 64) and (64, 100) in bf16"), Error);
     CHECK_THROWS_WITH_AS(gpu::matmul_backward<float>(no_floats, no_floats, no_floats, no_floats, no_floats,

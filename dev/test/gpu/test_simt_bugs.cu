@@ -139,7 +139,7 @@ __global__ void past_static_shared(float* out) {
 __global__ void past_global(float* out) { out[threadIdx.x + 1] = 1.0f; }
 __global__ void reads_past_global(float* out) { out[threadIdx.x] = out[threadIdx.x + 1]; }
 
-TEST_CASE("bug: accesses out of bounds are reported") {
+TEST_CASE("bug: accesses out of bounds are reported are reported") {
     expect_report({"around its dynamic shared memory", asan, nullptr, nullptr},
                   [] { run(past_dynamic_shared, 1, 128, 512, anything); });
     expect_report({"around its shared variable", asan, nullptr, nullptr},
@@ -209,7 +209,7 @@ __global__ void ldmatrix_of_global(float* out) {
 }
 __global__ void index_overflow(float* out, int n) { out[threadIdx.x] = (n + int(threadIdx.x)) * 65536; }
 
-TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported") {
+TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported, are reported") {
     const char* const load = "misaligned 16-byte load";
     expect_report({load, load, load, load}, [] { run(misaligned_load, 1, 32, 0, anything); });
     const char* const store = "misaligned 16-byte store";
@@ -315,7 +315,7 @@ __global__ void large_reused_too_early(float* out) {
     if (t < 128) out[t] = sum;
 }
 
-TEST_CASE("bug: missing barriers, fences and atomics are reported") {
+TEST_CASE("bug: missing barriers, fences and atomics are reported are reported") {
     expect_report({wrong, wrong, race, nullptr},
                   [] { run(no_barrier_reads_below, 1, 128, 0, [](int i, float) { return i - 1.0f; }); });
     expect_report({wrong, wrong, race, msan},
@@ -369,7 +369,7 @@ __global__ void cp_async_too_early(float* out, const float* in) {
     cp_async_wait<0>();
 }
 
-TEST_CASE("bug: cp.async without a wait or a barrier, or too early, is reported") {
+TEST_CASE("bug: cp.async without a wait or a barrier, or too early, is reported, is reported") {
     const auto with_input = [](void (*kernel)(float*, const float*), float (*want)(int, float)) {
         return [=] {
             const Array<float> in(floats(512, [](int i) { return i; }));
@@ -427,7 +427,7 @@ __global__ void reads_outside_mask(float* out) {
 }
 __global__ void full_mask_of_half_warp(float* out) { out[threadIdx.x] = warp_sum(1.0f); }
 
-TEST_CASE("bug: divergence at barriers and warp operations is reported") {
+TEST_CASE("bug: divergence at barriers and warp operations is reported at barriers and warp operations is reported") {
     const auto everywhere = [](const char* text, void (*kernel)(float*), int threads) {
         expect_report({text, text, text, text}, [=] { run(kernel, 1, threads, 0, anything); });
     };

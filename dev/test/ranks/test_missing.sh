@@ -42,22 +42,22 @@ names() {
 # Processes of this test: with its scratch folder on their command line, or sleeping in place of a rank.
 left() { grep -lsazE "^7$$\$|[/]${scratch#/}" /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs; }
 
-names "rank 1 runs another program" "^error: rank 0 on $host: no word after 2 s from rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
+names "rank 1 runs another program" "^error: rank 0 on $host: gave up after waiting 2 s for rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 2 "$each_rank" "${train[@]}" + sleep "7$$"
-names "rank 0 runs another program" "no word after 2 s from rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
+names "rank 0 runs another program" "gave up after waiting 2 s for rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 4 "$each_rank" sleep "7$$" + "${train[@]}" + "${train[@]}" + "${train[@]}"
 as_rank 2 "sleep 7$$"
-names "rank 2 is in a script that does not end" "from rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
+names "rank 2 is in a script that does not end" "for rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
 as_rank 1 'kill -STOP $$'
-names "rank 1 is stopped" "from rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+names "rank 1 is stopped" "for rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "sleep 1"
 check "a rank that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
-check "a rank that comes late causes no warning" test "$(grep -c 'no word' "$scratch/check.log")" = 0
+check "a rank that comes late causes no warning" test "$(grep -cE 'still waiting|gave up' "$scratch/check.log")" = 0
 as_rank 0 "sleep 12"
 check "a rank that comes after 12 s is waited for" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
-words=$(grep 'no word' "$scratch/check.log")
-check "one of the waiting ranks warns once after 10 s: $words" grep -qxE "warning: rank 1 on $host: no word after 10 s from rank 0 \
-\(process [0-9]+ on $host runs .*/(bash|sleep)\); waiting 30 s more \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
+words=$(grep 'still waiting' "$scratch/check.log")
+check "one of the waiting ranks warns once after 10 s: $words" grep -qxE "warning: rank 1 on $host: still waiting after 10 s for rank 0 \
+\(process [0-9]+ on $host runs .*/(bash|sleep)\); giving up in 30 s \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
 
 reason=$(no_hosts_because)
 if [ -n "$reason" ]; then skip "ranks on two hosts" "$reason" && finish; fi
@@ -71,10 +71,10 @@ for rank in 1 2; do
 done
 # A process in a network namespace of its own counts as being on another host.
 as_rank 3 "exec unshare --net sleep 7$$"
-names "2 hosts, the missing rank has no visible process" "from 1 of the 2 ranks of ${CLUSTER}1 \(no process\)$" \
+names "2 hosts, the missing rank has no visible process" "for 1 of the 2 ranks on ${CLUSTER}1 \(no process\)$" \
     dev/test/ranks/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "exec unshare --net sleep 7$$"
-names "1 host, the missing rank has no visible process" "from rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+names "1 host, the missing rank has no visible process" "for rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
 check "no process is left on the hosts: $(inside 2)" nobody_inside 2
 finish

@@ -128,9 +128,9 @@ check "--grad-dtype bf16 --zero 1 sends half of the gradients" sends "$scratch/w
 check "--grad-dtype bf16 on 3 GPUs" by_options 3 "${three[@]}" --grad-dtype bf16 --output "$scratch/wire_3"
 check "--grad-dtype bf16 on 3 GPUs: nearly the loss" nearly "$scratch/wire_3" "$scratch/1_of_3" 1e-3
 plan() { "$emulated" plan "${small[@]::14}" --world-size 2 --precision fp32 "$@"; }
-check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients on their way' <(plan --grad-dtype bf16)
-check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients on their way')"
-check "plan counts no bf16 gradients where MPI moves them" test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients on their way')"
+check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients in bf16' <(plan --grad-dtype bf16)
+check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients in bf16')"
+check "plan counts no bf16 gradients where MPI moves them" test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients in bf16')"
 
 # ---- saved by two ranks, resumed by one
 half=$scratch/half

@@ -170,7 +170,7 @@ starts_again() {
 }
 check "the recipe starts again" starts_again
 for rank in 0 1 2 3; do
-    check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: meets the others"
+    check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: joins the others"
 done
 
 # ---- no process is left

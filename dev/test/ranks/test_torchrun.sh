@@ -80,7 +80,7 @@ check "two runs on overlapping ports: each has its own nccl_id" test "$(sed 's/.
 torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
     sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $meeting" >"$scratch/out"
 check "the restarted ranks meet as attempt 1" met 2 1 "$scratch/out"
-check "--print-launch names the restart" test "$(grep -c ', restart 1: meets the others at ' "$scratch/out")" = 2
+check "--print-launch names the restart" test "$(grep -c ', restart 1: joins the others at ' "$scratch/out")" = 2
 : >"$scratch/err"
 torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
 check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"

@@ -51,14 +51,14 @@ rm -r "$scratch/gone"
 check "the directory of the trace is removed: training goes on" wait_for "$scratch/lost/log.jsonl" '"step":400,'
 kill -TERM $job
 wait $job
-check "the directory of the trace is removed: a warning names the file" grep -q "^warning: the trace was not written: $scratch/gone/t.json.tmp: .*; training goes on" "$scratch/lost.log"
+check "the directory of the trace is removed: a warning names the file" grep -q "^warning: the trace was not written: $scratch/gone/t.json.tmp: .*; training continues" "$scratch/lost.log"
 
 # ---- refused before any file is written
 mkdir "$scratch/folder"
 never=("${run[@]}" --output "$scratch/never")
 refused "--trace to a directory" 73 "is a directory" "${never[@]}" --trace "$scratch/folder"
 refused "--trace into a directory that does not exist" 73 "does not exist" "${never[@]}" --trace "$scratch/none/t.json"
-refused "--trace to a file that is not a trace" 73 "holds no trace" "${never[@]}" --trace "$scratch/data/train_000001.bin"
+refused "--trace to a file that is not a trace" 73 "is not a trace" "${never[@]}" --trace "$scratch/data/train_000001.bin"
 refused "--trace-steps 0" 2 "--trace-steps" "${never[@]}" --trace "$scratch/t.json" --trace-steps 0
 check "the refused runs do not train" test ! -e "$scratch/never/log.jsonl"
 
@@ -85,7 +85,7 @@ gpu=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --global-batch 128 --
 check "a GPU with CUDA graphs and a trace" "$emulated" "${gpu[@]}" --output "$scratch/gpu" --trace "$scratch/gpu.json" --trace-steps 3
 check "a GPU: the trace has its steps" holds "$scratch/gpu.json" "$scratch/gpu" 1 0 3 4 gpu
 check "a GPU: a replayed micro-step is one span" test "$(grep -c forward "$scratch/gpu.json")" = 0
-check "a GPU: the trace has the host thread" grep -q '"settle step 2"' "$scratch/gpu.json"
+check "a GPU: the trace has the host thread" grep -q '"finish step 2"' "$scratch/gpu.json"
 for zero in 0 1; do
     out=$scratch/gpus_$zero
     check "2 staged GPUs, --zero $zero" ranks 2 "$emulated" "${gpu[@]}" --share-gpu --zero $zero --output "$out" --trace "$out.json" \

@@ -43,7 +43,7 @@ struct ForwardInputs {
 // out follows mean and rstd, and is rounded to floatX once. With the sum in place of `inp` the bits are the same.
 template <class Backend, class floatX>
 Outputs forward(const Backend& backend, const Ops<floatX>& ops, const ForwardInputs<floatX>& in) {
-    const auto [N, C] = std::pair(in.N, in.C);
+    const int N = in.N, C = in.C;
     const int64_t size = int64_t(N) * C;
     const float error = row_error(C, in.offset);
     Outputs outputs;

@@ -127,6 +127,9 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
+# How many times slower than usual the program runs, for example in an emulator of another CPU. Waits are as much longer.
+slower=${SLOWER:-1}
+
 # wait_for FILE [TEXT]: waits up to 20 s until the file exists and has the text.
 wait_for() {
     for _ in $(seq $((1000 * slower))); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done

@@ -8,41 +8,45 @@ static const CpuBackend cpu_backend;
 
 constexpr int STEPS = 10;
 
-TEST_CASE_TEMPLATE("AdamW of any count, decaying any part, is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW of any count and with any decayed part agrees with the definition", floatX, float, bf16) {
     awkward_counts<floatX>(cpu_backend, STEPS);
     const int64_t pieces = 1 << 17;  // pieces of 2^16, a border inside
     compare<floatX>(cpu_backend, STEPS, pieces + 192, first_ones(pieces + 192, (1 << 16) + 64));
 }
 
-TEST_CASE_TEMPLATE("AdamW of several buckets, from any of them on, is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW of a range that begins in any bucket agrees with the definition", floatX, float, bf16) {
     several_buckets<floatX>(cpu_backend, STEPS);
     compare<floatX>(cpu_backend, STEPS, 1408, {192, 128, 320, 64});  // ends within a bucket
     compare<floatX>(cpu_backend, STEPS, 1 << 17, {64, 0, (1 << 15) + 64, 1 << 15});
 }
 
-TEST_CASE_TEMPLATE("AdamW is the paper's, in double", floatX, float, bf16) { formula_in_double<floatX>(cpu_backend); }
+TEST_CASE_TEMPLATE("AdamW agrees with the formula of the paper in double", floatX, float, bf16) {
+    formula_in_double<floatX>(cpu_backend);
+}
 
 TEST_CASE_TEMPLATE("decay reaches the first elements of each bucket, wherever a call begins", floatX, float, bf16) {
     decay_alone<floatX>(cpu_backend);
 }
 
-TEST_CASE("without masters a weight is rounded by the bits of seed, step and element, however the range is cut") {
+TEST_CASE("without master weights the rounding depends on seed, step and element alone, however the range is cut") {
     stochastic_rounding(cpu_backend, (1 << 16) + 576, {64, 8256});  // more than a piece of work
 }
 
-TEST_CASE("steps, seeds and elements have their own draws") { independent_draws(cpu_backend, 1 << 16); }
+TEST_CASE("steps, seeds and elements have independent random numbers") { independent_draws(cpu_backend, 1 << 16); }
 
-TEST_CASE("one step without masters is that of the definition") {
+TEST_CASE("one step of AdamW without master weights agrees with the definition") {
     const int64_t count = (1 << 16) + 192;
     one_step_without_masters(cpu_backend, count, {1024, 512, 4096, 2048}, 0, count >> 12);
 }
 
-TEST_CASE("the mean of weights without masters takes steps that bf16 cannot") {
+TEST_CASE("without master weights the mean moves by steps that are lost in bf16") {
     mean_of_small_steps(cpu_backend, 1 << 14);
 }
 
-TEST_CASE("without masters zeros stay zeros, and a NaN a NaN") { zeros_and_nan_without_masters(cpu_backend); }
+TEST_CASE("without master weights a zero stays zero, and a NaN stays NaN") {
+    zeros_and_nan_without_masters(cpu_backend);
+}
 
-TEST_CASE_TEMPLATE("a NaN factor leaves everything as it is", floatX, float, bf16) { nan_factor<floatX>(cpu_backend); }
+TEST_CASE_TEMPLATE("AdamW with a NaN factor changes nothing", floatX, float, bf16) { nan_factor<floatX>(cpu_backend); }
 
 TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") { no_elements_and_impossible_steps(); }

@@ -9,17 +9,17 @@ using namespace attention_cases;
 static const CpuBackend cpu_backend;
 static const CpuBackend float_arithmetic{{}, Isa::avx512};  // without the variants for matrix units
 
-TEST_CASE_TEMPLATE("attention with GPT-2's heads is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention with GPT-2's heads agrees with the definition", floatX, float, bf16) {
     compare<floatX>(float_arithmetic, {2, 256, 3, 64});
     compare<floatX>(float_arithmetic, {1, 300, 2, 80});
 }
 
-TEST_CASE_TEMPLATE("attention at awkward sizes is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention at awkward sizes agrees with the definition", floatX, float, bf16) {
     for (int T : {1, 7, 17, 65, 129}) compare<floatX>(float_arithmetic, {2, T, 2, 24});
     for (int HS : {1, 7, 17, 33, 65, 256}) compare<floatX>(float_arithmetic, {1, 70, 1, HS});
 }
 
-TEST_CASE_TEMPLATE("attention with large, but not one-hot scores is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention with large, but not one-hot scores agrees with the definition", floatX, float, bf16) {
     compare<floatX>(float_arithmetic, {1, 70, 2, 64}, {}, 2.0f);
 }
 

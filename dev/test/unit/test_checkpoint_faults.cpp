@@ -99,7 +99,7 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
     const int passed_over = on_full_disk([&](const std::string& out) {
         if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
         const Saved saved = save(save_options(out, 1), 4);
-        if (!has(saved.notes.at(0), "an old checkpoint stays, though the disk is full: ") ||
+        if (!has(saved.notes.at(0), "an old checkpoint was not deleted, although the disk is full: ") ||
             !has(saved.notes[0], "step_000001"))
             return 1;
         if (!has(saved.notes.at(1), "step_000003: deleted before the next save")) return 2;

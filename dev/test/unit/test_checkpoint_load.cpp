@@ -46,7 +46,7 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
     const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
     CHECK_THROWS_WITH_AS(
         load_checkpoint(ckpt, other, {"m", "v"}, nowhere),
-        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], a model of 2 layers "
+        doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers "
                           "and 8 channels needs [7, 8]; wrong --model?"),
         Error);
 }
@@ -71,8 +71,8 @@ TEST_CASE("impossible counts in trainer.json are refused, even if its checksum m
         for (const nlohmann::json& bad :
              {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
               nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
-            CHECK(said(name, bad) == "65 " + path + ": a count is impossible: " + name + " is " + bad.dump() +
-                                         "; the checkpoint is damaged");
+            CHECK(said(name, bad) == "65 " + path + ": " + name + " is " + bad.dump() +
+                                         ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
 }
@@ -87,7 +87,7 @@ TEST_CASE("a trainer.json of another program or version is refused") {
     write_bytes(ckpt + "/trainer.json", R"({"format":2,"xxh3_64":"x"})");
     CHECK(verify_error(ckpt).starts_with("65 "));
     remove_tree(ckpt + "/trainer.json");
-    CHECK(verify_error(ckpt).find("give it by --init") != std::string::npos);
+    CHECK(verify_error(ckpt).find("give it with --init") != std::string::npos);
 }
 
 TEST_CASE("a flipped bit in any file is found, the file is named, and the previous checkpoint is used") {
@@ -157,7 +157,7 @@ TEST_CASE("find_latest and find_model take the newest whole checkpoint") {
     const FoundCheckpoint found = find_latest(dir / "out");
     CHECK(found.dir == newest);
     REQUIRE(found.damaged.size() == 1);
-    CHECK(found.damaged[0].what.find("step_000009: is no checkpoint") != std::string::npos);
+    CHECK(found.damaged[0].what.find("step_000009: is not a checkpoint") != std::string::npos);
     make_directories(dir / "bad/step_000001");
     CHECK(find_latest(dir / "bad").dir == "");
     CHECK(find_latest(dir / "bad").damaged.size() == 1);
@@ -203,17 +203,17 @@ TEST_CASE("if all checkpoints are damaged, each is named, with the weights that 
     CHECK(find_resumable(out).damaged.size() == 1);
     CHECK(newest_directory(out) == out + "/step_000002");
     damage(1, "model.safetensors");
-    CHECK(refusal_of().starts_with("65 " + out + ": no checkpoint in it is whole:\n"));
+    CHECK(refusal_of().starts_with("65 " + out + ": none of its checkpoints is intact:\n"));
     CHECK(
         says("step_000002/optimizer.safetensors: its checksum does not match what was written; the checkpoint is "
-             "damaged; its weights are whole\n"));
+             "damaged; its weights are intact\n"));
     CHECK(
         says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
              "damaged\n"));
     CHECK(says(advice + "2 starts from its weights"));
     remove_tree(out + "/step_000002/trainer.json");
     CHECK(says("it has no trainer.json"));
-    CHECK(says("its weights can be read, but nothing can be compared with them\n"));
+    CHECK(says("its weights can be read, but not verified\n"));
     CHECK(says(advice + "2 starts from its weights"));
     write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
     CHECK(says("restore one from a copy, or start anew in another --output"));
@@ -237,11 +237,11 @@ TEST_CASE("a checkpoint without read permission is reported as such, not as dama
         const FoundCheckpoint found = find_resumable(out);
         if (found.dir != out + "/step_000001" || found.damaged.size() != 1 || found.damaged[0].what != hidden) return 2;
         remove_tree(out + "/step_000001");
-        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all of it")) return 3;
+        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all files")) return 3;
         if (!refused([&] { find_model(newest); }, "66 ", hidden)) return 4;
         chmod(newest.c_str(), 0700);
         chmod((newest + "/optimizer.safetensors").c_str(), 0);
-        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all of it")) return 5;
+        if (!refused([&] { find_resumable(out); }, "65 ", "this user may not read all files")) return 5;
         chmod((newest + "/optimizer.safetensors").c_str(), 0600);
         return holds(find_resumable(out).dir, 2) ? 0 : 6;
     });
@@ -272,5 +272,5 @@ TEST_CASE("readers find a checkpoint at any time while a run saves and deletes")
     CHECK(errors == std::set<std::string>{});
     FlatState state(small_model, 0);
     CHECK_THROWS_WITH_AS(load_weights(out + "/step_000001", state.layout, state.writer()),
-                         doctest::Contains("step_000001: is not there any more; a run"), Error);
+                         doctest::Contains("step_000001: was deleted while it was read, probably by a run"), Error);
 }

@@ -117,7 +117,7 @@ TEST_CASE("a leftover that cannot be removed is reported, and does not prevent a
         if (notes.size() != 4) return 1;
         for (const std::string& line : notes) {
             const bool removed = line.find("step_000005.tmp: removed") != std::string::npos;
-            const bool stays = line.starts_with("a leftover of an interrupted save stays: ") &&
+            const bool stays = line.starts_with("a leftover of an interrupted save was not removed: ") &&
                                line.find("Permission denied") != std::string::npos;
             if (removed == stays) return 2;
         }
@@ -151,7 +151,7 @@ TEST_CASE("a step can be saved again, even if its old checkpoint cannot be remov
             options.note = [&](const std::string& line) { notes.push_back(line); };
             save_checkpoint(options, state.layout, state.reader(), trainer_state(1));
             if (!holds(first, 1, uint64_t(90 + i)) || notes.size() != size_t(1 + i)) return 1 + i;
-            if (notes.back().find("what this save replaced stays: ") != 0) return 3;
+            if (notes.back().find("the replaced checkpoint was not deleted: ") != 0) return 3;
             freeze(first);
         }
         return find_latest(out).dir == first ? 0 : 4;

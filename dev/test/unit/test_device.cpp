@@ -15,7 +15,7 @@
 #include "support/temporary.h"
 #include "support/test.h"
 
-TEST_CASE("memory is zeroed, aligned and counted, small or mapped") {
+TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes, small or mapped") {
     const int64_t before = device_bytes_allocated();
     for (const int64_t bytes : {1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7}) {
         char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
@@ -132,7 +132,7 @@ TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") 
 }
 #endif
 
-TEST_CASE("host memory is not device memory") {
+TEST_CASE("host memory is not counted as device memory") {
     const int64_t before = device_bytes_allocated();
     void* memory = host_allocate(1000);
     CHECK(device_bytes_allocated() == before);
@@ -166,7 +166,7 @@ TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
     destroy_event(before), destroy_event(after);
 }
 
-TEST_CASE("working memory grows until it is reserved, and then refuses to") {
+TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
     device_scratch(1000);
     device_scratch(2000);
     device_reserve_scratch(5000);

@@ -1,5 +1,7 @@
-// test_dispatch.cpp: the working memory that vector_scratch_bytes promises is enough for the operations, in every form.
+// test_dispatch.cpp: the scratch memory that vector_scratch_bytes promises is enough for the operations of every
+// variant.
 #include "support/each_variant.h"
+#include "support/test.h"
 
 // Once memory is reserved, an operation that asks for more throws.
 TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {

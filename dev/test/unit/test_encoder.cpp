@@ -13,18 +13,18 @@ static void compare(Shape s) {
     encoder_cases::compare<floatX>(cpu_backend, Sums::in_order, s, random_tokens(s.B * s.T, s.V, 1));
 }
 
-TEST_CASE_TEMPLATE("embeddings at GPT-2's widths are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings at GPT-2's widths agree with the definition", floatX, float, bf16) {
     compare<floatX>({2, 128, 768, 100});
     compare<floatX>({1, 64, 1600, 50});
 }
 
 // Few tokens in the vocabulary: their rows are added to again and again.
-TEST_CASE_TEMPLATE("embeddings at awkward sizes are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings at awkward sizes agree with the definition", floatX, float, bf16) {
     for (int C : {1, 7, 17, 65}) compare<floatX>({3, 7, C, 5});
     compare<floatX>({65, 1, 63, 1});
 }
 
-TEST_CASE("embeddings are the definition's, however often a token comes") {
+TEST_CASE("embeddings agree with the definition, however often a token comes") {
     token_counts<float>(cpu_backend, Sums::in_order);
 }
 

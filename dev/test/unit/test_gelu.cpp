@@ -6,11 +6,11 @@ using namespace gelu_cases;
 
 static const CpuBackend cpu_backend;
 
-TEST_CASE_TEMPLATE("GELU of an MLP's activations is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("GELU of an MLP's activations agrees with the definition", floatX, float, bf16) {
     compare<floatX>(cpu_backend, 16 * 3072);
 }
 
-TEST_CASE_TEMPLATE("GELU of awkward counts is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("GELU of awkward counts agrees with the definition", floatX, float, bf16) {
     for (int count : {1, 3, 4, 7, 8, 15, 16, 17, 65, 2048, 2049, (1 << 14) + 1}) compare<floatX>(cpu_backend, count);
 }
 

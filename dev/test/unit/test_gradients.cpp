@@ -1,10 +1,13 @@
-// test_gradients.cpp: every backward pass in its plain form, against finite differences of the forward pass.
+// test_gradients.cpp: the reference of every backward pass against finite differences of the forward pass.
 //
 // The loss is the sum of weight * output, in double, with fixed random weights; the gradient of input i is compared
 // with (loss(x_i + h) - loss(x_i - h)) / 2h. With h = 2^-8 and inputs of about 1, the cubic term leaves h^2/6 = 3e-6
 // times a third derivative, of up to about 100 here; outputs are floats, each wrong by some 2^-24 of itself: a hundred
 // of them, over 2h, 8e-5 in the mean. Hence 1e-3, which a wrong term exceeds by far.
+#include <functional>
+
 #include "support/each_variant.h"
+#include "support/test.h"
 
 constexpr float h = 0x1p-8f;
 constexpr double tolerance = 1e-3;

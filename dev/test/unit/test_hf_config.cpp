@@ -58,7 +58,7 @@ TEST_CASE("aliases of keys are read, and refused if two of them differ") {
         R"({"hidden_size":1600,"max_position_embeddings":512,"num_attention_heads":25,"num_hidden_layers":48})";
     CHECK(parse(text) == GPT2Config{512, 50257, 48, 25, 1600});
     CHECK(parse(R"({"n_embd":1024,"hidden_size":1024,"n_head":16})").C == 1024);
-    CHECK(parse_error(R"({"n_embd":1024,"hidden_size":768})").find("are the same thing") != std::string::npos);
+    CHECK(parse_error(R"({"n_embd":1024,"hidden_size":768})").find("have the same meaning") != std::string::npos);
 }
 
 TEST_CASE("every name of the tanh GELU and the default inner size are accepted") {

@@ -67,8 +67,8 @@ static bool child_finds(const std::string& cpu_isa, const std::string& expect) {
     char self[4096] = {};
     REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
     const char* run_by = getenv("RUN_BY");  // what runs a program of another architecture: "qemu-aarch64 -L ..."
-    const std::string command = "CPU_ISA=" + cpu_isa + " EXPECT=" + expect + " " + (run_by ? run_by : "") + " '" + self +
-                                "' --no-skip --test-case='child: *' > /dev/null 2>&1";
+    const std::string command = "CPU_ISA=" + cpu_isa + " EXPECT=" + expect + " " + (run_by ? run_by : "") + " '" +
+                                self + "' --no-skip --test-case='child: *' > /dev/null 2>&1";
     return system(command.c_str()) == 0;
 }
 

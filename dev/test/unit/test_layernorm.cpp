@@ -14,11 +14,11 @@ static void compare(int N, int C, float offset = 0.0f) {
         compare_backward<floatX>(cpu_backend, N, C, Dresidual::apart, offset, statistics);
 }
 
-TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths agrees with the definition", floatX, float, bf16) {
     for (int C : {768, 1024, 1280, 1600}) compare<floatX>(70, C);
 }
 
-TEST_CASE_TEMPLATE("LayerNorm at awkward sizes is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm at awkward sizes agrees with the definition", floatX, float, bf16) {
     for (int N : {1, 7, 33})
         for (int C : {2, 7, 17, 65, 127}) compare<floatX>(N, C);
     compare<floatX>(3, 65);
@@ -26,7 +26,7 @@ TEST_CASE_TEMPLATE("LayerNorm at awkward sizes is the definition's", floatX, flo
 }
 
 // A variance taken as E[x^2] - E[x]^2 would be lost here: 1e6 has no digits left for 1.
-TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero is the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero agrees with the definition", floatX, float, bf16) {
     for (const float offset : {30.0f, 1000.0f}) compare<floatX>(8, 768, offset);
 }
 

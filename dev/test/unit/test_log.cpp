@@ -112,6 +112,17 @@ static Child run_on_terminal(const std::function<void()>& code, int columns) {
     return child;
 }
 
+// The first step of a run reads the record of the step before it. A constant expression may not read a number that was
+// never set.
+static_assert(
+    [] {
+        StepRecord none;
+        return none.step == 0 && none.tokens == 0 && none.step_tokens == 0 && none.loss == 0.0f &&
+               none.grad_norm == 0.0f && none.lr == 0.0f && none.step_ms == 0.0 && none.loader_wait_ms == 0.0 &&
+               none.comm_exposed_ms == 0.0;
+    }(),
+    "a StepRecord begins with zeros");
+
 TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time left") {
     LogOptions o = options("", 19560);
     o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;

@@ -83,16 +83,17 @@ TEST_CASE_TEMPLATE("scratch_bytes of fewer rows is never more", floatX, float, b
     set_isa(before);
 }
 
-TEST_CASE_TEMPLATE("the products of a GPT-2 block of 96 and 384 channels are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("the products of a GPT-2 block of 96 and 384 channels agree with the definition", floatX, float,
+                   bf16) {
     for (const Shape s : {Shape{64, 96, 288}, {64, 96, 96}, {64, 96, 384}, {64, 384, 96}, {300, 128, 160}})
         check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true}});
 }
 
-TEST_CASE_TEMPLATE("products of several tasks and several panels are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of several tasks and several panels agree with the definition", floatX, float, bf16) {
     check_shape<floatX>({520, 780, 1300}, {{.gelu = true, .accumulate = true}});
 }
 
-TEST_CASE_TEMPLATE("products of awkward sizes are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition", floatX, float, bf16) {
     const int sizes[] = {1, 7, 17, 33, 65};
     for (const int N : sizes)
         for (const int IC : sizes)
@@ -100,14 +101,14 @@ TEST_CASE_TEMPLATE("products of awkward sizes are the definition's", floatX, flo
                 check_shape<floatX>({N, IC, OC}, {{.gelu = true, .accumulate = (N + OC) % 3 == 0}});
 }
 
-TEST_CASE_TEMPLATE("products with every option are the definition's", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products with every option agree with the definition", floatX, float, bf16) {
     check_shape<floatX>({64, 64, 64}, every_option);
     check_shape<floatX>({37, 51, 70}, every_option);
     check_shape<floatX>({1, 100, 130}, every_option);
 }
 
 // Larger than what the variants do in one go: up to 8192 rows, of those 4096 output channels, and 384 steps.
-TEST_CASE("products of more rows and output channels than are packed at a time are the definition's") {
+TEST_CASE("products of more rows and output channels than are packed at a time agree with the definition") {
     check_shape<float>({20, 5, 3100}, {{.gelu = true}});
     check_shape<float>({17, 770, 33}, {{.gelu = true, .accumulate = true}});
     check_shape<bf16>({8200, 33, 9}, {{.gelu = true, .accumulate = true}});

@@ -1,6 +1,6 @@
-// test_matrix_attention.cpp: attention on AMX and by AVX512-BF16 against the definition, cpu::plain, for every head size
-// that they take, at lengths around their blocks of 32 and their chunks; rows that can be read off; the bits on different
-// numbers of threads.
+// test_matrix_attention.cpp: attention on AMX and by AVX512-BF16 against the definition, cpu::plain, for every head
+// size that they take, at lengths around their blocks of 32 and their chunks; rows that can be read off; the bits on
+// different numbers of threads.
 #include <omp.h>
 
 #include <cstring>
@@ -49,8 +49,7 @@ std::vector<Unit> units_here() {
 #if defined(__x86_64__)
     if (best_isa() >= Isa::avx512bf16)
         units.push_back({Isa::avx512bf16, cpu::avx512bf16::attention_forward, cpu::avx512bf16::attention_backward});
-    if (best_isa() >= Isa::amx)
-        units.push_back({Isa::amx, cpu::amx::attention_forward, cpu::amx::attention_backward});
+    if (best_isa() >= Isa::amx) units.push_back({Isa::amx, cpu::amx::attention_forward, cpu::amx::attention_backward});
 #endif
     return units;
 }
@@ -72,8 +71,7 @@ void compare(const Unit& unit, Shape s, float scale = 1.0f) {
     const std::string name = format("B=%d T=%d NH=%d HS=%d ", s.B, s.T, s.NH, s.HS);
     const auto qkv = random_qkv(s, scale);
     const auto dout = random_tensor<bf16>(int64_t(s.B) * s.T * s.NH * s.HS, 2);
-    const Forward want = forward(cpu::plain::attention_forward, qkv, s),
-                  got = forward(unit.attention_forward, qkv, s);
+    const Forward want = forward(cpu::plain::attention_forward, qkv, s), got = forward(unit.attention_forward, qkv, s);
     const float step = epsilon<bf16>();
     expect_close(name + "out", got.out, want.out, s.NH * s.HS, step, 2 * step * scale);
     expect_close(name + "lse", got.lse, want.lse, s.T, 1e-6f, 1e-5f * scale * scale);

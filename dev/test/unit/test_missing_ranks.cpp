@@ -70,7 +70,7 @@ TEST_CASE("a missing rank is named with its process and the program that it runs
     std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // a rank that waited, and was then stopped
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
     fs::remove(other / "exe");  // as if this user may not read it
-    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " is on its way)"));
+    CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
 }
 
 TEST_CASE("only the first waiting rank of a host reports") {

@@ -420,8 +420,8 @@ TEST_CASE("every hint for another trainer's option names an option of ours") {
 }
 
 TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
-    CHECK(
-        contains(refusal({"trian"}), "unknown command 'trian'; did you mean train? (there are train, which needs no"));
+    CHECK(contains(refusal({"trian"}),
+                   "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
     CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
 }

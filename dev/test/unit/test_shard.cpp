@@ -202,7 +202,9 @@ TEST_CASE("a file cut at any length is refused") {
         CAPTURE(length);
         write_bytes(dir / "a.bin", whole.substr(0, length));
         const std::string text = open_error(dir / "a.bin", EXIT_BAD_DATA);
-        const char* want = length < 8 ? "are no token shard" : length < 1024 ? "cut off after" : "promises 20 tokens";
+        const char* want = length < 8      ? "too few for a token shard"
+                           : length < 1024 ? "cut off after"
+                                           : "promises 20 tokens";
         CHECK(text.find(want) != std::string::npos);
     }
     write_bytes(dir / "a.bin", whole);

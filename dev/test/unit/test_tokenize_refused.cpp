@@ -44,7 +44,7 @@ TEST_CASE("inputs that are missing, empty or not text are refused") {
     run.options.inputs = {run.folder / "missing.txt"};
     check_refused(run, EXIT_NO_INPUT, "missing.txt: there is no such file or folder");
     run.options.inputs = {run.folder / "in"};
-    check_refused(run, EXIT_NO_INPUT, "in: no file in it ends in .txt");
+    check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     struct {
         const char *name, *bytes, *message;
     } const cases[] = {{"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
@@ -79,7 +79,7 @@ TEST_CASE("broken JSONL is refused with the first bad line, for any number of th
          "must "
          "be one whole object {...}"},
         {"{\"text\": a}", "a.jsonl:5002: is not valid JSON at byte 10 of 11"},
-        {"[1]", "a.jsonl:5002: is JSON, but no object {...}; each line of this file must be one"},
+        {"[1]", "a.jsonl:5002: is JSON, but not an object {...}; each line of this file must be one"},
         {"{\"body\": \"x\", \"n\": 1, \"title\": \"y\"}",
          "a.jsonl:5002: has no text under the key \"text\" (--text-key); "
          "keys with text: body, title"},
@@ -125,7 +125,7 @@ TEST_CASE("JSONL with repeated keys, numbers out of range or deep nesting is ref
         {R"("a": 1e999)", "a number is out of range"},
         {R"("a": [null, true, -1, 2.5, 1])", ""},
         {"\"a\": " + nested(31), ""},
-        {"\"a\": " + nested(32), "a.jsonl:1: nested deeper than 32"},
+        {"\"a\": " + nested(32), "a.jsonl:1: lists or objects are nested deeper than 32"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.fields);
@@ -149,7 +149,7 @@ TEST_CASE("text too short for the vocabulary or for validation is refused") {
     check_refused(run, EXIT_BAD_DATA, "was held out; lower --val-tokens");
     run.options.train_bpe = 5000, run.options.val_tokens = 0;
     run.file("a.txt", std::string(5000, 'x') + " one or two words");
-    check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words longer than 1024, of which nothing is learned");
+    check_refused(run, EXIT_BAD_DATA, "5,000 bytes are in words of more than 1024 bytes, which are ignored");
 }
 
 TEST_CASE("an output that exists is refused, unless --replace is given") {
@@ -160,7 +160,7 @@ TEST_CASE("an output that exists is refused, unless --replace is given") {
     run.options.output = run.folder / "out";
     tokenize(run.options);
     const std::string before = read_bytes(run.out("train_000001.bin"));
-    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("has token shards already (train_000001.bin)"),
+    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("already has token shards (train_000001.bin)"),
                          Error);
     CHECK(read_bytes(run.out("train_000001.bin")) == before);
     write_file(run.out("train_000007.bin"), before);
