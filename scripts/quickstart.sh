@@ -84,7 +84,7 @@ measure() {
 choose_run() {
     if [ -f "$run/quickstart" ] && [ "$(head -1 "$run/quickstart")" = "$(cksum <"$data/made_of")" ]; then
         mapfile -t options < <(tail -n +2 "$run/quickstart")
-        echo "going on with $run"
+        echo "continuing $run"
         return
     fi
     if [ -e "$run" ]; then
@@ -112,7 +112,7 @@ train() {
     fi
     local status=0
     "$program" "${options[@]}" --output "$run" --log-every 20 --resume || status=$?
-    if [ $status = 75 ]; then echo "stopped; the same command goes on from here" && exit 75; fi
+    if [ $status = 75 ]; then echo "stopped; the same command continues from here" && exit 75; fi
     if [ $status != 0 ]; then exit $status; fi
     touch "$run/finished"
 }

@@ -54,7 +54,7 @@ until_done() {
         "$@" || status=$?
         case $status in 0 | 2 | 65 | 66 | 75) return $status ;; esac
         if [ $attempt = 6 ]; then return $status; fi
-        echo "ended with exit code $status; going on from the last checkpoint in 10 s" >&2
+        echo "ended with exit code $status; continuing from the last checkpoint in 10 s" >&2
         sleep 10
     done
 }

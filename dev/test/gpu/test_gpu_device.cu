@@ -1,22 +1,11 @@
 // test_gpu_device.cu: tests device.h on CUDA: allocations and their failures, the order of streams and events, graphs,
 // scratch memory, and the machines that device_init refuses.
-#include <cstring>
-
 #include "gpu/on_gpu.h"
+#include "support/cases_device.h"
 #include "train/plan.h"
 
 TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes") {
-    const int64_t before = device_bytes_allocated();
-    for (const int64_t bytes : {1, 63, 100'000, (5 << 20) + 7}) {
-        char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
-        CHECK(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
-        CHECK(to_host(memory, bytes) == std::vector<char>(size_t(bytes)));
-        CHECK(device_bytes_allocated() == before + bytes);
-        device_free(memory);
-        CHECK(device_bytes_allocated() == before);
-    }
-    CHECK(device_allocate(0, "nothing") == nullptr);
-    device_free(nullptr);
+    device_cases::allocation({1, 63, 100'000, (5 << 20) + 7});
     CHECK_THROWS_WITH_AS(device_allocate(-1, "weights"), doctest::Contains("weights: -1 bytes asked"), Error);
 }
 
@@ -44,27 +33,10 @@ TEST_CASE("a failed allocation names its purpose, the free memory and what to lo
     CHECK(to_host(a.data, 10) == std::vector<char>(10));
 }
 
-TEST_CASE("host memory is not counted as device memory") {
-    const int64_t before = device_bytes_allocated();
-    void* memory = host_allocate(1000);
-    memset(memory, 1, 1000);
-    CHECK(device_bytes_allocated() == before);
-    host_free(memory);
-    host_free(nullptr);
-    CHECK(host_allocate(0) == nullptr);
-}
+TEST_CASE("host memory is not counted as device memory") { device_cases::host_memory(); }
 
 TEST_CASE("copies to, on and from the device keep every byte, and fill_zero zeroes every byte") {
-    for (const int64_t size : {0, 1, 1000, (1 << 20) + 3}) {
-        std::vector<char> from(static_cast<size_t>(size));
-        for (int64_t i = 0; i < size; i++) from[size_t(i)] = char(i * 31 % 127);
-        DeviceBuffer<char> a(size, "a"), b(size, "b");
-        copy_to_device(a.data, from.data(), size, nullptr);
-        copy_on_device(b.data, a.data, size, nullptr);
-        CHECK(to_host(b.data, size) == from);
-        fill_zero(b.data, size, nullptr);
-        CHECK(to_host(b.data, size) == std::vector<char>(size_t(size)));
-    }
+    device_cases::copies({0, 1, 1000, (1 << 20) + 3});
 }
 
 // x = 3 x + add, so that another order of launches gives another result. rounds only makes the kernel take longer.
@@ -182,16 +154,8 @@ TEST_CASE("the largest micro-batch does not count host memory against the memory
     CHECK(describe_memory(items(5)).find(" of the host") != std::string::npos);
 }
 
-// Comes after the tests that need scratch memory to grow, because it stays reserved.
 TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
-    device_scratch(1000);
-    device_scratch(2000);
-    device_reserve_scratch(5000);
-    const int64_t allocated = device_bytes_allocated();
-    CHECK(device_scratch(5000) == device_scratch(1));
-    CHECK(device_bytes_allocated() == allocated);
-    CHECK_THROWS_WITH_AS(device_scratch(5001), doctest::Contains("5,001 bytes of working memory, 5,000 are reserved"),
-                         Error);
+    device_cases::scratch();
 }
 
 TEST_CASE("device_info and device_libraries name the GPU and the libraries") {

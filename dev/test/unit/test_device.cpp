@@ -5,31 +5,18 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include <omp.h>
 
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
+#include "support/cases_device.h"
 #include "support/temporary.h"
 #include "support/test.h"
 
 TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes, small or mapped") {
-    const int64_t before = device_bytes_allocated();
-    for (const int64_t bytes : {1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7}) {
-        char* memory = static_cast<char*>(device_allocate(bytes, "a test"));
-        CHECK(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
-        int64_t nonzero = 0;
-        for (int64_t i = 0; i < bytes; i++) nonzero += memory[i] != 0;
-        CHECK(nonzero == 0);
-        CHECK(device_bytes_allocated() == before + bytes);
-        memset(memory, 1, size_t(bytes));  // the next block must not show it
-        device_free(memory);
-        CHECK(device_bytes_allocated() == before);
-    }
-    CHECK(device_allocate(0, "nothing") == nullptr);
-    device_free(nullptr);
+    device_cases::allocation({1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7});
 }
 
 TEST_CASE("too large a request is refused with its purpose and its size, and leaves nothing behind") {
@@ -132,25 +119,10 @@ TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") 
 }
 #endif
 
-TEST_CASE("host memory is not counted as device memory") {
-    const int64_t before = device_bytes_allocated();
-    void* memory = host_allocate(1000);
-    CHECK(device_bytes_allocated() == before);
-    host_free(memory);
-}
+TEST_CASE("host memory is not counted as device memory") { device_cases::host_memory(); }
 
 TEST_CASE("copies and zeros, also where several threads share them") {
-    for (const int64_t size : {int64_t(1), int64_t(1000), (int64_t(5) << 20) + 3}) {
-        std::vector<char> from(size), back(size);
-        for (int64_t i = 0; i < size; i++) from[i] = char(i * 31 % 127);
-        DeviceBuffer<char> a(size, "a"), b(size, "b");
-        copy_to_device(a.data, from.data(), size, nullptr);
-        copy_on_device(b.data, a.data, size, nullptr);
-        copy_to_host(back.data(), b.data, size, nullptr);
-        CHECK(back == from);
-        fill_zero(b.data, size, nullptr);
-        CHECK(to_host(b.data, size) == std::vector<char>(size));
-    }
+    device_cases::copies({0, 1, 1000, (5 << 20) + 3});
 }
 
 TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
@@ -167,14 +139,7 @@ TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
 }
 
 TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
-    device_scratch(1000);
-    device_scratch(2000);
-    device_reserve_scratch(5000);
-    const int64_t allocated = device_bytes_allocated();
-    CHECK(device_scratch(5000) == device_scratch(1));
-    CHECK(device_bytes_allocated() == allocated);
-    CHECK_THROWS_WITH_AS(device_scratch(5001), doctest::Contains("5,001 bytes of working memory, 5,000 are reserved"),
-                         Error);
+    device_cases::scratch();
 }
 
 TEST_CASE("the peak counts no more threads than there are cores") {
