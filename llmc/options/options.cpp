@@ -127,7 +127,8 @@ static void report_options(OptionSpecs& all, Options& o) {
     s.add("-v,--val-every", o.val_every, 250, "STEPS",
           "compute the validation loss every N steps and after the last; 0 = never")
         .at_least(0);
-    s.add("--val-batches", o.val_batches, 20, "BATCHES", "micro-batches per validation, always the same ones; 0 = all")
+    s.add("--val-batches", o.val_batches, 20, "BATCHES",
+          "micro-batches per validation over all ranks, always the same ones; 0 = all")
         .at_least(0);
     s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text every N steps; 0 = never").at_least(0);
     s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "length of a sample").between(1, 1 << 20);
@@ -162,7 +163,8 @@ static void gpu_options(OptionSpecs& all, Options& o) {
         .one_of_unit();
     s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
     s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "replay each micro-step as a CUDA graph").one_of_unit();
-    s.add_flag("--autotune", o.autotune, "time matmul algorithms once per shape; cached in ~/.cache/train_gpt2");
+    s.add_flag("--autotune", o.autotune,
+               "time the algorithms of matmul and attention once per shape; cached in ~/.cache/train_gpt2");
 }
 
 static void quiet_option(OptionSpecs& all, Options& o) {
@@ -172,10 +174,10 @@ static void quiet_option(OptionSpecs& all, Options& o) {
 static void log_options(OptionSpecs& all, Options& o) {
     Section s{all, "run"};
     s.add("--log-every", o.log_every, 1, "STEPS",
-          "print a line every N steps without a terminal; log.jsonl has every step")
+          "print a line every N steps when the output is no terminal; log.jsonl has every step")
         .at_least(1);
     s.add("--progress", o.progress, "auto", "auto|tty|plain", "live line, or one line per step").one_of_unit();
-    s.add("--trace", o.trace, "", "FILE", "write a time line of all ranks for ui.perfetto.dev");
+    s.add("--trace", o.trace, "", "FILE", "write a timeline of all ranks for ui.perfetto.dev");
     s.add("--trace-steps", o.trace_steps, 20, "STEPS", "steps in the trace, from the start of this run").at_least(1);
     quiet_option(all, o);
 }
@@ -191,7 +193,8 @@ static void generate_options(OptionSpecs& all, Options& o) {
     s.add("--top-p", o.top_p, 1.0, "FRACTION", "sample from the likeliest tokens whose probabilities sum to p; 1 = off")
         .between(1e-9, 1.0);
     s.add("--num-samples", o.num_samples, 1, "N", "number of texts").at_least(1);
-    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "").shown("the one in --init");
+    s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "tokenizer of the prompt and the text")
+        .shown("the one in --init");
     precision_options(all, o, "generate");
 }
 
@@ -216,10 +219,9 @@ static void tokenize_options(OptionSpecs& all, Options& o) {
     s.add("--val-fraction", o.val_fraction, -1, "FRACTION", "fraction of the text held out for validation; 0 = none")
         .between(0.0, 0.5)
         .shown("0.05, unless --val-tokens");
-    s.add("--val-tokens", o.val_tokens, 0, "TOKENS",
-          "tokens held out instead, from the beginning, as in llm.c; 0 = off")
+    s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "hold out the first N tokens instead, as in llm.c; 0 = off")
         .at_least(0);
-    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "tokens per shard").between(1, int64_t(1) << 31);
+    s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "tokens per shard").between(1, INT32_MAX);
     s.add_flag("--replace", o.replace, "delete the shards in --output first");
     s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "where to cut text files into documents")
         .one_of_unit();
