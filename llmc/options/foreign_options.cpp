@@ -66,6 +66,7 @@ static constexpr ForeignOption table[] = {
     // generate
     {"--start", nanogpt, "it is --prompt"},
     {"--max_new_tokens", nanogpt, "it is --max-tokens"},
+    {"--num_return_sequences", "Hugging Face's generate", "it is --num-samples"},
     {"--do_sample", trainer, "it is --temperature; 0 always takes the likeliest token"},
     // llm.c's letters that this program does not have
     {"-m", llmc, "it is --val-batches"},

@@ -392,7 +392,8 @@ static void sort_out_model(Options& o) {
            given.c_str());
     ENSURE(o.init.empty() || (o.model.empty() && !custom),
            "--init %s has its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
-    ENSURE(!custom || missing.empty(), "give --layers, --heads and --channels together (missing: %s)", missing.c_str());
+    ENSURE(!custom || missing.empty(), "give --layers, --heads and --channels together (missing: %s)%s",
+           missing.c_str(), o.resume ? "; or leave them out, for --resume keeps the run's shape" : "");
     o.default_model = o.model.empty() && o.init.empty() && !custom;
     if (o.default_model) o.model = "d12";
     if (!o.model.empty() || custom) check_config(model_config(o));

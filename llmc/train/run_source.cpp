@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <functional>
 
@@ -20,7 +21,11 @@ static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>&
 
 // Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
 static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
-    if (access((path + "/.").c_str(), F_OK) != 0) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
+    const bool there = access((path + "/.").c_str(), F_OK) == 0;
+    if (!there && errno == ENOENT)
+        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
+             path.c_str());
+    if (!there) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
     const FoundCheckpoint found = find_model(path);
     note_damaged(found, notes);
     return found.dir;
@@ -104,6 +109,13 @@ static void check_resumed_seq_len(const RunSource& source, const Options& option
         T, source.resume.c_str(), saved_T, saved_T);
 }
 
+static void check_resumed(const RunSource& source, const Options& options) {
+    check_shape(source, options);
+    const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+    check_resumed_init(source, options, before);
+    check_resumed_seq_len(source, options, before);
+}
+
 // Calls `find`, and calls it again if the checkpoint that it chose was deleted before it was read.
 static RunSource find_again_if_deleted(const std::function<void(RunSource&)>& find) {
     for (int i = 1;; i++) {
@@ -141,15 +153,9 @@ static void find_training_start(RunSource& source, const Options& options) {
         const HFConfig config = read_hf_config(source.weights);
         source.config = config.model;
         source.end_of_text = config.end_of_text;
-        if (!source.resume.empty()) check_shape(source, options);
+        if (!source.resume.empty()) check_resumed(source, options);
         check_seq_len(source, options);
         check_vocab_size(source, options);
-    }
-    if (!source.resume.empty()) {
-        const nlohmann::json before =
-            parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
-        check_resumed_init(source, options, before);
-        check_resumed_seq_len(source, options, before);
     }
     check_config(source.config);
     check_tokenizer(source);

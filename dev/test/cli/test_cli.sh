@@ -121,6 +121,8 @@ check "--resume with some options reports only these as changed" grep -q "^warni
     --output "$scratch/no_warmup"
 "$program" --resume --output "$scratch/no_warmup" --steps 3 --warmup 1 --quiet >"$scratch/out" 2>&1
 check "a first --warmup on resume is reported as not given before" grep -q -- "--warmup 1 (was not given)$" "$scratch/out"
+refused "one part of the shape on resume" 2 "or leave them out, for --resume keeps the run's shape" "$program" --resume --output "$scratch/no_warmup" --channels 32
+refused "another --seq-len on resume, also a longer one" 2 "give --seq-len 16" "$program" --resume --output "$scratch/no_warmup" --seq-len 32
 "$program" "${train_data[@]}" "${tiny[@]}" --global-batch 0 --output "$scratch/no_batch" --steps 2 --checkpoint-every 2
 "$program" --resume --output "$scratch/no_batch" --steps 3 --micro-batch 1 --quiet
 check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -n 's/.*"step":2,"tokens":\([0-9]*\),.*/\1/p' \
@@ -271,7 +273,7 @@ else
 fi
 refused "a pattern that matches no shard" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
-refused "a directory that does not exist" 66 "--init $scratch/nowhere: cannot open the directory: No such file" "$program" generate --init "$scratch/nowhere"
+refused "a directory that does not exist" 66 "--init $scratch/nowhere: there is no such directory; nothing is downloaded" "$program" generate --init "$scratch/nowhere"
 if may_be_another; then
     mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run"
     for command in generate plan; do
