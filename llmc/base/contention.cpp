@@ -21,33 +21,33 @@ static double run_delay(int schedstat) {
     return double(delay) * 1e-9;
 }
 
-ContentionGuard::ContentionGuard() : threads_(size_t(openmp_threads()), {-1, 0.0}), last_look_(seconds_now()) {
+ContentionGuard::ContentionGuard() : threads(size_t(openmp_threads()), {-1, 0.0}), last_look(seconds_now()) {
 #pragma omp parallel
     {
         const int schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-        threads_[size_t(omp_get_thread_num())] = {schedstat, run_delay(schedstat)};
+        threads[size_t(omp_get_thread_num())] = {schedstat, run_delay(schedstat)};
     }
 }
 
 ContentionGuard::~ContentionGuard() {
-    for (const Thread& thread : threads_)
+    for (const Thread& thread : threads)
         if (thread.schedstat >= 0) close(thread.schedstat);
-    omp_set_num_threads(int(threads_.size()));
+    omp_set_num_threads(int(threads.size()));
 }
 
 void ContentionGuard::adapt() {
     constexpr double WINDOW = 0.02, PAUSE = 0.3;  // seconds
-    const double now = seconds_now(), window = now - last_look_;
-    if (window < WINDOW || now < retry_at_) return;
+    const double now = seconds_now(), window = now - last_look;
+    if (window < WINDOW || now < retry_at) return;
     double waited = 0.0;  // by all threads together
-    for (Thread& thread : threads_) {
+    for (Thread& thread : threads) {
         const double delay = run_delay(thread.schedstat);
         waited += delay - thread.delay;
         thread.delay = delay;
     }
-    last_look_ = now;
-    const bool all_in_use = retry_at_ == 0.0;
+    last_look = now;
+    const bool all_in_use = retry_at == 0.0;
     const int cores_lost = all_in_use ? int(lround(waited / window)) : 0;
-    retry_at_ = cores_lost > 0 ? now + PAUSE : 0.0;
-    omp_set_num_threads(std::max(1, int(threads_.size()) - cores_lost));
+    retry_at = cores_lost > 0 ? now + PAUSE : 0.0;
+    omp_set_num_threads(std::max(1, int(threads.size()) - cores_lost));
 }

@@ -24,7 +24,7 @@ class ContentionGuard {
         int schedstat;  // file descriptor, or -1
         double delay;   // seconds that it has waited for a core
     };
-    std::vector<Thread> threads_;
-    double last_look_;
-    double retry_at_ = 0.0;  // 0: all threads are in use
+    std::vector<Thread> threads;
+    double last_look;
+    double retry_at = 0.0;  // 0: all threads are in use
 };

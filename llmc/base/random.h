@@ -1,6 +1,12 @@
 // random.h: counter-based random numbers, a function of (seed, stream, index). They do not depend on threads, ranks or
 // order.
 //
+// The four uses of the user's seed have separate streams; their upper 16 bits differ:
+//   0x0000  initial weights: tensor << 32 | layer (model/params.cpp)
+//   0x5ada  stochastic rounding of the weights: + step (ROUNDING_STREAMS, ops/ops.h)
+//   0x8000  sampling of generated tokens: | number of the text (infer/sampler.cpp)
+//   0xda7a  order of the training data: + epoch (data/dataloader.cpp)
+//
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 #include <array>

@@ -17,7 +17,7 @@ int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
     int half = 1;
     while (uint64_t(1) << (2 * half) < n) half++;
     const uint64_t mask = (uint64_t(1) << half) - 1;
-    const Philox random{seed, 0xda7a000000000000 + epoch};  // not a stream of the tensors' initialization
+    const Philox random{seed, 0xda7a000000000000 + epoch};  // streams: base/random.h
 
     uint64_t x = uint64_t(g) % n;
     do {

@@ -24,7 +24,7 @@ static int check_logits(const float* logits, int V) {
 
 // A uniform number in [0, 1) with 53 bits, so that even a token of probability 1e-9 is drawn with its probability.
 static double draw(uint64_t seed, uint64_t text, uint64_t position) {
-    const auto x = Philox{seed, uint64_t(1) << 63 | text}(position);  // not a stream of the weights
+    const auto x = Philox{seed, uint64_t(1) << 63 | text}(position);  // streams: base/random.h
     return double((uint64_t(x[0]) << 32 | x[1]) >> 11) * 0x1p-53;
 }
 

@@ -1,4 +1,9 @@
 // ops.h: declares the model's operations (ops.inc) in namespaces gpu and cpu. `ops` names the backend of this build.
+//
+// ops.inc is included in eight namespaces, so an editor finds eight declarations of an operation. A call of ops::op
+// with the CPU backend goes to cpu::op in cpu/dispatch.cpp (matmuls: cpu/matmul.cpp), which checks the sizes and calls
+// the variant that VARIANT_OF(op) names, for example cpu::avx2::op. Its definition is in cpu/vector_ops.h or
+// cpu/vector_attention.h, as cpu::VECTOR_VARIANT::op; cpu/avx2.cpp sets that macro to avx2 and includes the file.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -52,7 +57,7 @@ struct AttentionChoice {
     int64_t part_bytes = 256 << 20;  // cuDNN's deterministic backward: bytes of score gradients stored at a time
 };
 
-// Philox stream of a step's rounding: this constant plus the step. Data order and sampling use other streams.
+// Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
 
 // Refuses arguments that adamw does not support.
