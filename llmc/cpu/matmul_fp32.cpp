@@ -44,7 +44,7 @@ auto with_kernels(const Run& run) {
 // rows is whole micro-panels of a, and a range of columns is whole micro-panels of b.
 template <class Kernels>
 struct TaskGrid {
-    int M, panels, row_tasks, columns, tasks;  // panels: micro-panels of a; tasks: their number
+    int M, panels, row_tasks, columns, tasks;  // panels: number of micro-panels of a; tasks: number of tasks
     TaskGrid(int M, int N) : M(M), panels(ceil_div(M, Kernels::MR)) {
         const int threads = omp_get_max_threads();
         row_tasks = round_up(ceil_div(panels, MAX_TASK_PANELS), threads);

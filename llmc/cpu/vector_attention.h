@@ -63,7 +63,7 @@ static void matmul(float* c, int ldc, const float* a, int a_row_stride, int a_k_
 
 // ---- loads and stores of blocks
 
-// HSp: a head's channels, padded with zeros to a multiple of 32.
+// Returns HSp: the channels of a head, HS, padded with zeros to a multiple of 32.
 static int padded_channels(int HS) { return round_up(HS, 32); }
 
 // out (count, HSp) = scale * rows (count, HS), padded; stride: elements from one row to the next.

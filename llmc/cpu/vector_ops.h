@@ -310,9 +310,9 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
     *out = float(total);
 }
 
-// The constants of one AdamW step.
+// The constants of one AdamW step. inverse_correction1 and inverse_correction2 are 1 / (1 - beta^step).
 struct AdamWStep {
-    float factor, beta1, beta2, correction1, correction2, eps, lr, weight_decay;
+    float factor, beta1, beta2, inverse_correction1, inverse_correction2, eps, lr, weight_decay;
     uint64_t seed, stream;
 };
 
@@ -335,7 +335,7 @@ static inline void adamw_run(floatX* weight, float* master, float* m, float* v, 
             const floatv g = load(grad + i) * s.factor;
             const floatv mi = s.beta1 * load(m + i) + (1.0f - s.beta1) * g;
             const floatv vi = s.beta2 * load(v + i) + (1.0f - s.beta2) * g * g;
-            const floatv update = (mi * s.correction1) / (square_root(vi * s.correction2) + s.eps);
+            const floatv update = (mi * s.inverse_correction1) / (square_root(vi * s.inverse_correction2) + s.eps);
             const floatv next = w - s.lr * (update + decay * w);
             store(m + i, mi);
             store(v + i, vi);
