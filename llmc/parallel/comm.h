@@ -26,19 +26,19 @@ struct Comm {
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
     virtual void check_reduce_dtype(ReduceDtype) const {}  // refuses an unsupported dtype
-    // Allocates memory for gradient collectives of that dtype and of at most so many elements. Call it before the
+    // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
     // first such collective.
-    virtual void reserve(ReduceDtype, int64_t) {}
+    virtual void reserve(ReduceDtype, int64_t /*max_count*/) {}
 
     using Ticket = int64_t;
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's part of x; the other
     // parts become undefined. count is a multiple of world_size.
-    virtual Ticket all_reduce(float*, int64_t, ReduceDtype, Stream) { return 0; }
-    virtual Ticket reduce_scatter(float*, int64_t, ReduceDtype, Stream) { return 0; }
+    virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, ReduceDtype, Stream) { return 0; }
+    virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, ReduceDtype, Stream) { return 0; }
     // Copies every rank's part of x (bytes) to all ranks.
-    virtual Ticket all_gather(void*, int64_t, Stream) { return 0; }
-    // Copies x (bytes) from the rank whose part is the int argument to all ranks.
-    virtual Ticket broadcast(void*, int64_t, int, Stream) { return 0; }
+    virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
+    // Copies x (bytes) to all ranks from the rank whose `part` is from_part.
+    virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from_part*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
     // The same; the trace records the wait as a span of the training track.
@@ -47,8 +47,8 @@ struct Comm {
     void call_next(const char* name, int64_t number = -1);
     SpanLabel take_name();
 
-    // Adds to exposed_seconds the times of the waits that have ended by now, of the first N (the argument); returns it.
-    virtual double exposed(int64_t) { return exposed_seconds; }
+    // Adds to exposed_seconds the times of those of the first `first_waits` waits that have ended by now; returns it.
+    virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.
     virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }

@@ -6,7 +6,7 @@
 #include "ops/ops.h"
 
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
-static int waiting_trees(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
+static int count_subtree_sums(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
 // Elements of GradientSum::partials. A virtual rank has a loss, a sum of squares for each bucket, and room for a
 // RankStatus.
@@ -16,7 +16,7 @@ static int64_t count_partials(const ParamLayout& layout, int virtual_ranks) {
 
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
     return int64_t(sizeof(float)) *
-           (waiting_trees(virtual_ranks / world_size) * layout.total + count_partials(layout, virtual_ranks) + 2);
+           (count_subtree_sums(virtual_ranks / world_size) * layout.total + count_partials(layout, virtual_ranks) + 2);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -41,8 +41,8 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
     ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
            division.virtual_ranks, comm.world_size);
     comm.reserve(division.wire, largest_bucket(layout));
-    for (int h = 0; h < waiting_trees(own_virtual_ranks()); h++)
-        finished.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
+    for (int h = 0; h < count_subtree_sums(own_virtual_ranks()); h++)
+        subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
 
 GradientSum::~GradientSum() { host_free(host_statuses); }
@@ -53,9 +53,9 @@ void GradientSum::reduce_bucket(int b, int v) {
     const int64_t count = bucket.end - bucket.begin;
     float* own = grads + bucket.begin;
     int h = 0;
-    for (; v >> h & 1; h++) ops::accumulate_gradients(own, finished[h].data + bucket.begin, count, *stream);
+    for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
-        return copy_on_device(finished[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
+        return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
     comm.call_next("reduce bucket", b);
     tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.wire, *stream)
                                      : comm.all_reduce(own, count, division.wire, *stream);

@@ -26,7 +26,7 @@ struct Division {
 
 struct GradientSum {
     Comm& comm;
-    const ParamLayout& layout;  // layout.parts equals division.virtual_ranks
+    const ParamLayout& layout;  // made with parts = division.virtual_ranks
     Division division;
     float* grads;       // (layout.total), output of backward
     const float* loss;  // (1), output of backward: the sum over micro-steps, scaled for the whole step
@@ -55,7 +55,7 @@ struct GradientSum {
         return partials.data + (1 + layout.num_buckets()) * division.virtual_ranks;
     }  // (world_size) of RankStatus, on the device
 
-    std::vector<DeviceBuffer<float>> finished;  // [h]: sum of 2^h virtual ranks, to be added to the next 2^h
+    std::vector<DeviceBuffer<float>> subtree_sums;  // [h]: sum of 2^h virtual ranks, to be added to the next 2^h
     DeviceBuffer<float> partials;  // (4 + buckets, virtual ranks): losses, squares per bucket, RankStatus of each rank
     DeviceBuffer<float> sums;      // loss, squares
     RankStatus* host_statuses;     // (2): for even and odd steps

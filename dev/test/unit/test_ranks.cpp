@@ -34,7 +34,7 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     GradientSum sum(alone, layout, {virtual_ranks, 1, ReduceDtype::fp32}, grads.data(), &loss, &stream);
     CHECK(sum.own_virtual_ranks() == virtual_ranks);
     CHECK(sum.needs_reduction() == (virtual_ranks > 1));
-    CHECK(sum.finished.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
+    CHECK(sum.subtree_sums.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
     for (int v = 0; v < virtual_ranks; v++) {
         const std::vector<float> own = leaf(layout, v);
         std::copy(own.begin(), own.end(), grads.begin());  // where GradientSum reads them
