@@ -44,8 +44,9 @@ static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
     for (int b = t.model.config.L; b >= 0 && last; b--) t.optimizer.gradients.reduce_bucket(b, v);
 }
 
-// Called between two micro-steps: returns whether all ranks leave the step here.
-static bool leave_step(Run& run) { return run.stop |= run.comm.any_rank(stop_requested() || run.failure); }
+// Votes with all ranks between two micro-steps. Returns whether all ranks leave the step here. With several ranks the
+// result may be that of the previous vote. With NCCL it is always false (Comm::any_rank): no rank leaves a step.
+static bool vote_to_leave(Run& run) { return run.stop |= run.comm.any_rank(stop_requested() || run.failure); }
 
 // Returns the next micro-batch. If this rank cannot read its data, it sets run.failure and returns no batch; the rank
 // continues with empty micro-steps until all ranks have learned of the failure.
@@ -75,7 +76,9 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
             const Span span(trace, Track::training, model.stream, {"micro-step", number, step});
             const bool last = i + 1 == micro_steps;
             const Batch batch = next_batch(run);
-            if ((number > 0 || run.comm.world_size == 1) && leave_step(run)) return false;
+            // The batch comes first, so that the vote includes a failure to read it. Several ranks hold no vote before
+            // the first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
+            if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
             if (run.failure) {
                 empty_micro_step(t, v, last);
                 continue;
@@ -99,15 +102,16 @@ static void queue_results(Trainer<floatX>& t, int64_t step, int64_t bytes_sent) 
     const PendingStep& before = t.pending[(step + 1) % 2];
     p.record.step = step;
     p.record.step_tokens = run.batch.tokens_per_step;
+    // run.state.tokens lacks the tokens of the previous step as long as that step is not finished.
     p.record.tokens = run.state.tokens + (before.waiting ? 2 : 1) * run.batch.tokens_per_step;
     p.record.lr = float(learning_rate(run.schedule, step));
     p.record.comm_bytes = run.comm.world_size > 1 ? bytes_sent : -1;
     p.comm_waits = run.comm.waits;
     const Stream stream = t.model.stream;
-    copy_to_host(&p.host.loss, t.optimizer.gradients.step_loss(), sizeof(float), stream);
-    copy_to_host(&p.host.grad_norm, t.optimizer.norm(), sizeof(float), stream);
-    copy_to_host(&p.host.factor, t.optimizer.factor(), sizeof(float), stream);
-    copy_to_host(p.host.statuses, t.optimizer.gradients.rank_statuses(),
+    copy_to_host(&p.results.loss, t.optimizer.gradients.step_loss(), sizeof(float), stream);
+    copy_to_host(&p.results.grad_norm, t.optimizer.norm(), sizeof(float), stream);
+    copy_to_host(&p.results.factor, t.optimizer.factor(), sizeof(float), stream);
+    copy_to_host(p.results.statuses, t.optimizer.gradients.rank_statuses(),
                  run.comm.world_size * int64_t(sizeof(RankStatus)), stream);
     record_event(p.done, stream);
     p.waiting = true;
@@ -150,8 +154,10 @@ static void train_loop(Trainer<floatX>& t) {
         if (run.stop || !train_step(t, step)) continue;  // the next iteration saves and ends
         t.finish_step(t.pending[(step + 1) % 2]);
         PendingStep& p = t.pending[step % 2];
-        const bool all_alike = run.comm.world_size == 1 || device_memory_is_host();
-        if (all_alike && event_done(p.done)) t.finish_step(p);  // on the CPU the step is always done by now
+        // All ranks must finish a step at the same point, but each asks its own device whether the step is done. On the
+        // CPU the answer is always yes.
+        const bool same_answer = run.comm.world_size == 1 || device_memory_is_host();
+        if (same_answer && event_done(p.done)) t.finish_step(p);
         step++;
     }
     t.finish_steps(run.state.step);

@@ -85,7 +85,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Options& o = run.options;
     if (run.first_rank()) run.lock = lock_output(o);
     std::vector<std::string> notes;
-    if (run.lock) notes = remove_leftovers(o.output);  // before the search for a checkpoint: this may rename one back
+    // Before the search for a checkpoint: remove_leftovers may rename one back.
+    if (run.lock) notes = remove_leftovers(o.output);
     if (run.first_rank() && !o.trace.empty()) check_trace(o);
     comm.exchange("");  // other ranks wait until rank 0 has made the directory
     run.source = find_training_start(o);

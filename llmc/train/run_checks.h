@@ -22,7 +22,7 @@ void check_trace(const Options& options);
 // Refuses a --deterministic-ranks that is not a power of two, that is less than the number of ranks, which must be a
 // power of two, or that does not divide --global-batch into micro-batches.
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
-// Refuses a --sample-prompt that is too long, before the run rather than at its first sample.
+// Refuses a --sample-prompt that is too long, before the run rather than at its first generated text.
 void check_sample_prompt(const Options& options, const RunSource& source, int T);
 // The data type of gradients in collectives.
 ReduceDtype reduce_dtype(const Options& options);

@@ -54,16 +54,16 @@ void Trainer<floatX>::load_state() {
 static bool read_rank_statuses(Run& run, const PendingStep& step) {
     bool complete = true;
     for (int rank = 0; rank < run.comm.world_size; rank++) {
-        run.stop |= step.host.statuses[rank].stop != 0.0f;
-        complete &= step.host.statuses[rank].lost == 0.0f;
+        run.stop |= step.results.statuses[rank].stop != 0.0f;
+        complete &= step.results.statuses[rank].lost == 0.0f;
     }
     return complete;
 }
 
 static void log_step(Run& run, PendingStep& step) {
     StepRecord& record = step.record;
-    record.loss = step.host.loss;
-    record.grad_norm = step.host.grad_norm;
+    record.loss = step.results.loss;
+    record.grad_norm = step.results.grad_norm;
     const double now = seconds_now(), exposed = run.comm.exposed(step.comm_waits);
     record.step_ms = 1e3 * (now - run.clock);
     record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
@@ -72,7 +72,7 @@ static void log_step(Run& run, PendingStep& step) {
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
     run.log->step(record);
-    const std::string slow = run.straggler.add(step.host.statuses, run.comm.world_size, record.step_ms);
+    const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
 }
 
@@ -94,7 +94,7 @@ void Trainer<floatX>::finish_step(PendingStep& step) {
     step.waiting = false;
     if (!read_rank_statuses(run, step)) return;
     log_step(run, step);
-    if (std::isnan(step.host.factor)) {
+    if (std::isnan(step.results.factor)) {
         save_or_warn(run, reader);
         end_trace(run);
         fail_not_finite(run, step.record);

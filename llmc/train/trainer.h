@@ -15,7 +15,7 @@ struct PendingStep {
         RankStatus statuses[MAX_RANKS];
     };
     StepRecord record;
-    Results& host = *static_cast<Results*>(host_allocate(sizeof(Results)));
+    Results& results = *static_cast<Results*>(host_allocate(sizeof(Results)));
     Event done = create_event();
     int64_t comm_waits = 0;  // Comm::waits at the end of this step
     bool waiting = false;
@@ -24,7 +24,7 @@ struct PendingStep {
     PendingStep(const PendingStep&) = delete;
     ~PendingStep() {
         if (waiting) wait_for_event(done);  // after an error: the device may still write the results
-        host_free(&host);
+        host_free(&results);
         destroy_event(done);
     }
 };
@@ -67,9 +67,9 @@ struct Trainer {
     // were not finite. All ranks finish the same steps at the same point, so that they make the same decisions.
     void finish_step(PendingStep& step);
     void finish_steps(int64_t step);  // finishes all pending steps, which are before step `step`
-    // Does what is due before step `step` begins, after `step` updates: checkpoint, validation, sample, trace. The
-    // checkpoint comes first, so that a later crash loses nothing. A run that was asked to stop does not validate or
-    // sample; the resumed run does. first: the step with which this start of the run began.
+    // Does what is due before step `step` begins, after `step` updates: checkpoint, validation, generated text, trace.
+    // The checkpoint comes first, so that a later crash loses nothing. A run that was asked to stop does not validate
+    // or sample; the resumed run does. first: the step with which this start of the run began.
     void between_steps(int64_t step, int64_t first, bool stop);
 
   private:
