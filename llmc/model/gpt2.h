@@ -18,12 +18,12 @@ struct LayerActivations {
     floatX* qkv;                 // (N, 3C)    also the key-value cache in generation
     floatX* att;                 // (N, C)
     float* lse;                  // (B, NH, T)
-    floatX* residual2;           // (N, C)     x + attention
+    floatX* residual2;           // (N, C)     x + attproj's output
     floatX* ln2;                 // (N, C)
     float *ln2_mean, *ln2_rstd;  // (N)
     floatX* fc;                  // (N, 4C)    before GELU
     floatX* gelu;                // (N, 4C)
-    floatX* residual3;           // (N, C)     residual2 + MLP: the next layer's x
+    floatX* residual3;           // (N, C)     residual2 + fcproj's output: the next layer's x
 };
 
 // train keeps every layer's activations and has gradients. generate keeps every layer's qkv. eval keeps no activations
@@ -57,13 +57,14 @@ template <class floatX>
 struct Activations {
     std::vector<LayerActivations<floatX>> layer;
     floatX* encoded;             // (N, C)
-    floatX* branch;              // (N, C)     output of a branch, before its residual addition
+    floatX* branch;              // (N, C)     output of attproj or fcproj, before residual2 or residual3 adds it
     floatX* lnf;                 // (N, C)
     float *lnf_mean, *lnf_rstd;  // (N)
     float* losses;               // (N)
     float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
-    floatX *dx, *dtmp;           // (N, C)     gradients of the residual stream, and within a layer
-    floatX* dlarge;              // (N, 4C)
+    floatX* dx;                  // (N, C)     gradient of the residual stream
+    floatX* dtmp;                // (N, C)     gradients of lnf; in each layer of ln2, att and ln1
+    floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
     floatX* logits;              // (logit_rows, Vp)
 };
 
@@ -102,8 +103,9 @@ struct GPT2 {
     // Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
     // bucket, so that communication overlaps with computation.
     using BucketHook = std::function<void(int bucket)>;
-    // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf. before(bucket) is
-    // called before the first read of the bucket's weights.
+    // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf, the input of the head:
+    // backward or token_losses computes the logits and losses. before(bucket) is called before the first read of the
+    // bucket's weights.
     void forward(const int* tokens, int B, int T, const BucketHook& before = nullptr);
     // After forward: writes the loss of each token to acts.losses. Computes no gradients.
     void token_losses(const int* targets, int B, int T);
