@@ -24,8 +24,8 @@ struct Batch {
     int64_t valid_tokens;  // targets that are not -1
 };
 
-// The sample at position g = 0, 1, 2, ... of a run. Within each epoch g / num_samples it is a bijection of
-// 0 .. num_samples-1, keyed by (seed, epoch).
+// The sample at position g = 0, 1, 2, ... of a run. Within an epoch, which has number
+// g / num_samples, it maps g mod num_samples one-to-one to the samples, keyed by (seed, epoch).
 int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed);
 
 // The shards that match one pattern, and the samples in them.
@@ -35,8 +35,8 @@ struct Corpus {
     int T;
     int64_t tokens;  // in all files
     int64_t num_samples;
-    // Hash of the files' names (without folders), sizes and samples of their content. Shows whether another rank, or a
-    // resumed run, has the same data.
+    // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Shows whether another
+    // rank, or a resumed run, has the same data.
     uint64_t fingerprint;
 };
 

@@ -20,8 +20,9 @@ struct Options {
     Command command;
     std::string text;
     bool needs_saved;  // --resume was given: call parse_options again with the saved options of that run
-    std::string
-        taken;  // saved options that are used and not defaults, for a shell: "--lr 0.001 --train-data 'x_*.bin'"
+    // The saved options that this start takes over and that differ from their defaults, quoted for a shell:
+    // "--lr 0.001 --train-data 'x_*.bin'".
+    std::string taken;
     bool val_every_given;
     std::vector<std::string> renamed;  // a note for each option that was given by its old name
 
