@@ -153,10 +153,10 @@ struct StepBench {
                    double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
-    // ---- the operations, on layer 0 and the tensors around it. x: bytes of an element. NC: elements of an activation
+    // ---- the operations, on layer 0 and the tensors around it. NC: elements of an activation
     // of C channels per token.
 
-    static constexpr double x = sizeof(floatX);
+    static constexpr double element_bytes = sizeof(floatX);
     double NC() const { return double(B) * T * config.C; }
     const LayerActivations<floatX>& layer() const { return model.acts.layer[0]; }
 
@@ -164,24 +164,25 @@ struct StepBench {
         const int N = B * T, C = config.C, L = config.L, V = config.V;
         const auto& a = layer();
         const auto& acts = model.acts;
-        time("encoder_forward", 1, {3 * x * NC()},
+        time("encoder_forward", 1, {3 * element_bytes * NC()},
              [&] { ops::encoder_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
-        time("encoder_backward", 1, {x * NC() + 8.0 * C * (std::min(N, V) + T)},
+        time("encoder_backward", 1, {element_bytes * NC() + 8.0 * C * (std::min(N, V) + T)},
              [&] { ops::encoder_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
-        time("layernorm_forward", 1, {2 * x * NC()}, [&] {
+        time("layernorm_forward", 1, {2 * element_bytes * NC()}, [&] {
             ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
                                    nullptr);
         });
-        time("residual_layernorm_forward", 2 * L, {4 * x * NC()}, [&] {
+        time("residual_layernorm_forward", 2 * L, {4 * element_bytes * NC()}, [&] {
             ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, acts.encoded, acts.branch,
                                             model.w(ln2w), model.w(ln2b), N, C, nullptr);
         });
-        time("layernorm_backward", 2 * L + 1, {4 * x * NC()}, [&] {
+        time("layernorm_backward", 2 * L + 1, {4 * element_bytes * NC()}, [&] {
             ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
                                     model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
-        time("gelu_forward", 0, {8 * x * NC()}, [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
-        time("gelu_backward", 0, {12 * x * NC()},
+        time("gelu_forward", 0, {8 * element_bytes * NC()},
+             [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_backward", 0, {12 * element_bytes * NC()},
              [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
     }
 
@@ -189,12 +190,12 @@ struct StepBench {
         const int NH = config.NH, HS = config.C / NH;
         const auto& a = layer();
         const double pairs = 0.5 * double(B) * NH * double(T) * T * HS;  // causal: half of all pairs
-        time("attention_forward", config.L, {4 * x * NC(), 4 * pairs},
+        time("attention_forward", config.L, {4 * element_bytes * NC(), 4 * pairs},
              [&] { ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, nullptr); });
-        time("attention_backward", config.L, {8 * x * NC(), 10 * pairs}, [&] {
+        time("attention_backward", config.L, {8 * element_bytes * NC(), 10 * pairs}, [&] {
             ops::attention_backward(model.acts.dlarge, model.acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, nullptr);
         });
-        time("attention_decode", 0, {2 * x * T * config.C},
+        time("attention_decode", 0, {2 * element_bytes * T * config.C},
              [&] { ops::attention_decode(a.att, a.qkv, T, NH, HS, nullptr); });
     }
 
@@ -205,10 +206,10 @@ struct StepBench {
         floatX* no_gelu = nullptr;
         const floatX* no_pre_gelu = nullptr;
         const auto forward = [&](double IC, double OC, double more = 0) {
-            return Work{x * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
+            return Work{element_bytes * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
         };
         const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
-            return Work{x * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
+            return Work{element_bytes * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
         };
         time("qkv forward", L, forward(C, 3 * C), [&] {
             ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), N, C, 3 * C, nullptr);
@@ -248,17 +249,18 @@ struct StepBench {
         floatX* no_gelu = nullptr;
         const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
         const double logits = double(rows) * Vp, weight = double(Vp) * C;
-        time("head forward", pieces, {x * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] {
+        time("head forward", pieces, {element_bytes * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] {
             ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, rows, C, Vp, nullptr);
         });
-        time("cross_entropy_forward", 0, {x * logits}, [&] {
+        time("cross_entropy_forward", 0, {element_bytes * logits}, [&] {
             ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
         });
-        time("cross_entropy", pieces, {2 * x * logits}, [&] {
+        time("cross_entropy", pieces, {2 * element_bytes * logits}, [&] {
             ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr);
         });
         time("head backward", pieces,
-             {x * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight, 4.0 * rows * weight},
+             {element_bytes * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight,
+              4.0 * rows * weight},
              [&] {
                  ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
                                       no_pre_gelu, rows, C, Vp, pieces > 1, nullptr);
@@ -270,7 +272,8 @@ struct StepBench {
         time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
         // Reads the gradient, both moments, and the weight or its master. Writes the moments, the weight, and its
         // master if there is one.
-        time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + x : 8.0)) * count}, [&] { optimizer.step(1e-6f, 2); });
+        time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + element_bytes : 8.0)) * count},
+             [&] { optimizer.step(1e-6f, 2); });
     }
 };
 

@@ -3,7 +3,9 @@
 //
 //   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] [--threads 0] ...
 //   build/release/bench_step --layers 6 --heads 6 --channels 384 --vocab-size 4096         a small model
-// It takes the options of `train_gpt2 plan`, which --help lists.
+// It accepts the options of `train_gpt2 plan`, which --help lists. It uses those of the model's shape, --micro-batch
+// (a number), --seq-len, --precision (auto is bf16), --logit-chunks, --steps, --seed and --threads, and ignores the
+// others: it recomputes no activations, and has separate master weights in bf16.
 #include <algorithm>
 #include <cstdio>
 

@@ -43,7 +43,7 @@ namespace {
 struct Operation {
     enum Kind { kernel, copy, record, wait, graph, external } kind;
     std::function<void()> work = nullptr;     // kernel, copy
-    std::function<bool()> attempt = nullptr;  // outside
+    std::function<bool()> attempt = nullptr;  // external
     std::shared_ptr<Record> event = nullptr;  // record, wait
     std::unique_ptr<simt::Call> call = nullptr;
     char edge = 0;  // one per operation; with one per stream, later host code would be ordered before this operation
