@@ -24,8 +24,8 @@ struct Batch {
     int64_t valid_tokens;  // targets that are not -1
 };
 
-// The sample at position g = 0, 1, 2, ... of a run. Within an epoch, which has number
-// g / num_samples, it maps g mod num_samples one-to-one to the samples, keyed by (seed, epoch).
+// The sample at position g = 0, 1, 2, ... of a run. Within an epoch, which has number g / num_samples, it
+// maps g mod num_samples one-to-one to the samples, keyed by (seed, epoch).
 int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed);
 
 // The shards that match one pattern, and the samples in them.

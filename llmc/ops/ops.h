@@ -1,9 +1,10 @@
 // ops.h: declares the model's operations (ops.inc) in namespaces gpu and cpu. `ops` names the backend of this build.
 //
-// ops.inc is included in eight namespaces, so an editor finds eight declarations of an operation. A call of ops::op
-// with the CPU backend goes to cpu::op in cpu/dispatch.cpp (matmuls: cpu/matmul.cpp), which checks the sizes and calls
-// the variant that VARIANT_OF(op) names, for example cpu::avx2::op. Its definition is in cpu/vector_ops.h or
-// cpu/vector_attention.h, as cpu::VECTOR_VARIANT::op; cpu/avx2.cpp sets that macro to avx2 and includes the file.
+// ops.inc is included in eight namespaces, so an editor finds eight declarations of an operation. Most calls of
+// ops::op with the CPU backend go to cpu::op in cpu/dispatch.cpp, which calls the variant that VARIANT_OF(op) names,
+// for example cpu::avx2::op. Its definition is in cpu/vector_ops.h or cpu/vector_attention.h, as
+// cpu::VECTOR_VARIANT::op; cpu/avx2.cpp sets this macro to avx2 and includes the file. The matmuls are chosen in
+// cpu/matmul.cpp, and bf16 attention on matrix units by MATRIX_VARIANT_OF (cpu/variants.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
