@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <optional>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -141,16 +142,18 @@ static void append_line(Log& log, const Json& object) {
         if (n <= 0) break;
         done += size_t(n);
     }
-    if (done == line.size()) {
+    const int error = errno;
+    struct stat status;
+    const bool removed = fstat(log.fd, &status) == 0 && status.st_nlink == 0;
+    if (done == line.size() && !removed) {
         log.written += int64_t(done);
         return;
     }
-    const int error = errno;
     const bool truncated = ftruncate(log.fd, log.written) == 0;
     if (log.lost_lines++ > 0) return;
     fprintf(stderr, "%swarning: cannot write %s/log.jsonl: %s; the run continues, and the log lacks such lines%s\n",
-            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), strerror(error),
-            truncated ? "" : "; its last line is incomplete");
+            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(),
+            removed ? "the file was removed" : strerror(error), truncated ? "" : "; its last line is incomplete");
 }
 
 static std::string utc_time() {

@@ -56,7 +56,7 @@ check "a killed run can be resumed" "${run[@]}" "${long[@]}" --precision fp32 --
 check "a killed run has the log and weights of an uninterrupted one" same_run "$scratch/undisturbed" "$scratch/killed" 200
 
 # A signal to stop: the run saves and ends with exit code 75.
-for signal in TERM INT USR1 HUP; do
+for signal in TERM INT USR1 HUP XCPU; do
     out=$scratch/stopped_$signal
     "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
     pid=$!
@@ -97,7 +97,7 @@ else
     kill -TERM $pid
     wait $pid
     check "SIGTERM in the first step: exit code 75" test $? = 75
-    check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is abandoned after this micro-step, and the steps before it are saved; .*" "$scratch/said"
+    check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is abandoned after this micro-step, to save the steps before it; .*" "$scratch/said"
     check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
     begin "$scratch/twice"
     kill -STOP $pid

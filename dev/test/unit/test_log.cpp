@@ -493,6 +493,19 @@ TEST_CASE("files opened later never take the number of a closed standard stream"
     CHECK(child.exit_code == 0);
 }
 
+TEST_CASE("a log that is removed during the run is reported") {
+    TemporaryDirectory dir;
+    const Child child = run_child([&] {
+        Log log(quiet(dir.path, 10));
+        log.step(record(0));
+        unlink((dir.path + "/log.jsonl").c_str());
+        for (int step = 1; step < 4; step++) log.step(record(step));
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(contains(child.err, "log.jsonl: the file was removed; the run continues, and the log lacks such lines\n"));
+    CHECK(contains(child.err, "3 lines could not be written to " + dir.path + "/log.jsonl\n"));
+}
+
 TEST_CASE("a full disk loses whole lines, is reported, and logging recovers") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
