@@ -235,7 +235,7 @@ static void tokenize_options(OptionSpecs& all, Options& o) {
 static const std::string planned =
     " --train-data --tokenizer --model --init --layers --heads --channels --vocab-size --seq-len --precision "
     "--micro-batch --global-batch --recompute --logit-chunks --master-weights --world-size --zero --grad-dtype "
-    "--deterministic-ranks --steps --output --resume --keep --export-dtype --threads ";
+    "--deterministic-ranks --steps --optimizer --output --resume --keep --export-dtype --threads ";
 
 // The options of a command, in the order of --help.
 static OptionSpecs declare(Command command, Options& o) {
