@@ -10,6 +10,8 @@
 #include "train/plan.h"
 #include "train/report.h"
 #include "train/run_checks.h"
+#include "train/save.h"
+#include "train/update_rule.h"
 
 // The time of a run, or of the remaining steps of a resumed run.
 static std::string describe_steps(int64_t steps, int64_t steps_done, double step_seconds) {
@@ -23,7 +25,7 @@ static std::string describe_steps(int64_t steps, int64_t steps_done, double step
 // rank, in FLOP/s.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
-    const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak, o.optimizer);
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
@@ -70,7 +72,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch)});
-    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
+    const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
+    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
     rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");

@@ -11,14 +11,14 @@
 // Time limit of a micro-step in seconds, estimated at 30 % of the peak; CPUs reach more than that. A micro-batch with a
 // longer estimate is made smaller. If one sequence is estimated longer, nothing is measured. If the first run takes
 // longer, there is no second run.
-constexpr double LONG = 2.0;
+constexpr double MAX_MICRO_STEP_SECONDS = 2.0;
 
 template <class floatX>
-static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options) {
+static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, const std::string& rule) {
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
     model.stream = own.stream;
-    Optimizer<floatX> optimizer(model, {}, options);
+    Optimizer<floatX> optimizer(model, {.name = rule}, options);
     init_weights(optimizer, 42);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     std::vector<int> host(size_t(B) * size_t(T) + 1);
@@ -27,7 +27,8 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     copy_to_device(tokens.data, host.data(), tokens.bytes(), own.stream);
 
     MeasuredStep measured{B, 0.0, 0.0};
-    for (int step = 1; step <= 2 && measured.micro_step < LONG; step++) {  // the first run touches the memory
+    // The first run touches the memory.
+    for (int step = 1; step <= 2 && measured.micro_step < MAX_MICRO_STEP_SECONDS; step++) {
         wait_for_device();
         const double begin = seconds_now();
         model.zero_gradients();
@@ -46,14 +47,14 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
 }
 
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
-                                         double peak_flops) {
+                                         double peak_flops, const std::string& optimizer) {
     options.parts = options.shards = 1;
     const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
-    if (sequence > LONG) return {};
-    B = std::clamp(int(std::min(LONG / sequence, 1e6)), 1, B);
-    const int64_t needed = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options));
+    if (sequence > MAX_MICRO_STEP_SECONDS) return {};
+    B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);
+    const int64_t needed = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options, optimizer));
     if (needed > device_bytes_free()) return {};
     return with_dtype(dtype, [&]<class floatX>(floatX) -> std::optional<MeasuredStep> {
-        return run_steps<floatX>(config, B, T, options);
+        return run_steps<floatX>(config, B, T, options, optimizer);
     });
 }

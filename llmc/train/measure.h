@@ -1,6 +1,7 @@
 // measure.h: how fast this machine trains a model of a given shape, from a step on random tokens.
 #pragma once
 #include <optional>
+#include <string>
 
 #include "model/gpt2.h"
 
@@ -9,7 +10,8 @@ struct MeasuredStep {
     double micro_step, update;  // seconds
 };
 
-// Times a micro-step and an update on one rank, with fewer than B sequences if B would take long. Returns nothing if
-// one sequence would take too long, estimated from the device's peak (FLOP/s), or if too little memory is free.
+// Times a micro-step and an update of the named update rule on one rank, with fewer than B sequences if B would take
+// long. Returns nothing if one sequence would take too long, estimated from the device's peak (FLOP/s), or if too
+// little memory is free.
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
-                                         double peak_flops);
+                                         double peak_flops, const std::string& optimizer = "adamw");

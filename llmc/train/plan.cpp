@@ -42,10 +42,10 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 }
 
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
-                                        MemoryOptions options) {
+                                        MemoryOptions options, const std::string& optimizer) {
     std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
         std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, options);
-        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size))
+        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size, optimizer))
             items.push_back(item);
         return items;
     });
@@ -70,10 +70,11 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
 }
 
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        MemoryOptions options, int64_t available, bool own_memory) {
+                        MemoryOptions options, int64_t available, bool own_memory, const std::string& optimizer) {
     const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
     const auto bytes = [&](int B) {
-        return device_bytes(training_memory(dtype, config, plan_batch(B, seq_len, 0, world_size), options), own_memory);
+        const BatchPlan batch = plan_batch(B, seq_len, 0, world_size);
+        return device_bytes(training_memory(dtype, config, batch, options, optimizer), own_memory);
     };
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
@@ -88,10 +89,10 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 }
 
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available) {
+                          int64_t available, const std::string& optimizer) {
     const auto fits = [&](int B) {
         const BatchPlan smaller = {B, batch.T, batch.world_size, 1, 0};
-        return device_bytes(training_memory(dtype, config, smaller, options)) <= available;
+        return device_bytes(training_memory(dtype, config, smaller, options, optimizer)) <= available;
     };
     if (fits(batch.B)) return "";
     if (fits(1)) return "try --micro-batch auto";

@@ -67,12 +67,12 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
 static std::string describe_need(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                                 int64_t available) {
-    const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
+                                 int64_t available, const std::string& optimizer) {
+    const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options, optimizer);
     std::string text = human_bytes(device_bytes(memory)) + (batch.world_size > 1 ? " per rank" : "");
     if (available > 0) {
         text += format(" of %s available", human_bytes(available).c_str());
-        const std::string advice = advise_memory(dtype, config, batch, options, available);
+        const std::string advice = advise_memory(dtype, config, batch, options, available, optimizer);
         if (!advice.empty()) text += ", does not fit: " + advice;
     }
     return text + ": " + describe_memory(memory);
@@ -98,7 +98,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& sour
                              {"device", describe_device(device, dtype_name(dtype))}};
     for (const Row& row : surplus_threads(device)) rows.push_back(row);
     const int64_t usable = std::min(available, device.memory_bytes);
-    rows.push_back({"memory", describe_need(dtype, source.config, batch, options, usable)});
+    rows.push_back({"memory", describe_need(dtype, source.config, batch, options, usable, o.optimizer)});
     return rows;
 }
 

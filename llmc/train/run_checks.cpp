@@ -10,13 +10,16 @@
 #include "infer/generate.h"
 #include "parallel/trace_file.h"
 #include "train/report.h"
+#include "train/save.h"
+#include "train/update_rule.h"
 
 void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, Comm& comm, int world_size,
                          int local_ranks) {
     if (o.micro_batch != 0) return;
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
-    const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
-                                        memory_options_of(o, world_size), available);
+    const int own =
+        largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
+                            memory_options_of(o, world_size), available, !device_memory_is_host(), o.optimizer);
     o.micro_batch = own;
     for (const std::string& other : comm.exchange(std::to_string(own)))
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
@@ -93,7 +96,8 @@ std::unique_ptr<OutputLock> lock_output(const Options& o) {
 
 void make_room_to_resume(const Options& o, const RunSource& source, int64_t step, std::vector<std::string>& notes) {
     if (o.checkpoint_every == 0) return;
-    const int64_t bytes = checkpoint_bytes(ParamLayout(source.config), {o.export_dtype == "bf16"});
+    const int64_t bytes =
+        checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o, find_update_rule<float>(o.optimizer).state));
     try {
         make_room(o.output, o.keep, step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
     } catch (const Error& error) {

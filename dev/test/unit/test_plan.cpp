@@ -83,6 +83,16 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
     }
 }
 
+TEST_CASE("memory, micro-batch, advice and time are those of the chosen optimizer") {
+    const GPT2Config config = {32, 300, 3, 2, 64};
+    const BatchPlan batch = plan_batch(2, 32, 0, 1);
+    const int64_t plenty = int64_t(1) << 40;
+    CHECK_THROWS_AS(training_memory(Dtype::fp32, config, batch, {}, "no such rule"), Error);
+    CHECK_THROWS_AS(largest_micro_batch(Dtype::fp32, config, 32, 0, 1, {}, plenty, false, "no such rule"), Error);
+    CHECK_THROWS_AS(advise_memory(Dtype::fp32, config, batch, {}, plenty, "no such rule"), Error);
+    CHECK_THROWS_AS(measure_step(Dtype::fp32, config, 2, 32, {}, 1e12, "no such rule"), Error);
+}
+
 TEST_CASE("--recompute drops GELU's output, or all activations within a layer, in all layers but one") {
     const GPT2Config config = {64, 300, 5, 2, 64};
     const BatchPlan batch = plan_batch(8, 64, 0, 1);
