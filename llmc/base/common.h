@@ -5,8 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-// Exit codes of the process. The values are those of sysexits.h where it has one, and that of timeout(1) for the
-// watchdog.
+// Exit codes of the process. The values are those of sysexits.h where it has one.
 enum ExitCode {
     EXIT_INTERNAL = 1,        // a bug, no memory, a failed device or network, or gradients that are not finite
     EXIT_USAGE = 2,           // invalid options
@@ -15,7 +14,6 @@ enum ExitCode {
     EXIT_CANNOT_CREATE = 73,  // an output cannot be created
     EXIT_IO = 74,             // reading or writing failed
     EXIT_PREEMPTED = 75,      // stopped on request after a save: --resume continues
-    EXIT_WATCHDOG = 124,      // a step took too long
 };
 
 struct Error : std::runtime_error {
