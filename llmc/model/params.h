@@ -25,7 +25,8 @@ GPT2Config config_by_name(const std::string& name);
 // Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);
 
-// In the order of a flat buffer: in each scope, the decayed (2-D) tensors come first.
+// In the order of a flat buffer: in each scope, the decayed (2-D) tensors come first. The value of a parameter selects
+// the random numbers of its initial weights, so a parameter inserted in the middle changes those of all later ones.
 enum Param {
     wte, wpe, lnfw, lnfb,                  // once in the model
     qkvw, attprojw, fcw, fcprojw,          // in each layer

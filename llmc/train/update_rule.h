@@ -1,7 +1,7 @@
 // update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements; ranks, files and
 // initialization are handled by Optimizer (optimizer.h).
 //
-// A new rule is one source beside adamw.cpp, and a row of the table in update_rule.cpp.
+// A new rule is one source beside adamw.cpp, its declaration here, and a row of the table in update_rule.cpp.
 #pragma once
 #include <string>
 #include <vector>
