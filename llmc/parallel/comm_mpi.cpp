@@ -146,7 +146,7 @@ struct MpiComm : Comm {
         if (!device_memory_is_host()) copies = std::make_unique<OwnedStream>();
     }
 
-    // Only the first waiting rank of each host prints, so that a host prints one line.
+    // Only the first waiting rank of a host prints the warning: one line for each host.
     static void warn_of_missing_ranks(const Launch& launch, double waited, double rest) {
         const MissingRanks missing = find_missing_ranks(launch, job_name());
         if (!missing.reports) return;

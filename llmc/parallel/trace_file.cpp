@@ -146,7 +146,7 @@ static std::vector<std::string> gather(Comm& comm, const std::string& own) {
 
 std::string write_trace(Comm& comm, const std::string& path) {
     Trace& trace = *comm.trace;
-    comm.exchange("");  // returns after the collectives that other threads still run, so that their spans have ended
+    comm.exchange("");  // waits for collectives that other threads still run, so that their spans are complete
     trace.read_timers(true);
     trace.recording = false;
     std::string text;

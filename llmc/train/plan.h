@@ -18,7 +18,8 @@ struct BatchPlan {
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
 
 // The memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which is
-// loaded as a whole while the device's memory is already allocated. optimizer: the name of the update rule.
+// loaded as a whole while the device's memory is already allocated. optimizer: the name of the update rule, as in
+// --optimizer.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options, const std::string& optimizer = "adamw");
 int64_t total_bytes(const std::vector<MemoryItem>& items);

@@ -65,7 +65,8 @@ TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float,
 
 // ---- gradient norm
 
-// A thread adds up to count / 2048 + 4 squares, all positive, and the tree of 15 levels adds the rest.
+// Rounding bound: a thread adds up to count / 2048 + 4 squares, all positive. A reduction tree of 15 levels adds the
+// sums of the threads.
 TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits twice") {
     for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003})
         norm_cases::compare_squares(gpu_backend, count, 20.0f + std::sqrt(float(count) / 2048));

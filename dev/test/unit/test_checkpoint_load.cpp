@@ -150,7 +150,7 @@ TEST_CASE("find_latest and find_model take the newest whole checkpoint") {
     save(save_options(dir / "out"), 1);
     const std::string newest = save(save_options(dir / "out"), 2).dir;
     write_bytes(dir / "out/latest",
-                "step_000001\n");  // a crash between the rename and `latest`: the newest still counts
+                "step_000001\n");  // as after a crash before `latest` was updated: the newest checkpoint is used
     CHECK(model(dir / "out") == newest);
     CHECK(model(newest) == newest);
     make_directories(dir / "out/step_000009");  // empty

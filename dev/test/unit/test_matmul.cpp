@@ -1,5 +1,6 @@
-// test_matmul.cpp: the shared cases of the matrix products (cases_matmul.h) on every CPU variant, at small shapes like
-// GPT-2's and at awkward ones; working memory; the variants' bits on different numbers of threads.
+// test_matmul.cpp: the shared cases of the matmul (cases_matmul.h) on every CPU variant, at small shapes like GPT-2's
+// and at awkward ones. It also tests that the reserved scratch memory is enough, and that the number of threads does
+// not change the bits.
 #include "support/cases_matmul.h"
 #include "support/cpu_backend.h"
 
