@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <string_view>
 
-static volatile std::sig_atomic_t requested = 0, next_signal_ends = 0;
+// Atomic: two threads can be in the handler at once, each with one of two signals.
+static std::atomic<bool> requested, next_signal_ends;
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may use lock-free atomics only");
 static bool prints_lines, stderr_is_terminal;
 
 // Writes a line that begins with a newline, which ends a live line; only a terminal needs it. A signal handler may not
@@ -21,18 +24,16 @@ static bool is_only_warning(int number) { return number == SIGUSR1 || number == 
 
 static void on_signal(int number) {
     const int saved_errno = errno;
-    if (next_signal_ends && !is_only_warning(number)) {
+    const bool first_request = !requested.exchange(true);
+    if (!is_only_warning(number) && next_signal_ends.exchange(true)) {
         write_in_handler("\nended by a second signal: the steps since the last checkpoint are lost\n");
         signal(number, SIG_DFL);
         raise(number);  // delivered when this function returns
-    } else if (!requested && prints_lines) {
+    } else if (first_request && prints_lines) {
         write_in_handler(
             "\nstopping: the step is abandoned after this micro-step, to save the steps before it; a second signal "
-            "ends "
-            "the run at once\n");
+            "ends the run at once\n");
     }
-    requested = 1;
-    next_signal_ends = next_signal_ends || !is_only_warning(number);
     errno = saved_errno;
 }
 

@@ -1,0 +1,69 @@
+// test_stop.cpp: the signals that ask a run to stop, sent to a process of several threads.
+#include "train/stop.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+#include <vector>
+
+#include "base/files.h"
+#include "support/temporary.h"
+
+// Runs until a signal asks it to stop, then ends with status 0 after a pause in which a second signal arrives.
+[[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready) {
+    dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+    stop_on_signals(true);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; i++)
+        threads.emplace_back([] {
+            while (!stop_requested())
+                ;
+        });
+    close(open(ready.c_str(), O_WRONLY | O_CREAT, 0600));
+    while (!stop_requested())
+        ;
+    usleep(20'000);
+    _exit(0);
+}
+
+// The wait status of such a process after these signals, which find it stopped and thus arrive together.
+static int status_after(std::initializer_list<int> signals, const std::string& said) {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    const pid_t child = fork();
+    if (child == 0) stoppable_process(said, ready);
+    for (int i = 0; i < 10'000 && access(ready.c_str(), F_OK) != 0; i++) usleep(1000);
+    int status = 0;
+    kill(child, SIGSTOP);
+    waitpid(child, &status, WUNTRACED);
+    for (int number : signals) kill(child, number);
+    kill(child, SIGCONT);
+    waitpid(child, &status, 0);
+    return status;
+}
+
+TEST_CASE("two signals that two threads take at the same time end the run") {
+    const TemporaryDirectory dir;
+    for (int i = 0; i < 150; i++) {
+        CAPTURE(i);
+        const int status = status_after({SIGTERM, SIGINT}, dir / "said");
+        REQUIRE(WIFSIGNALED(status));
+        REQUIRE((WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT));
+        REQUIRE(read_bytes(dir / "said").find("ended by a second signal") != std::string::npos);
+    }
+}
+
+TEST_CASE("a scheduler's warning and one signal leave the run time to save") {
+    const TemporaryDirectory dir;
+    for (int warning : {SIGUSR1, SIGXCPU})
+        for (int i = 0; i < 5; i++) {
+            const int status = status_after({warning, SIGTERM}, dir / "said");
+            REQUIRE(WIFEXITED(status));
+            CHECK(WEXITSTATUS(status) == 0);
+            CHECK(read_bytes(dir / "said").starts_with("stopping: "));
+        }
+}
