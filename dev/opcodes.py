@@ -28,7 +28,7 @@ RULES = [
     (r"cross_entropy_kernel<.*,true,true>", ["LDGSTS", "STG.128"], ["LDL", "STL"]),
     (r"gelu_(forward|backward)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"adamw_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
-    (r"encoder_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
+    (r"embedding_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
 

@@ -218,7 +218,7 @@ done
 # MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the kernels with most of
 # such memory.
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
-    for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_encoder; do
+    for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_embedding; do
         if wanted "memory/$name"; then unwritten+=("$name"); fi
     done
 fi

@@ -164,10 +164,10 @@ struct StepBench {
         const int N = B * T, C = config.C, L = config.L, V = config.V;
         const auto& a = layer();
         const auto& acts = model.acts;
-        time("encoder_forward", 1, {3 * element_bytes * NC()},
-             [&] { ops::encoder_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
-        time("encoder_backward", 1, {element_bytes * NC() + 8.0 * C * (std::min(N, V) + T)},
-             [&] { ops::encoder_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
+        time("embedding_forward", 1, {3 * element_bytes * NC()},
+             [&] { ops::embedding_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
+        time("embedding_backward", 1, {element_bytes * NC() + 8.0 * C * (std::min(N, V) + T)},
+             [&] { ops::embedding_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
         time("layernorm_forward", 1, {2 * element_bytes * NC()}, [&] {
             ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
                                    nullptr);

@@ -26,17 +26,17 @@ static void check_rows(const char* op, int64_t rows, int width) {
 }
 
 template <class floatX>
-void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     Stream stream) {
-    check_rows("encoder_forward", int64_t(B) * T, C);
-    VARIANT_OF(encoder_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
+void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                       Stream stream) {
+    check_rows("embedding_forward", int64_t(B) * T, C);
+    VARIANT_OF(embedding_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
 }
 
 template <class floatX>
-void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
-                      Stream stream) {
-    check_rows("encoder_backward", int64_t(B) * T, C);
-    VARIANT_OF(encoder_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
+void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
+                        Stream stream) {
+    check_rows("embedding_backward", int64_t(B) * T, C);
+    VARIANT_OF(embedding_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
 }
 
 template <class floatX>
@@ -136,8 +136,8 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
 
 }  // namespace cpu
 
-INSTANTIATE(cpu::encoder_forward);
-INSTANTIATE(cpu::encoder_backward);
+INSTANTIATE(cpu::embedding_forward);
+INSTANTIATE(cpu::embedding_backward);
 INSTANTIATE(cpu::layernorm_forward);
 INSTANTIATE(cpu::residual_layernorm_forward);
 INSTANTIATE(cpu::layernorm_backward);

@@ -1,10 +1,10 @@
 // vector_ops.h: all operations but the matmul in vector registers (vec.h), compiled for the instruction set of the
 // including file (avx2.cpp, avx512.cpp, neon.cpp), into its namespace VECTOR_VARIANT. The reference implementations are
-// in encoder.cpp, layernorm.cpp, ...; ops.inc has the shapes.
+// in embedding.cpp, layernorm.cpp, ...; ops.inc has the shapes.
 //
-// The operations are bound by memory, except for the exponentials of the classifier, and read each array once. Work is
-// split into chunks that depend on the sizes only, and each chunk is summed in a fixed order: the bits do not depend on
-// the number of threads. The schedule is dynamic, so that a thread which loses its core does not hold up the others.
+// The operations are bound by memory, except for the exponentials of the cross entropy, and read each array once. Work
+// is split into chunks that depend on the sizes only, and each chunk is summed in a fixed order: the bits do not depend
+// on the number of threads. The schedule is dynamic, so that a thread which loses its core does not hold up the others.
 #include <assert.h>
 #include <math.h>  // C functions: std::log(float) is an inline function with external linkage (vec.h)
 #include <omp.h>
@@ -25,8 +25,8 @@ static void for_chunks(int64_t count, int64_t chunk, Body body) {
 // ---- embeddings
 
 template <class floatX>
-void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     Stream) {
+void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                       Stream) {
     for_chunks(int64_t(B) * T, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++) {
             const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + n % T * C;
@@ -39,8 +39,8 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
 
 // A chunk is a range of channels and all tokens: rows of dout for the same row of dwte are added in the tokens' order.
 template <class floatX>
-void encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int,
-                      Stream) {
+void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int,
+                        Stream) {
     for_chunks(C, 64, [=](int64_t begin, int64_t end) {
         for (int64_t n = 0; n < int64_t(B) * T; n++) {
             float *token = dwte + int64_t(tokens[n]) * C + begin, *position = dwpe + n % T * C + begin;
@@ -405,8 +405,8 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
 }  // namespace cpu::VECTOR_VARIANT
 
 INSTANTIATE(cpu::VECTOR_VARIANT::scratch_bytes);
-INSTANTIATE(cpu::VECTOR_VARIANT::encoder_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::encoder_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::embedding_forward);
+INSTANTIATE(cpu::VECTOR_VARIANT::embedding_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::residual_layernorm_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_backward);

@@ -6,8 +6,8 @@
 #include "cuda/adamw.cuh"
 #include "cuda/attention.cuh"
 #include "cuda/bias.cuh"
-#include "cuda/classifier.cuh"
-#include "cuda/encoder.cuh"
+#include "cuda/cross_entropy.cuh"
+#include "cuda/embedding.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
@@ -17,15 +17,15 @@ template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
     const int N = B * T;
     return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
-                     encoder_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
+                     embedding_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
 // All rows at once fill a GPU best, and every further chunk would read and write the weight's gradient again.
 int gpu::preferred_logit_rows() { return std::numeric_limits<int>::max(); }
 
 INSTANTIATE(gpu::scratch_bytes);
-INSTANTIATE(gpu::encoder_forward);
-INSTANTIATE(gpu::encoder_backward);
+INSTANTIATE(gpu::embedding_forward);
+INSTANTIATE(gpu::embedding_backward);
 INSTANTIATE(gpu::layernorm_forward);
 INSTANTIATE(gpu::residual_layernorm_forward);
 INSTANTIATE(gpu::layernorm_backward);

@@ -187,7 +187,7 @@ void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
     ENSURE(B <= this->B && T <= this->T,
            "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
-    ops::encoder_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
+    ops::embedding_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C,
                            stream);
 }
@@ -257,7 +257,7 @@ void GPT2<floatX>::decode(const int* token, int t) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& first = acts.layer[0];
     floatX* no_gelu = nullptr;
-    ops::encoder_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
+    ops::embedding_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
     ops::layernorm_forward(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), 1, C,
                            stream);
     for (int l = 0; l < config.L; l++) {
@@ -366,7 +366,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
 
 template <class floatX>
 void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
-    ops::encoder_backward(g(wte), g(wpe), acts.dx, tokens, B, T, config.C, config.V, stream);
+    ops::embedding_backward(g(wte), g(wpe), acts.dx, tokens, B, T, config.C, config.V, stream);
 }
 
 template <class floatX>

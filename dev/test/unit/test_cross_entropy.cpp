@@ -1,15 +1,15 @@
-// test_classifier.cpp: the shared cases of softmax and cross entropy (cases_classifier.h) on every CPU variant, at
-// GPT-2's vocabulary and at awkward ones.
-#include "support/cases_classifier.h"
+// test_cross_entropy.cpp: the shared cases of softmax and cross entropy (cases_cross_entropy.h) on every CPU variant,
+// at GPT-2's vocabulary and at awkward ones.
+#include "support/cases_cross_entropy.h"
 #include "support/cpu_backend.h"
 
-using namespace classifier_cases;
+using namespace cross_entropy_cases;
 
 static const CpuBackend cpu_backend;
 
 template <class floatX>
 static void compare(Shape s, float spread = 2.0f) {
-    classifier_cases::compare<floatX>(cpu_backend, 8.0f, s, spread);
+    cross_entropy_cases::compare<floatX>(cpu_backend, 8.0f, s, spread);
 }
 
 TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary agrees with the definition", floatX, float, bf16) {

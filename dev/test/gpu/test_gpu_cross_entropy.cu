@@ -1,10 +1,10 @@
-// test_gpu_classifier.cu: the shared cases of softmax and cross entropy (cases_classifier.h) on the kernels of
+// test_gpu_cross_entropy.cu: the shared cases of softmax and cross entropy (cases_cross_entropy.h) on the kernels of
 // llmc/cuda, at GPT-2's vocabulary and at awkward ones, with rows that fit in shared memory and rows that do not.
-#include "cuda/classifier.cuh"
+#include "cuda/cross_entropy.cuh"
 #include "gpu/gpu_backend.h"
-#include "support/cases_classifier.h"
+#include "support/cases_cross_entropy.h"
 
-using namespace classifier_cases;
+using namespace cross_entropy_cases;
 
 static const GpuBackend gpu_backend;
 
@@ -12,7 +12,7 @@ static const GpuBackend gpu_backend;
 // large, where the largest logit alone counts.
 template <class floatX>
 static void compare(Shape s, float spread = 2.0f) {
-    classifier_cases::compare<floatX>(gpu_backend, 32.0f, s, spread);
+    cross_entropy_cases::compare<floatX>(gpu_backend, 32.0f, s, spread);
 }
 
 TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary agrees with the definition", floatX, float, bf16) {
@@ -28,7 +28,7 @@ TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies agrees with the defi
 
 TEST_CASE_TEMPLATE("cross entropy over rows larger than shared memory agrees with the definition", floatX, float,
                    bf16) {
-    const int most = int(shared_memory_limit() - CLASSIFIER_STATIC_BYTES) / int(sizeof(floatX));
+    const int most = int(shared_memory_limit() - CROSS_ENTROPY_STATIC_BYTES) / int(sizeof(floatX));
     compare<floatX>({2, most, most + 1000});
     compare<floatX>({2, most + 1, most + 1000});
     compare<floatX>({6, most + 1001, most + 1008});

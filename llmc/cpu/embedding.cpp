@@ -1,9 +1,9 @@
-// encoder.cpp: reference implementation of the token and position embeddings.
+// embedding.cpp: reference implementation of the token and position embeddings.
 #include "cpu/variants.h"
 
 template <class floatX>
-void cpu::plain::encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T,
-                                 int C, Stream) {
+void cpu::plain::embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T,
+                                   int C, Stream) {
 #pragma omp parallel for
     for (int n = 0; n < B * T; n++)
         for (int c = 0; c < C; c++)
@@ -13,8 +13,8 @@ void cpu::plain::encoder_forward(floatX* out, const int* tokens, const floatX* w
 
 // Serial, because several rows of dout may be added to the same row of dwte, and the order changes the rounding.
 template <class floatX>
-void cpu::plain::encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
-                                  int, Stream) {
+void cpu::plain::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T,
+                                    int C, int, Stream) {
     for (int n = 0; n < B * T; n++)
         for (int c = 0; c < C; c++) {
             const float d = float(dout[int64_t(n) * C + c]);
@@ -23,5 +23,5 @@ void cpu::plain::encoder_backward(float* dwte, float* dwpe, const floatX* dout, 
         }
 }
 
-INSTANTIATE(cpu::plain::encoder_forward);
-INSTANTIATE(cpu::plain::encoder_backward);
+INSTANTIATE(cpu::plain::embedding_forward);
+INSTANTIATE(cpu::plain::embedding_backward);

@@ -1,16 +1,16 @@
-// test_encoder.cpp: the shared cases of the embeddings (cases_encoder.h) on every CPU variant. The variants add the
+// test_embedding.cpp: the shared cases of the embeddings (cases_embedding.h) on every CPU variant. The variants add the
 // rows of a gradient in the definition's order, and so have its bits.
-#include "support/cases_encoder.h"
+#include "support/cases_embedding.h"
 #include "support/cpu_backend.h"
 
-using namespace encoder_cases;
+using namespace embedding_cases;
 
 static const CpuBackend cpu_backend;
 
 template <class floatX>
 static void compare(Shape s) {
-    encoder_cases::compare<floatX>(cpu_backend, Sums::in_order, s);
-    encoder_cases::compare<floatX>(cpu_backend, Sums::in_order, s, random_tokens(s.B * s.T, s.V, 1));
+    embedding_cases::compare<floatX>(cpu_backend, Sums::in_order, s);
+    embedding_cases::compare<floatX>(cpu_backend, Sums::in_order, s, random_tokens(s.B * s.T, s.V, 1));
 }
 
 TEST_CASE_TEMPLATE("embeddings at GPT-2's widths agree with the definition", floatX, float, bf16) {
@@ -28,7 +28,7 @@ TEST_CASE("embeddings agree with the definition, however often a token comes") {
     token_counts<float>(cpu_backend, Sums::in_order);
 }
 
-TEST_CASE_TEMPLATE("two runs of encoder_backward have the same bits", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("two runs of embedding_backward have the same bits", floatX, float, bf16) {
     same_bits_twice<floatX>(cpu_backend, {2, 60, 264, 40});
 }
 
@@ -44,6 +44,6 @@ TEST_CASE("embeddings of no rows or no channels are refused") {
     refuse_no_rows();
     float x = 0.0f;
     int token = 0;
-    CHECK_THROWS_WITH_AS(cpu::encoder_backward(&x, &x, &x, &token, 1, 1, 0, 1, nullptr),
-                         doctest::Contains("encoder_backward of 1 rows of 0"), Error);
+    CHECK_THROWS_WITH_AS(cpu::embedding_backward(&x, &x, &x, &token, 1, 1, 0, 1, nullptr),
+                         doctest::Contains("embedding_backward of 1 rows of 0"), Error);
 }

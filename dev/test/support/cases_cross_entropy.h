@@ -1,9 +1,9 @@
-// cases_classifier.h: the cases of softmax, cross entropy and the sum of losses that test_classifier.cpp and
-// test_gpu_classifier.cu share.
+// cases_cross_entropy.h: the cases of softmax, cross entropy and the sum of losses that test_cross_entropy.cpp and
+// test_gpu_cross_entropy.cu share.
 #pragma once
 #include "support/cases.h"
 
-namespace classifier_cases {
+namespace cross_entropy_cases {
 
 struct Shape {
     int N, V, Vp;
@@ -203,4 +203,4 @@ inline void refuse_impossible_rows() {
                          Error);
 }
 
-}  // namespace classifier_cases
+}  // namespace cross_entropy_cases

@@ -1,10 +1,10 @@
-// cases_encoder.h: the cases of the embeddings that test_encoder.cpp and test_gpu_encoder.cu share.
+// cases_embedding.h: the cases of the embeddings that test_embedding.cpp and test_gpu_embedding.cu share.
 #pragma once
 #include <algorithm>
 
 #include "support/cases.h"
 
-namespace encoder_cases {
+namespace embedding_cases {
 
 struct Shape {
     int B, T, C, V;
@@ -12,13 +12,13 @@ struct Shape {
 
 template <class floatX>
 struct Ops {
-    decltype(&cpu::encoder_forward<floatX>) forward;
-    decltype(&cpu::encoder_backward<floatX>) backward;
+    decltype(&cpu::embedding_forward<floatX>) forward;
+    decltype(&cpu::embedding_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::encoder_forward<floatX>, cpu::plain::encoder_backward<floatX>};
+const Ops<floatX> definition{cpu::plain::embedding_forward<floatX>, cpu::plain::embedding_backward<floatX>};
 template <class floatX>
-const Ops<floatX> tested{ops::encoder_forward<floatX>, ops::encoder_backward<floatX>};
+const Ops<floatX> tested{ops::embedding_forward<floatX>, ops::embedding_backward<floatX>};
 
 // Low tokens come often, as words do.
 inline Tensor<int> skewed_tokens(int N, int V) {
@@ -163,10 +163,10 @@ void nan_in_dout(const Backend& backend) {
 inline void refuse_no_rows() {
     float x = 0.0f;
     const int token = 0;
-    CHECK_THROWS_WITH_AS(ops::encoder_forward(&x, &token, &x, &x, 1, 0, 8, nullptr),
-                         doctest::Contains("encoder_forward of 0 rows of 8"), Error);
-    CHECK_THROWS_WITH_AS(ops::encoder_backward(&x, &x, &x, &token, 1, 0, 8, 5, nullptr),
-                         doctest::Contains("encoder_backward of 0 rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::embedding_forward(&x, &token, &x, &x, 1, 0, 8, nullptr),
+                         doctest::Contains("embedding_forward of 0 rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::embedding_backward(&x, &x, &x, &token, 1, 0, 8, 5, nullptr),
+                         doctest::Contains("embedding_backward of 0 rows of 8"), Error);
 }
 
-}  // namespace encoder_cases
+}  // namespace embedding_cases

@@ -1,4 +1,5 @@
-// classifier.cpp: reference implementation of softmax and cross entropy over the vocabulary, and the sum of the losses.
+// cross_entropy.cpp: reference implementation of softmax and cross entropy over the vocabulary, and the sum of the
+// losses.
 #include "cpu/variants.h"
 
 #include <cmath>

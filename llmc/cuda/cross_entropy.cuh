@@ -1,5 +1,5 @@
-// classifier.cuh: softmax and cross entropy over the vocabulary, with or without the gradient (in place of the logits),
-// and the sum of losses.
+// cross_entropy.cuh: softmax and cross entropy over the vocabulary, with or without the gradient (in place of the
+// logits), and the sum of losses.
 //
 // A block owns a row of logits. With the gradient it keeps the row in shared memory, so that the logits are read once
 // and written once: 2*N*Vp*sizeof(floatX) bytes, which bounds the time (13.2 GB for N = 65536, Vp = 50304, bf16). Such
@@ -18,9 +18,9 @@
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-constexpr int CLASSIFIER_THREADS = 512;          // block size with the row in shared memory
-constexpr int CLASSIFIER_DIRECT_THREADS = 1024;  // block size without
-constexpr int CLASSIFIER_STATIC_BYTES = 512;     // upper bound of the kernel's static shared memory
+constexpr int CROSS_ENTROPY_THREADS = 512;          // block size with the row in shared memory
+constexpr int CROSS_ENTROPY_DIRECT_THREADS = 1024;  // block size without
+constexpr int CROSS_ENTROPY_STATIC_BYTES = 512;     // upper bound of the kernel's static shared memory
 
 // Running maximum of logits, and sum of exp(logit - max). The maximum starts at the lowest finite float, because
 // -infinity minus it is -infinity, where -infinity minus -infinity would be NaN. The relative error of __expf is at
@@ -57,11 +57,11 @@ struct SoftmaxSum {
 // Grid: N blocks, one per row. IN_SHARED: the block first copies the row to dynamic shared memory (V logits, rounded up
 // to whole vectors). A thread owns every 512th (without IN_SHARED: 1024th) vector of 16 bytes of the row.
 template <class floatX, bool IN_SHARED, bool GRADIENT>
-__global__ void __launch_bounds__(IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DIRECT_THREADS)
+__global__ void __launch_bounds__(IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTROPY_DIRECT_THREADS)
     cross_entropy_kernel(floatX* gradient, float* losses, const floatX* logits, const int* targets, int V, int Vp,
                          float scale) {
     using Vector = Vec<floatX>;
-    constexpr int size = Vector::size, threads = IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DIRECT_THREADS;
+    constexpr int size = Vector::size, threads = IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTROPY_DIRECT_THREADS;
     constexpr int step = threads * size;
     const int n = int(gridDim.x - 1 - blockIdx.x), first = int(threadIdx.x) * size, target = targets[n];
     const floatX* row = logits + int64_t(n) * Vp;
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(IN_SHARED ? CLASSIFIER_THREADS : CLASSIFIER_DI
 }
 
 // total (1) += scale * sum of losses (N). Grid: one block.
-__global__ void __launch_bounds__(CLASSIFIER_DIRECT_THREADS)
+__global__ void __launch_bounds__(CROSS_ENTROPY_DIRECT_THREADS)
     accumulate_loss_kernel(float* total, const float* losses, int N, float scale) {
     float sum = 0.0f;
-    for (int n = int(threadIdx.x); n < N; n += CLASSIFIER_DIRECT_THREADS) sum += losses[n];
+    for (int n = int(threadIdx.x); n < N; n += CROSS_ENTROPY_DIRECT_THREADS) sum += losses[n];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *total += scale * sum;
 }
@@ -135,7 +135,7 @@ inline int64_t shared_memory_limit() {
 }
 
 template <class floatX>
-void check_classifier_sizes(const char* op, int N, int V, int Vp) {
+void check_cross_entropy_sizes(const char* op, int N, int V, int Vp) {
     ENSURE(N >= 1 && V >= 1, "%s of %d rows of %d: there must be at least one of each", op, N, V);
     ENSURE(V <= Vp, "%s: a vocabulary of %d in rows of %d", op, V, Vp);
     ENSURE(Vp % Vec<floatX>::size == 0, "%s: rows of %d logits; must be a multiple of %d", op, Vp, Vec<floatX>::size);
@@ -144,24 +144,24 @@ void check_classifier_sizes(const char* op, int N, int V, int Vp) {
 template <class floatX>
 void gpu::cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
                                 Stream stream) {
-    check_classifier_sizes<floatX>("cross_entropy_forward", N, V, Vp);
-    simt::launch(cross_entropy_kernel<floatX, false, false>, N, CLASSIFIER_DIRECT_THREADS, 0, stream, nullptr, losses,
-                 logits, targets, V, Vp, 0.0f);
+    check_cross_entropy_sizes<floatX>("cross_entropy_forward", N, V, Vp);
+    simt::launch(cross_entropy_kernel<floatX, false, false>, N, CROSS_ENTROPY_DIRECT_THREADS, 0, stream, nullptr,
+                 losses, logits, targets, V, Vp, 0.0f);
 }
 
 template <class floatX>
 void gpu::cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale,
                         Stream stream) {
-    check_classifier_sizes<floatX>("cross_entropy", N, V, Vp);
+    check_cross_entropy_sizes<floatX>("cross_entropy", N, V, Vp);
     const int64_t row_bytes = int64_t(round_up(V, Vec<floatX>::size)) * int64_t(sizeof(floatX));
-    if (row_bytes + CLASSIFIER_STATIC_BYTES <= shared_memory_limit())
-        simt::launch(cross_entropy_kernel<floatX, true, true>, N, CLASSIFIER_THREADS, row_bytes, stream, logits, losses,
-                     logits, targets, V, Vp, scale);
+    if (row_bytes + CROSS_ENTROPY_STATIC_BYTES <= shared_memory_limit())
+        simt::launch(cross_entropy_kernel<floatX, true, true>, N, CROSS_ENTROPY_THREADS, row_bytes, stream, logits,
+                     losses, logits, targets, V, Vp, scale);
     else
-        simt::launch(cross_entropy_kernel<floatX, false, true>, N, CLASSIFIER_DIRECT_THREADS, 0, stream, logits, losses,
-                     logits, targets, V, Vp, scale);
+        simt::launch(cross_entropy_kernel<floatX, false, true>, N, CROSS_ENTROPY_DIRECT_THREADS, 0, stream, logits,
+                     losses, logits, targets, V, Vp, scale);
 }
 
 inline void gpu::accumulate_loss(float* total, const float* losses, int N, float scale, Stream stream) {
-    simt::launch(accumulate_loss_kernel, 1, CLASSIFIER_DIRECT_THREADS, 0, stream, total, losses, N, scale);
+    simt::launch(accumulate_loss_kernel, 1, CROSS_ENTROPY_DIRECT_THREADS, 0, stream, total, losses, N, scale);
 }

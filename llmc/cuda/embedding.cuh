@@ -1,4 +1,4 @@
-// encoder.cuh: token and position embeddings.
+// embedding.cuh: token and position embeddings.
 //
 // Forward: a warp owns a row. It moves 2*N*C*sizeof(floatX) bytes; the T*C position embeddings come from the L2 cache.
 //
@@ -13,15 +13,16 @@
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-constexpr int ENCODER_WARPS = 8;
+constexpr int EMBEDDING_WARPS = 8;
 
 // out (N, C) = wte[tokens[n]] + wpe[n % T]; tokens (N), wte (V, C), wpe (T, C).
 // Grid: blocks of 8 warps, one warp per row.
 template <class floatX>
-__global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
-    encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T, int C) {
+__global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
+    embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T,
+                             int C) {
     using V = Vec<floatX>;
-    const int lane = threadIdx.x % WARP_SIZE, n = int(blockIdx.x * ENCODER_WARPS + threadIdx.x / WARP_SIZE);
+    const int lane = threadIdx.x % WARP_SIZE, n = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     if (n >= N) return;
     const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + int64_t(n % T) * C;
     for (int c = lane * V::size; c < C; c += WARP_SIZE * V::size) {
@@ -192,10 +193,10 @@ struct TokenSum {
 // tokens go to parts. Grid: (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns a chunk, and a lane
 // one vector of 16 bytes of all its rows.
 template <class floatX>
-__global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
+__global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
     token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const TokenRow* sorted, int N, int C) {
     constexpr int loads_in_flight = 4;  // loads in flight per thread
-    const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * ENCODER_WARPS + threadIdx.x / WARP_SIZE);
+    const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
     if (begin >= N) return;
     const int count = N - begin < WARP_SIZE ? N - begin : WARP_SIZE;
@@ -237,9 +238,9 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
 // Second stage: dwte[token] += the partial sums of each token that extends over several chunks. Grid: as
 // token_parts_kernel; the warp of the chunk where the token begins adds all of its partial sums.
 template <class floatX>
-__global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
+__global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
     token_join_kernel(float* dwte, TokenParts parts, const TokenRow* sorted, int N, int C) {
-    const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * ENCODER_WARPS + threadIdx.x / WARP_SIZE);
+    const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
     if (begin + WARP_SIZE >= N) return;
     const int token = sorted[begin + WARP_SIZE - 1].token;
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
 // dwpe[t] += dout[0, t] + ... + dout[B - 1, t]; dwpe (T, C), dout (B, T, C).
 // Grid: blocks of 256 threads, a thread per 16-byte vector of dout[0].
 template <class floatX>
-__global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
+__global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
     position_sums_kernel(float* dwpe, const floatX* dout, int B, int T, int C) {
     const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * Vec<floatX>::size, stride = int64_t(T) * C;
     if (i >= stride) return;
@@ -279,13 +280,13 @@ __global__ void __launch_bounds__(ENCODER_WARPS* WARP_SIZE)
 inline int token_chunks(int N) { return ceil_div(N, WARP_SIZE); }
 
 // Layout of backward's scratch memory at `base`. With base = nullptr it only computes the size, `bytes`.
-struct EncoderScratch {
+struct EmbeddingScratch {
     TokenRow *a, *b;
     int* counts;
     TokenParts parts;
     int64_t bytes = 0;
 
-    EncoderScratch(void* base, int N, int C) {
+    EmbeddingScratch(void* base, int N, int C) {
         const auto take = [&](int64_t size) {
             std::byte* at = base ? static_cast<std::byte*>(base) + bytes : nullptr;
             bytes += round_up<int64_t>(size, 256);
@@ -302,13 +303,13 @@ struct EncoderScratch {
 
 namespace gpu {
 
-// Bytes of device_scratch that encoder_backward uses.
-inline int64_t encoder_scratch_bytes(int N, int C) { return EncoderScratch(nullptr, N, C).bytes; }
+// Bytes of device_scratch that embedding_backward uses.
+inline int64_t embedding_scratch_bytes(int N, int C) { return EmbeddingScratch(nullptr, N, C).bytes; }
 
 }  // namespace gpu
 
 template <class floatX>
-void check_encoder_sizes(const char* op, int B, int T, int C) {
+void check_embedding_sizes(const char* op, int B, int T, int C) {
     const int64_t N = int64_t(B) * T;
     ENSURE(N >= 1 && C >= 1, "%s of %lld rows of %d: there must be at least one of each", op, static_cast<long long>(N),
            C);
@@ -317,23 +318,23 @@ void check_encoder_sizes(const char* op, int B, int T, int C) {
 }
 
 template <class floatX>
-void gpu::encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                          Stream stream) {
-    check_encoder_sizes<floatX>("encoder_forward", B, T, C);
-    simt::launch(encoder_forward_kernel<floatX>, ceil_div(B * T, ENCODER_WARPS), ENCODER_WARPS * WARP_SIZE, 0, stream,
-                 out, tokens, wte, wpe, B * T, T, C);
+void gpu::embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                            Stream stream) {
+    check_embedding_sizes<floatX>("embedding_forward", B, T, C);
+    simt::launch(embedding_forward_kernel<floatX>, ceil_div(B * T, EMBEDDING_WARPS), EMBEDDING_WARPS * WARP_SIZE, 0,
+                 stream, out, tokens, wte, wpe, B * T, T, C);
 }
 
 template <class floatX>
-void gpu::encoder_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
-                           Stream stream) {
-    check_encoder_sizes<floatX>("encoder_backward", B, T, C);
-    ENSURE(V >= 1 && V <= 1 << 3 * SORT_DIGIT_BITS, "encoder_backward: a vocabulary of %d; it has 1 to %d tokens", V,
+void gpu::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
+                             int V, Stream stream) {
+    check_embedding_sizes<floatX>("embedding_backward", B, T, C);
+    ENSURE(V >= 1 && V <= 1 << 3 * SORT_DIGIT_BITS, "embedding_backward: a vocabulary of %d; it has 1 to %d tokens", V,
            1 << 3 * SORT_DIGIT_BITS);
-    constexpr int threads = ENCODER_WARPS * WARP_SIZE;
+    constexpr int threads = EMBEDDING_WARPS * WARP_SIZE;
     const int N = B * T;
-    const EncoderScratch scratch(device_scratch(encoder_scratch_bytes(N, C)), N, C);
-    const dim3 grid(unsigned(ceil_div(token_chunks(N), ENCODER_WARPS)),
+    const EmbeddingScratch scratch(device_scratch(embedding_scratch_bytes(N, C)), N, C);
+    const dim3 grid(unsigned(ceil_div(token_chunks(N), EMBEDDING_WARPS)),
                     unsigned(ceil_div(C, WARP_SIZE * Vec<floatX>::size)));
     simt::launch(position_sums_kernel<floatX>, blocks_for(int64_t(T) * C, threads * Vec<floatX>::size), threads, 0,
                  stream, dwpe, dout, B, T, C);

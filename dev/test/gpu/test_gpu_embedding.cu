@@ -1,19 +1,19 @@
-// test_gpu_encoder.cu: the shared cases of the embeddings (cases_encoder.h) on the kernels of llmc/cuda, at GPT-2's
+// test_gpu_embedding.cu: the shared cases of the embeddings (cases_embedding.h) on the kernels of llmc/cuda, at GPT-2's
 // widths and at awkward ones, with tokens that come once, often, and always; and the sort.
 #include <algorithm>
 #include <vector>
 
-#include "cuda/encoder.cuh"
+#include "cuda/embedding.cuh"
 #include "gpu/gpu_backend.h"
-#include "support/cases_encoder.h"
+#include "support/cases_embedding.h"
 
-using namespace encoder_cases;
+using namespace embedding_cases;
 
 static const GpuBackend gpu_backend;
 
 template <class floatX>
 static void compare(Shape s) {
-    encoder_cases::compare<floatX>(gpu_backend, Sums::in_any_order, s);
+    embedding_cases::compare<floatX>(gpu_backend, Sums::in_any_order, s);
 }
 
 TEST_CASE_TEMPLATE("embeddings at GPT-2's widths agree with the definition", floatX, float, bf16) {
@@ -40,7 +40,9 @@ TEST_CASE("embeddings agree with the definition, however often a token comes") {
     token_counts<float>(gpu_backend, Sums::in_any_order);
 }
 
-TEST_CASE("two runs of encoder_backward have the same bits") { same_bits_twice<bf16>(gpu_backend, {2, 600, 264, 40}); }
+TEST_CASE("two runs of embedding_backward have the same bits") {
+    same_bits_twice<bf16>(gpu_backend, {2, 600, 264, 40});
+}
 
 TEST_CASE_TEMPLATE("a token and its position are added, and gradients added to what is there", floatX, float, bf16) {
     known_sums<floatX>(gpu_backend, 8);
@@ -75,10 +77,10 @@ TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position,
 TEST_CASE("embeddings of no rows, no vocabulary, too many rows or ragged rows are refused") {
     refuse_no_rows();
     bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(gpu::encoder_forward<bf16>(none, nullptr, none, none, 1, 4, 100, nullptr),
-                         doctest::Contains("encoder_forward: 100 channels must be a multiple of 8"), Error);
-    CHECK_THROWS_WITH_AS(gpu::encoder_backward<bf16>(nullptr, nullptr, none, nullptr, 1, 4, 8, 0, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1, 4, 100, nullptr),
+                         doctest::Contains("embedding_forward: 100 channels must be a multiple of 8"), Error);
+    CHECK_THROWS_WITH_AS(gpu::embedding_backward<bf16>(nullptr, nullptr, none, nullptr, 1, 4, 8, 0, nullptr),
                          doctest::Contains("a vocabulary of 0"), Error);
-    CHECK_THROWS_WITH_AS(gpu::encoder_forward<bf16>(none, nullptr, none, none, 1 << 15, 1 << 15, 8, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1 << 15, 1 << 15, 8, nullptr),
                          doctest::Contains("1073741824 rows: at most 16777216"), Error);
 }
