@@ -191,8 +191,8 @@ struct NcclComm : Comm {
 #ifdef USE_MPI
         if (launch.mpi && world_size > 1) {
             host = make_mpi_comm(launch);
-            record_peers(host->exchange(rank_info));
-            bytes = host->exchange(rank == 0 ? new_id() : "")[0];
+            record_peers(host->all_gather_text(rank_info));
+            bytes = host->all_gather_text(rank == 0 ? new_id() : "")[0];
         }
 #endif
         if (bytes.empty()) {
@@ -239,7 +239,7 @@ struct NcclComm : Comm {
         record_event(event, after);
         stream_wait_event(nccl_stream.stream, event);
         {
-            const Span span(trace.get(), Track::communication, nccl_stream.stream, take_name());
+            const Span span(trace.get(), Track::communication, nccl_stream.stream, take_label());
             queue_calls();
         }
         record_event(event, nccl_stream.stream);
@@ -325,7 +325,7 @@ struct NcclComm : Comm {
     }
 
     // An all-gather over the GPUs: first of the sizes, then of the texts, each padded to the longest.
-    std::vector<std::string> exchange(const std::string& text) override {
+    std::vector<std::string> all_gather_text(const std::string& text) override {
         DeviceBuffer<int64_t> sizes(world_size, "sizes of messages");
         const int64_t own = int64_t(text.size());
         copy_to_device(sizes.data + rank, &own, sizeof own, nccl_stream.stream);

@@ -33,7 +33,8 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
     numbers.push_back(double(tokens));
 
     const size_t whole = size_t(batches * B + 1) * sizeof(double);
-    const auto all = comm.exchange({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
+    const auto all =
+        comm.all_gather_text({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
     if (error) std::rethrow_exception(error);
     for (const std::string& of_rank : all)
         if (of_rank.size() != whole) return {};

@@ -23,12 +23,12 @@ void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
     wait(ticket, stream);
 }
 
-void Comm::call_next(const char* name, int64_t number) {
-    if (trace) next = {name, number, trace->step, -1, bytes_sent};
+void Comm::label_next(const char* name, int64_t number) {
+    if (trace) next_label = {name, number, trace->step, -1, bytes_sent};
 }
 
-SpanLabel Comm::take_name() {
-    SpanLabel label = std::exchange(next, {});
+SpanLabel Comm::take_label() {
+    SpanLabel label = std::exchange(next_label, {});
     label.bytes = bytes_sent - label.bytes;
     return label;
 }

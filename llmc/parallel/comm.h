@@ -21,7 +21,7 @@ struct Comm {
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
     std::unique_ptr<Trace> trace;  // null: tracing is off
-    SpanLabel next = {};           // trace label of the next collective; its bytes field holds bytes_sent before it
+    SpanLabel next_label = {};     // trace label of the next collective; its bytes field holds bytes_sent before it
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
@@ -43,15 +43,15 @@ struct Comm {
     virtual void wait(Ticket, Stream) {}
     // The same; the trace records the wait as a span of the training track.
     void wait(Ticket ticket, Stream stream, SpanLabel label);
-    // call_next sets the trace label of the next collective; the function that queues the collective takes it.
-    void call_next(const char* name, int64_t number = -1);
-    SpanLabel take_name();
+    // label_next sets the trace label of the next collective; the function that queues the collective takes it.
+    void label_next(const char* name, int64_t number = -1);
+    SpanLabel take_label();
 
     // Adds to exposed_seconds the times of those of the first `first_waits` waits that have ended by now; returns it.
     virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.
-    virtual std::vector<std::string> exchange(const std::string& text) { return {text}; }
+    virtual std::vector<std::string> all_gather_text(const std::string& text) { return {text}; }
     // Logical OR over all ranks; every rank gets the same result. The result may be that of the previous call, so that
     // no rank waits for the slowest one. With NCCL it is always false: hosts do not communicate during a step.
     virtual bool any_rank(bool yes) { return world_size == 1 && yes; }

@@ -255,7 +255,7 @@ struct MpiComm : Comm {
     Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
         bytes_sent += sent;
-        if (const SpanLabel name = take_name(); name.name)
+        if (const SpanLabel name = take_label(); name.name)
             job = [=, this, untraced = std::move(job)](char* host) {
                 const Span span(trace.get(), Track::communication, name);
                 untraced(host);
@@ -456,7 +456,7 @@ struct MpiComm : Comm {
         return rank;
     }
 
-    std::vector<std::string> exchange(const std::string& text) override {
+    std::vector<std::string> all_gather_text(const std::string& text) override {
         std::vector<std::string> all(world_size);
         run_on_thread([&] {
             const int own = narrow(int64_t(text.size()));

@@ -56,7 +56,7 @@ void GradientSum::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    comm.call_next("reduce bucket", b);
+    comm.label_next("reduce bucket", b);
     tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.wire, *stream)
                                      : comm.all_reduce(own, count, division.wire, *stream);
 }
@@ -87,7 +87,7 @@ void GradientSum::finish(RankStatus status) {
     }
     // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
-    comm.call_next("reduce loss and norm");
+    comm.label_next("reduce loss and norm");
     comm.wait(comm.all_reduce(partials.data, partials.size, ReduceDtype::fp32, *stream), *stream,
               {.name = "wait for loss and norm"});
     fill_zero(sums.data, sums.bytes(), *stream);

@@ -19,8 +19,8 @@ static constexpr const char* FILE_BEGIN = "{\"displayTimeUnit\":\"ms\",\"traceEv
 
 // ---- the clocks of several machines
 
-// By how many seconds clock a is ahead of clock b. No rank leaves an exchange before all ranks have entered it, so each
-// exchange bounds the difference from both sides. The quickest exchanges give the tightest bounds.
+// By how many seconds clock a is ahead of clock b. No rank leaves an all-gather before all ranks have entered it,
+// so each all-gather bounds the difference from both sides. The quickest all-gathers give the tightest bounds.
 static double difference(const RankClock& a, const RankClock& b) {
     double least = -INFINITY, most = INFINITY;
     for (size_t i = 0; i < std::min(a.left.size(), b.left.size()); i++) {
@@ -47,12 +47,12 @@ void align_trace(Comm& comm) {
     std::vector<double> entered, left;
     for (int i = 0; i < 20; i++) {
         entered.push_back(seconds_now());
-        comm.exchange("");
+        comm.all_gather_text("");
         left.push_back(seconds_now());
     }
     const Json own = {{"machine", boot_id()}, {"begin", comm.trace->begin}, {"entered", entered}, {"left", left}};
     std::vector<RankClock> clocks;
-    for (const std::string& text : comm.exchange(own.dump())) {
+    for (const std::string& text : comm.all_gather_text(own.dump())) {
         const Json clock = Json::parse(text);
         clocks.push_back({clock["machine"], clock["begin"], clock["entered"], clock["left"]});
     }
@@ -128,13 +128,13 @@ void check_trace_file(const std::string& path) {
     remove_tree(temporary);
 }
 
-// Returns the texts of all ranks, on rank 0 only. They are sent in pieces, because an exchange copies each piece to all
-// ranks.
+// Returns the texts of all ranks, on rank 0 only. They are sent in pieces, because an all-gather copies each piece to
+// all ranks.
 static std::vector<std::string> gather(Comm& comm, const std::string& own) {
     constexpr size_t piece = 1 << 18;
     std::vector<std::string> all(size_t(comm.world_size));
     for (size_t at = 0;; at += piece) {
-        const std::vector<std::string> parts = comm.exchange(at < own.size() ? own.substr(at, piece) : "");
+        const std::vector<std::string> parts = comm.all_gather_text(at < own.size() ? own.substr(at, piece) : "");
         bool more = false;
         for (size_t rank = 0; rank < parts.size(); rank++) {
             more |= parts[rank].size() == piece;
@@ -146,7 +146,7 @@ static std::vector<std::string> gather(Comm& comm, const std::string& own) {
 
 std::string write_trace(Comm& comm, const std::string& path) {
     Trace& trace = *comm.trace;
-    comm.exchange("");  // waits for collectives that other threads still run, so that their spans are complete
+    comm.all_gather_text("");  // waits for collectives that other threads still run, so that their spans are complete
     trace.read_timers(true);
     trace.recording = false;
     std::string text;

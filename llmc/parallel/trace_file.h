@@ -11,7 +11,7 @@
 // that is not a trace.
 void check_trace_file(const std::string& path);
 // Called by all ranks: aligns their clocks. Ranks of one machine share a clock; between machines the error is at most
-// half the time of the quickest exchange.
+// half the time of the quickest all-gather.
 void align_trace(Comm& comm);
 // Called by all ranks: ends the recording, and rank 0 writes the file. If writing fails, rank 0 throws, after all ranks
 // have sent their events. Returns "steps 0 to 19", and the number of spans that this rank lost, if any.

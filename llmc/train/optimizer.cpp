@@ -152,7 +152,7 @@ void Optimizer<floatX>::step(float lr, int step) {
     for (int b = 0; b < buckets; b++) {
         const Shard shard = shard_of(b, shard_index);
         update(shard, lr, step);
-        gradients.comm.call_next("gather bucket", b);
+        gradients.comm.label_next("gather bucket", b);
         all_gather_tickets[b] = gradients.comm.all_gather(model.weights.data + model.layout.bucket(b).begin,
                                                           shards * shard.count * int64_t(sizeof(floatX)), model.stream);
     }

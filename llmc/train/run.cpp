@@ -88,7 +88,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     // Before the search for a checkpoint: remove_leftovers may rename one back.
     if (run.lock) notes = remove_leftovers(o.output);
     if (run.first_rank() && !o.trace.empty()) check_trace(o);
-    comm.exchange("");  // other ranks wait until rank 0 has made the directory
+    comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
     run.source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
     resolve_micro_batch(dtype, o, run.source, T, comm, comm.world_size, launch.local_world_size);
@@ -103,7 +103,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     resolve_steps(o, run.loader->corpus.num_samples / (run.batch.tokens_per_step / T));
     const DeviceInfo device = device_info();
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
-    const std::vector<std::string> rank_infos = comm.exchange(
+    const std::vector<std::string> rank_infos = comm.all_gather_text(
         rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(dtype), device.name, gpu));
     check_same(rank_infos, fields_of_one_rank);
     align_trace(comm);
@@ -139,8 +139,9 @@ void end_trace(Run& run) {
 }
 
 static int end_of_stopped(Run& run) {
-    const std::vector<std::string> codes = run.comm.exchange(std::to_string(run.failure ? run.failure->exit_code : 0));
-    const bool saved = run.comm.exchange(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
+    const std::vector<std::string> codes =
+        run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
+    const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
     const long long step = run.state.step;
     if (run.failure)
         fail(run.failure->exit_code, "%s; %s", run.failure->what(),

@@ -67,7 +67,7 @@ void save(Run& run, const StateReader& reader) {
     }
     if (reader.sharded) {
         finish_reads(reader, checkpoint_format(o, reader.state), reads);
-        error = run.comm.exchange(error)[0];
+        error = run.comm.all_gather_text(error)[0];
     }
     if (!error.empty()) throw Error(exit_code, error);
     run.saved_step = run.state.step;

@@ -94,9 +94,9 @@ static void check_collectives(Comm& comm, int64_t count, ReduceDtype dtype) {
 
 static void exchange_texts(Comm& comm) {
     for (const size_t length : {size_t(0), size_t(1), size_t(5000)}) {
-        const std::vector<std::string> all = comm.exchange(std::string(length * size_t(comm.rank + 1), 'a'));
-        expect(int(all.size()) == comm.world_size, "exchange: its ranks");
-        for (size_t r = 0; r < all.size(); r++) expect(all[r] == std::string(length * (r + 1), 'a'), "exchange");
+        const std::vector<std::string> all = comm.all_gather_text(std::string(length * size_t(comm.rank + 1), 'a'));
+        expect(int(all.size()) == comm.world_size, "all_gather_text: its ranks");
+        for (size_t r = 0; r < all.size(); r++) expect(all[r] == std::string(length * (r + 1), 'a'), "all_gather_text");
     }
 }
 
@@ -358,7 +358,7 @@ static void lose_a_rank(const Launch& launch) {
     const DeviceBuffer<float> x(192, "x");
     comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);
     try {
-        comm->exchange("");
+        comm->all_gather_text("");
     } catch (const Error& error) {
         fprintf(stderr, "error: %s\n", error.what());
         fflush(nullptr);

@@ -193,21 +193,21 @@ TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligne
     CHECK(std::fabs(zero_of_clock(clocks, 4) - zero + 50.0) < 2e-5);
 }
 
-TEST_CASE("a collective has the name of the last call_next() and the bytes that it sends") {
+TEST_CASE("a collective has the name of the last label_next() and the bytes that it sends") {
     Comm comm;
-    comm.call_next("nobody listens");
-    CHECK(comm.take_name().name == nullptr);
+    comm.label_next("nobody listens");
+    CHECK(comm.take_label().name == nullptr);
     comm.trace = std::make_unique<Trace>();
     comm.trace->begin_step(5);
     comm.bytes_sent = 100;
-    comm.call_next("reduce bucket", 3);
+    comm.label_next("reduce bucket", 3);
     comm.bytes_sent += 60;
-    const SpanLabel label = comm.take_name();
+    const SpanLabel label = comm.take_label();
     CHECK(label.name == std::string("reduce bucket"));
     CHECK(label.number == 3);
     CHECK(label.step == 5);
     CHECK(label.bytes == 60);
-    CHECK(comm.take_name().name == nullptr);
+    CHECK(comm.take_label().name == nullptr);
 }
 
 // Rank 0 of two ranks. The data of rank 1 is prepared by the test.
@@ -216,7 +216,7 @@ struct Pair : Comm {
     size_t said = 0;
 
     Pair() { world_size = 2; }
-    std::vector<std::string> exchange(const std::string& text) override {
+    std::vector<std::string> all_gather_text(const std::string& text) override {
         return {text, said < other.size() ? other[said++] : ""};
     }
 };
