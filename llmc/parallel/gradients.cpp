@@ -8,15 +8,15 @@
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
 static int count_subtree_sums(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
-// Elements of GradientSum::partials. A virtual rank has a loss, a sum of squares for each bucket, and room for a
+// Elements of GradientSum::step_stats. A virtual rank has a loss, a sum of squares for each bucket, and room for a
 // RankStatus.
-static int64_t count_partials(const ParamLayout& layout, int virtual_ranks) {
+static int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks) {
     return (1 + layout.num_buckets() + int64_t(sizeof(RankStatus) / sizeof(float))) * virtual_ranks;
 }
 
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
-    return int64_t(sizeof(float)) *
-           (count_subtree_sums(virtual_ranks / world_size) * layout.total + count_partials(layout, virtual_ranks) + 2);
+    return int64_t(sizeof(float)) * (count_subtree_sums(virtual_ranks / world_size) * layout.total +
+                                     count_step_stats(layout, virtual_ranks) + 2);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -34,7 +34,7 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       grads(grads),
       loss(loss),
       stream(stream),
-      partials(count_partials(layout, division.virtual_ranks), "partial sums"),
+      step_stats(count_step_stats(layout, division.virtual_ranks), "losses and norms"),
       sums(2, "loss and norm"),
       host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()) {
@@ -62,9 +62,9 @@ void GradientSum::reduce_bucket(int b, int v) {
 }
 
 void GradientSum::virtual_rank_done(int v) {
-    if (v == 0) fill_zero(partials.data, partials.bytes(), *stream);
+    if (v == 0) fill_zero(step_stats.data, step_stats.bytes(), *stream);
     const int number = comm.rank * own_virtual_ranks() + v;
-    copy_on_device(partials.data + number, loss, sizeof(float), *stream);
+    copy_on_device(step_stats.data + number, loss, sizeof(float), *stream);
 }
 
 // Every rank squares its own part of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
@@ -73,7 +73,7 @@ void GradientSum::finish(RankStatus status) {
     const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
     RankStatus& host = host_statuses[steps++ % 2];
     host = status;
-    float *squares_of = partials.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
+    float *squares_of = step_stats.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
     copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
                    *stream);
     if (!needs_reduction()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
@@ -88,9 +88,9 @@ void GradientSum::finish(RankStatus status) {
     // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.label_next("reduce loss and norm");
-    comm.wait(comm.all_reduce(partials.data, partials.size, ReduceDtype::fp32, *stream), *stream,
+    comm.wait(comm.all_reduce(step_stats.data, step_stats.size, ReduceDtype::fp32, *stream), *stream,
               {.name = "wait for loss and norm"});
     fill_zero(sums.data, sums.bytes(), *stream);
-    ops::accumulate_loss(sums.data, partials.data, virtual_ranks, 1.0f, *stream);
+    ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);
     ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);
 }

@@ -52,13 +52,15 @@ struct GradientSum {
     const float* step_loss() const { return sums.data; }    // (1) on the device
     const float* squares() const { return sums.data + 1; }  // (1) on the device
     const float* rank_statuses() const {
-        return partials.data + (1 + layout.num_buckets()) * division.virtual_ranks;
+        return step_stats.data + (1 + layout.num_buckets()) * division.virtual_ranks;
     }  // (world_size) of RankStatus, on the device
 
     std::vector<DeviceBuffer<float>> subtree_sums;  // [h]: sum of 2^h virtual ranks, to be added to the next 2^h
-    DeviceBuffer<float> partials;  // (4 + buckets, virtual ranks): losses, squares per bucket, RankStatus of each rank
-    DeviceBuffer<float> sums;      // loss, squares
-    RankStatus* host_statuses;     // (2): for even and odd steps
+    // (4 + buckets, virtual ranks) losses, sums of squares of each bucket, and room for the RankStatus of each rank. A
+    // rank writes its own elements and leaves zeros in the others, so that an all-reduce gathers them.
+    DeviceBuffer<float> step_stats;
+    DeviceBuffer<float> sums;   // loss, squares
+    RankStatus* host_statuses;  // (2): for even and odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
 };
