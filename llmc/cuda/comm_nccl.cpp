@@ -59,7 +59,7 @@ struct NcclComm : Comm {
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    DeviceBuffer<bf16> send_buffer;  // gradients to send, with ReduceDtype::bf16
+    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with ReduceDtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
@@ -268,8 +268,8 @@ struct NcclComm : Comm {
     }
 
     void reserve(ReduceDtype dtype, int64_t max_count) override {
-        if (dtype == ReduceDtype::bf16 && send_buffer.size < max_count)
-            send_buffer = DeviceBuffer<bf16>(max_count, "gradients on their way, rounded (--grad-dtype bf16)");
+        if (dtype == ReduceDtype::bf16 && bf16_gradients.size < max_count)
+            bf16_gradients = DeviceBuffer<bf16>(max_count, "gradients rounded to bf16 (--grad-dtype bf16)");
     }
 
     // Bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
@@ -279,10 +279,10 @@ struct NcclComm : Comm {
     }
 
     bf16* round(const float* x, int64_t count) {
-        ENSURE(count <= send_buffer.size, "%lld gradients to be rounded, memory for %lld is reserved",
-               static_cast<long long>(count), static_cast<long long>(send_buffer.size));
-        ops::round_gradients(send_buffer.data, x, count, nccl_stream.stream);
-        return send_buffer.data;
+        ENSURE(count <= bf16_gradients.size, "%lld gradients to be rounded, memory for %lld is reserved",
+               static_cast<long long>(count), static_cast<long long>(bf16_gradients.size));
+        ops::round_gradients(bf16_gradients.data, x, count, nccl_stream.stream);
+        return bf16_gradients.data;
     }
 
     Ticket all_reduce(float* x, int64_t count, ReduceDtype dtype, Stream after) override {
@@ -293,7 +293,7 @@ struct NcclComm : Comm {
         return start(after, [&] {
             if (dtype == ReduceDtype::fp32) return sum(x, ncclFloat);
             sum(round(x, count), ncclBfloat16);
-            ops::widen_gradients(x, send_buffer.data, count, nccl_stream.stream);
+            ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
         });
     }
     Ticket reduce_scatter(float* x, int64_t count, ReduceDtype dtype, Stream after) override {

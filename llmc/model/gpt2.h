@@ -39,11 +39,11 @@ enum class Recompute { none, gelu, layer };
 // Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
 struct MemoryOptions {
     Recompute recompute = Recompute::none;
-    int logit_chunks = 0;        // chunks in which the logits are computed; 0: the backend chooses
-    bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
-    int parts = 1;               // parts of a bucket, for ranks and virtual ranks (GradientSum)
-    int shards = 1;              // ranks that share the optimizer's state (ZeRO-1); divides parts
-    bool reduce_buffer = false;  // gradients are rounded for communication into a separate buffer
+    int logit_chunks = 0;         // chunks in which the logits are computed; 0: the backend chooses
+    bool master_weights = true;   // fp32 copies of bf16 weights, in the optimizer
+    int parts = 1;                // parts of a bucket, for ranks and virtual ranks (GradientSum)
+    int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides parts
+    bool bf16_gradients = false;  // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
 };
 
 struct MemoryItem {

@@ -49,7 +49,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     return {{"master weights", masters * size},
             {"moments", tensors * layout.total / options.shards * size},
             {"partial sums", gradient_sum_bytes(layout, options.parts, world_size)},
-            {"gradients in bf16", options.reduce_buffer ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+            {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>

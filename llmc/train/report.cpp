@@ -61,8 +61,8 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
     const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
-    const bool reduce_buffer = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
-    return {recompute, o.logit_chunks, o.master_weights == "on", parts, shards, reduce_buffer};
+    const bool bf16_gradients = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
+    return {recompute, o.logit_chunks, o.master_weights == "on", parts, shards, bf16_gradients};
 }
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."

@@ -173,7 +173,7 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     MemoryOptions with;
-    with.reduce_buffer = true;
+    with.bf16_gradients = true;
     const int64_t more = total_bytes(training_memory(Dtype::fp32, config, batch, with)) -
                          total_bytes(training_memory(Dtype::fp32, config, batch, {}));
     const std::unique_ptr<Comm> fresh = world_of_one();
