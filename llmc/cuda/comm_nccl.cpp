@@ -59,7 +59,7 @@ struct NcclComm : Comm {
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with ReduceDtype::bf16 only
+    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with GradDtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
@@ -267,15 +267,14 @@ struct NcclComm : Comm {
         return exposed_seconds;
     }
 
-    void reserve(ReduceDtype dtype, int64_t max_count) override {
-        if (dtype == ReduceDtype::bf16 && bf16_gradients.size < max_count)
+    void reserve(GradDtype dtype, int64_t max_count) override {
+        if (dtype == GradDtype::bf16 && bf16_gradients.size < max_count)
             bf16_gradients = DeviceBuffer<bf16>(max_count, "gradients rounded to bf16 (--grad-dtype bf16)");
     }
 
     // Bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
-    int64_t reduce_scatter_bytes(int64_t count, ReduceDtype dtype) const {
-        return count / world_size * (world_size - 1) *
-               int64_t(dtype == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float));
+    int64_t reduce_scatter_bytes(int64_t count, GradDtype dtype) const {
+        return count / world_size * (world_size - 1) * int64_t(dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float));
     }
 
     bf16* round(const float* x, int64_t count) {
@@ -285,18 +284,18 @@ struct NcclComm : Comm {
         return bf16_gradients.data;
     }
 
-    Ticket all_reduce(float* x, int64_t count, ReduceDtype dtype, Stream after) override {
+    Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
         const auto sum = [&](void* data, ncclDataType_t type) {
             check("ncclAllReduce", ncclAllReduce(data, data, size_t(count), type, ncclSum, nccl, nccl_stream.stream));
         };
         return start(after, [&] {
-            if (dtype == ReduceDtype::fp32) return sum(x, ncclFloat);
+            if (dtype == GradDtype::fp32) return sum(x, ncclFloat);
             sum(round(x, count), ncclBfloat16);
             ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
         });
     }
-    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype dtype, Stream after) override {
+    Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += reduce_scatter_bytes(count, dtype);
         const auto sum = [&](const void* from, void* to, ncclDataType_t type) {
@@ -304,7 +303,7 @@ struct NcclComm : Comm {
                   ncclReduceScatter(from, to, size_t(own), type, ncclSum, nccl, nccl_stream.stream));
         };
         return start(after, [&] {
-            if (dtype == ReduceDtype::fp32) return sum(x, x + at, ncclFloat);
+            if (dtype == GradDtype::fp32) return sum(x, x + at, ncclFloat);
             bf16* const all = round(x, count);
             sum(all, all + at, ncclBfloat16);
             ops::widen_gradients(x + at, all + at, own, nccl_stream.stream);

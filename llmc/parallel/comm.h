@@ -11,7 +11,7 @@
 #include "base/trace.h"
 #include "parallel/launch.h"
 
-enum class ReduceDtype { fp32, bf16 };  // type in which gradients are sent
+enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
 
 struct Comm {
     int rank = 0, world_size = 1;
@@ -25,16 +25,16 @@ struct Comm {
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
-    virtual void check_reduce_dtype(ReduceDtype) const {}  // refuses an unsupported dtype
+    virtual void check_grad_dtype(GradDtype) const {}  // refuses an unsupported dtype
     // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
     // first such collective.
-    virtual void reserve(ReduceDtype, int64_t /*max_count*/) {}
+    virtual void reserve(GradDtype, int64_t /*max_count*/) {}
 
     using Ticket = int64_t;
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's part of x; the other
     // parts become undefined. count is a multiple of world_size.
-    virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, ReduceDtype, Stream) { return 0; }
-    virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, ReduceDtype, Stream) { return 0; }
+    virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
+    virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     // Copies every rank's part of x (bytes) to all ranks.
     virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
     // Copies x (bytes) to all ranks from the rank whose `part` is from_part.

@@ -187,8 +187,8 @@ struct MpiComm : Comm {
                       device_memory_is_host() ? "" : ", staged through host memory: slow");
     }
 
-    void check_reduce_dtype(ReduceDtype wire) const override {
-        ENSURE(wire == ReduceDtype::fp32 || uses_halving(),
+    void check_grad_dtype(GradDtype dtype) const override {
+        ENSURE(dtype == GradDtype::fp32 || uses_halving(),
                "--grad-dtype bf16 by MPI needs 2, 4, 8, ... ranks, not %d; give --grad-dtype fp32", world_size);
     }
 
@@ -304,41 +304,41 @@ struct MpiComm : Comm {
     // ---- exchanges between two ranks, called on the MPI thread
 
     // Sends `count` elements of x to the partner and receives as many, piece by piece: take(at, received, n).
-    template <class Wire, class Take>
+    template <class Sent, class Take>
     void exchange_with(const float* x, int64_t count, int partner, const Take& take) {
-        outgoing.resize(sizeof(Wire) * PIECE);
-        for (auto& buffer : incoming) buffer.resize(sizeof(Wire) * PIECE);
+        outgoing.resize(sizeof(Sent) * PIECE);
+        for (auto& buffer : incoming) buffer.resize(sizeof(Sent) * PIECE);
         MPI_Request requests[2][2];
         const auto begin = [&](int64_t at, int slot) {
-            const int n = int(std::min(PIECE, count - at)), bytes = n * int(sizeof(Wire));
+            const int n = int(std::min(PIECE, count - at)), bytes = n * int(sizeof(Sent));
             const void* out = x + at;
-            if constexpr (!std::is_same_v<Wire, float>) {
-                Wire* rounded = reinterpret_cast<Wire*>(outgoing.data());
-                for (int i = 0; i < n; i++) rounded[i] = Wire(x[at + i]);
+            if constexpr (!std::is_same_v<Sent, float>) {
+                Sent* rounded = reinterpret_cast<Sent*>(outgoing.data());
+                for (int i = 0; i < n; i++) rounded[i] = Sent(x[at + i]);
                 out = rounded;
             }
             MPI_CHECK(
                 MPI_Irecv(incoming[slot].data(), bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][0]));
             MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, MPI_COMM_WORLD, &requests[slot][1]));
         };
-        constexpr bool ahead = std::is_same_v<Wire, float>;  // bf16 has one rounding buffer only
+        constexpr bool ahead = std::is_same_v<Sent, float>;  // bf16 has one rounding buffer only
         if (count > 0) begin(0, 0);
         for (int64_t at = 0, slot = 0; at < count; at += PIECE, slot ^= 1) {
             const int64_t next = at + PIECE;
             if (ahead && next < count) begin(next, slot ^ 1);
             finish(requests[slot], 2);
             if (!ahead && next < count) begin(next, slot ^ 1);
-            take(at, reinterpret_cast<const Wire*>(incoming[slot].data()), std::min(PIECE, count - at));
+            take(at, reinterpret_cast<const Sent*>(incoming[slot].data()), std::min(PIECE, count - at));
         }
     }
 
-    template <class Wire>
+    template <class Sent>
     void reduce_by_halving(float* x, int64_t count) {
         for (int distance = 1; distance < world_size; distance *= 2) {
             const int64_t half = count / 2;
             float *keep = x, *give = x + half;
             if (rank & distance) std::swap(keep, give);
-            exchange_with<Wire>(give, half, rank ^ distance, [&](int64_t at, const Wire* received, int64_t n) {
+            exchange_with<Sent>(give, half, rank ^ distance, [&](int64_t at, const Sent* received, int64_t n) {
                 for (int64_t i = 0; i < n; i++) keep[at + i] += float(received[i]);
             });
             x = keep, count = half;
@@ -365,9 +365,9 @@ struct MpiComm : Comm {
         }
     }
 
-    void reduce_parts(float* x, int64_t count, ReduceDtype wire) {
+    void reduce_parts(float* x, int64_t count, GradDtype dtype) {
         if (uses_halving())
-            return wire == ReduceDtype::bf16 ? reduce_by_halving<bf16>(x, count) : reduce_by_halving<float>(x, count);
+            return dtype == GradDtype::bf16 ? reduce_by_halving<bf16>(x, count) : reduce_by_halving<float>(x, count);
         const int64_t size = count / world_size;
         own_sums.resize(size);
         MPI_Request request;
@@ -388,32 +388,32 @@ struct MpiComm : Comm {
     // ---- collectives
 
     // Allocates memory that the first step would otherwise allocate.
-    void reserve(ReduceDtype, int64_t count) override {
+    void reserve(GradDtype, int64_t count) override {
         if (!uses_halving()) own_sums.resize(count / world_size);
     }
 
     // Bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
     int64_t share(int64_t count, int64_t element) const { return count / world_size * (world_size - 1) * element; }
-    static int64_t wire_size(ReduceDtype wire) { return wire == ReduceDtype::bf16 ? sizeof(bf16) : sizeof(float); }
+    static int64_t bytes_of(GradDtype dtype) { return dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float); }
 
     static void check(int64_t count, int world_size) {
         ENSURE(count % world_size == 0, "a buffer of %lld elements cannot be divided among %d ranks",
                static_cast<long long>(count), world_size);
     }
 
-    Ticket reduce_scatter(float* x, int64_t count, ReduceDtype wire, Stream after) override {
+    Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         check(count, world_size);
-        return queue(x, count * int64_t(sizeof(float)), share(count, wire_size(wire)), after,
-                     [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, wire); });
+        return queue(x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
+                     [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, dtype); });
     }
 
-    Ticket all_reduce(float* x, int64_t count, ReduceDtype wire, Stream after) override {
+    Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
         check(count, world_size);
-        const int64_t sent = 2 * share(count, wire_size(wire));
+        const int64_t sent = 2 * share(count, bytes_of(dtype));
         return queue(x, count * int64_t(sizeof(float)), sent, after, [=, this](char* host) {
             float* sums = reinterpret_cast<float*>(host);
-            reduce_parts(sums, count, wire);
-            if (wire == ReduceDtype::fp32) return gather_all(host, count * int64_t(sizeof(float)));
+            reduce_parts(sums, count, dtype);
+            if (dtype == GradDtype::fp32) return gather_all(host, count * int64_t(sizeof(float)));
             gather_rounded(sums, count / world_size);
         });
     }

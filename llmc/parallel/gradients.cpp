@@ -40,7 +40,7 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       tickets(layout.num_buckets()) {
     ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
            division.virtual_ranks, comm.world_size);
-    comm.reserve(division.wire, largest_bucket(layout));
+    comm.reserve(division.grad_dtype, largest_bucket(layout));
     for (int h = 0; h < count_subtree_sums(own_virtual_ranks()); h++)
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
@@ -57,8 +57,8 @@ void GradientSum::reduce_bucket(int b, int v) {
     if (v + 1 < own_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
     comm.label_next("reduce bucket", b);
-    tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.wire, *stream)
-                                     : comm.all_reduce(own, count, division.wire, *stream);
+    tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.grad_dtype, *stream)
+                                     : comm.all_reduce(own, count, division.grad_dtype, *stream);
 }
 
 void GradientSum::virtual_rank_done(int v) {
@@ -88,7 +88,7 @@ void GradientSum::finish(RankStatus status) {
     // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.label_next("reduce loss and norm");
-    comm.wait(comm.all_reduce(step_stats.data, step_stats.size, ReduceDtype::fp32, *stream), *stream,
+    comm.wait(comm.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,
               {.name = "wait for loss and norm"});
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);

@@ -21,7 +21,7 @@ struct RankStatus {
 struct Division {
     int virtual_ranks = 1;  // number over all ranks; a multiple of world_size
     int shards = 1;         // with ZeRO-1 world_size: each rank then gets only its shard of every bucket
-    ReduceDtype wire = ReduceDtype::fp32;
+    GradDtype grad_dtype = GradDtype::fp32;
 };
 
 struct GradientSum {

@@ -21,15 +21,15 @@ static int64_t master_elements(const ParamLayout& layout, MemoryOptions options)
 
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options)
-    : Optimizer(model, config, options, single_rank(), ReduceDtype::fp32) {}
+    : Optimizer(model, config, options, single_rank(), GradDtype::fp32) {}
 
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm,
-                             ReduceDtype wire)
+                             GradDtype grad_dtype)
     : model(model),
       rule(find_update_rule<floatX>(config.name)),
       config(config),
-      gradients(comm, model.layout, {options.parts, options.shards, wire}, model.grads.data, model.acts.loss,
+      gradients(comm, model.layout, {options.parts, options.shards, grad_dtype}, model.grads.data, model.acts.loss,
                 &model.stream),
       shards(options.shards),
       shard_index(options.shards > 1 ? comm.part : 0),

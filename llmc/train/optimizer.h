@@ -31,7 +31,7 @@ struct Optimizer {
 
     // options: only master_weights, parts and shards are used; they must equal those of the model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
-    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, ReduceDtype wire);
+    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, GradDtype grad_dtype);
 
     // Copies a tensor from host floats in memory layout. WEIGHTS sets the master weights, and rounds into the
     // model's weights; the caller must call pack_bucket afterwards.

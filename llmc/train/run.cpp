@@ -97,7 +97,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps it on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);
-    comm.check_reduce_dtype(reduce_dtype(o));
+    comm.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     open_data(run);
     resolve_steps(o, run.loader->corpus.num_samples / (run.batch.tokens_per_step / T));

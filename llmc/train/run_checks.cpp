@@ -60,7 +60,7 @@ void check_sample_prompt(const Options& o, const RunSource& source, int T) {
         check_prompt(encode(*source.tokenizer, o.sample_prompt), T);
 }
 
-ReduceDtype reduce_dtype(const Options& o) { return o.grad_dtype == "bf16" ? ReduceDtype::bf16 : ReduceDtype::fp32; }
+GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }
 
 void warn_of_data(Log& log, const Options& o, const RunSource& source, const Corpus& train, const Corpus* val) {
     for (const std::string& pattern : {o.train_data, o.val_data})

@@ -25,7 +25,7 @@ void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses a --sample-prompt that is too long, before the run rather than at its first generated text.
 void check_sample_prompt(const Options& options, const RunSource& source, int T);
 // The data type of gradients in collectives.
-ReduceDtype reduce_dtype(const Options& options);
+GradDtype grad_dtype(const Options& options);
 
 // Warns of data problems that make the losses misleading. val: null without validation data.
 void warn_of_data(Log& log, const Options& options, const RunSource& source, const Corpus& train, const Corpus* val);

@@ -21,7 +21,7 @@ Trainer<floatX>::Trainer(Run& run)
       model(run.source.config, Purpose::train, run.batch.B, run.batch.T,
             memory_options_of(run.options, run.comm.world_size)),
       optimizer(model, optimizer_config(run.options), memory_options_of(run.options, run.comm.world_size), run.comm,
-                reduce_dtype(run.options)),
+                grad_dtype(run.options)),
       reader{model.layout, optimizer.rule.state,
              [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
              optimizer.shards > 1} {

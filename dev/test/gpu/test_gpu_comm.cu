@@ -49,10 +49,10 @@ static void expect(bool right, const char* what) {
 }
 
 // Makes every collective on `count` elements, between other work on a stream, and checks results and counters.
-static void check_collectives(Comm& comm, int64_t count, ReduceDtype dtype) {
+static void check_collectives(Comm& comm, int64_t count, GradDtype dtype) {
     const int n = comm.world_size, r = comm.rank;
     const int64_t own = count / n;
-    const int64_t sent = comm.bytes_sent, calls = comm.calls, dtype_bytes = dtype == ReduceDtype::bf16 ? 2 : 4;
+    const int64_t sent = comm.bytes_sent, calls = comm.calls, dtype_bytes = dtype == GradDtype::bf16 ? 2 : 4;
     comm.reserve(dtype, count);
     const OwnedStream stream;
     DeviceBuffer<float> x(count, "x");
@@ -101,7 +101,7 @@ static void exchange_texts(Comm& comm) {
 }
 
 static void check_all_collectives(Comm& comm) {
-    for (const ReduceDtype dtype : {ReduceDtype::fp32, ReduceDtype::bf16})
+    for (const GradDtype dtype : {GradDtype::fp32, GradDtype::bf16})
         for (const int64_t rows : {1, 3, 100}) check_collectives(comm, rows * 64 * comm.world_size, dtype);
     exchange_texts(comm);
 }
@@ -128,7 +128,7 @@ TEST_CASE("a world of one rank can make every call, and sends nothing") {
     DeviceBuffer<float> x(64, "x");
     Comm::Ticket first = 0, last = 0;
     for (int i = 0; i < 200; i++) {  // more tickets than NcclComm keeps events
-        last = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
+        last = comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream);
         if (i == 0) first = last;
     }
     comm->wait(first, stream.stream);
@@ -145,12 +145,12 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     CHECK_THROWS_WITH_AS(
         [&] {
             DeviceBuffer<float> x(count, "x");
-            comm->all_reduce(x.data, count, ReduceDtype::bf16, nullptr);
+            comm->all_reduce(x.data, count, GradDtype::bf16, nullptr);
         }(),
         doctest::Contains("4160 gradients to be rounded, memory for 0"), Error);
-    comm->reserve(ReduceDtype::fp32, count);
+    comm->reserve(GradDtype::fp32, count);
     CHECK(device_bytes_allocated() == before);
-    comm->reserve(ReduceDtype::bf16, count);
+    comm->reserve(GradDtype::bf16, count);
     CHECK(device_bytes_allocated() == before + 2 * count);
     auto x = random_tensor<float>(count, 1);
     x[7] = NAN;
@@ -160,7 +160,7 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     const OwnedStream stream;
     DeviceBuffer<float> device(count, "x");
     copy_to_device(device.data, x.data(), device.bytes(), stream.stream);
-    comm->wait(comm->all_reduce(device.data, count, ReduceDtype::bf16, stream.stream), stream.stream);
+    comm->wait(comm->all_reduce(device.data, count, GradDtype::bf16, stream.stream), stream.stream);
     wait_for_stream(stream.stream);
     const std::vector<float> got = to_host(device.data, count);
     int64_t wrong = 0;
@@ -178,13 +178,13 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
                          total_bytes(training_memory(Dtype::fp32, config, batch, {}));
     const std::unique_ptr<Comm> fresh = world_of_one();
     GPT2<float> model(config, Purpose::train, batch.B, batch.T);
-    const auto taken = [&](ReduceDtype dtype) {
+    const auto taken = [&](GradDtype dtype) {
         const int64_t allocated = device_bytes_allocated();
         const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, *fresh, dtype);
         return device_bytes_allocated() - allocated;
     };
-    const int64_t without = taken(ReduceDtype::fp32);
-    CHECK(taken(ReduceDtype::bf16) - without == more);
+    const int64_t without = taken(GradDtype::fp32);
+    CHECK(taken(GradDtype::bf16) - without == more);
     CHECK(more == 2 * largest_bucket(ParamLayout(config)));
 }
 
@@ -327,7 +327,7 @@ TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collec
         DeviceBuffer<float> x(64, "x");
         Comm::Ticket tickets[3];
         const double before = comm->exposed(comm->waits);
-        for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, ReduceDtype::fp32, stream.stream);
+        for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream);
         wait_for_device();
         expect(comm->exposed(comm->waits) == before, "no stream waited");
         comm->wait(tickets[1], stream.stream);
@@ -356,14 +356,14 @@ static void lose_a_rank(const Launch& launch) {
     if (launch.rank == launch.world_size - 1) _exit(9);
     const OwnedStream stream;
     const DeviceBuffer<float> x(192, "x");
-    comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);
+    comm->all_reduce(x.data, 192, GradDtype::fp32, stream.stream);
     try {
         comm->all_gather_text("");
     } catch (const Error& error) {
         fprintf(stderr, "error: %s\n", error.what());
         fflush(nullptr);
         try {
-            comm->all_reduce(x.data, 192, ReduceDtype::fp32, stream.stream);  // must fail with the same text, not hang
+            comm->all_reduce(x.data, 192, GradDtype::fp32, stream.stream);  // must fail with the same text, not hang
         } catch (const Error& again) {
             _exit(std::string(again.what()) == error.what() ? error.exit_code : 99);
         }

@@ -31,7 +31,7 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     std::vector<float> grads(layout.total);
     float loss = 0.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {virtual_ranks, 1, ReduceDtype::fp32}, grads.data(), &loss, &stream);
+    GradientSum sum(alone, layout, {virtual_ranks, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
     CHECK(sum.own_virtual_ranks() == virtual_ranks);
     CHECK(sum.needs_reduction() == (virtual_ranks > 1));
     CHECK(sum.subtree_sums.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
@@ -84,7 +84,7 @@ TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
     std::vector<float> grads(layout.total, 1.0f);
     float loss = 1.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {2, 1, ReduceDtype::fp32}, grads.data(), &loss, &stream);
+    GradientSum sum(alone, layout, {2, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
     for (int v = 0; v < 2; v++) {
         if (v == 0) grads[layout.bucket(2).begin + 5] = NAN;
         for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
