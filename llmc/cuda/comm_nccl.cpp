@@ -76,7 +76,7 @@ struct NcclComm : Comm {
     const std::thread::id thread = std::this_thread::get_id();
 
     explicit NcclComm(const Launch& launch) : join_seconds(launch.join_seconds) {
-        rank = part = launch.rank;
+        rank = shard_index = launch.rank;
         world_size = launch.world_size;
         join(exchange_id(launch));
         for (Event& event : completed) event = create_event();

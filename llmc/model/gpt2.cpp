@@ -114,7 +114,7 @@ void choose_attention(bool cudnn, bool deterministic) {
 
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options)
-    : layout(config, options.parts),
+    : layout(config, options.virtual_ranks),
       config(config),
       purpose(purpose),
       recompute(options.recompute),
@@ -140,7 +140,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
 
 template <class floatX>
 std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options) {
-    const ParamLayout layout(config, options.parts);
+    const ParamLayout layout(config, options.virtual_ranks);
     Arena activations{nullptr};
     place_activations<floatX>(activations, config, purpose, options.recompute, int64_t(B) * T);
     const int64_t floats = layout.total * int64_t(sizeof(float)), element = sizeof(floatX);

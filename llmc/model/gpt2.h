@@ -41,8 +41,8 @@ struct MemoryOptions {
     Recompute recompute = Recompute::none;
     int logit_chunks = 0;         // chunks in which the logits are computed; 0: the backend chooses
     bool master_weights = true;   // fp32 copies of bf16 weights, in the optimizer
-    int parts = 1;                // parts of a bucket, for ranks and virtual ranks (GradientSum)
-    int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides parts
+    int virtual_ranks = 1;        // over all ranks (GradientSum); each bucket is padded to divide evenly
+    int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool bf16_gradients = false;  // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
 };
 

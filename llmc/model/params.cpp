@@ -41,7 +41,7 @@ void check_config(const GPT2Config& config) {
            config.NH, round_up(config.C, config.NH));
 }
 
-ParamLayout::ParamLayout(const GPT2Config& config, int parts) : config(config) {
+ParamLayout::ParamLayout(const GPT2Config& config, int virtual_ranks) : config(config) {
     check_config(config);
     int64_t at[2] = {0, 0};  // end of the model's tensors, end of a layer's tensors
     for (Scope scope : {Scope::model, Scope::layer})
@@ -52,7 +52,7 @@ ParamLayout::ParamLayout(const GPT2Config& config, int parts) : config(config) {
                 offsets[p.id] = end;
                 end += round_up<int64_t>(size(p.id), FLAT_ALIGN);
             }
-    for (int64_t& end : at) end = round_up(end, parts * FLAT_ALIGN);
+    for (int64_t& end : at) end = round_up(end, virtual_ranks * FLAT_ALIGN);
     for (const ParamSpec& p : param_table)
         if (p.scope == Scope::layer) offsets[p.id] += at[0];
     layer_stride = at[1];

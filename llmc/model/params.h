@@ -109,8 +109,8 @@ struct ParamLayout {
     int64_t layer_stride;
     int64_t total;
 
-    // Buckets are padded so that each divides into `parts` equal parts, each a multiple of FLAT_ALIGN.
-    explicit ParamLayout(const GPT2Config& config, int parts = 1);
+    // Buckets are padded so that each divides into virtual_ranks equal shares, each a multiple of FLAT_ALIGN.
+    explicit ParamLayout(const GPT2Config& config, int virtual_ranks = 1);
     int rows(Param p) const { return p == wte ? config.Vp() : dim_size(config, param_table[p].rows); }  // in memory
     int cols(Param p) const { return dim_size(config, param_table[p].cols); }
     int64_t size(Param p) const { return int64_t(rows(p)) * cols(p); }

@@ -15,7 +15,7 @@ enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--gr
 
 struct Comm {
     int rank = 0, world_size = 1;
-    int part = 0;  // index of the buffer part, of world_size equal parts, that reduce_scatter leaves on this rank
+    int shard_index = 0;  // which of the world_size equal shards of a buffer reduce_scatter leaves on this rank
     // Totals of this rank: bytes sent, collectives, waits for collectives. exposed_seconds: the time that the host or
     // a stream was blocked in the waits that have ended.
     int64_t bytes_sent = 0, calls = 0, waits = 0;
@@ -31,14 +31,14 @@ struct Comm {
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}
 
     using Ticket = int64_t;
-    // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's part of x; the other
-    // parts become undefined. count is a multiple of world_size.
+    // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
+    // shards become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
-    // Copies every rank's part of x (bytes) to all ranks.
+    // Copies every rank's shard of x (bytes) to all ranks.
     virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
-    // Copies x (bytes) to all ranks from the rank whose `part` is from_part.
-    virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from_part*/, Stream) { return 0; }
+    // Copies x (bytes) to all ranks from the rank whose shard_index is `from`.
+    virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
     // The same; the trace records the wait as a span of the training track.

@@ -173,10 +173,11 @@ struct MpiComm : Comm {
             "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
             "that started it",
             launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
-        part = rank;
+        shard_index = rank;
         if (uses_halving()) {
-            part = 0;
-            for (int distance = 1; distance < world_size; distance *= 2) part = 2 * part + ((rank & distance) != 0);
+            shard_index = 0;
+            for (int distance = 1; distance < world_size; distance *= 2)
+                shard_index = 2 * shard_index + ((rank & distance) != 0);
         }
     }
 
@@ -345,13 +346,13 @@ struct MpiComm : Comm {
         }
     }
 
-    // All-gathers the parts, each of `size` bytes: the block that a rank holds doubles with each exchange.
-    void gather_parts(char* x, int64_t size) {
+    // All-gathers the shards, each of `size` bytes: the block that a rank holds doubles with each exchange.
+    void gather_shards(char* x, int64_t size) {
         constexpr int64_t most = 1 << 30;
-        int64_t have = part;  // first part that this rank holds
-        int64_t parts = 1;
-        for (int distance = world_size / 2; distance >= 1; distance /= 2, parts *= 2) {
-            const int64_t other = have ^ parts, bytes = parts * size;
+        int64_t have = shard_index;  // first shard that this rank holds
+        int64_t shards = 1;
+        for (int distance = world_size / 2; distance >= 1; distance /= 2, shards *= 2) {
+            const int64_t other = have ^ shards, bytes = shards * size;
             for (int64_t at = 0; at < bytes; at += most) {
                 const int n = int(std::min(most, bytes - at));
                 MPI_Request requests[2];
@@ -365,7 +366,7 @@ struct MpiComm : Comm {
         }
     }
 
-    void reduce_parts(float* x, int64_t count, GradDtype dtype) {
+    void reduce_shards(float* x, int64_t count, GradDtype dtype) {
         if (uses_halving())
             return dtype == GradDtype::bf16 ? reduce_by_halving<bf16>(x, count) : reduce_by_halving<float>(x, count);
         const int64_t size = count / world_size;
@@ -379,7 +380,7 @@ struct MpiComm : Comm {
 
     void gather_all(char* x, int64_t bytes) {
         const int64_t size = bytes / world_size;
-        if (uses_halving()) return gather_parts(x, size);
+        if (uses_halving()) return gather_shards(x, size);
         MPI_Request request;
         MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(size), MPI_BYTE, MPI_COMM_WORLD, &request));
         finish(&request, 1);
@@ -404,7 +405,7 @@ struct MpiComm : Comm {
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         check(count, world_size);
         return queue(x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
-                     [=, this](char* host) { reduce_parts(reinterpret_cast<float*>(host), count, dtype); });
+                     [=, this](char* host) { reduce_shards(reinterpret_cast<float*>(host), count, dtype); });
     }
 
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
@@ -412,18 +413,18 @@ struct MpiComm : Comm {
         const int64_t sent = 2 * share(count, bytes_of(dtype));
         return queue(x, count * int64_t(sizeof(float)), sent, after, [=, this](char* host) {
             float* sums = reinterpret_cast<float*>(host);
-            reduce_parts(sums, count, dtype);
+            reduce_shards(sums, count, dtype);
             if (dtype == GradDtype::fp32) return gather_all(host, count * int64_t(sizeof(float)));
             gather_rounded(sums, count / world_size);
         });
     }
 
-    // Rounds this rank's part of the sums to bf16, and all-gathers the bf16 values in the first half of x. Then
+    // Rounds this rank's shard of the sums to bf16, and all-gathers the bf16 values in the first half of x. Then
     // converts them to float from the end, so that float i overwrites only bf16 values that were already read.
     void gather_rounded(float* x, int64_t size) {
         char* memory = reinterpret_cast<char*>(x);
         const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
-        for (int64_t i = part * size; i < (part + 1) * size; i++) {
+        for (int64_t i = shard_index * size; i < (shard_index + 1) * size; i++) {
             const bf16 sum(x[i]);
             std::memcpy(at(i), &sum, sizeof sum);
         }
@@ -448,11 +449,11 @@ struct MpiComm : Comm {
         });
     }
 
-    // The rank that has a part. The part's index is the rank's index with its bits reversed.
-    int rank_of(int part) const {
-        if (!uses_halving()) return part;
+    // The rank that has a shard. The shard's index is the rank's index with its bits reversed.
+    int rank_of(int shard) const {
+        if (!uses_halving()) return shard;
         int rank = 0;
-        for (int size = 1; size < world_size; size *= 2, part /= 2) rank = 2 * rank + part % 2;
+        for (int size = 1; size < world_size; size *= 2, shard /= 2) rank = 2 * rank + shard % 2;
         return rank;
     }
 

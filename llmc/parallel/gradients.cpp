@@ -67,7 +67,7 @@ void GradientSum::virtual_rank_done(int v) {
     copy_on_device(step_stats.data + number, loss, sizeof(float), *stream);
 }
 
-// Every rank squares its own part of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
+// Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
 // order.
 void GradientSum::finish(RankStatus status) {
     const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
@@ -81,7 +81,7 @@ void GradientSum::finish(RankStatus status) {
         comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
-        for (int v = comm.part * own; v < (comm.part + 1) * own; v++)
+        for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
             ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
                                 *stream);
     }

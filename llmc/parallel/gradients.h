@@ -19,14 +19,14 @@ struct RankStatus {
 
 // How a step is divided among ranks.
 struct Division {
-    int virtual_ranks = 1;  // number over all ranks; a multiple of world_size
+    int virtual_ranks = 1;  // number over all ranks (--deterministic-ranks); a multiple of world_size
     int shards = 1;         // with ZeRO-1 world_size: each rank then gets only its shard of every bucket
     GradDtype grad_dtype = GradDtype::fp32;
 };
 
 struct GradientSum {
     Comm& comm;
-    const ParamLayout& layout;  // made with parts = division.virtual_ranks
+    const ParamLayout& layout;  // made with division.virtual_ranks
     Division division;
     float* grads;       // (layout.total), output of backward
     const float* loss;  // (1), output of backward: the sum over micro-steps, scaled for the whole step

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-// Each rank computes its part of the bucket, in the memory of the gradients. An all-gather completes the bucket.
+// Each rank computes its shard of the bucket, in the memory of the gradients. An all-gather completes the bucket.
 template <class floatX>
 static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t seed) {
     const ParamLayout& layout = model.layout;
@@ -13,8 +13,8 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
         if ((spec.scope == Scope::layer) != (b > 0)) continue;
         const int l = std::max(0, b - 1);
         const int64_t offset = layout.offset(spec.id, l);
-        const int64_t begin = std::max(offset, bucket.begin + comm.part * size),
-                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.part + 1) * size);
+        const int64_t begin = std::max(offset, bucket.begin + comm.shard_index * size),
+                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.shard_index + 1) * size);
         if (begin >= end) continue;
         values.resize(end - begin);
         init_param(values.data(), layout, spec.id, l, seed, begin - offset, end - offset);

@@ -48,7 +48,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
 
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops, const std::string& optimizer) {
-    options.parts = options.shards = 1;
+    options.virtual_ranks = options.shards = 1;
     const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
     if (sequence > MAX_MICRO_STEP_SECONDS) return {};
     B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);

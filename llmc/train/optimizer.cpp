@@ -29,10 +29,10 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
     : model(model),
       rule(find_update_rule<floatX>(config.name)),
       config(config),
-      gradients(comm, model.layout, {options.parts, options.shards, grad_dtype}, model.grads.data, model.acts.loss,
-                &model.stream),
+      gradients(comm, model.layout, {options.virtual_ranks, options.shards, grad_dtype}, model.grads.data,
+                model.acts.loss, &model.stream),
       shards(options.shards),
-      shard_index(options.shards > 1 ? comm.part : 0),
+      shard_index(options.shards > 1 ? comm.shard_index : 0),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
       stats(2, "gradient norm"),
       all_gather_tickets(model.layout.num_buckets(), COMPLETE) {
@@ -43,12 +43,12 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
 template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
                                          const std::string& name) {
-    const ParamLayout layout(config, options.parts);
+    const ParamLayout layout(config, options.virtual_ranks);
     const int64_t tensors = int64_t(find_update_rule<floatX>(name).state.size());
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {{"master weights", masters * size},
             {"moments", tensors * layout.total / options.shards * size},
-            {"partial sums", gradient_sum_bytes(layout, options.parts, world_size)},
+            {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, world_size)},
             {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 

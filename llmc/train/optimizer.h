@@ -29,7 +29,7 @@ struct Optimizer {
     std::vector<DeviceBuffer<float>> state;  // tensors of the update rule, each (layout.total / shards)
     DeviceBuffer<float> stats;               // norm, factor
 
-    // options: only master_weights, parts and shards are used; they must equal those of the model.
+    // options: only master_weights, virtual_ranks and shards are used; they must equal those of the model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, GradDtype grad_dtype);
 

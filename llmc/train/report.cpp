@@ -60,9 +60,9 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
     const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
-    const int parts = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
+    const int virtual_ranks = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
     const bool bf16_gradients = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
-    return {recompute, o.logit_chunks, o.master_weights == "on", parts, shards, bf16_gradients};
+    return {recompute, o.logit_chunks, o.master_weights == "on", virtual_ranks, shards, bf16_gradients};
 }
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
@@ -179,7 +179,7 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
 // Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of that is sent as weights.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
-    const ParamLayout layout(config, options.parts);
+    const ParamLayout layout(config, options.virtual_ranks);
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
                   back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
     const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);

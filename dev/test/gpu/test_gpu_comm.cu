@@ -78,7 +78,7 @@ static void check_collectives(Comm& comm, int64_t count, GradDtype dtype) {
     expect(after(comm.all_reduce(x.data, count, dtype, stream.stream)) == sums, "all_reduce");
     fresh();
     const std::vector<float> part = after(comm.reduce_scatter(x.data, count, dtype, stream.stream));
-    for (int64_t i = comm.part * own; i < (comm.part + 1) * own; i++)
+    for (int64_t i = comm.shard_index * own; i < (comm.shard_index + 1) * own; i++)
         expect(part[size_t(i)] == sums[size_t(i)], "reduce_scatter");
     fresh();
     const std::vector<float> all = after(comm.all_gather(x.data, x.bytes(), stream.stream));
@@ -314,7 +314,7 @@ TEST_CASE("ranks: every collective is right on 2 and 3 ranks, with immediate and
         for (const char* streams : {"now", "deferred:1", "deferred:2"})
             expect_success(run_ranks({number, streams}, [](const Launch& launch) {
                 const std::unique_ptr<Comm> comm = make_device_comm(launch);
-                expect(comm->part == launch.rank && comm->world_size == launch.world_size, "rank");
+                expect(comm->shard_index == launch.rank && comm->world_size == launch.world_size, "rank");
                 check_all_collectives(*comm);
             }));
 }

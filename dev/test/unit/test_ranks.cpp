@@ -96,14 +96,14 @@ TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
 }
 
 TEST_CASE("each bucket divides into equal shards for any number of ranks") {
-    for (int parts : {1, 2, 3, 7, 8, 24}) {
-        const ParamLayout layout(small, parts), plain(small);
+    for (int virtual_ranks : {1, 2, 3, 7, 8, 24}) {
+        const ParamLayout layout(small, virtual_ranks), plain(small);
         CHECK(layout.total >= plain.total);
         for (int b = 0; b < layout.num_buckets(); b++) {
             const Bucket bucket = layout.bucket(b);
-            CHECK((bucket.end - bucket.begin) % (parts * FLAT_ALIGN) == 0);
+            CHECK((bucket.end - bucket.begin) % (virtual_ranks * FLAT_ALIGN) == 0);
             CHECK(bucket.begin == (b == 0 ? 0 : layout.bucket(b - 1).end));
-            CHECK(bucket.end - bucket.begin < plain.bucket(b).end - plain.bucket(b).begin + parts * FLAT_ALIGN);
+            CHECK(bucket.end - bucket.begin < plain.bucket(b).end - plain.bucket(b).begin + virtual_ranks * FLAT_ALIGN);
         }
         CHECK(layout.bucket(layout.num_buckets() - 1).end == layout.total);
     }
