@@ -23,7 +23,7 @@
 // The state of a run other than its tensors.
 struct TrainerState {
     int64_t step = 0;      // optimizer steps taken
-    int64_t position = 0;  // samples taken from the data order: the position g of the next sample
+    int64_t position = 0;  // training windows taken: the position of the next one in the data order
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
     double val_loss = -1;        // the last validation loss; -1: not measured yet

@@ -91,7 +91,7 @@ static void clear_live_line(const Log& log) {
 static void draw_live_line(Log& log) {
     const int columns = terminal_columns() - 1;
     std::string line = fit_line(log.live_line, size_t(columns));
-    if (line.find("loss") == std::string::npos && !log.narrow_text.empty()) line = log.narrow_text;
+    if (line.find("loss") == std::string::npos && !log.short_line.empty()) line = log.short_line;
     fprintf(stderr, "\r%.*s\033[K", columns, line.c_str());
     fflush(stderr);
     log.last_drawn = seconds_now();
@@ -286,7 +286,7 @@ void Log::step(const StepRecord& r) {
     last_step = seconds_now();
     if (live) {
         live_line = last_step_line = step_parts(options, r, tokens_per_s, eta);
-        narrow_text = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
+        short_line = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
         if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
     } else if (last || r.step % options.log_every == 0) {
         print_line(*this, step_line(options, r, tokens_per_s, eta));

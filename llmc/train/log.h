@@ -75,8 +75,8 @@ struct Log {
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
     std::vector<LinePart> live_line, last_step_line;                // the line as drawn; the line of the last step
-    std::string narrow_text;                  // a shorter line, for a terminal too narrow for the loss
-    std::vector<std::string> of_resume_step;  // lines of resume_step that log.jsonl already has
+    std::string short_line;                                         // drawn where live_line has no room for the loss
+    std::vector<std::string> of_resume_step;                        // lines of resume_step that log.jsonl already has
 
     // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes the
     // lines beyond resume_step (steps from it on; validation, samples and checkpoints after it) and an incomplete last
