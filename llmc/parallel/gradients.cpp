@@ -69,15 +69,10 @@ void GradientSum::virtual_rank_done(int v) {
 
 // Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
 // order.
-void GradientSum::finish(RankStatus status) {
-    const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks(), buckets = layout.num_buckets();
-    RankStatus& host = host_statuses[steps++ % 2];
-    host = status;
-    float *squares_of = step_stats.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
-    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
-                   *stream);
-    if (!needs_reduction()) ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
-    for (int b = buckets - 1; b >= 0 && needs_reduction(); b--) {  // in the order in which backward completes them
+void GradientSum::sum_squares(float* squares_of) {
+    if (!needs_reduction()) return ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
+    const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks();
+    for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes them
         comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
@@ -85,6 +80,16 @@ void GradientSum::finish(RankStatus status) {
             ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, grads + bucket.begin + v * piece, piece,
                                 *stream);
     }
+}
+
+void GradientSum::finish(RankStatus status) {
+    const int virtual_ranks = division.virtual_ranks, buckets = layout.num_buckets();
+    RankStatus& host = host_statuses[steps++ % 2];
+    host = status;
+    float *squares_of = step_stats.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
+    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
+                   *stream);
+    sum_squares(squares_of);
     // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.label_next("reduce loss and norm");

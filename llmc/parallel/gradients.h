@@ -63,6 +63,9 @@ struct GradientSum {
     RankStatus* host_statuses;  // (2): for even and odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
+
+  private:
+    void sum_squares(float* squares_of);
 };
 
 int64_t largest_bucket(const ParamLayout& layout);  // elements

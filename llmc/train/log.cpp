@@ -273,27 +273,38 @@ void Log::warn(const std::string& text) {
     append_line(*this, Json{{"kind", "warning"}, {"text", text}});
 }
 
-void Log::step(const StepRecord& r) {
-    // Both means have the same weights, so their quotient is the rate over the last steps. Dividing a mean by `weight`
-    // makes up for its start at zero.
+// Both means have the same weights, so their quotient is the rate over the last steps.
+static void update_means(Log& log, const StepRecord& r) {
     const double keep = 0.95;
-    smoothed_ms = keep * smoothed_ms + (1.0 - keep) * r.step_ms;
-    smoothed_tokens = keep * smoothed_tokens + (1.0 - keep) * double(r.step_tokens);
-    weight = keep * weight + (1.0 - keep);
-    const double tokens_per_s = smoothed_ms > 0 ? 1e3 * smoothed_tokens / smoothed_ms : 0.0;
-    const double eta = 1e-3 * smoothed_ms / weight * double(options.total_steps - r.step - 1);
-    const bool last = r.step + 1 == options.total_steps;
-    last_step = seconds_now();
-    if (live) {
-        live_line = last_step_line = step_parts(options, r, tokens_per_s, eta);
-        short_line = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
-        if (last || seconds_now() - last_drawn >= 0.1) draw_live_line(*this);
-    } else if (last || r.step % options.log_every == 0) {
-        print_line(*this, step_line(options, r, tokens_per_s, eta));
+    log.smoothed_ms = keep * log.smoothed_ms + (1.0 - keep) * r.step_ms;
+    log.smoothed_tokens = keep * log.smoothed_tokens + (1.0 - keep) * double(r.step_tokens);
+    log.weight = keep * log.weight + (1.0 - keep);
+}
+
+static double smoothed_rate(const Log& log) {
+    return log.smoothed_ms > 0 ? 1e3 * log.smoothed_tokens / log.smoothed_ms : 0.0;
+}
+
+// Dividing the mean by `weight` makes up for its start at zero.
+static double remaining_seconds(const Log& log, int64_t step) {
+    return 1e-3 * log.smoothed_ms / log.weight * double(log.options.total_steps - step - 1);
+}
+
+// Draws the live line, at most ten times a second, or prints every log_every-th line. The last step is always shown.
+static void show_step(Log& log, const StepRecord& r) {
+    const double tokens_per_s = smoothed_rate(log), eta = remaining_seconds(log, r.step);
+    const bool last = r.step + 1 == log.options.total_steps;
+    if (log.live) {
+        log.live_line = log.last_step_line = step_parts(log.options, r, tokens_per_s, eta);
+        log.short_line = format("%lld loss %.4f", static_cast<long long>(r.step), double(r.loss));
+        if (last || seconds_now() - log.last_drawn >= 0.1) draw_live_line(log);
+    } else if (last || r.step % log.options.log_every == 0) {
+        print_line(log, step_line(log.options, r, tokens_per_s, eta));
     }
+}
 
-    if (!above_peak && mfu(tokens_per_s, options.flops_per_token, options.peak_flops) > 1.0) warn_above_peak(*this);
-
+// The line of log.jsonl. Its rate is that of this step alone.
+static Json step_json(const LogOptions& o, const StepRecord& r) {
     Json json = event("step", r.step);
     json["tokens"] = r.tokens;
     json["loss"] = number(r.loss, "loss", json);
@@ -302,14 +313,22 @@ void Log::step(const StepRecord& r) {
     const double rate = r.step_ms > 0 ? 1e3 * double(r.step_tokens) / r.step_ms : 0.0;
     json["step_ms"] = std::round(10.0 * r.step_ms) / 10.0;
     json["tokens_per_s"] = std::llround(rate);
-    if (options.peak_flops > 0)
-        json["mfu"] = std::round(1e4 * mfu(rate, options.flops_per_token, options.peak_flops)) / 1e4;
+    if (o.peak_flops > 0) json["mfu"] = std::round(1e4 * mfu(rate, o.flops_per_token, o.peak_flops)) / 1e4;
     json["loader_wait_ms"] = std::round(10.0 * r.loader_wait_ms) / 10.0;
     if (r.comm_bytes >= 0) {
         json["comm_exposed_ms"] = std::round(10.0 * r.comm_exposed_ms) / 10.0;
         json["comm_bytes"] = r.comm_bytes;
     }
-    append_line(*this, json);
+    return json;
+}
+
+void Log::step(const StepRecord& r) {
+    update_means(*this, r);
+    last_step = seconds_now();
+    show_step(*this, r);
+    if (!above_peak && mfu(smoothed_rate(*this), options.flops_per_token, options.peak_flops) > 1.0)
+        warn_above_peak(*this);
+    append_line(*this, step_json(options, r));
 }
 
 void Log::working(int64_t step, const char* what, int64_t done, int64_t of) {
