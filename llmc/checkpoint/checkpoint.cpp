@@ -67,7 +67,7 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"val_loss", state.val_loss},
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
-                {"extra", parse_json(state.extra, "the trainer's own state")}};
+                {"extra", json::object()}};  // version 0.1.0 requires this key
     for (const auto& [name, sum] : files)
         out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
     return sealed(out);
@@ -497,7 +497,6 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         out.options = state.at("options").dump();
         out.data = state.at("data").dump();
-        out.extra = state.at("extra").dump();
         return out;
     } catch (const json::exception&) {
         bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");

@@ -29,7 +29,6 @@ struct TrainerState {
     double val_loss = -1;        // the last validation loss; -1: not measured yet
     std::string options = "{}";  // JSON object: the options of the run
     std::string data = "{}";     // JSON object: what identifies the training data
-    std::string extra = "{}";    // JSON object: the trainer's other state, returned unchanged
 };
 
 // What the tensor files of a checkpoint hold.

@@ -19,7 +19,6 @@ inline TrainerState trainer_state(int64_t step) {
     state.val_loss = 3.0 + 1.0 / 3.0;
     state.options = R"({"lr":0.0006,"model":"d12","steps":100})";
     state.data = R"({"files":2,"hash":"00ff"})";
-    state.extra = R"({"window":[0.1,2.5,1e-300]})";
     return state;
 }
 

@@ -51,6 +51,25 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
         Error);
 }
 
+// Writes a trainer.json with a checksum that matches.
+static void write_sealed(const std::string& path, nlohmann::json state) {
+    state.erase("xxh3_64");
+    const std::string text = state.dump();
+    state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
+    write_bytes(path, state.dump());
+}
+
+TEST_CASE("trainer.json has the empty object that version 0.1.0 requires, and is read without it") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 5).dir, path = ckpt + "/trainer.json";
+    nlohmann::json state = nlohmann::json::parse(read_bytes(path));
+    CHECK(state["extra"] == nlohmann::json::object());
+    state.erase("extra");
+    write_sealed(path, state);
+    CHECK(read_trainer_state(ckpt).position == trainer_state(5).position);
+    CHECK(holds(ckpt, 5));
+}
+
 TEST_CASE("impossible counts in trainer.json are refused, even if its checksum matches") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
@@ -58,10 +77,7 @@ TEST_CASE("impossible counts in trainer.json are refused, even if its checksum m
     const auto said = [&](const char* name, const nlohmann::json& value) {
         nlohmann::json state = good;
         state[name] = value;
-        state.erase("xxh3_64");
-        const std::string text = state.dump();
-        state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
-        write_bytes(path, state.dump());
+        write_sealed(path, state);
         verify_checkpoint(ckpt);
         return refusal([&] { read_trainer_state(ckpt); });
     };
