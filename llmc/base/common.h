@@ -27,12 +27,17 @@ std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 // Throws Error. The text is one sentence for the user: what is wrong, the values, and what to try.
 [[noreturn]] void fail(int exit_code, const char* text, ...) __attribute__((format(printf, 2, 3)));
 
-// Throws Error (EXIT_USAGE) if options or a function's arguments are invalid. Use it for errors that a user can cause,
-// and where a function refuses sizes or counts of its caller: the message then has the values, although only a bug may
-// cause them. Use assert() for other conditions that only a bug can break.
+// Throws Error (EXIT_USAGE) if options or a function's arguments are invalid. Use it for errors that a user can cause.
 #define ENSURE(condition, ...)                           \
     do {                                                 \
         if (!(condition)) fail(EXIT_USAGE, __VA_ARGS__); \
+    } while (0)
+
+// Throws Error (EXIT_INTERNAL) if a condition is false that only a bug of this program can break. The text has the
+// values: "internal error: 7 elements cannot be divided among 2 ranks; please report it".
+#define INVARIANT(condition, ...)                                                                                     \
+    do {                                                                                                              \
+        if (!(condition)) fail(EXIT_INTERNAL, "internal error: %s; please report it", ::format(__VA_ARGS__).c_str()); \
     } while (0)
 
 template <class Int>

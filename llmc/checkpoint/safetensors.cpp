@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cassert>
 #include <limits>
 #include <optional>
 
@@ -249,7 +248,9 @@ static float half_to_float(uint16_t half) {
 }
 
 void Safetensors::read(float* out, const TensorInfo& tensor, int64_t first, int64_t count) const {
-    assert(first >= 0 && count >= 0 && first + count <= tensor.elements());
+    INVARIANT(first >= 0 && count >= 0 && first + count <= tensor.elements(),
+              "%s: elements %lld to %lld of %lld are read", tensor.name.c_str(), static_cast<long long>(first),
+              static_cast<long long>(first + count), static_cast<long long>(tensor.elements()));
     const InputFile& file = files[size_t(tensor.file)];
     const int64_t begin = data_begin[size_t(tensor.file)] + tensor.begin;
     if (tensor.dtype == "F32") return file.read_at(out, begin + first * 4, count * 4);
@@ -274,11 +275,12 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
     for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
     int64_t at = 0;
     for (TensorInfo& t : tensors) {
-        assert(t.dtype == "F32" || t.dtype == "BF16");
+        INVARIANT(t.dtype == "F32" || t.dtype == "BF16", "%s: a tensor of dtype %s is written", t.name.c_str(),
+                  t.dtype.c_str());
         t.begin = at, t.end = at += *shape_bytes(t);
         header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {t.begin, t.end}}};
     }
-    assert(header.size() == tensors.size() + 1);  // no duplicate name
+    INVARIANT(header.size() == tensors.size() + 1, "two of %zu tensors have the same name", tensors.size());
     std::string text = header.dump();
     text.resize(round_up<size_t>(text.size(), 8), ' ');
     const uint64_t length = text.size();
@@ -298,7 +300,10 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
 }
 
 void SafetensorsWriter::write(const float* data, int64_t count) {
-    assert(next < tensors.size() && written + count <= tensors[next].elements());
+    INVARIANT(next < tensors.size(), "more than %zu tensors are written", tensors.size());
+    INVARIANT(written + count <= tensors[next].elements(), "%s: %lld of %lld elements are written",
+              tensors[next].name.c_str(), static_cast<long long>(written + count),
+              static_cast<long long>(tensors[next].elements()));
     if (tensors[next].dtype == "F32") {
         file.write(data, count * 4);
     } else {

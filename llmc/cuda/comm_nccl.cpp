@@ -201,8 +201,8 @@ struct NcclComm : Comm {
             bytes = result.nccl_id;
         }
         ncclUniqueId id;
-        ENSURE(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
-               bytes.size());
+        INVARIANT(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
+                  bytes.size());
         std::memcpy(id.internal, bytes.data(), bytes.size());
         return id;
     }
@@ -278,8 +278,8 @@ struct NcclComm : Comm {
     }
 
     bf16* round(const float* x, int64_t count) {
-        ENSURE(count <= bf16_gradients.size, "%lld gradients to be rounded, memory for %lld is reserved",
-               static_cast<long long>(count), static_cast<long long>(bf16_gradients.size));
+        INVARIANT(count <= bf16_gradients.size, "%lld gradients to be rounded, memory for %lld is reserved",
+                  static_cast<long long>(count), static_cast<long long>(bf16_gradients.size));
         ops::round_gradients(bf16_gradients.data, x, count, nccl_stream.stream);
         return bf16_gradients.data;
     }

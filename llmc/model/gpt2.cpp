@@ -184,8 +184,8 @@ void GPT2<floatX>::pack_bucket(int bucket) {
 
 template <class floatX>
 void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
-    ENSURE(B <= this->B && T <= this->T,
-           "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
+    INVARIANT(B <= this->B && T <= this->T,
+              "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
     ops::embedding_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C,

@@ -61,21 +61,21 @@ struct AttentionChoice {
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
 
-// Refuses arguments that adamw does not support.
+// Checks the arguments of adamw. No option can make them invalid.
 inline void check_adamw(int64_t begin, int64_t count, const DecayPattern& decay, int step) {
-    ENSURE(step >= 1, "adamw: step %d; steps count from 1", step);
-    ENSURE(begin >= 0 && count >= 0 && begin % FLAT_ALIGN == 0 && count % FLAT_ALIGN == 0,
-           "adamw: %lld elements from %lld on: multiples of %lld, from 0 up", static_cast<long long>(count),
-           static_cast<long long>(begin), static_cast<long long>(FLAT_ALIGN));
+    INVARIANT(step >= 1, "adamw: step %d; steps count from 1", step);
+    INVARIANT(begin >= 0 && count >= 0 && begin % FLAT_ALIGN == 0 && count % FLAT_ALIGN == 0,
+              "adamw: %lld elements from %lld on: multiples of %lld, from 0 up", static_cast<long long>(count),
+              static_cast<long long>(begin), static_cast<long long>(FLAT_ALIGN));
     const auto bucket = [](int64_t decayed, int64_t size) {
-        ENSURE(decayed >= 0 && decayed <= size && decayed % FLAT_ALIGN == 0 && size % FLAT_ALIGN == 0,
-               "adamw: %lld of a bucket of %lld elements decay: multiples of %lld, at most all",
-               static_cast<long long>(decayed), static_cast<long long>(size), static_cast<long long>(FLAT_ALIGN));
+        INVARIANT(decayed >= 0 && decayed <= size && decayed % FLAT_ALIGN == 0 && size % FLAT_ALIGN == 0,
+                  "adamw: %lld of a bucket of %lld elements decay: multiples of %lld, at most all",
+                  static_cast<long long>(decayed), static_cast<long long>(size), static_cast<long long>(FLAT_ALIGN));
     };
     bucket(decay.first_decayed, decay.first);
     bucket(decay.decayed, decay.period);
-    ENSURE(decay.period > 0, "adamw: buckets of no elements; give a period of %lld or more",
-           static_cast<long long>(FLAT_ALIGN));
+    INVARIANT(decay.period > 0, "adamw: buckets of no elements; give a period of %lld or more",
+              static_cast<long long>(FLAT_ALIGN));
 }
 
 namespace cpu {

@@ -398,8 +398,8 @@ struct MpiComm : Comm {
     static int64_t bytes_of(GradDtype dtype) { return dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float); }
 
     static void check(int64_t count, int world_size) {
-        ENSURE(count % world_size == 0, "a buffer of %lld elements cannot be divided among %d ranks",
-               static_cast<long long>(count), world_size);
+        INVARIANT(count % world_size == 0, "a buffer of %lld elements cannot be divided among %d ranks",
+                  static_cast<long long>(count), world_size);
     }
 
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {

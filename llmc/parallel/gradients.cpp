@@ -38,8 +38,8 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
       sums(2, "loss and norm"),
       host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()) {
-    ENSURE(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
-           division.virtual_ranks, comm.world_size);
+    INVARIANT(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
+              division.virtual_ranks, comm.world_size);
     comm.reserve(division.grad_dtype, largest_bucket(layout));
     for (int h = 0; h < count_subtree_sums(own_virtual_ranks()); h++)
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");

@@ -411,8 +411,8 @@ static Rendezvous serve_rendezvous(const Launch& launch, const std::string& rank
     Rendezvous result{server.rank_infos, ""};
     try {
         result.nccl_id = nccl_id();
-        ENSURE(result.nccl_id.size() <= size_t(MAX_NCCL_ID), "an NCCL id has %zu bytes; at most %d are supported",
-               result.nccl_id.size(), MAX_NCCL_ID);
+        INVARIANT(result.nccl_id.size() <= size_t(MAX_NCCL_ID), "an NCCL id has %zu bytes; at most %d are supported",
+                  result.nccl_id.size(), MAX_NCCL_ID);
     } catch (const std::exception& error) {
         send_status_to_all(server, Status::failed, format("rank 0: %s", error.what()));
         throw;
@@ -545,8 +545,8 @@ static Rendezvous join_rendezvous(const Launch& launch, const std::string& rank_
 
 Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
                       double timeout_seconds) {
-    ENSURE(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info has %zu bytes; at most %d are supported",
-           rank_info.size(), MAX_RANK_INFO);
+    INVARIANT(rank_info.size() <= size_t(MAX_RANK_INFO), "a rank_info has %zu bytes; at most %d are supported",
+              rank_info.size(), MAX_RANK_INFO);
     if (launch.world_size == 1) return {{rank_info}, nccl_id()};
     ENSURE(!launch.master_addr.empty() && launch.master_port > 0,
            "rank %d of %d (%s) has no address of rank 0; give --rank, --world-size and --rendezvous", launch.rank,

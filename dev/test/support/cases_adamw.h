@@ -343,7 +343,7 @@ inline void no_elements_and_impossible_steps() {
     const auto refused = [](int64_t begin, int64_t count, DecayPattern decay, int step, const char* text) {
         float x = 0.0f;
         CHECK_THROWS_WITH_AS(ops::adamw(&x, &x, &x, &x, &x, &x, begin, count, decay, AdamWConfig{}, LR, step, nullptr),
-                             doctest::Contains(text), Error);
+                             doctest::Contains((std::string("internal error: adamw: ") + text).c_str()), Error);
     };
     refused(0, 64, first_ones(64, 0), 0, "step 0; steps count from 1");
     refused(0, 65, first_ones(64, 0), 1, "65 elements from 0 on: multiples of 64");

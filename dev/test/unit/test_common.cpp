@@ -25,6 +25,12 @@ TEST_CASE("ENSURE throws exit code 2 if its condition is false, and only then fo
     CHECK(evaluated == 0);
 }
 
+TEST_CASE("INVARIANT reports a bug, with the exit code of an internal error") {
+    CHECK(refusal([] { INVARIANT(7 % 2 == 0, "%d elements cannot be divided among %d ranks", 7, 2); }) ==
+          "1 internal error: 7 elements cannot be divided among 2 ranks; please report it");
+    CHECK(refusal([] { INVARIANT(8 % 2 == 0, "no"); }) == "");
+}
+
 TEST_CASE("ceil_div rounds quotients up, round_up rounds to a multiple") {
     CHECK(ceil_div(0, 8) == 0);
     CHECK(ceil_div(1, 8) == 1);

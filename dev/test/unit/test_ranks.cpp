@@ -9,6 +9,7 @@
 #include "parallel/comm.h"
 #include "parallel/gradients.h"
 #include "parallel/straggler.h"
+#include "support/refusal.h"
 #include "train/report.h"
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
@@ -76,6 +77,18 @@ TEST_CASE("a sum in sequential order has other bits, so the test of the tree can
         for (size_t i = 0; i < chain.size(); i++) chain[i] += next[i];
     }
     CHECK(chain != tree(layout, 0, 8));
+}
+
+TEST_CASE("virtual ranks that do not divide among the ranks are an internal error") {
+    Comm of_two;
+    of_two.world_size = 2;
+    const ParamLayout layout(small, 3);
+    std::vector<float> grads(layout.total);
+    float loss = 0.0f;
+    Stream stream = nullptr;
+    CHECK(refusal([&] {
+              GradientSum(of_two, layout, {3, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
+          }) == "1 internal error: 3 virtual ranks are not a multiple of 2 ranks; please report it");
 }
 
 TEST_CASE("NaN in one virtual rank reaches the sum of squares") {

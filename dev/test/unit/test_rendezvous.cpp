@@ -185,8 +185,10 @@ TEST_CASE("the nccl_id may have any bytes up to its largest size, and rank_infos
     expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, nccl_id), nccl_id);
     expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, ""), "");
     const std::vector<Outcome> outcomes = attend_all(ranks(2, free_ports()), 20, 0, nccl_id + "x");
-    CHECK(outcomes[0].error == "an NCCL id has 4097 bytes; at most 4096 are supported");
-    CHECK(outcomes[1].error == "rank 0: an NCCL id has 4097 bytes; at most 4096 are supported");
+    CHECK(outcomes[0].error ==
+          "internal error: an NCCL id has 4097 bytes; at most 4096 are supported; please report it");
+    CHECK(outcomes[1].error ==
+          "rank 0: internal error: an NCCL id has 4097 bytes; at most 4096 are supported; please report it");
 
     const int port = free_ports();
     const std::string rank_info(MAX_RANK_INFO, '\xff');
@@ -198,7 +200,8 @@ TEST_CASE("the nccl_id may have any bytes up to its largest size, and rank_infos
     CHECK(of_host.rank_infos == std::vector<std::string>{"", rank_info});
     CHECK(of_guest.rank_infos == of_host.rank_infos);
     CHECK_THROWS_WITH_AS(rendezvous(rank_of(1, 2, port), rank_info + "x", nullptr, 20),
-                         "a rank_info has 4097 bytes; at most 4096 are supported", Error);
+                         "internal error: a rank_info has 4097 bytes; at most 4096 are supported; please report it",
+                         Error);
 }
 
 TEST_CASE("the nccl_id is made once, after all ranks have come, and a failure reaches all ranks") {

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "base/dtype.h"
+#include "support/refusal.h"
 #include "support/temporary.h"
 
 static std::string file_bytes(const std::string& header, const std::string& data) {
@@ -54,6 +55,21 @@ TEST_CASE("the bytes of a small file are those of the format") {
     CHECK(bytes == file_bytes(header, std::string("\0\0\x80\x3f\0\0\0\xc0\x80\x3f\x80\x3f\x40\xc0", 14)));
     CHECK(sum == checksum_file(dir / "x"));
     CHECK(safetensors_bytes(writer.tensors, {{"step", "7"}}) == int64_t(bytes.size()));
+}
+
+TEST_CASE("elements beyond the end of a tensor are an internal error") {
+    const TemporaryDirectory dir;
+    float values[7] = {};
+    SafetensorsWriter writer(dir / "x", {tensor("t", "F32", {6})}, {});
+    CHECK(refusal([&] { writer.write(values, 7); }) ==
+          "1 internal error: t: 7 of 6 elements are written; please report it");
+    writer.write(values, 6);
+    CHECK(refusal([&] { writer.write(values, 1); }) ==
+          "1 internal error: more than 1 tensors are written; please report it");
+    writer.finish();
+    const Safetensors file = open_safetensors(dir / "x");
+    CHECK(refusal([&] { file.read(values, *file.find("t"), 5, 2); }) ==
+          "1 internal error: t: elements 5 to 7 of 6 are read; please report it");
 }
 
 TEST_CASE("tensors written in pieces read back, whole and in parts") {
