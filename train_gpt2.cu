@@ -129,8 +129,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     if (!accumulate_gradients(t, step)) return false;
 
     const Span span(trace, Track::training, t.model.stream, {.name = "update", .step = step});
-    const StepRecord& before = t.pending[(step + 1) % 2].record;
-    RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(before.step_ms - before.comm_exposed_ms)};
+    RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(t.last_own_ms)};
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     t.optimizer.clip(float(run.options.grad_clip), status);
     t.optimizer.step(float(learning_rate(run.schedule, step)), narrow(step + 1));

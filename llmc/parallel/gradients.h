@@ -10,10 +10,12 @@
 #include "model/params.h"
 #include "parallel/comm.h"
 
-// Status that each rank sends to all ranks in every step, with its gradients.
+// Status that each rank sends to all ranks in every step, with its gradients. The step is then not finished: the last
+// finished one is the step before, or with several GPUs, whose hosts are a step ahead of them, the one before that. It
+// is the same step on all ranks.
 struct RankStatus {
     float stop;         // not 0: the rank was asked to stop, or cannot continue
-    float own_ms;       // time of the previous step, without waits for other ranks, with waits for its loader
+    float last_own_ms;  // time of the last finished step, without waits for other ranks, with waits for its loader
     float lost = 0.0f;  // NaN: the rank did not compute its micro-batches, so no rank may apply this step
 };
 

@@ -24,7 +24,7 @@ struct Straggler {
     std::string add(const RankStatus* statuses, int world_size, double step_ms) {
         if (world_size == 1) return "";
         own_ms.resize(world_size);
-        for (int rank = 0; rank < world_size; rank++) own_ms[rank] += double(statuses[rank].own_ms);
+        for (int rank = 0; rank < world_size; rank++) own_ms[rank] += double(statuses[rank].last_own_ms);
         all_ms += step_ms;
         silent = std::max(0, silent - 1);
         if (++steps < STEPS) return "";

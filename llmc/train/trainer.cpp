@@ -94,6 +94,7 @@ void Trainer<floatX>::finish_step(PendingStep& step) {
     step.waiting = false;
     if (!read_rank_statuses(run, step)) return;
     log_step(run, step);
+    last_own_ms = step.record.step_ms - step.record.comm_exposed_ms;
     if (std::isnan(step.results.factor)) {
         save_or_warn(run, reader);
         end_trace(run);

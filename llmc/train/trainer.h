@@ -58,6 +58,7 @@ struct Trainer {
     PendingStep pending[2];    // of even and odd steps
     MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
     StateReader reader;
+    double last_own_ms = 0.0;  // of the last finished step (RankStatus)
 
     // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
     // initialization. All ranks.
