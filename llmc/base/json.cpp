@@ -14,11 +14,15 @@ using nlohmann::json;
 // searches the whole list at the end of each object in it, so a long list of objects would take quadratic time.
 struct CheckedValue : nlohmann::json_sax<json> {
     static constexpr size_t MAX_DEPTH = 32;
+    static constexpr int OUT_OF_RANGE = 406;  // the id of json::out_of_range for a number
     const std::string& where;
     json root;
     // Lists and objects that are not closed yet, outermost first. One does not move in memory while one in it is open.
     std::vector<json*> open;
     json* member = nullptr;  // of the innermost object: its key was read, its value comes next
+    size_t too_deep = 0;     // lists and objects that are not closed yet, beyond MAX_DEPTH
+    size_t error_byte = 0;
+    int error_id = 0;
 
     explicit CheckedValue(const std::string& where) : where(where) {}
 
@@ -27,18 +31,29 @@ struct CheckedValue : nlohmann::json_sax<json> {
         if (open.back()->is_array()) return &open.back()->emplace_back(std::move(value));
         return &(*member = std::move(value));
     }
-    bool add(json value) { return place(std::move(value)) != nullptr; }
+    bool add(json value) {
+        if (too_deep == 0) place(std::move(value));
+        return true;
+    }
     bool begin(json empty) {
-        open.push_back(place(std::move(empty)));
-        if (open.size() > MAX_DEPTH)
-            fail(EXIT_BAD_DATA, "%s: lists or objects are nested deeper than %zu", where.c_str(), MAX_DEPTH);
+        if (open.size() < MAX_DEPTH) {
+            open.push_back(place(std::move(empty)));
+        } else {
+            add(nullptr);
+            too_deep++;
+        }
         return true;
     }
     bool end() {
-        open.pop_back();
+        if (too_deep > 0) {
+            too_deep--;
+        } else {
+            open.pop_back();
+        }
         return true;
     }
     bool key(std::string& name) override {
+        if (too_deep > 0) return true;
         const auto [found, is_new] = open.back()->emplace(name, nullptr);
         if (!is_new) fail(EXIT_BAD_DATA, "%s: the key \"%s\" occurs twice", where.c_str(), printable(name).c_str());
         member = &*found;
@@ -55,23 +70,23 @@ struct CheckedValue : nlohmann::json_sax<json> {
     bool number_float(double value, const std::string&) override { return add(value); }
     bool string(std::string& value) override { return add(std::move(value)); }
     bool binary(json::binary_t&) override { return false; }  // text cannot contain binary values
-    bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
+    bool parse_error(size_t byte, const std::string&, const json::exception& error) override {
+        error_byte = byte;
+        error_id = error.id;
+        return false;
+    }
 };
 
 json parse_json(const std::string& text, const std::string& where, const char* if_cut_short) {
     CheckedValue value(where);
     if (json::sax_parse(text, &value)) return std::move(value.root);
-    try {
-        return json::parse(text);  // throws, because sax_parse has found an error
-    } catch (const json::parse_error& error) {
-        if (text.empty()) fail(EXIT_BAD_DATA, "%s: is not valid JSON: it is empty", where.c_str());
-        if (error.byte > text.size())
-            fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",
-                 where.c_str(), text.size(), if_cut_short);
-        fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), error.byte, text.size());
-    } catch (const json::out_of_range& error) {
+    if (value.error_id == CheckedValue::OUT_OF_RANGE)
         fail(EXIT_BAD_DATA, "%s: is not valid JSON: a number is out of range", where.c_str());
-    }
+    if (text.empty()) fail(EXIT_BAD_DATA, "%s: is not valid JSON: it is empty", where.c_str());
+    if (value.error_byte > text.size())
+        fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s", where.c_str(),
+             text.size(), if_cut_short);
+    fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), value.error_byte, text.size());
 }
 
 json read_json_object(const std::string& path, int64_t max_bytes) {

@@ -118,6 +118,23 @@ TEST_CASE("tokenizer.json: other added tokens are kept and never encoded") {
     check_equal(load_tokenizer(folder.path), tokenizer);
 }
 
+TEST_CASE("tokenizer.json: deep nesting is refused in a field that is used, and accepted in others") {
+    const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
+    TemporaryDirectory folder;
+    save_tokenizer(small_tokenizer(), folder.path, 128);
+    const std::string text = read_bytes(folder / "tokenizer.json");
+    const auto with = [&](const std::string& field, const std::string& value) {
+        const size_t begin = text.find("\"" + field + "\": ") + field.size() + 4;
+        return text.substr(0, begin) + value + text.substr(text.find(",\n", begin));
+    };
+    check_equal(parse_tokenizer_json(with("truncation", deep), "t.json"), small_tokenizer());
+    check_equal(parse_tokenizer_json(with("unk_token", deep), "t.json"), small_tokenizer());
+    CHECK_THROWS_WITH_AS(parse_tokenizer_json(with("normalizer", deep), "t.json"),
+                         doctest::Contains("only null, as in GPT-2, is supported"), Error);
+    CHECK_THROWS_WITH_AS(parse_tokenizer_json(with("dropout", deep), "t.json"),
+                         doctest::Contains("only null, as in GPT-2, is supported"), Error);
+}
+
 TEST_CASE("tokenizer.json: each defect is refused with its reason") {
     const std::string text = small_json();
     struct Broken {
