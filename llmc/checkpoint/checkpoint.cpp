@@ -416,11 +416,18 @@ std::string newest_directory(const std::string& output) {
     return steps.empty() ? "" : output + "/" + steps[0].name;
 }
 
-// Refuses weights that differ from the saved ones. Without a readable list of checksums it compares nothing.
-static void verify_weights(const std::string& dir) {
-    if (!path_exists(dir + "/trainer.json") || !succeeds([&] { read_file_list(dir); })) return;
-    const json files = read_file_list(dir);
+// Refuses weights that differ from the saved ones. Without a readable list of checksums it compares nothing and returns
+// the reason. A directory without trainer.json is no checkpoint, so there is nothing to compare.
+static std::string verify_weights(const std::string& dir) {
+    if (!path_exists(dir + "/trainer.json")) return "";
+    json files;
+    try {
+        files = read_file_list(dir);
+    } catch (const Error& error) {
+        return error.what();
+    }
     for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
+    return "";
 }
 
 // Describes what --init can still read from a damaged checkpoint; empty: nothing.
@@ -466,8 +473,9 @@ FoundCheckpoint find_model(const std::string& path) {
            "the model's other files to another directory",
            path.c_str(), newest.c_str());
     if (newest.empty() && path_exists(path + "/config.json")) {
-        read_from(path, [&] { verify_weights(path); });
-        return {path, {}};
+        FoundCheckpoint found{path, {}, ""};
+        read_from(path, [&] { found.unverified = verify_weights(path); });
+        return found;
     }
     const FoundCheckpoint found = find_resumable(path);
     if (found.dir.empty() && path_exists(path + "/run.json"))

@@ -91,6 +91,8 @@ struct DamagedCheckpoint {
 struct FoundCheckpoint {
     std::string dir;                         // empty: no checkpoint was found
     std::vector<DamagedCheckpoint> damaged;  // damaged checkpoints newer than dir, newest first
+    std::string unverified;                  // why the weights in dir cannot be verified; empty: they were, or are not
+                                             // those of a checkpoint
 };
 // A run that is active in OUTPUT may delete a checkpoint while it is read. The search then starts again, at most this
 // many times.

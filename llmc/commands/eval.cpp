@@ -13,7 +13,7 @@
 template <class floatX>
 static int eval_loss(const Options& o) {
     const RunSource source = find_trained_model(o, false);
-    for (const std::string& line : source.notes) fprintf(stderr, "%s\n", line.c_str());
+    for (const std::string& line : source.notes) fprintf(stderr, "warning: %s\n", line.c_str());
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.fixed_set = true;

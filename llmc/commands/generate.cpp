@@ -11,7 +11,7 @@
 template <class floatX>
 static int generate_text(const Options& o) {
     const RunSource source = find_trained_model(o, true);
-    for (const std::string& line : source.notes) fprintf(stderr, "%s\n", line.c_str());
+    for (const std::string& line : source.notes) fprintf(stderr, "warning: %s\n", line.c_str());
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
@@ -27,14 +27,20 @@ static int generate_text(const Options& o) {
         TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) { print_stdout(raw ? bytes : terminal.add(bytes)); };
+        const auto end_line = [&] { print_stdout((raw ? "" : terminal.finish()) + "\n"); };
         print(o.prompt);
-        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
-            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
-            print(tokenizer.tokens[token]);
-            return true;
-        });
-        const std::string rest = raw ? "" : terminal.finish();
-        print_stdout(rest + (i + 1 < o.num_samples ? "\n---\n" : "\n"));
+        try {
+            generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+                if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+                print(tokenizer.tokens[token]);
+                return true;
+            });
+        } catch (const Error&) {
+            end_line();  // the error message begins a line of its own
+            throw;
+        }
+        end_line();
+        if (i + 1 < o.num_samples) print_stdout("---\n");
     }
     return 0;
 }

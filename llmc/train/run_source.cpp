@@ -28,6 +28,7 @@ static std::string resolve_init(const std::string& path, std::vector<std::string
     if (!there) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
     const FoundCheckpoint found = find_model(path);
     note_damaged(found, notes);
+    if (!found.unverified.empty()) notes.push_back("the weights are not verified: " + found.unverified);
     return found.dir;
 }
 

@@ -313,6 +313,15 @@ copy_run && overwrite "$scratch/copy/model.safetensors" \
     $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
 refused "eval of weights whose activations overflow fp32" 65 "with these weights, values exceed the range of fp32" \
     "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
+# The last lines of stdout and stderr, in one file, as on a terminal.
+"$program" generate --init "$scratch/copy" --prompt "the king" --precision fp32 >"$scratch/both" 2>&1
+check "an error of generate begins a line of its own" grep -q "^error: the model gives token 0 a logit of nan" "$scratch/both"
+copy_run && sed 's/"tokens": [0-9]*/"tokens": 1/' "$run/step_000030/trainer.json" >"$scratch/copy/trainer.json"
+unverified="the weights are not verified: $scratch/copy/trainer.json: its checksum does not match; the checkpoint is damaged"
+warned "generate warns of weights that it cannot verify" "$unverified" "$program" generate --init "$scratch/copy" --max-tokens 3
+warned "eval warns of weights that it cannot verify" "$unverified" "$program" eval --init "$scratch/copy" "${val_data[@]}"
+warned "train warns of weights that it cannot verify" "$unverified" "$program" "${train_data[@]}" --init "$scratch/copy" --quiet \
+    --steps 1 --output ''
 copy_run && cp "$run/step_000030/trainer.json" "$scratch/copy" && overwrite "$scratch/copy/model.safetensors" 20000 '\x01\x02\x03'
 for command in "generate" "eval ${val_data[*]}" "train ${train_data[*]} --steps 1 --output $scratch/none"; do
     # shellcheck disable=SC2086
