@@ -25,6 +25,7 @@
 using Json = nlohmann::ordered_json;
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
+static constexpr size_t MAX_UNWRITTEN = size_t(4) << 20;  // about 16,000 steps
 
 // A live line needs a terminal that understands control sequences. Under mpirun stderr looks like a terminal even if it
 // is a file, so auto never chooses a live line there; --progress tty does.
@@ -130,30 +131,54 @@ static Json number(float value, const char* name, Json& object) {
     return Json(std::strtod(text, nullptr));
 }
 
-// Appends a whole line or nothing: if a write fails, the file is truncated to its length before.
+static bool is_removed(int fd) {
+    struct stat status;
+    return fstat(fd, &status) == 0 && status.st_nlink == 0;
+}
+
+// Writes all of the text, or sets errno and returns false.
+static bool write_all(int fd, const std::string& text) {
+    size_t done = 0;
+    while (done < text.size()) {
+        const ssize_t n = write(fd, text.data() + done, text.size() - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += size_t(n);
+    }
+    return true;
+}
+
+// Writes all lines of log.unwritten or none: if a write fails, the file is truncated to its length before. Returns the
+// reason of the failure; empty: they were written.
+static std::string write_lines(Log& log) {
+    std::string reason = write_all(log.fd, log.unwritten) ? "" : strerror(errno);
+    if (is_removed(log.fd)) reason = "the file was removed";
+    if (!reason.empty()) {
+        const bool truncated = ftruncate(log.fd, log.written) == 0;
+        return reason + (truncated ? "" : ", and its last line is incomplete");
+    }
+    log.written += int64_t(log.unwritten.size());
+    log.unwritten.clear();
+    log.unwritten_lines = 0;
+    return "";
+}
+
 static void append_line(Log& log, const Json& object) {
     if (log.fd < 0) return;
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     if (std::find(log.of_resume_step.begin(), log.of_resume_step.end(), line) != log.of_resume_step.end()) return;
-    size_t done = 0;
-    while (done < line.size()) {
-        const ssize_t n = write(log.fd, line.data() + done, line.size() - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
-        done += size_t(n);
+    const bool warned = log.unwritten_lines > 0;
+    if (warned && log.unwritten.size() + line.size() > MAX_UNWRITTEN) {
+        log.lost_lines++;
+    } else {
+        log.unwritten += line;
+        log.unwritten_lines++;
     }
-    const int error = errno;
-    struct stat status;
-    const bool removed = fstat(log.fd, &status) == 0 && status.st_nlink == 0;
-    if (done == line.size() && !removed) {
-        log.written += int64_t(done);
-        return;
-    }
-    const bool truncated = ftruncate(log.fd, log.written) == 0;
-    if (log.lost_lines++ > 0) return;
-    fprintf(stderr, "%swarning: cannot write %s/log.jsonl: %s; the run continues, and the log lacks such lines%s\n",
-            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(),
-            removed ? "the file was removed" : strerror(error), truncated ? "" : "; its last line is incomplete");
+    const std::string reason = write_lines(log);
+    if (reason.empty() || warned) return;
+    fprintf(stderr,
+            "%swarning: cannot write %s/log.jsonl: %s; the run continues and tries to write these lines later\n",
+            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), reason.c_str());
 }
 
 static std::string utc_time() {
@@ -371,14 +396,18 @@ void Log::checkpoint(int64_t step, const std::string& dir, double ms) {
     append_line(*this, json);
 }
 
-void Log::finish() {
+int64_t Log::finish() {
     if (!live_line.empty()) {
         draw_live_line(*this);
         fputs("\n", stderr);
         live_line.clear();
     }
-    if (lost_lines > 0)
-        fprintf(stderr, "warning: %lld lines could not be written to %s/log.jsonl\n",
-                static_cast<long long>(lost_lines), options.output.c_str());
-    lost_lines = 0;
+    if (unwritten_lines > 0) write_lines(*this);
+    const int64_t missing = unwritten_lines + lost_lines;
+    if (missing > 0)
+        fprintf(stderr, "warning: %lld lines could not be written to %s/log.jsonl\n", static_cast<long long>(missing),
+                options.output.c_str());
+    unwritten.clear();
+    unwritten_lines = lost_lines = 0;
+    return missing;
 }

@@ -10,8 +10,8 @@
 // infinity, which JSON lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the
 // lines of kind step, val and sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
-// A write error of the log does not stop the run: one warning goes to stderr, and lines that cannot be written are
-// lost.
+// A write error of the log does not stop the run: one warning goes to stderr. The lines are kept, up to MAX_UNWRITTEN
+// bytes, and written as soon as that is possible again. finish() says how many are missing at the end.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -70,7 +70,9 @@ struct Log {
     bool above_peak = false;  // the warning that MFU exceeds 100 % was printed
     int fd = -1;              // log.jsonl
     int64_t written = 0;      // bytes of it that were written without an error
-    int64_t lost_lines = 0;
+    // Lines that could not be written yet, their number, and the number of those that did not fit here either.
+    std::string unwritten;
+    int64_t unwritten_lines = 0, lost_lines = 0;
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
     double last_drawn = 0.0;                                        // seconds_now()
     double last_step = 0.0;                                         // seconds_now() of the last step or working line
@@ -96,7 +98,8 @@ struct Log {
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms);
-    void finish();  // leaves the last live line on the terminal
+    // Leaves the last live line on the terminal, and warns of lines that log.jsonl lacks. Returns their number.
+    int64_t finish();
 };
 
 // "step  1200/19560 | loss  3.8121 | norm  0.41 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 43m"

@@ -156,6 +156,7 @@ static int end_of_stopped(Run& run) {
 
 int end_run(Run& run) {
     stop_quietly();
-    run.log->finish();
-    return run.stop ? end_of_stopped(run) : 0;
+    const bool log_is_complete = run.log->finish() == 0;
+    if (run.stop) return end_of_stopped(run);
+    return log_is_complete ? 0 : EXIT_IO;
 }

@@ -480,6 +480,15 @@ refused "an output whose name is too long for the files of a checkpoint" 73 "the
     "${train[@]}" --output "${long:0:4065}" --checkpoint-every 3
 check "an output whose name is too long is not created" test ! -e "$scratch/long"
 # Files may have 200 KiB. model.safetensors has 140; writing optimizer.safetensors fails in the middle, in three saves in a row.
+# removes_log DIR: deletes the log as soon as the run has written to it.
+removes_log() { wait_for "$1/log.jsonl" '"kind":"step"' && rm "$1/log.jsonl"; }
+removes_log "$scratch/unlogged" &
+refused_log=0
+"$program" "${data[@]}" "${tiny[@]}" --output "$scratch/unlogged" --steps 2000 --checkpoint-every 2000 2>"$scratch/err" || refused_log=$?
+wait $!
+check "a log that was deleted: exit code 74" test $refused_log = 74
+check "a log that was deleted: a warning at once and one at the end" test "$(grep -c '^warning: .*/unlogged/log.jsonl' "$scratch/err")" = 2
+check "a log that was deleted: the run is complete" test -e "$scratch/unlogged/step_002000/trainer.json"
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
 refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \

@@ -502,33 +502,70 @@ TEST_CASE("a log that is removed during the run is reported") {
         for (int step = 1; step < 4; step++) log.step(record(step));
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err, "log.jsonl: the file was removed; the run continues, and the log lacks such lines\n"));
+    CHECK(contains(child.err,
+                   "log.jsonl: the file was removed; the run continues and tries to write these lines later\n"));
     CHECK(contains(child.err, "3 lines could not be written to " + dir.path + "/log.jsonl\n"));
 }
 
-TEST_CASE("a full disk loses whole lines, is reported, and logging recovers") {
+static void limit_file_size(rlim_t bytes) {
+    signal(SIGXFSZ, SIG_IGN);  // writes beyond the limit then fail with EFBIG
+    rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = std::min(bytes, limit.rlim_max);
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+TEST_CASE("lines that a full disk refused are written later, in their order") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
-        signal(SIGXFSZ, SIG_IGN);  // writes beyond the limit then fail with EFBIG
-        rlimit limit;
-        getrlimit(RLIMIT_FSIZE, &limit);
-        limit.rlim_cur = 500;
-        setrlimit(RLIMIT_FSIZE, &limit);
-        Log log(quiet(dir.path, 10));
-        for (int step = 0; step < 10; step++) log.step(record(step));
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_FSIZE, &limit);
-        log.step(record(10));
+        Log log(quiet(dir.path, 20));
+        for (const int first : {0, 10}) {
+            limit_file_size(first == 0 ? 500 : 2000);
+            for (int step = first; step < first + 9; step++) log.step(record(step));
+            limit_file_size(RLIM_INFINITY);
+            log.step(record(first + 9));
+        }
+        if (log.finish() != 0) _exit(1);
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err, "log.jsonl: File too large; the run continues, and the log lacks such lines\n"));
+    CHECK(contains(child.err, "log.jsonl: File too large; the run continues and tries to write these lines later\n"));
+    CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);  // one for each time
+    const auto lines = lines_of(dir.path + "/log.jsonl");
+    REQUIRE(lines.size() == 20);
+    for (size_t step = 0; step < 20; step++) CHECK(Json::parse(lines[step], nullptr, false)["step"] == step);
+}
+
+TEST_CASE("lines that a full disk refused to the end are counted, and those before are whole") {
+    TemporaryDirectory dir;
+    const Child child = run_child([&] {
+        limit_file_size(500);
+        Log log(quiet(dir.path, 10));
+        for (int step = 0; step < 10; step++) log.step(record(step));
+        if (log.finish() + int64_t(lines_of(dir.path + "/log.jsonl").size()) != 10) _exit(1);
+        if (log.finish() != 0) _exit(2);  // they are reported once
+    });
+    CHECK(child.exit_code == 0);
     CHECK(contains(child.err, "lines could not be written to " + dir.path + "/log.jsonl\n"));
     CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
     const auto lines = lines_of(dir.path + "/log.jsonl");
-    REQUIRE(lines.size() >= 3);
-    CHECK(lines.size() < 10);
+    CHECK(lines.size() >= 2);
     for (const std::string& line : lines) CHECK(Json::parse(line, nullptr, false).is_object());
-    CHECK(Json::parse(lines.back())["step"] == 10);
+}
+
+TEST_CASE("the memory for lines that cannot be written is bounded, and the lines beyond it are counted") {
+    TemporaryDirectory dir;
+    const Child child = run_child([&] {
+        limit_file_size(500);
+        Log log(quiet(dir.path, 100));
+        const std::string text(size_t(1) << 20, 'a');
+        for (int step = 0; step < 10; step++) log.sample(step, text);
+        if (log.unwritten.size() > size_t(4) << 20) _exit(1);
+        limit_file_size(RLIM_INFINITY);
+        log.val(10, 1.0);
+        if (log.finish() != 7) _exit(2);
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(lines_of(dir.path + "/log.jsonl").size() == 4);
 }
 
 TEST_CASE("an output directory that cannot be written is refused with its name") {
