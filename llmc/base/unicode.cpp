@@ -89,6 +89,16 @@ Char char_at(const char* p, const char* end) {
 }
 
 // Looks for a valid character of one to four bytes that ends at p. If there is none, the byte before p is invalid.
+bool is_utf8(std::string_view text) {
+    const char *p = text.data(), *end = p + text.size();
+    while (p < end) {
+        const Char c = char_at(p, end);
+        if (!c.valid) return false;
+        p += c.bytes;
+    }
+    return true;
+}
+
 Char char_before(const char* begin, const char* p) {
     for (int bytes = 1; bytes <= 4 && bytes <= p - begin; bytes++) {
         const Char c = char_at(p - bytes, p);

@@ -18,6 +18,8 @@ struct Char {
 Char char_at(const char* p, const char* end);        // p < end
 Char char_before(const char* begin, const char* p);  // begin < p; the result of char_at when reading from begin
 
+bool is_utf8(std::string_view text);
+
 // The end of the piece that starts at p < end, by GPT-2's pattern:
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // Pieces are split off the front of a text one after another. Time is linear in the piece's length.

@@ -20,6 +20,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/terminal.h"
+#include "base/unicode.h"
 #include "model/mfu.h"
 
 using Json = nlohmann::ordered_json;
@@ -249,6 +250,21 @@ Log::~Log() {
     if (fd >= 0) close(fd);
 }
 
+// JSON cannot hold bytes that are not UTF-8, so run.json has U+FFFD instead. --resume refuses to read an option from
+// it.
+static void warn_of_replaced_bytes(Log& log, const RunInfo& info) {
+    const bool directory = !is_utf8(info.directory);
+    if (log.options.output.empty() || (is_utf8(info.command_line) && !directory)) return;
+    const Json options = info.options.empty() ? Json::object() : Json::parse(info.options);
+    std::string again;
+    for (const auto& [name, value] : options.items())
+        if (name != "output" && value.is_string() && value.get<std::string>().find("\xef\xbf\xbd") != std::string::npos)
+            again += " --" + name;
+    log.warn("run.json has U+FFFD in place of bytes that are not UTF-8, so its command line cannot be repeated" +
+             (again.empty() ? "" : "; --resume needs again" + again) +
+             (directory ? "; --resume in another directory needs all paths again" : ""));
+}
+
 void Log::run(const RunInfo& info) {
     Json json = {
         {"version", info.version},
@@ -283,6 +299,7 @@ void Log::run(const RunInfo& info) {
     append_line(*this, line);
     if (!options.output.empty())
         replace_file(options.output + "/run.json", json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+    warn_of_replaced_bytes(*this, info);
 }
 
 void Log::table(const std::vector<Row>& rows) {

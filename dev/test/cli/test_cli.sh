@@ -244,11 +244,15 @@ refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$pr
 odd=$scratch/$(printf 'd\xffx')
 cp -r "$scratch/data" "$odd"
 odd_run=("$program" "${tiny[@]}" --output "$scratch/odd_run" --checkpoint-every 2)
-check "data whose name is not UTF-8" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
+replaced="run.json has U+FFFD in place of bytes that are not UTF-8, so its command line cannot be repeated"
+warned "data whose name is not UTF-8" "$replaced; --resume needs again --train-data" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
 refused "data whose name is not UTF-8, on resume" 2 "run.json cannot hold bytes that are not UTF-8; give this option again" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
-check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
+warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
+check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
+warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \
+    env -C "$odd" "${train[@]}" --output here
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
 for size in 16k 20 40000B "16 K"; do
     refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
