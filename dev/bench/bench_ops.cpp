@@ -17,6 +17,7 @@
 #include "model/mfu.h"
 #include "ops/ops.h"
 #include "options/options.h"
+#include "support/random_tokens.h"
 #include "train/init_weights.h"
 #include "train/optimizer.h"
 #include "train/plan.h"
@@ -85,8 +86,7 @@ struct StepBench {
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
-        std::vector<int> host(tokens.size);
-        for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
+        const std::vector<int> host = random_token_list(tokens.size, config.V, 1);
         copy_to_device(tokens.data, host.data(), tokens.bytes(), nullptr);
     }
 

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/random.h"
 #include "model/gpt2.h"
 #include "options/options.h"
+#include "support/random_tokens.h"
 #include "train/init_weights.h"
 #include "train/optimizer.h"
 #include "train/plan.h"
@@ -32,8 +32,7 @@ static void bench(const Options& options, const GPT2Config& config) {
     Optimizer<floatX> optimizer(model, OptimizerConfig{});
     init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
-    std::vector<int> host(int64_t(B) * T + 1);
-    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
+    const std::vector<int> host = random_token_list(int64_t(B) * T + 1, config.V, 1);
     DeviceBuffer<int> tokens(host.size(), "tokens");
     copy_to_device(tokens.data, host.data(), tokens.bytes(), nullptr);
 

@@ -13,7 +13,7 @@ std::string host_name() {
     return name;
 }
 
-std::string boot_id() {
+std::string host_id() {
     std::string id;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
     struct stat network = {};

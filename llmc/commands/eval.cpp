@@ -16,7 +16,7 @@ static int eval_loss(const Options& o) {
     for (const std::string& line : source.notes) fprintf(stderr, "warning: %s\n", line.c_str());
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
-    data.fixed_set = true;
+    data.in_order = true;
     data.max_batches = o.val_batches;
     DataLoader loader(data);
     const std::string warning = warn_of_tokenizer(source.weights, o.val_data);

@@ -43,9 +43,9 @@ auto with_kernels(const Run& run) {
 // How a result block (M, N) is cut into tasks: row_tasks ranges of rows, times ranges of `columns` columns. A range of
 // rows is whole micro-panels of a, and a range of columns is whole micro-panels of b.
 template <class Kernels>
-struct TaskGrid {
+struct BlockTasks {
     int M, panels, row_tasks, columns, tasks;  // panels: number of micro-panels of a; tasks: number of tasks
-    TaskGrid(int M, int N) : M(M), panels(ceil_div(M, Kernels::MR)) {
+    BlockTasks(int M, int N) : M(M), panels(ceil_div(M, Kernels::MR)) {
         const int threads = omp_get_max_threads();
         row_tasks = round_up(ceil_div(panels, MAX_TASK_PANELS), threads);
         row_tasks = std::max(1, std::min(row_tasks, panels / MIN_TASK_PANELS));
@@ -133,7 +133,7 @@ struct Matmul {
 #pragma omp parallel
         for (int i = 0; i <= blocks; i++) {
             const Block current = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
-            const TaskGrid<Kernels> grid(current.rows, current.columns);
+            const BlockTasks<Kernels> grid(current.rows, current.columns);
             const int tasks = i > 0 ? grid.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
 #pragma omp for schedule(dynamic, 1)
             for (int task = 0; task < tasks + packs; task++)
@@ -151,7 +151,7 @@ struct Matmul {
                         block.depth);
     }
 
-    void compute(const Block& block, const TaskGrid<Kernels>& grid, int task, const float* block_b) const {
+    void compute(const Block& block, const BlockTasks<Kernels>& grid, int task, const float* block_b) const {
         constexpr int step = B_BLOCK_PANELS * Kernels::NR;
         const int range = task % grid.row_tasks, first = grid.first_row(range);
         const int rows = grid.first_row(range + 1) - first;

@@ -163,7 +163,7 @@ void compute_exponentials(bf16* p, Softmax& softmax, const float* score, int i, 
             const __m512 p0 = _mm512_maskz_mov_ps(mask.first, exp16(x0));
             const __m512 p1 = _mm512_maskz_mov_ps(mask.last, exp16(x1));
             _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(p0, p1)));
-            _mm512_store_si512(p + r * 32, narrow(p0, p1));
+            _mm512_store_si512(p + r * 32, round_pair_to_bf16(p0, p1));
         }
     for (int r = 0; r < PANEL; r++)
         softmax.row_sum[r] = softmax.row_sum[r] * softmax.rescale[r] + _mm512_reduce_add_ps(_mm512_load_ps(sums[r]));
@@ -250,7 +250,7 @@ FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& q
         ds[half] = _mm512_mul_ps(_mm512_mul_ps(p[half], broadcast(scale)),
                                  _mm512_sub_ps(_mm512_load_ps(dp + at), _mm512_load_ps(queries.D + at)));
     }
-    return {narrow(p[0], p[1]), narrow(ds[0], ds[1])};
+    return {round_pair_to_bf16(p[0], p[1]), round_pair_to_bf16(ds[0], ds[1])};
 }
 
 // P^T and dS^T of a block (32 keys, 32 queries) from its sums s and dp: p_t and ds_t are tile pairs of A operands for

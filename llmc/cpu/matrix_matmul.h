@@ -139,7 +139,7 @@ void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, cons
 constexpr int64_t TASK_SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
 
 // Hands out arrays from scratch memory at base. With base null it only counts their bytes.
-struct Arena {
+struct PageArena {
     void* base;
     int64_t bytes = 0;
 
@@ -350,7 +350,7 @@ struct BackwardScratch {
 
     // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
     int64_t lay_out(void* base, int N, int IC, int OC) {
-        Arena arena{base};
+        PageArena arena{base};
         const int rows = row_block(N), channels = channel_block(rows, OC);
         packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
@@ -459,7 +459,7 @@ int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().l
 template <>
 void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias, int N,
                           int IC, int OC, Stream) {
-    Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
+    PageArena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
     bf16* packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());

@@ -17,7 +17,7 @@ namespace cpu {
 namespace {
 
 // Rounds 32 floats to bf16; those of `first` are in the lower half.
-inline __attribute__((always_inline)) __m512i narrow(__m512 first, __m512 second) {
+inline __attribute__((always_inline)) __m512i round_pair_to_bf16(__m512 first, __m512 second) {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 

@@ -176,7 +176,8 @@ FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, in
 // The same for a whole block of floats, rounded to bf16.
 FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
 #pragma GCC unroll 32
-    for (int r = 0; r < 32; r++) x[r] = narrow(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
+    for (int r = 0; r < 32; r++)
+        x[r] = round_pair_to_bf16(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
 }
 
 // x[i][j] = x[j][i] for 16 x 16 numbers of 32 bits.
@@ -273,9 +274,9 @@ FORCE_INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
 template <bool STREAM>
 FORCE_INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
     if constexpr (STREAM)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), narrow(first, second));
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), round_pair_to_bf16(first, second));
     else
-        _mm512_mask_storeu_epi16(out, mask, narrow(first, second));
+        _mm512_mask_storeu_epi16(out, mask, round_pair_to_bf16(first, second));
 }
 
 // Whether the 32 columns from `column` on of a row-major matrix (rows, ld) are whole aligned cache lines in every row.

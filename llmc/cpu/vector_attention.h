@@ -145,7 +145,7 @@ static void attend(const QueryBlock& block, float* scores, const float* k, const
 }
 
 // Hands out arrays from a task's scratch memory.
-struct Arena {
+struct FloatArena {
     float *next, *end;
     float* take(int64_t count) {
         float* array = next;
@@ -166,7 +166,7 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
                                    float* scratch) {
     const int HSp = padded_channels(HS), blocks = ceil_div(last - first, QUERIES);
     const float scale = 1.0f / sqrtf(float(HS));
-    Arena arena{scratch, scratch + forward_floats(HS)};
+    FloatArena arena{scratch, scratch + forward_floats(HS)};
     float *k = arena.take(KEYS * HSp), *v = arena.take(KEYS * HSp), *scores = arena.take(KEYS * QUERIES);
     float* rows = arena.take(QUERIES * HSp);
     QueryBlock block[QUERY_BLOCKS];
@@ -257,7 +257,7 @@ static void attention_backward_task(floatX* dqkv, const floatX* dout, const floa
                                     const floatX* qkv, int T, int C, int HS, float* scratch) {
     const int HSp = padded_channels(HS);
     const float scale = 1.0f / sqrtf(float(HS));
-    Arena arena{scratch, scratch + backward_floats(T, HS)};
+    FloatArena arena{scratch, scratch + backward_floats(T, HS)};
     float *k = arena.take(int64_t(T) * HSp), *v = arena.take(int64_t(T) * HSp);
     float *dk = arena.take(int64_t(T) * HSp), *dv = arena.take(int64_t(T) * HSp);
     float *q = arena.take(QUERIES * HSp), *q_t = arena.take(QUERIES * HSp);    // (QUERIES, HSp) and transposed

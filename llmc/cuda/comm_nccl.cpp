@@ -38,7 +38,7 @@ void watch_ranks(double seconds);
 std::string process_identity() {
     char space[64] = "";
     if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
-    return boot_id() + space + " " + std::to_string(getpid());
+    return host_id() + space + " " + std::to_string(getpid());
 }
 
 bool has_ended(int process) {

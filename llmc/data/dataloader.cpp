@@ -76,11 +76,11 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
            "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
     num_samples = corpus.num_samples;
     int64_t& step = config.samples_per_step;
-    if (step == 0 || config.fixed_set) step = per_call;
+    if (step == 0 || config.in_order) step = per_call;
     ENSURE(step > 0 && step % per_call == 0,
            "%s samples per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
            with_commas(per_call).c_str(), config.B, config.world_size);
-    if (config.fixed_set) {
+    if (config.in_order) {
         if (corpus.num_samples == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
                  describe_samples(corpus, config).c_str());
@@ -138,13 +138,13 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     const int64_t share = config.samples_per_step / config.world_size, micro_batches = share / B;
     const int64_t step = batch / micro_batches, micro_step = batch % micro_batches;
     const int64_t first = origin + step * config.samples_per_step + config.rank * share + micro_step * B;
-    const int64_t fixed_positions = num_batches * config.samples_per_step;
+    const int64_t pass_positions = num_batches * config.samples_per_step;
     std::vector<int> window(T + 1);
     int64_t valid = 0;
     for (int b = 0; b < B; b++, tokens += T, targets += T) {
         const int64_t sample =
-            config.fixed_set ? (first + b) % fixed_positions : sample_at(first + b, corpus.num_samples, config.seed);
-        if (sample >= num_samples) {  // padding of the last batch of the fixed set
+            config.in_order ? (first + b) % pass_positions : sample_at(first + b, corpus.num_samples, config.seed);
+        if (sample >= num_samples) {  // padding of the last batch of the pass
             std::fill_n(tokens, T, 0);
             std::fill_n(targets, T, -1);
             continue;

@@ -51,14 +51,14 @@ struct DataLoaderConfig {
     int64_t samples_per_step = 0;  // over all ranks, a multiple of B * world_size; 0: B * world_size
     int rank = 0, world_size = 1;
     Stream stream = nullptr;  // copies to the device are queued on it
-    bool fixed_set = false;   // validation: samples 0, 1, 2, ... in order, repeated
-    int64_t max_batches = 0;  // of the fixed set, over all ranks; 0: every sample, with a padded last batch
+    bool in_order = false;    // validation: samples 0, 1, 2, ... in order, repeated
+    int64_t max_batches = 0;  // of a pass in order, over all ranks; 0: every sample, with a padded last batch
     Trace* trace = nullptr;
 };
 
 // Training: step s takes samples_per_step positions of the run from s * samples_per_step on. Rank r takes the r-th
 // contiguous share of them, and each micro-batch the next B positions of the share. Refuses a corpus with fewer samples
-// than one step takes (EXIT_BAD_DATA). Validation (fixed_set): a pass is num_batches calls of next() on every rank, and
+// than one step takes (EXIT_BAD_DATA). Validation (in_order): a pass is num_batches calls of next() on every rank, and
 // each pass has the same samples.
 struct DataLoader {
     explicit DataLoader(const DataLoaderConfig& config);
@@ -73,8 +73,8 @@ struct DataLoader {
 
     DataLoaderConfig config;
     Corpus corpus;
-    int64_t num_batches = 0;    // of the fixed set, per rank
-    int64_t num_samples = 0;    // in a pass of the fixed set over all ranks, or in an epoch
+    int64_t num_batches = 0;    // in a pass in order, per rank
+    int64_t num_samples = 0;    // in a pass in order over all ranks, or in an epoch
     int64_t position = 0;       // of the first sample of the next step; the only state that a restart needs
     double wait_seconds = 0.0;  // total time that next() waited for the reading thread
 

@@ -7,7 +7,7 @@
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 
-// Mean loss, in nats per token, over one pass of all ranks' loaders, which must have fixed_set. Afterwards the loaders
+// Mean loss, in nats per token, over one pass of all ranks' loaders, which must have in_order. Afterwards the loaders
 // are at the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
 //
 // go_on(batches done, number of batches, whether this rank has met an error) is called before each batch; false ends

@@ -50,7 +50,7 @@ void align_trace(Comm& comm) {
         comm.all_gather_text("");
         left.push_back(seconds_now());
     }
-    const Json own = {{"machine", boot_id()}, {"begin", comm.trace->begin}, {"entered", entered}, {"left", left}};
+    const Json own = {{"machine", host_id()}, {"begin", comm.trace->begin}, {"entered", entered}, {"left", left}};
     std::vector<RankClock> clocks;
     for (const std::string& text : comm.all_gather_text(own.dump())) {
         const Json clock = Json::parse(text);

@@ -144,7 +144,7 @@ static std::string program_fingerprint() {
 std::string rank_info(const Options& o, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
                       const std::string& precision, const std::string& device, int gpu) {
     nlohmann::ordered_json rank_info = {{"host", host_name()},
-                                        {"machine", boot_id()},
+                                        {"machine", host_id()},
                                         {"device", device},
                                         {"gpu", gpu < 0 ? "" : std::to_string(gpu)},
                                         {"program", program_fingerprint()},

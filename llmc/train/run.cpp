@@ -27,7 +27,7 @@ static void open_data(Run& run) {
     val.rank = run.comm.rank;
     val.world_size = world_size;
     val.stream = run.stream.stream;
-    val.fixed_set = true;
+    val.in_order = true;
     val.max_batches = o.val_batches;
     run.val_loader = std::make_unique<DataLoader>(val);
 }

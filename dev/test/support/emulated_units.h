@@ -46,7 +46,7 @@ inline uint16 rounded(float16 x) {
     return x == x ? (bits + 0x7fff + (high & 1)) >> 16 : high | 0x40;  // a NaN stays a quiet NaN
 }
 
-inline __m512i narrow(__m512 first, __m512 second) {
+inline __m512i round_pair_to_bf16(__m512 first, __m512 second) {
     const uint16 low = rounded((float16)first), high = rounded((float16)second);
     uint16_t bits[32];
     for (int i = 0; i < 16; i++) bits[i] = uint16_t(low[i]), bits[16 + i] = uint16_t(high[i]);
@@ -149,7 +149,7 @@ inline void tile_multiply(int sums, int a, int b) {
 
 #if defined(EMULATED_UNITS)
 namespace cpu {
-using emulated::add_pair_products, emulated::narrow;
+using emulated::add_pair_products, emulated::round_pair_to_bf16;
 }
 #define TILE_CONFIG(config) emulated::tile_config(&config)
 #define TILE_RELEASE() emulated::tile_release()

@@ -2,6 +2,7 @@
 #pragma once
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -12,6 +13,7 @@
 #include "base/random.h"
 #include "cpu/memory.h"
 #include "ops/ops.h"
+#include "support/random_tokens.h"
 #include "support/skip.h"
 
 // An owned array in host memory, on which the CPU's operations work, also in programs of the CUDA backend.
@@ -68,9 +70,9 @@ Tensor<T> poisoned(int64_t size) {
 
 // Integers in [0, below).
 inline Tensor<int> random_tokens(int64_t size, int below, uint64_t seed) {
+    const std::vector<int> tokens = random_token_list(size, below, seed);
     Tensor<int> tensor(size);
-    const Philox random{seed, 1};
-    for (int64_t i = 0; i < size; i++) tensor[i] = int(random(uint64_t(i))[0] % uint32_t(below));
+    std::copy(tokens.begin(), tokens.end(), tensor.data());
     return tensor;
 }
 

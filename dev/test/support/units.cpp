@@ -13,7 +13,7 @@
 
 const Units UNITS = {
     [](uint16_t* out, const float* in) {
-        _mm512_storeu_si512(out, cpu::narrow(_mm512_loadu_ps(in), _mm512_loadu_ps(in + 16)));
+        _mm512_storeu_si512(out, cpu::round_pair_to_bf16(_mm512_loadu_ps(in), _mm512_loadu_ps(in + 16)));
     },
     [](float* sums, const uint16_t* a, const uint16_t* b) {
         _mm512_storeu_ps(sums,

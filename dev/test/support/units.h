@@ -5,7 +5,7 @@
 
 struct Units {
     // out (32) = in (32), rounded to bf16.
-    void (*narrow)(uint16_t* out, const float* in);
+    void (*round_pair_to_bf16)(uint16_t* out, const float* in);
     // sums (16) += the dot products of a (16 pairs of bf16 numbers) and b (16 pairs).
     void (*add_pair_products)(float* sums, const uint16_t* a, const uint16_t* b);
     // sums (16, 16) += a (16, 32) b (32, 16), on tiles. b is stored as 16 rows of 16 pairs.

@@ -298,7 +298,7 @@ TEST_CASE("each validation pass reads the same samples in the same order, and pa
             CAPTURE(world_size);
             CAPTURE(B);
             DataLoaderConfig config = config_for(pattern, B, 0);
-            config.fixed_set = true, config.world_size = world_size;
+            config.in_order = true, config.world_size = world_size;
             std::map<std::vector<int>, int> times;
             int64_t valid = 0, padded = 0, batches = 0;
             for (config.rank = 0; config.rank < world_size; config.rank++) {
@@ -326,7 +326,7 @@ TEST_CASE("each validation pass reads the same samples in the same order, and pa
 TEST_CASE("validation reads max_batches batches, or all where there are fewer") {
     const TemporaryDirectory dir;
     DataLoaderConfig config = config_for(write_corpus(dir, {100}), 4, 0);  // 12 windows
-    config.fixed_set = true;
+    config.in_order = true;
     config.max_batches = 2;
     DataLoader loader(config);
     CHECK(loader.num_batches == 2);
@@ -362,7 +362,7 @@ TEST_CASE("a corpus too small for one step is refused, and the message has the a
     one.T = 60;
     CHECK(refusal(one).find("has 1 sample of --seq-len 60 + 1 tokens") != std::string::npos);
     DataLoaderConfig validation = config_for(pattern, 1, 0);
-    validation.T = 100, validation.fixed_set = true;
+    validation.T = 100, validation.in_order = true;
     CHECK(refusal(validation).find("has 0 samples of --seq-len 100 + 1 tokens") != std::string::npos);
 }
 

@@ -76,8 +76,8 @@ TEST_CASE("rounding to bf16 by vcvtne2ps2bf16") {
                 u = (u & 0xffff0000) | 0x8000;
                 memcpy(&x, &u, sizeof u);
             }
-        real_units.narrow(real, in);
-        emulated_units.narrow(emulated, in);
+        real_units.round_pair_to_bf16(real, in);
+        emulated_units.round_pair_to_bf16(emulated, in);
         for (int i = 0; i < 32; i++) {
             INFO("of ", in[i]);
             REQUIRE(real[i] == emulated[i]);
