@@ -177,9 +177,10 @@ static void append_line(Log& log, const Json& object) {
     }
     const std::string reason = write_lines(log);
     if (reason.empty() || warned) return;
-    fprintf(stderr,
-            "%swarning: cannot write %s/log.jsonl: %s; the run continues and tries to write these lines later\n",
-            log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), reason.c_str());
+    fprintf(
+        stderr,
+        "%swarning: cannot write %s/log.jsonl: %s; the run continues and writes these lines if that becomes possible\n",
+        log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), reason.c_str());
 }
 
 static std::string utc_time() {

@@ -502,8 +502,9 @@ TEST_CASE("a log that is removed during the run is reported") {
         for (int step = 1; step < 4; step++) log.step(record(step));
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err,
-                   "log.jsonl: the file was removed; the run continues and tries to write these lines later\n"));
+    CHECK(contains(
+        child.err,
+        "log.jsonl: the file was removed; the run continues and writes these lines if that becomes possible\n"));
     CHECK(contains(child.err, "3 lines could not be written to " + dir.path + "/log.jsonl\n"));
 }
 
@@ -528,7 +529,8 @@ TEST_CASE("lines that a full disk refused are written later, in their order") {
         if (log.finish() != 0) _exit(1);
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err, "log.jsonl: File too large; the run continues and tries to write these lines later\n"));
+    CHECK(contains(child.err,
+                   "log.jsonl: File too large; the run continues and writes these lines if that becomes possible\n"));
     CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);  // one for each time
     const auto lines = lines_of(dir.path + "/log.jsonl");
     REQUIRE(lines.size() == 20);
