@@ -200,6 +200,27 @@ struct Totals {
     int64_t documents = 0, bytes = 0;
 };
 
+// The tokens of a chunk, with an end of text before each document.
+static void encode_chunk(Encoder& encoder, const Chunk& chunk, const CorpusRules& rules, int end_of_text,
+                         Encoded& out) {
+    out.train.clear();
+    out.val.clear();
+    for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
+        std::vector<int>& tokens = held_out ? out.val : out.train;
+        if (starts) tokens.push_back(end_of_text);
+        encode(encoder, text, tokens);
+    });
+}
+
+// Appends to the shards. The first val_tokens tokens of all are held out (0: none).
+static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& train, ShardSet& val) {
+    const int64_t count = int64_t(encoded.train.size());
+    const int64_t first = std::clamp<int64_t>(val_tokens - val.tokens, 0, count);
+    val.append(encoded.train.data(), first);
+    train.append(encoded.train.data() + first, count - first);
+    val.append(encoded.val.data(), int64_t(encoded.val.size()));
+}
+
 static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
                          const Tokenizer& tokenizer, int threads, Progress& progress, ShardSet& train, ShardSet& val) {
     int64_t bytes = 0;
@@ -209,24 +230,10 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
     for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
     std::vector<Encoded> results(size_t(4 * threads));
     const auto work = [&](const Chunk& chunk, int slot, int thread) {
-        Encoded& result = results[size_t(slot)];
-        result.train.clear();
-        result.val.clear();
-        for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
-            std::vector<int>& out = held_out ? result.val : result.train;
-            if (starts) out.push_back(tokenizer.end_of_text);
-            encode(encoders[size_t(thread)], text, out);
-        });
+        encode_chunk(encoders[size_t(thread)], chunk, rules, tokenizer.end_of_text, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
-        for (int slot = 0; slot < slots; slot++) {
-            const Encoded& result = results[size_t(slot)];
-            const int64_t count = int64_t(result.train.size());
-            const int64_t first = std::min(count, std::max<int64_t>(0, o.val_tokens - val.tokens));
-            val.append(result.train.data(), o.val_tokens > 0 ? first : 0);
-            train.append(result.train.data() + first, count - first);
-            val.append(result.val.data(), int64_t(result.val.size()));
-        }
+        for (int slot = 0; slot < slots; slot++) write_encoded(results[size_t(slot)], o.val_tokens, train, val);
         progress.show(progress_text("encoding", batches.reader.bytes_read, bytes, progress) +
                       format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
