@@ -39,27 +39,16 @@ static void print_row(const char* what, size_t bytes, double time, const std::st
     printf("%-14s %8.1f MB/s  %8.3f s   %s\n", what, double(bytes) / 1e6 / time, time, detail.c_str());
 }
 
-int main(int argc, char** argv) try {
-    std::vector<std::string> paths;
-    std::string tokenizer_path;
-    int vocab_size = 50257, runs = 3;
-    CLI::App app("Times the tokenizer on one thread: MB/s and seconds of each part.");
-    app.add_option("TEXT", paths, "text files")->required();
-    app.add_option("--tokenizer", tokenizer_path, "directory of the tokenizer to encode with [the trained one]");
-    app.add_option("--vocab-size", vocab_size, "tokens of the vocabulary to train [50257]");
-    app.add_option("--runs", runs, "number of runs, of which the best counts [3]");
-    app.add_flag("--cpu-time", cpu_time, "CPU time of the thread in place of elapsed time");
-    CLI11_PARSE(app, argc, argv);
-    std::string text;
-    for (const std::string& path : paths) text += read_file(path, int64_t(1) << 32);
-
+static void time_scan(const std::string& text, int runs) {
     int64_t pieces = 0;
     const double scan = best_of(runs, [&] {
         pieces = 0;
         for (const char *p = text.data(), *end = p + text.size(); p < end; pieces++) p = piece_end(p, end);
     });
     print_row("scan", text.size(), scan, with_commas(pieces) + " pieces");
+}
 
+static Tokenizer time_training(const std::string& text, int vocab_size, int runs) {
     Tokenizer trained;
     const double train = best_of(runs, [&] {
         PieceCounts counts;
@@ -67,8 +56,10 @@ int main(int argc, char** argv) try {
         trained = train_bpe(counts, vocab_size);
     });
     print_row("train", text.size(), train, with_commas(int64_t(trained.merges.size())) + " merges");
+    return trained;
+}
 
-    const Tokenizer tokenizer = tokenizer_path.empty() ? trained : load_tokenizer(tokenizer_path);
+static void time_coding(const Tokenizer& tokenizer, const std::string& text, int runs) {
     std::vector<int> tokens;
     const double cold = best_of(runs, [&] {
         Encoder encoder(tokenizer);
@@ -87,6 +78,25 @@ int main(int argc, char** argv) try {
         if (decode(tokenizer, tokens.data(), int64_t(tokens.size())) != text) fail(EXIT_INTERNAL, "decoding differs");
     });
     print_row("decode", text.size(), decoding, "");
+}
+
+int main(int argc, char** argv) try {
+    std::vector<std::string> paths;
+    std::string tokenizer_path;
+    int vocab_size = 50257, runs = 3;
+    CLI::App app("Times the tokenizer on one thread: MB/s and seconds of each part.");
+    app.add_option("TEXT", paths, "text files")->required();
+    app.add_option("--tokenizer", tokenizer_path, "directory of the tokenizer to encode with [the trained one]");
+    app.add_option("--vocab-size", vocab_size, "tokens of the vocabulary to train [50257]");
+    app.add_option("--runs", runs, "number of runs, of which the best counts [3]");
+    app.add_flag("--cpu-time", cpu_time, "CPU time of the thread in place of elapsed time");
+    CLI11_PARSE(app, argc, argv);
+    std::string text;
+    for (const std::string& path : paths) text += read_file(path, int64_t(1) << 32);
+
+    time_scan(text, runs);
+    const Tokenizer trained = time_training(text, vocab_size, runs);
+    time_coding(tokenizer_path.empty() ? trained : load_tokenizer(tokenizer_path), text, runs);
     return 0;
 } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());

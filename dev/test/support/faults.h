@@ -122,27 +122,30 @@ struct FileChange {
 };
 
 #ifdef __x86_64__
+// The zero-terminated text at an address of the child.
+inline std::string child_text(pid_t child, unsigned long long at) {
+    std::string out(PATH_MAX, '\0');  // two pieces: a piece on an unmapped page is left out, not an error
+    const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
+    iovec to = {out.data(), out.size()};
+    iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
+                     {reinterpret_cast<void*>(at + first), size_t(PATH_MAX - first)}};
+    process_vm_readv(child, &to, 1, from, 2, 0);
+    return std::string(out.c_str());
+}
+
+// Where a link in the child's directory of /proc leads: "cwd", "fd/3".
+inline std::string child_link(pid_t child, const std::string& name) {
+    std::error_code ignored;
+    return std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/" + name, ignored).string();
+}
+
 // Describes the system call that just returned. Returns false if it is none of FileChange's kinds. Relative paths of
 // the child become absolute.
 inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChange& change) {
-    const auto text = [&](unsigned long long at) {
-        std::string out(PATH_MAX, '\0');  // two pieces: a piece on an unmapped page is left out, not an error
-        const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
-        iovec to = {out.data(), out.size()};
-        iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
-                         {reinterpret_cast<void*>(at + first), size_t(PATH_MAX - first)}};
-        process_vm_readv(child, &to, 1, from, 2, 0);
-        return std::string(out.c_str());
-    };
-    const auto link = [&](const std::string& name) {
-        std::error_code ignored;
-        const auto path = std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/" + name, ignored);
-        return path.string();
-    };
-    const auto of_fd = [&](unsigned long long fd) { return link("fd/" + std::to_string(int(fd))); };
+    const auto of_fd = [&](unsigned long long fd) { return child_link(child, "fd/" + std::to_string(int(fd))); };
     const auto path_at = [&](unsigned long long fd, unsigned long long at) {
-        const std::filesystem::path folder = int(fd) == AT_FDCWD ? link("cwd") : of_fd(fd);
-        return (folder / text(at)).lexically_normal().string();  // an absolute path replaces the folder
+        const std::filesystem::path folder = int(fd) == AT_FDCWD ? child_link(child, "cwd") : of_fd(fd);
+        return (folder / child_text(child, at)).lexically_normal().string();  // an absolute path replaces the folder
     };
     constexpr auto here = static_cast<unsigned long long>(AT_FDCWD);
     if (static_cast<long long>(regs.rax) < 0) return false;
