@@ -267,6 +267,19 @@ TEST_CASE("tokenize holds out 5 % for validation, unless a fraction or a number 
     CHECK(tokenize({"--split", "end-of-text"}).split == "end-of-text");
 }
 
+TEST_CASE("--shard-tokens of tokenize is 1 to 2147483647, what the header of a shard can count") {
+    const auto tokens = [](const char* value) {
+        return std::vector<const char*>{"tokenize",    "x",   "--output",       "d",
+                                        "--train-bpe", "384", "--shard-tokens", value};
+    };
+    CHECK(parse(tokens("1")).shard_tokens == 1);
+    CHECK(parse(tokens("2147483647")).shard_tokens == 2147483647);
+    for (const char* value : {"-1", "0", "2147483648"}) {
+        INFO("--shard-tokens ", std::string(value));
+        CHECK(contains(refusal(tokens(value)), std::string("--shard-tokens ") + value));
+    }
+}
+
 TEST_CASE("tokenize takes any number of inputs, and after -- names that look like options") {
     const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "d e"});
     CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "d e"});
