@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# gpu_pass.sh [-o FOLDER] [STAGE...]: tests and measures everything that needs a real GPU, in stages of at most ten
-# minutes each:
+# gpu_pass.sh [-o FOLDER] [STAGE...]: tests and measures everything that needs a real GPU. Its stages, and the seconds
+# that each may take, 25 minutes in all:
 #
-#   build     the programs, tests and benchmarks
-#   test      all kernel tests, test_gpt2cu, NCCL with one rank
-#   memcheck  racecheck  initcheck  synccheck: compute-sanitizer on the kernel tests and a tiny run
-#   bench     every operation of 124M and 1558M, whole steps
-#   compare   PyTorch and llm.c in the same minutes
-#   train     runs repeated, resumed, with and without graphs, cuDNN and recomputation; compared with the CPU; 124M for
-#             300 steps
+#   build      300   the programs, tests and benchmarks
+#   test       120   all kernel tests, test_gpt2cu, NCCL with one rank
+#   bench      210   every operation of 124M and 1558M, whole steps
+#   compare    210   PyTorch and llm.c in the same minutes
+#   train      330   runs repeated, resumed, with and without graphs, cuDNN and recomputation; compared with the CPU;
+#                    124M for 300 steps; two ranks, on two GPUs if there are
+#   memcheck   150   compute-sanitizer on the kernel tests and a tiny run
+#   racecheck   90   the same for our own kernels, because cuBLAS and cuDNN have reports of their own
+#   initcheck   60
+#   synccheck   30
 #
-# Without arguments it runs all stages. It continues after a failure and lists the failures at the end. A stage has
-# STAGE_SECONDS [570]; programs that do not fit into that time count as failures.
+# Without arguments it runs all stages, the most important first. It continues after a failure and lists the failures
+# at the end. Programs that do not fit into the time of their stage count as failures. STAGE_SECONDS changes the time of
+# each stage. SHAPES=tiny replaces models and steps by small ones, to try the script itself.
 #
 # FOLDER [out/gpu_pass] receives a log per program, results.jsonl (one object per figure), results.md (tables made by
 # dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stage
@@ -20,7 +24,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-all_stages=(build test memcheck racecheck initcheck synccheck bench train compare)
+all_stages=(build test bench compare train memcheck racecheck initcheck synccheck)
+stage_seconds() { sed -n "s/^#   $1 *\([0-9]*\).*/\1/p" dev/gpu_pass.sh; }
 out=out/gpu_pass
 if [ "${1:-}" = -o ]; then out=$2 && shift 2; fi
 stages=("$@")
@@ -31,6 +36,22 @@ failures=$out/failures.txt  # a file, because programs that run at the same time
 : >"$failures"
 bin=build/release/cuda
 deadline=0
+
+# The models and their steps.
+small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3 --warmup 20
+       --sample-every 0 --checkpoint-every 0)
+d12=(--model d12 --vocab-size 50257 --seq-len 1024 --sample-every 0)
+d48=(--model d48 --vocab-size 50257 --seq-len 1024 --sample-every 0)
+micro_batch=64 batch=131072 large_batch=524288 vocabulary=4096
+steps=200 few=20 d12_steps=300
+if [ "${SHAPES:-}" = tiny ]; then
+    small=(--layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2
+           --sample-every 0 --checkpoint-every 0)
+    d12=(--layers 2 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --sample-every 0)
+    d48=("${d12[@]}")
+    micro_batch=2 batch=64 large_batch=64 vocabulary=320
+    steps=8 few=4 d12_steps=4
+fi
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 
@@ -78,15 +99,20 @@ tokens() {
     # shellcheck disable=SC2086  # a list of files
     run tokenize 120 ./train_gpt2 tokenize \
         ${TEXT:-$(find README.md data dev llmc scripts -type f -regex '.*\.\(md\|cpp\|h\|cuh?\|py\|sh\)')} \
-        --output "$out/data" --train-bpe 4096
+        --output "$out/data" --train-bpe $vocabulary
 }
 data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
+
+our_kernels() { awk '!/^#/ { sub(/<.*/, "", $2); print $2 }' dev/cuda_budget.txt | sort -u; }
 
 # Under compute-sanitizer a program takes ten to a hundred times as long, mostly on the CPU, so eight run at a time.
 sanitize() {
     if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
     local tool=$1
     local under=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+    if [ "$tool" != memcheck ]; then
+        for name in $(our_kernels); do under+=(--kernel-name "kns=$name"); done
+    fi
     tokens
     run "$tool-test_gpt2cu" 500 "${under[@]}" ./test_gpt2cu &
     run "$tool-train" 500 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
@@ -134,63 +160,68 @@ near_losses() {
         END { exit NR != n || bad }'
 }
 
+# Two ranks by MPI on one GPU have the same losses, bit for bit, as one rank.
+shared_gpu() {
+    if ! command -v mpirun >/dev/null || ! make found CUDA=1 | grep -q '| Open MPI [0-9]'; then return; fi
+    local ranks=("${small[@]}" --steps "$steps" --stop-after 5 --deterministic-ranks 2)
+    train_run one-of-two "${ranks[@]}"
+    rm -rf "$out/two"
+    run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        mpirun -np 2 ./train_gpt2cu "${data[@]}" --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
+    claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
+}
+
 # On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with --zero 0 and 1.
 two_gpus() {
-    local zero options=("$@" --steps 200 --stop-after 20 --deterministic-ranks 2)
+    local zero name options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
     train_run one-of-two-gpus "${options[@]}"
     options+=(--world-size 2 --rendezvous 127.0.0.1:29411)
     for zero in 0 1; do
-        timeout 200 ./train_gpt2cu "${data[@]}" "${options[@]}" --zero $zero --rank 1 --local-rank 1 --output '' \
-            >"$out/two-gpus-zero-$zero-rank-1.log" 2>&1 </dev/null &
-        train_run two-gpus-zero-$zero "${options[@]}" --zero $zero --rank 0 --local-rank 0
+        name=two-gpus-zero-$zero
+        rm -rf "${out:?}/$name"
+        # Both ranks get the same options; rank 0 alone writes to --output.
+        timeout 200 ./train_gpt2cu "${data[@]}" "${options[@]}" --zero $zero --rank 1 --local-rank 1 \
+            --output "$out/$name" >"$out/$name-rank-1.log" 2>&1 </dev/null &
+        train_run $name "${options[@]}" --zero $zero --rank 0 --local-rank 0
         wait
-        claim "two GPUs with --zero $zero have the same losses as one" \
-            same_losses one-of-two-gpus two-gpus-zero-$zero 20
+        claim "two GPUs with --zero $zero have the same losses as one" same_losses one-of-two-gpus $name $few
     done
 }
 
 train() {
     tokens
-    local small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3
-                 --warmup 20 --sample-every 0 --checkpoint-every 0)
-    train_run small "${small[@]}" --steps 200 --val-every 50
-    train_run small-again "${small[@]}" --steps 200 --val-every 50
-    claim "two runs with the same seed have the same losses" same_losses small small-again 200
-    train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --stop-after 100
-    train_run small-resumed "${small[@]}" --steps 200 --val-every 50 --checkpoint-every 100 --resume
-    claim "a resumed run has the same losses as one that was not interrupted" same_losses small small-resumed 200
-    train_run small-no-graph "${small[@]}" --steps 200 --stop-after 20 --cuda-graph off
-    claim "a run without CUDA graphs has the same losses" same_losses small small-no-graph 20
-    train_run small-recompute "${small[@]}" --steps 200 --stop-after 20 --recompute layer
-    claim "a run with --recompute layer has the same losses" same_losses small small-recompute 20
-    train_run small-hand-written "${small[@]}" --steps 200 --stop-after 20 --cudnn off
+    local long=("${small[@]}" --steps "$steps" --val-every $((steps / 4)))
+    local short=("${small[@]}" --steps "$steps" --stop-after "$few")
+    train_run small "${long[@]}"
+    train_run small-again "${long[@]}"
+    claim "two runs with the same seed have the same losses" same_losses small small-again $steps
+    train_run small-resumed "${long[@]}" --checkpoint-every $((steps / 2)) --stop-after $((steps / 2))
+    train_run small-resumed "${long[@]}" --checkpoint-every $((steps / 2)) --resume
+    claim "a resumed run has the same losses as one that was not interrupted" same_losses small small-resumed $steps
+    train_run small-no-graph "${short[@]}" --cuda-graph off
+    claim "a run without CUDA graphs has the same losses" same_losses small small-no-graph $few
+    train_run small-recompute "${short[@]}" --recompute layer
+    claim "a run with --recompute layer has the same losses" same_losses small small-recompute $few
+    train_run small-hand-written "${short[@]}" --cudnn off
     claim "with our attention instead of cuDNN's the losses agree within 1 %" \
-        near_losses small small-hand-written 20 0.01
-    train_run small-fp32 "${small[@]}" --steps 200 --stop-after 20 --precision fp32
+        near_losses small small-hand-written $few 0.01
+    train_run small-fp32 "${short[@]}" --precision fp32
     for precision in fp32 bf16; do
         rm -rf "$out/cpu-$precision"
-        run "cpu-$precision" 100 ./train_gpt2 "${data[@]}" --output "$out/cpu-$precision" "${small[@]}" --steps 200 \
-            --stop-after 20 --precision $precision --val-every 0
+        run "cpu-$precision" 100 ./train_gpt2 "${data[@]}" --output "$out/cpu-$precision" "${short[@]}" \
+            --precision $precision --val-every 0
     done
-    claim "the losses of GPU and CPU in fp32 agree within 0.01 %" near_losses small-fp32 cpu-fp32 20 0.0001
-    claim "the losses of GPU and CPU in bf16 agree within 1 %" near_losses small cpu-bf16 20 0.01
-    if command -v mpirun >/dev/null && make found CUDA=1 | grep -q '| Open MPI [0-9]'; then
-        local ranks=("${small[@]}" --steps 200 --stop-after 5 --deterministic-ranks 2)
-        train_run one-of-two "${ranks[@]}"
-        rm -rf "$out/two"
-        run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-            mpirun -np 2 ./train_gpt2cu "${data[@]}" --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
-        claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
-    fi
-    two_gpus "${small[@]}"
-    local d12=(--model d12 --seq-len 1024 --sample-every 0 --val-batches 8)
-    train_run d12 "${d12[@]}" --micro-batch auto --global-batch 131072 --steps 300 --val-every 100 --lr 6e-4 \
-        --warmup 50 --checkpoint-every 300
-    train_run d12-autotune "${d12[@]}" --micro-batch 64 --global-batch 524288 --steps 20 --warmup 1 --val-every 0 \
-        --autotune --checkpoint-every 0
-    train_run d48 --model d48 --seq-len 1024 --sample-every 0 --micro-batch auto --global-batch 131072 --steps 5 \
-        --warmup 1 --val-every 0 --checkpoint-every 0
+    claim "the losses of GPU and CPU in fp32 agree within 0.01 %" near_losses small-fp32 cpu-fp32 $few 0.0001
+    claim "the losses of GPU and CPU in bf16 agree within 1 %" near_losses small cpu-bf16 $few 0.01
+    shared_gpu
+    two_gpus
+    train_run d12 "${d12[@]}" --val-batches 8 --micro-batch auto --global-batch $batch --steps $d12_steps \
+        --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
+    train_run d12-autotune "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
+        --val-every 0 --autotune --checkpoint-every 0
+    train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
+        --checkpoint-every 0
 }
 
 # Builds and runs llm.c on the same shards, whose format is llm.c's.
@@ -241,7 +272,7 @@ done
 say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
 for stage in "${stages[@]}"; do
     say "== $stage ($SECONDS s)"
-    deadline=$((SECONDS + ${STAGE_SECONDS:-570}))
+    deadline=$((SECONDS + ${STAGE_SECONDS:-$(stage_seconds "$stage")}))
     "$stage"
 done
 if [ -e "$results" ]; then python3 dev/bench/results.py "$results" >"$out/results.md"; fi
