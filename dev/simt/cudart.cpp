@@ -73,6 +73,7 @@ namespace {
 
 constexpr size_t ARENA_BYTES = size_t(16) << 30;
 constexpr size_t RED_ZONE = 256;  // also the alignment of cudaMalloc
+constexpr int SHARED_OPTIN = 227 << 10;
 constexpr int runtime_version = 13000;
 
 struct Allocation {
@@ -88,6 +89,7 @@ struct Runtime {
     std::vector<cudaStream_t> streams, ended_streams;  // ended streams are reused, with their fibers
     std::set<cudaEvent_t> events;
     std::set<cudaGraphExec_t> graphs;
+    std::map<const void*, int64_t> max_dynamic;  // kernels that have opted in to more shared memory
     cudaStream_t null_stream = nullptr;
     cudaError_t last_error = cudaSuccess;
     int device = 0;
@@ -330,8 +332,10 @@ void simt::check_device_range(const void* p, size_t bytes, const char* wrong, Si
 
 void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUstream_st* stream, Site site) {
     cudaStream_t s = stream_or_null_stream(stream);
+    const auto opted_in = runtime().max_dynamic.find(call->kernel);
+    const int64_t max_dynamic = opted_in == runtime().max_dynamic.end() ? 0 : opted_in->second;
     const auto run = [=] {
-        run_grid(s->block, call, grid, block, shared_bytes, site);
+        run_grid(s->block, call, grid, block, shared_bytes, max_dynamic, site);
         check_red_zones(site);
     };
     ::enqueue(s, new Operation{.kind = Operation::kernel, .work = run, .call = std::unique_ptr<simt::Call>(call)});
@@ -449,7 +453,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .uuid = uuid_of(simt::config.first_gpu + device),
                    .totalGlobalMem = ARENA_BYTES,
                    .sharedMemPerBlock = 48 << 10,
-                   .sharedMemPerBlockOptin = 227 << 10,
+                   .sharedMemPerBlockOptin = SHARED_OPTIN,
                    .major = simt::config.compute_capability / 10,
                    .minor = simt::config.compute_capability % 10,
                    .multiProcessorCount = 4,
@@ -462,6 +466,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     *attributes = {};
     return result(simt::config.kernel_images ? cudaSuccess : cudaErrorNoKernelImageForDevice);
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+    if (value < 0 || value > SHARED_OPTIN) return result(cudaErrorInvalidValue);
+    runtime().max_dynamic[kernel] = value;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {

@@ -89,9 +89,9 @@ Config config = config_from_environment();
 
 constexpr size_t PAGE = 4096;
 constexpr size_t STACK_BYTES = 256 << 10;
-constexpr size_t STATIC_BYTES = 64 << 10;    // memory for static shared variables, with red zones between them
-constexpr size_t STATIC_LIMIT = 48 << 10;    // static shared memory that a kernel may declare
-constexpr size_t DYNAMIC_LIMIT = 227 << 10;  // dynamic shared memory of a block on sm_90
+constexpr size_t STATIC_BYTES = 64 << 10;   // memory for static shared variables, with red zones between them
+constexpr size_t DEFAULT_LIMIT = 48 << 10;  // static and dynamic shared memory of a kernel that has not opted in
+constexpr size_t BLOCK_LIMIT = 227 << 10;   // static and dynamic shared memory of a block on sm_90
 constexpr size_t SHARED_BYTES = STATIC_BYTES + (256 << 10);
 constexpr size_t RED_ZONE = 32;
 constexpr int MAX_STATICS = 64, MAX_COPIES = 256, MAX_GROUPS = 16;
@@ -171,7 +171,7 @@ struct Block {
 
     char* shared = nullptr;  // static variables, then dynamic memory
     char* dynamic = nullptr;
-    size_t dynamic_bytes = 0, static_end = 0, static_bytes = 0;
+    size_t dynamic_bytes = 0, max_dynamic = 0, static_end = 0, static_bytes = 0;
     SharedVariable statics[MAX_STATICS];
     int num_statics = 0;
 
@@ -538,14 +538,24 @@ void acquire_fences() { acquire(&fence_edge); }
 
 // Shared memory, with red zones, and with no better alignment than CUDA guarantees.
 
+// A kernel's static variables count, so the check is repeated for each of them.
+static void check_shared_bytes(const Block& b) {
+    if (b.static_bytes > DEFAULT_LIMIT) report("more static shared memory than the 48 KiB of a kernel", b.launch);
+    if (b.dynamic_bytes > std::max(DEFAULT_LIMIT - b.static_bytes, b.max_dynamic))
+        report("static and dynamic shared memory above 48 KiB, without cudaFuncSetAttribute", b.launch);
+    if (b.static_bytes + b.dynamic_bytes > BLOCK_LIMIT)
+        report("more static and dynamic shared memory than the 227 KiB of a block", b.launch);
+}
+
 void* shared_variable(const void* key, const char* name, size_t bytes, size_t align) {
     Block& b = *running;
     for (int i = 0; i < b.num_statics; i++)
         if (b.statics[i].key == key) return b.statics[i].address;
     const size_t start = (b.static_end + RED_ZONE + 15) / 16 * 16 + (align < 16 ? align : 0);
     b.static_bytes += bytes;
-    if (b.static_bytes > STATIC_LIMIT || start + bytes + RED_ZONE > STATIC_BYTES || b.num_statics == MAX_STATICS)
-        report("more static shared memory than the 48 KiB of a kernel", {name, 0});
+    check_shared_bytes(b);
+    if (start + bytes + RED_ZONE > STATIC_BYTES || b.num_statics == MAX_STATICS)
+        report("more static shared variables than the emulator has room for", {name, 0});
     char* p = b.shared + start;
     b.static_end = start + bytes;
     unpoison(p, bytes);
@@ -668,18 +678,21 @@ static void prepare_threads(Block& b, dim3 size) {
     }
 }
 
-void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, Site launch) {
+void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, int64_t max_dynamic, Site launch) {
     Block& b = *block;
     const uint64_t threads = uint64_t(size.x) * size.y * size.z;
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || threads < 1 || threads > 1024 ||
-        size.z > 64 || shared_bytes < 0 || shared_bytes > int64_t(DYNAMIC_LIMIT))
+        size.z > 64 || shared_bytes < 0 || shared_bytes > int64_t(BLOCK_LIMIT))
         report("a launch with a grid, block or shared memory that no GPU has", launch);
     prepare_threads(b, size);
     if (!b.shared) b.shared = map_memory(SHARED_BYTES);
     b.dynamic = b.shared + STATIC_BYTES + 16;  // aligned to 16 bytes, but not to 32
     b.dynamic_bytes = size_t(shared_bytes);
+    b.max_dynamic = size_t(max_dynamic);
+    b.static_bytes = 0;
     b.call = call;
     b.launch = launch;
+    check_shared_bytes(b);
     b.random_state = config.order_seed * 0x9e3779b97f4a7c15ull | 1;
     b.host_tsan_fiber = detects_races() ? __tsan_get_current_fiber() : nullptr;
     blockDim = size;

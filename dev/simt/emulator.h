@@ -131,6 +131,7 @@ bool cp_async_next(int groups_kept, Copy* copy);  // the next copy to complete; 
 
 // A kernel with its arguments, owned by the stream until the host has waited for it.
 struct Call {
+    const void* kernel = nullptr;
     virtual ~Call() = default;
     virtual void run() = 0;  // as one CUDA thread
 };
@@ -143,14 +144,17 @@ struct StreamAt {
     StreamAt(struct CUstream_st* stream, SIMT_SITE) : stream(stream), site(site) {}
 };
 
+// kernel<<<grid, block, shared_bytes, at>>>(args...)
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt at,
-            std::type_identity_t<P>... args) {
+void start(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt at,
+           std::type_identity_t<P>... args) {
     struct Bound : Call {
-        void (*kernel)(P...);
+        void (*function)(P...);
         std::tuple<P...> args;
-        Bound(void (*kernel)(P...), P... args) : kernel(kernel), args(args...) {}
-        void run() override { std::apply(kernel, args); }
+        Bound(void (*function)(P...), P... args) : function(function), args(args...) {
+            kernel = reinterpret_cast<const void*>(function);
+        }
+        void run() override { std::apply(function, args); }
     };
     enqueue(new Bound(kernel, args...), grid, block, shared_bytes, at.stream, at.site);
 }
@@ -359,6 +363,12 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 template <class... P>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(P...)) {
     return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+template <class... P>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);

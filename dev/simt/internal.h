@@ -85,6 +85,7 @@ void check_device_range(const void* p, size_t bytes, const char* wrong, Site sit
 // ThreadSanitizer the threads i of two streams must be different threads.
 struct Block;
 Block* create_block();
-void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, Site launch);
+// max_dynamic: the dynamic shared memory to which the kernel has opted in by cudaFuncSetAttribute, or 0.
+void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, int64_t max_dynamic, Site launch);
 
 }  // namespace simt

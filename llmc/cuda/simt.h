@@ -28,8 +28,20 @@ struct alignas(16) Vec {
 };
 
 #if defined(__CUDACC__)
-
 #include <cuda_runtime.h>
+#endif
+
+namespace simt {
+// Lets launches of the kernel have this much dynamic shared memory. Without it they have 48 KiB, less the static
+// variables of the kernel.
+template <class... P>
+cudaError_t allow_dynamic_shared(void (*kernel)(P...), int64_t bytes) {
+    if (bytes == 0) return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+}
+}  // namespace simt
+
+#if defined(__CUDACC__)
 
 // Unrolls the loop on the next line completely. Needed where the loop indexes an array that must stay in registers.
 #define UNROLL _Pragma("unroll")
@@ -53,10 +65,7 @@ __device__ __forceinline__ T* dynamic_shared() {
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, Stream stream,
             std::type_identity_t<P>... args) {
-    constexpr int default_limit = 48 * 1024;
-    cudaError_t error = cudaSuccess;
-    if (shared_bytes > default_limit)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+    cudaError_t error = allow_dynamic_shared(kernel, shared_bytes);
     if (error == cudaSuccess) {
         kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
         error = cudaGetLastError();
@@ -155,10 +164,19 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-#elif defined(SIMT_EMULATOR)  // the emulator's header defines SHARED, dynamic_shared and launch
+#elif defined(SIMT_EMULATOR)  // the emulator's header defines SHARED, dynamic_shared and start
 
 #define UNROLL
 #define UNROLL_BY(n)
+
+namespace simt {
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt stream,
+            std::type_identity_t<P>... args) {
+    allow_dynamic_shared(kernel, shared_bytes);  // where it fails, the emulator reports the launch
+    start(kernel, grid, block, shared_bytes, stream, args...);
+}
+}  // namespace simt
 
 template <class T>
 Vec<T> load128(const T* p, SIMT_SITE) {

@@ -459,6 +459,27 @@ TEST_CASE("bug: a stack overflow, and launches that no GPU accepts, are reported
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 1, 32, 228 << 10, anything); });
 }
 
+__global__ void static_and_dynamic(float* out) {
+    SHARED(x, float[64]);
+    x[threadIdx.x] = 1.0f;
+    out[threadIdx.x] = x[threadIdx.x];
+}
+
+TEST_CASE("bug: static and dynamic shared memory above 48 KiB needs cudaFuncSetAttribute") {
+    const auto start = [](int64_t bytes, int opt_in) {
+        const Array<float> out(floats(32, [](int) { return 0; }));
+        if (opt_in) cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, opt_in);
+        simt::start(static_and_dynamic, 1, 32, bytes, nullptr, out.data);
+        cudaDeviceSynchronize();
+    };
+    const char* const limit = "static and dynamic shared memory above 48 KiB, without cudaFuncSetAttribute";
+    const char* const block = "more static and dynamic shared memory than the 227 KiB of a block";
+    expect_report({limit, limit, limit, limit}, [=] { start(49000, 0); });
+    expect_report({block, block, block, block}, [=] { start(227 << 10, 227 << 10); });
+    start(49152 - 256, 0);
+    start(49000, 49000);
+}
+
 TEST_CASE("bug: a missing event between streams, and host accesses before a copy has run, are reported") {
     expect_report({wrong, wrong, race, nullptr}, [] { two_streams(false); });
 
