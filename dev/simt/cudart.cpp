@@ -85,7 +85,7 @@ struct Runtime {
     char* arena = nullptr;
     size_t used = 0;
     std::map<char*, Allocation> allocations;
-    std::set<void*> host_allocations;
+    std::map<const char*, size_t> host_allocations;    // pinned host memory: address, bytes
     std::vector<cudaStream_t> streams, ended_streams;  // ended streams are reused, with their fibers
     std::set<cudaEvent_t> events;
     std::set<cudaGraphExec_t> graphs;
@@ -132,6 +132,13 @@ void check_red_zones(Site site) {
                 a.site.line);
         simt::report("a kernel wrote around a device array", site);
     }
+}
+
+bool is_pinned(const void* pointer) {
+    const auto& all = runtime().host_allocations;
+    const char* p = static_cast<const char*>(pointer);
+    const auto next = all.upper_bound(p);
+    return next != all.begin() && p < std::prev(next)->first + std::prev(next)->second;
 }
 
 // Checks a range of a copy or fill: it must be host memory, or (on_device) lie within one device allocation.
@@ -527,19 +534,29 @@ cudaError_t cudaMallocHost(void** p, size_t bytes) {
     *p = malloc(bytes);
     if (!*p) return result(cudaErrorMemoryAllocation);
     simt::fill(*p, simt::uninitialized, bytes);
-    runtime().host_allocations.insert(*p);
+    runtime().host_allocations[static_cast<char*>(*p)] = bytes;
     return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* p) {
-    if (p && !runtime().host_allocations.erase(p)) return result(cudaErrorInvalidValue);
+    if (p && !runtime().host_allocations.erase(static_cast<char*>(p))) return result(cudaErrorInvalidValue);
     free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
+    attributes->type = is_device(p)   ? cudaMemoryTypeDevice
+                       : is_pinned(p) ? cudaMemoryTypeHost
+                                      : cudaMemoryTypeUnregistered;
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                             Site site) {
-    enqueue_copy(to, from, bytes, kind, stream_or_null_stream(stream), site);
+    cudaStream_t s = stream_or_null_stream(stream);
+    enqueue_copy(to, from, bytes, kind, s, site);
+    const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
+    if (host && !is_pinned(host) && !s->captured) synchronize(s);  // a copy of pageable memory returns when it is done
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {

@@ -376,10 +376,23 @@ void destroy_graph(Graph graph) {
     if (graph) cudaGraphExecDestroy(graph);
 }
 
+// In a copy of pageable memory the driver waits for the work queued before it, and does not notice that a rank on which
+// this work depends has ended. So several ranks wait here before such a copy.
+static void wait_before_pageable_copy(const void* host, Stream stream) {
+    if (!while_host_waits) return;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+    cudaPointerAttributes attributes = {};
+    CUDA_CHECK(cudaPointerGetAttributes(&attributes, host));
+    if (attributes.type == cudaMemoryTypeUnregistered && capture == cudaStreamCaptureStatusNone) wait_for_stream(stream);
+}
+
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
+    if (bytes) wait_before_pageable_copy(host, stream);
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream));
 }
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) {
+    if (bytes) wait_before_pageable_copy(host, stream);
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream));
 }
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
