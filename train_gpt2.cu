@@ -252,12 +252,12 @@ int main(int argc, char** argv) {
         error = e.what();
         exit_code = EXIT_INTERNAL;
     }
+    write_error_file(launch, error);
     if (launch.world_size == 1) {
         fprintf(stderr, "error: %s\n", error.c_str());
         return exit_code;
     }
     fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.c_str());
-    write_error_file(launch, error);
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }

@@ -216,6 +216,8 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
             return "CUBLAS_STATUS_INVALID_VALUE";
         case CUBLAS_STATUS_NOT_SUPPORTED:
             return "CUBLAS_STATUS_NOT_SUPPORTED";
+        case CUBLAS_STATUS_EXECUTION_FAILED:
+            return "CUBLAS_STATUS_EXECUTION_FAILED";
     }
     return "unknown status";
 }
@@ -377,5 +379,5 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         compute(*p);
     };
     simt::enqueue_work(run, algorithms[algo->data[0]].ms / float(p->splits), stream);
-    return CUBLAS_STATUS_SUCCESS;
+    return simt::device_has_failed() ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

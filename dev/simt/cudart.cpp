@@ -92,6 +92,8 @@ struct Runtime {
     std::map<const void*, int64_t> max_dynamic;  // kernels that have opted in to more shared memory
     cudaStream_t null_stream = nullptr;
     cudaError_t last_error = cudaSuccess;
+    cudaError_t sticky_error = cudaSuccess;  // of simt::config.fail_at: no operation runs any more
+    int64_t operations = 0;
     int device = 0;
     uint64_t random_state = simt::config.stream_seed * 0x9e3779b97f4a7c15ull | 1;
 };
@@ -106,6 +108,9 @@ cudaError_t result(cudaError_t error) {
     if (error != cudaSuccess) runtime().last_error = error;
     return error;
 }
+
+// What a call returns that has not failed itself: an earlier error of an operation, if there was one.
+cudaError_t completed() { return result(runtime().sticky_error); }
 
 // Device memory.
 
@@ -246,7 +251,18 @@ void run_until(F done) {
     while (!run_here_until(done)) usleep(50);
 }
 
+// Drops the operation if it is the one that is to fail, or comes after it.
+bool dropped(const CUstream_st* s, Operation* o) {
+    Runtime& r = runtime();
+    if (++r.operations == simt::config.fail_at || (simt::config.fail_in_capture && s->captured))
+        r.sticky_error = cudaErrorIllegalAddress;
+    if (r.sticky_error == cudaSuccess) return false;
+    delete o;
+    return true;
+}
+
 void enqueue(cudaStream_t s, Operation* o) {
+    if (dropped(s, o)) return;
     if (s->captured) {
         if (!o->work || o->attempt)
             simt::report("an event or a collective on a stream that is captured", {"streams", 0});
@@ -259,6 +275,7 @@ void enqueue(cudaStream_t s, Operation* o) {
 }
 
 void synchronize(cudaStream_t s) {
+    if (runtime().sticky_error != cudaSuccess) return;
     if (s->captured) simt::report("a stream was waited for while it was captured", {"streams", 0});
     run_until([&] { return s->queue.empty(); });
     simt::acquire(&s->done_edge);
@@ -288,6 +305,7 @@ void enqueue_fill(void* p, int value, size_t bytes, cudaStream_t s, Site site) {
 // Runs after main and all destructors.
 __attribute__((destructor)) void report_leaks() {
     const Runtime& r = runtime();
+    if (r.sticky_error != cudaSuccess) return;  // nothing could be freed
     int leaks = 0;
     for (const auto& [p, a] : r.allocations)
         if (leaks++ < 10)
@@ -318,6 +336,8 @@ void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* strea
     };
     ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
 }
+
+bool simt::device_has_failed() { return runtime().sticky_error != cudaSuccess; }
 
 void simt::enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
     cudaStream_t s = stream_or_null_stream(stream);
@@ -370,6 +390,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorNoKernelImageForDevice";
         case cudaErrorNotReady:
             return "cudaErrorNotReady";
+        case cudaErrorIllegalAddress:
+            return "cudaErrorIllegalAddress";
         case cudaErrorSystemNotReady:
             return "cudaErrorSystemNotReady";
         case cudaErrorSystemDriverMismatch:
@@ -402,6 +424,8 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "no kernel image is available for execution on the device";
         case cudaErrorNotReady:
             return "device not ready";
+        case cudaErrorIllegalAddress:
+            return "an illegal memory access was encountered";
         case cudaErrorSystemNotReady:
             return "system not yet initialized";
         case cudaErrorSystemDriverMismatch:
@@ -483,19 +507,19 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
 
 cudaError_t cudaDeviceSynchronize() {
     synchronize_all();
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *free = ARENA_BYTES - runtime().used;
     *total = ARENA_BYTES;
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
     Runtime& r = runtime();
     *p = nullptr;
-    if (bytes == 0) return cudaSuccess;
+    if (bytes == 0) return completed();
     if (!r.arena) {
         r.arena = simt::map_memory(ARENA_BYTES);
         simt::poison(r.arena, 4096);
@@ -513,11 +537,11 @@ cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
     simt::mark_uninitialized(memory, bytes);
     r.allocations[memory] = {bytes, site};
     *p = memory;
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaFree(void* p, Site site) {
-    if (!p) return cudaSuccess;
+    if (!p) return completed();
     synchronize_all();
     Runtime& r = runtime();
     const auto found = r.allocations.find(static_cast<char*>(p));
@@ -527,7 +551,7 @@ cudaError_t cudaFree(void* p, Site site) {
     simt::fill(p, simt::uninitialized, found->second.bytes);
     simt::poison(p, found->second.bytes);
     r.allocations.erase(found);
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
@@ -535,20 +559,20 @@ cudaError_t cudaMallocHost(void** p, size_t bytes) {
     if (!*p) return result(cudaErrorMemoryAllocation);
     simt::fill(*p, simt::uninitialized, bytes);
     runtime().host_allocations[static_cast<char*>(*p)] = bytes;
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaFreeHost(void* p) {
     if (p && !runtime().host_allocations.erase(static_cast<char*>(p))) return result(cudaErrorInvalidValue);
     free(p);
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
     attributes->type = is_device(p)   ? cudaMemoryTypeDevice
                        : is_pinned(p) ? cudaMemoryTypeHost
                                       : cudaMemoryTypeUnregistered;
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
@@ -557,7 +581,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     enqueue_copy(to, from, bytes, kind, s, site);
     const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
     if (host && !is_pinned(host) && !s->captured) synchronize(s);  // a copy of pageable memory returns when it is done
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
     cudaMemcpyAsync(to, from, bytes, kind, nullptr, site);
@@ -565,7 +589,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream, Site site) {
     enqueue_fill(p, value, bytes, stream_or_null_stream(stream), site);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes, Site site) {
     return cudaMemsetAsync(p, value, bytes, nullptr, site);
@@ -573,7 +597,7 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes, Site site) {
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     *stream = new_stream();
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
 
@@ -581,31 +605,31 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     synchronize(stream);
     std::erase(runtime().streams, stream);
     runtime().ended_streams.push_back(stream);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     synchronize(stream_or_null_stream(stream));
-    return cudaSuccess;
+    return completed();
 }
 // The kernels of a graph run with the threads of the stream that they were captured on, whichever stream launches it.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (!stream || stream->captured) return result(cudaErrorStreamCaptureUnsupported);
     stream->captured = new CUgraph_st;
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
     *status = stream && stream->captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (!stream || !stream->captured) return result(cudaErrorInvalidValue);
     *graph = std::exchange(stream->captured, nullptr);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     *exec = new CUgraphExec_st{*graph};
     runtime().graphs.insert(*exec);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     if (!runtime().graphs.contains(exec)) return result(cudaErrorInvalidValue);
@@ -614,64 +638,66 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
             if (o->work) o->work();
     };
     enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::graph, .work = run});
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     if (!runtime().graphs.erase(exec)) return result(cudaErrorInvalidValue);
     delete exec;
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cudaStream_t s = stream_or_null_stream(stream);
+    if (runtime().sticky_error != cudaSuccess) return completed();
     if (!s->queue.empty()) step_any();  // so that a host which polls makes progress
     if (!s->queue.empty()) return cudaErrorNotReady;
     simt::acquire(&s->done_edge);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     if (event->last)
         enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::wait, .event = event->last});
-    return cudaSuccess;
+    return completed();
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
     *event = new CUevent_st;
     runtime().events.insert(*event);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     runtime().events.erase(event);
     delete event;
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->last = std::make_shared<Record>();
     enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::record, .event = event->last});
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const auto record = event->last;
-    if (!record) return cudaSuccess;
+    if (!record || runtime().sticky_error != cudaSuccess) return completed();
     run_until([&] { return record->done; });
     simt::acquire(&record->edge);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (runtime().sticky_error != cudaSuccess) return completed();
     if (event->last && !event->last->done) step_any();
     if (event->last && !event->last->done) return cudaErrorNotReady;
     if (event->last) simt::acquire(&event->last->edge);
-    return cudaSuccess;
+    return completed();
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
     if (!start->last || !end->last) return result(cudaErrorInvalidValue);
     if (!start->last->done || !end->last->done) return result(cudaErrorNotReady);
     *ms = end->last->ms - start->last->ms;
-    return cudaSuccess;
+    return completed();
 }

@@ -74,12 +74,24 @@ static void read_devices(Config& c) {
     exit(2);
 }
 
+static void read_failure(Config& c) {
+    const char* text = getenv("SIMT_FAIL");
+    if (!text) return;
+    char* end = nullptr;
+    c.fail_in_capture = strcmp(text, "capture") == 0;
+    c.fail_at = c.fail_in_capture ? 0 : strtoll(text, &end, 10);
+    if (c.fail_in_capture || (*text && !*end && c.fail_at > 0)) return;
+    fprintf(stderr, "emulator: SIMT_FAIL=%s is not known\n", text);
+    exit(2);
+}
+
 static Config config_from_environment() {
     Config c;
     read_devices(c);
     const char* order = getenv("SIMT_ORDER");
     if (setting("SIMT_ORDER", "forward", "random", &c.order_seed)) c.order = Order::random;
     if (order && strcmp(order, "reverse") == 0) c.order = Order::reverse;
+    read_failure(c);
     c.eager_cp_async = setting("SIMT_CP_ASYNC", "lazy", "eager", nullptr);
     c.deferred_streams = setting("SIMT_STREAMS", "now", "deferred", &c.stream_seed);
     return c;

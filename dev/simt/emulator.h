@@ -20,6 +20,8 @@
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
 //   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it does]
+//   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails as an illegal
+//                                              access does: this call and all later ones return the error [never]
 //   SIMT_DEVICES=COUNT[:FIRST]                 number of GPUs, and the index in the machine of the first one [1:0]
 #pragma once
 #define SIMT_EMULATOR 1
@@ -84,6 +86,8 @@ struct Config {
     bool eager_cp_async = false;
     bool deferred_streams = false;
     uint64_t stream_seed = 1;
+    int64_t fail_at = 0;           // the number of the operation that fails; 0: none
+    bool fail_in_capture = false;  // the first operation of a capture fails
     // The emulated machine. driver_version is a CUDA version; 0: no driver.
     int gpus = 1, first_gpu = 0, driver_version = 13000, compute_capability = 90;
     int start_error = 0;          // cudaError_t of cudaGetDeviceCount
@@ -319,6 +323,7 @@ enum cudaError_t {
     cudaErrorInvalidDevice = 101,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
     cudaErrorSystemNotReady = 802,
     cudaErrorSystemDriverMismatch = 803,
     cudaErrorStreamCaptureUnsupported = 900,

@@ -70,6 +70,8 @@ void record_event(Event event, Stream stream);
 void stream_wait_event(Stream stream, Event event);  // later work on the stream waits for the event
 bool event_done(Event event);                        // does not block; always true on the CPU
 void wait_for_event(Event event);                    // blocks the host
+// Waits like wait_for_event, but ignores errors: a destructor calls it when an error ends the program.
+void wait_ignoring_errors(Event event) noexcept;
 // An event that also records the time at which it completes. seconds_between takes two completed timers.
 Event create_timer();
 double seconds_between(Event from, Event to);
@@ -80,6 +82,7 @@ double seconds_between(Event from, Event to);
 bool device_has_graphs();
 void begin_graph(Stream stream);  // not the null stream
 Graph end_graph(Stream stream);
+void abandon_graph(Stream stream) noexcept;  // instead of end_graph, after an error
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
 

@@ -96,6 +96,7 @@ void record_event(Event event, Stream) {
 void stream_wait_event(Stream, Event) {}
 bool event_done(Event) { return true; }
 void wait_for_event(Event) {}
+void wait_ignoring_errors(Event) noexcept {}
 
 ProfileRange::ProfileRange(const char*) {}
 ProfileRange::~ProfileRange() {}
@@ -103,6 +104,7 @@ ProfileRange::~ProfileRange() {}
 bool device_has_graphs() { return false; }
 void begin_graph(Stream) { fail(EXIT_INTERNAL, "there are no graphs on the CPU"); }
 Graph end_graph(Stream) { return nullptr; }
+void abandon_graph(Stream) noexcept {}
 void run_graph(Graph, Stream) {}
 void destroy_graph(Graph) {}
 

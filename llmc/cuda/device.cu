@@ -351,6 +351,12 @@ bool event_done(Event event) {
 void wait_for_event(Event event) {
     wait_on_host([&] { return cudaEventSynchronize(event); }, [&] { return cudaEventQuery(event); });
 }
+void wait_ignoring_errors(Event event) noexcept {
+    try {
+        wait_for_event(event);
+    } catch (const Error&) {
+    }
+}
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 ProfileRange::ProfileRange(const char* name) { nvtxRangePushA(name); }
@@ -370,6 +376,11 @@ Graph end_graph(Stream stream) {
     cudaGraphDestroy(calls);
     CUDA_CHECK(error);
     return graph;
+}
+void abandon_graph(Stream stream) noexcept {
+    cudaGraph_t calls = nullptr;
+    cudaStreamEndCapture(stream, &calls);
+    if (calls) cudaGraphDestroy(calls);
 }
 void run_graph(Graph graph, Stream stream) { CUDA_CHECK(cudaGraphLaunch(graph, stream)); }
 void destroy_graph(Graph graph) {

@@ -101,7 +101,7 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
 DataLoader::~DataLoader() {
     stop();
     for (Slot& slot : slots) {
-        wait_for_event(slot.copied);
+        wait_ignoring_errors(slot.copied);
         destroy_event(slot.copied);
         host_free(slot.host);
     }

@@ -23,7 +23,7 @@ struct PendingStep {
     PendingStep() = default;
     PendingStep(const PendingStep&) = delete;
     ~PendingStep() {
-        if (waiting) wait_for_event(done);  // after an error: the device may still write the results
+        if (waiting) wait_ignoring_errors(done);  // after an error: the device may still write the results
         host_free(&results);
         destroy_event(done);
     }
@@ -43,7 +43,12 @@ struct MicroStepGraph {
         if (!as_graph || runs++ == 0) return calls();
         if (!graph) {
             begin_graph(stream);
-            calls();
+            try {
+                calls();
+            } catch (...) {
+                abandon_graph(stream);
+                throw;
+            }
             graph = end_graph(stream);
         }
         run_graph(graph, stream);

@@ -44,4 +44,15 @@ check "generate" "$emulated" generate --init "$whole" --max-tokens 8
 check "eval" "$emulated" eval --init "$whole" --val-data "$scratch/data/val_*.bin" --seq-len 16 --micro-batch 2 --batches 2
 check "plan names the GPU and its libraries" grep -q 'cuBLASLt' <("$emulated" plan --layers 2 --heads 2 --channels 32)
 refused "channels that no row of 16 bytes fills" 2 "multiple of 8" "$emulated" "${run[@]}" --channels 36 --precision bf16 --output ''
+
+# A failure on the GPU, such as an illegal access, ends the program with one error and code 1, whatever it was doing then.
+for when in 1 100 400 700 capture; do
+    reason=cudaErrorIllegalAddress
+    if [ $when = capture ]; then reason=CUBLAS_STATUS_EXECUTION_FAILED; fi
+    refused "operation $when fails" 1 $reason env SIMT_FAIL=$when TORCHELASTIC_ERROR_FILE="$scratch/failure.json" RANK=0 \
+        WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 "$emulated" "${accumulated[@]}" \
+        --output "$scratch/failed_$when"
+    check "operation $when fails: the launcher gets the reason" grep -q $reason "$scratch/failure.json"
+    rm -f "$scratch/failure.json"
+done
 finish
