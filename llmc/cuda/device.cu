@@ -186,9 +186,13 @@ void device_init(int local_rank, int threads) {
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
-    // If the launcher lets each process see one GPU, that GPU is the process's own. NCCL refuses two ranks on the same
-    // GPU.
-    if (count == 1 && !visible_devices().empty()) local_rank = 0;
+    // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only GPU of
+    // the machine, the ranks find out that they share it, and refuse to start.
+    if (count == 1 && local_rank > 0) {
+        if (visible_devices().empty())
+            fprintf(stderr, "note: process %d of this machine sees one GPU and uses it\n", local_rank);
+        local_rank = 0;
+    }
     ENSURE(local_rank >= 0 && local_rank < count,
            "process %d of this machine has no GPU of its own: there %s %d%s; start one process per GPU", local_rank,
            count == 1 ? "is" : "are", count, visible_devices().c_str());

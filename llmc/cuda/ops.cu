@@ -1,6 +1,5 @@
 // ops.cu: the translation unit of the CUDA kernels. It instantiates the operations of the .cuh files for fp32 and bf16.
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 #include "cuda/adamw.cuh"
@@ -20,8 +19,9 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
                      embedding_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
-// All rows at once fill a GPU best, and every further chunk would read and write the weight's gradient again.
-int gpu::preferred_logit_rows() { return std::numeric_limits<int>::max(); }
+// Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits of
+// GPT-2's vocabulary with more rows than 85,000 have more than 2^32 elements, for which cuBLASLt has few algorithms.
+int gpu::preferred_logit_rows() { return 65536; }
 
 INSTANTIATE(gpu::scratch_bytes);
 INSTANTIATE(gpu::embedding_forward);

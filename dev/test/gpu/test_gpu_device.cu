@@ -170,9 +170,7 @@ TEST_CASE("device_info and device_libraries name the GPU and the libraries") {
         CHECK(device_libraries().find(part) != std::string::npos);
 }
 
-TEST_CASE("device_init refuses a process without a GPU of its own, and a negative number of threads") {
-    CHECK_THROWS_WITH_AS(device_init(1000, 0), doctest::Contains("process 1000 of this machine has no GPU of its own"),
-                         Error);
+TEST_CASE("device_init refuses negative numbers of processes and threads") {
     CHECK_THROWS_WITH_AS(device_init(-1, 0), doctest::Contains("process -1"), Error);
     CHECK_THROWS_WITH_AS(device_init(0, -1), doctest::Contains("--threads -1"), Error);
 }
@@ -187,6 +185,19 @@ static void expect_refused(const char* text) {
         CHECK(error.exit_code == EXIT_USAGE);
     }
     CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("a process uses the GPU of its number, or the only one that it sees") {
+    const simt::Config as_it_was = simt::config;
+    simt::config.gpus = 2;
+    device_init(1, 0);
+    CHECK_THROWS_WITH_AS(device_init(2, 0), doctest::Contains("process 2 of this machine has no GPU of its own"), Error);
+    simt::config.gpus = 1;
+    device_init(2, 0);
+    int device = -1;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(device == 0);
+    simt::config = as_it_was;
 }
 
 TEST_CASE("device_init refuses a machine without a GPU, with an old driver or with an old GPU, and says why") {

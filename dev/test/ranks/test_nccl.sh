@@ -209,7 +209,7 @@ if [ -z "$mpi" ]; then
     # One error at least: mpirun may end the other rank before it prints its own.
     check "two ranks on one GPU by mpirun: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
         grep -q "^error: rank [01] on $(hostname): ranks 0 and 1 are both on GPU-" "$scratch/mpirun.log"
-    check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
+    check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES -u CUDA_VISIBLE_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
         env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \
         env SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
     check "two ranks that see one GPU each give the bits of 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
