@@ -83,7 +83,7 @@ struct Allocation {
 
 struct Runtime {
     char* arena = nullptr;
-    size_t used = 0;
+    size_t used = 0, taken = 0;  // taken: by simt::take_device_memory
     std::map<char*, Allocation> allocations;
     std::map<const char*, size_t> host_allocations;    // pinned host memory: address, bytes
     std::vector<cudaStream_t> streams, ended_streams;  // ended streams are reused, with their fibers
@@ -337,6 +337,8 @@ void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* strea
     ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
 }
 
+void simt::take_device_memory(size_t bytes) { runtime().taken += bytes; }
+
 bool simt::device_has_failed() { return runtime().sticky_error != cudaSuccess; }
 
 void simt::enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
@@ -511,7 +513,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *free = ARENA_BYTES - runtime().used;
+    *free = ARENA_BYTES - runtime().used - runtime().taken;
     *total = ARENA_BYTES;
     return completed();
 }

@@ -73,6 +73,8 @@ char* map_memory(size_t bytes);  // zeroed; pages take no memory until they are 
 // Queues work that is not a kernel, for example a matmul of cuBLASLt. On the stream's clock it takes `ms`. It must not
 // access host memory that a sanitizer watches.
 void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream);
+// Device memory that a library takes for itself and keeps. cudaMemGetInfo does not count it as free.
+void take_device_memory(size_t bytes);
 bool device_has_failed();  // by simt::config.fail_at
 // Queues work that other processes take part in. `attempt` is called repeatedly, while the host and other streams
 // continue, until it returns true. It runs as the host and may access device memory only by copy_uninstrumented, which

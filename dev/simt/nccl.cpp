@@ -29,7 +29,8 @@ using simt::Site;
 
 namespace {
 
-constexpr int MIN_POLLS = 3;           // polls until a call that returned ncclInProgress has completed
+constexpr int MIN_POLLS = 3;  // polls until a call that returned ncclInProgress has completed
+constexpr size_t LARGE_BYTES = 1 << 20, CONNECTION_BYTES = 64 << 20;  // device memory taken by a first call
 constexpr uint64_t DELAYED_EVERY = 3;  // one in so many collectives returns ncclInProgress
 constexpr float COLLECTIVE_MS = 1;     // duration of a collective on the stream's clock
 
@@ -122,11 +123,12 @@ struct ncclComm {
     std::vector<Link> new_links;  // on rank 0: connections whose hello has not arrived yet
     ncclResult_t error = ncclSuccess;
     std::string reason;
-    int polls = 0;                  // polls since the last call that returned ncclInProgress
-    std::function<void()> delayed;  // queues the collective that returned ncclInProgress; null if there is none
-    uint64_t issued = 0, done = 0;  // collectives
-    uint64_t goodbyes = 0;          // goodbyes received
-    bool sent_goodbye = false;      // whether this rank has sent its goodbye
+    int polls = 0;                          // polls since the last call that returned ncclInProgress
+    std::function<void()> delayed;          // queues the collective that returned ncclInProgress; null if there is none
+    uint64_t issued = 0, done = 0;          // collectives
+    uint64_t goodbyes = 0;                  // goodbyes received
+    bool connected[broadcast + 1][2] = {};  // by kind, for small and for large buffers
+    bool sent_goodbye = false;              // whether this rank has sent its goodbye
 
     ~ncclComm() {
         for (const Link& link : links) close(link.fd);
@@ -364,6 +366,9 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
     if (type != ncclInt8 && type != ncclFloat && type != ncclBfloat16) return ncclInvalidArgument;
     if (root < 0 || root >= c.ranks) return ncclInvalidArgument;
     const size_t once = count * size_of(type), all = once * size_t(c.ranks);
+    bool& connected = c.connected[kind][once >= LARGE_BYTES];
+    if (!connected) simt::take_device_memory(CONNECTION_BYTES);
+    connected = true;
     auto job = std::make_shared<Collective>();
     job->comm = communicators().at(comm);
     job->header = {.kind = kind, .type = uint32_t(type), .root = root, .count = count, .number = c.issued++};

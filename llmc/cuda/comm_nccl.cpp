@@ -323,6 +323,24 @@ struct NcclComm : Comm {
         });
     }
 
+    void connect() override {
+        constexpr int64_t large = 1 << 20;  // elements of a rank
+        const int64_t sent = bytes_sent, made = calls;
+        const Stream stream = nccl_stream.stream;
+        const DeviceBuffer<float> x(large * world_size, "the first collectives");
+        fill_zero(x.data, x.bytes(), stream);
+        for (const int64_t own : {int64_t(1), large}) {
+            const int64_t count = own * world_size;
+            all_reduce(x.data, count, GradDtype::fp32, stream);
+            reduce_scatter(x.data, count, GradDtype::fp32, stream);
+            all_gather(x.data, count * int64_t(sizeof(float)), stream);
+            broadcast(x.data, count * int64_t(sizeof(float)), 0, stream);
+        }
+        wait_for_stream(stream);
+        bytes_sent = sent;
+        calls = made;
+    }
+
     // An all-gather over the GPUs: first of the sizes, then of the texts, each padded to the longest.
     std::vector<std::string> all_gather_text(const std::string& text) override {
         DeviceBuffer<int64_t> sizes(world_size, "sizes of messages");

@@ -30,6 +30,10 @@ struct Comm {
     // first such collective.
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}
 
+    // Makes one small and one large call of each collective. NCCL connects the ranks and takes device memory for it at
+    // the first call, which would otherwise come after memory was measured and filled. All ranks call it.
+    virtual void connect() {}
+
     using Ticket = int64_t;
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
     // shards become undefined. count is a multiple of world_size.

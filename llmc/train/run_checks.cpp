@@ -16,6 +16,7 @@
 void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, Comm& comm, int world_size,
                          int local_ranks) {
     if (o.micro_batch != 0) return;
+    comm.connect();
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
     const int own =
         largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,

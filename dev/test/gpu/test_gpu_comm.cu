@@ -319,6 +319,33 @@ TEST_CASE("ranks: every collective is right on 2 and 3 ranks, with immediate and
             }));
 }
 
+TEST_CASE("ranks: after connect, no collective takes device memory for itself") {
+    expect_success(run_ranks({}, [](const Launch& launch) {
+        const std::unique_ptr<Comm> comm = make_device_comm(launch);
+        const auto taken_by = [](const std::function<void()>& calls) {
+            const int64_t before = device_bytes_free();
+            calls();
+            return before - device_bytes_free();
+        };
+        const OwnedStream stream;
+        const DeviceBuffer<float> x(1 << 20, "x");
+        fill_zero(x.data, x.bytes(), stream.stream);
+        const int64_t sent = comm->bytes_sent, made = comm->calls;
+        expect(taken_by([&] { comm->connect(); }) > 0, "connect takes memory");
+        expect(comm->bytes_sent == sent && comm->calls == made, "connect is not counted");
+        expect(taken_by([&] {
+                   for (const int64_t count : {64, 1 << 20}) {
+                       comm->all_reduce(x.data, count, GradDtype::fp32, stream.stream);
+                       comm->reduce_scatter(x.data, count, GradDtype::fp32, stream.stream);
+                       comm->all_gather(x.data, count * int64_t(sizeof(float)), stream.stream);
+                       comm->broadcast(x.data, count * int64_t(sizeof(float)), 0, stream.stream);
+                   }
+                   wait_for_device();
+               }) == 0,
+               "a collective takes memory");
+    }));
+}
+
 // On the emulator's clock a collective takes 1 ms, and all other work takes no time.
 TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collectives, and no other time") {
     expect_success(run_ranks({}, [](const Launch& launch) {
@@ -349,8 +376,19 @@ TEST_CASE("ranks: if two ranks use one GPU, every rank ends with a usage error t
     }
 }
 
-// The last rank ends after the first exchange; the others wait for it in the next collective.
-static void lose_a_rank(const Launch& launch) {
+// How a rank waits for another one that has ended.
+using WaitForRank = void (*)(Comm& comm, const DeviceBuffer<float>& x, Stream stream);
+
+static void wait_in_a_collective(Comm& comm, const DeviceBuffer<float>&, Stream) { comm.all_gather_text(""); }
+// The driver waits for the stream within a copy to pageable memory.
+static void wait_in_a_copy(Comm& comm, const DeviceBuffer<float>& x, Stream stream) {
+    std::vector<float> pageable(static_cast<size_t>(x.size));
+    comm.wait(comm.all_reduce(x.data, x.size, GradDtype::fp32, stream), stream);
+    copy_to_host(pageable.data(), x.data, x.bytes(), stream);
+}
+
+// The last rank ends after the first collective; the others wait for it.
+static void lose_a_rank(const Launch& launch, WaitForRank wait) {
     const std::unique_ptr<Comm> comm = make_device_comm(launch);
     exchange_texts(*comm);
     if (launch.rank == launch.world_size - 1) _exit(9);
@@ -358,7 +396,7 @@ static void lose_a_rank(const Launch& launch) {
     const DeviceBuffer<float> x(192, "x");
     comm->all_reduce(x.data, 192, GradDtype::fp32, stream.stream);
     try {
-        comm->all_gather_text("");
+        wait(*comm, x, stream.stream);
     } catch (const Error& error) {
         fprintf(stderr, "error: %s\n", error.what());
         fflush(nullptr);
@@ -371,9 +409,9 @@ static void lose_a_rank(const Launch& launch) {
     _exit(98);
 }
 
-static void expect_loss(const Ranks& ranks, const char* text) {
+static void expect_loss(const Ranks& ranks, WaitForRank wait, const char* text) {
     const double start = seconds_now();
-    const std::vector<Ending> endings = run_ranks(ranks, lose_a_rank);
+    const std::vector<Ending> endings = run_ranks(ranks, [wait](const Launch& launch) { lose_a_rank(launch, wait); });
     for (size_t r = 0; r + 1 < endings.size(); r++) {
         CHECK_MESSAGE(endings[r].status == EXIT_INTERNAL, "rank " << r << ": " << endings[r].status);
         CHECK_MESSAGE(endings[r].output.find(text) != std::string::npos, endings[r].output);
@@ -382,8 +420,10 @@ static void expect_loss(const Ranks& ranks, const char* text) {
 }
 
 TEST_CASE("ranks: if one rank ends, the others end with an error, whether or not NCCL notices") {
-    for (const char* streams : {"now", "deferred"}) expect_loss({3, streams}, "error: another rank is gone");
-    expect_loss({2, "now", false, true}, "error: rank 1 (process ");
+    for (const WaitForRank wait : {wait_in_a_collective, wait_in_a_copy}) {
+        for (const char* streams : {"now", "deferred"}) expect_loss({3, streams}, wait, "error: another rank is gone");
+        expect_loss({2, "now", false, true}, wait, "error: rank 1 (process ");
+    }
 }
 
 // ---- Bugs that the emulator's NCCL reports
