@@ -88,7 +88,6 @@ Char char_at(const char* p, const char* end) {
     return type != MULTI ? Char{type, 1, true} : multi_char_at(p, end);
 }
 
-// Looks for a valid character of one to four bytes that ends at p. If there is none, the byte before p is invalid.
 bool is_utf8(std::string_view text) {
     const char *p = text.data(), *end = p + text.size();
     while (p < end) {
@@ -99,6 +98,7 @@ bool is_utf8(std::string_view text) {
     return true;
 }
 
+// Looks for a valid character of one to four bytes that ends at p. If there is none, the byte before p is invalid.
 Char char_before(const char* begin, const char* p) {
     for (int bytes = 1; bytes <= 4 && bytes <= p - begin; bytes++) {
         const Char c = char_at(p - bytes, p);
