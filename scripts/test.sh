@@ -149,7 +149,7 @@ together() { report_ended all; }
 # with_units NAME PROGRAM: `beside` for a program with emulated matrix instructions. These are slow, so cases of large
 # matmuls and long sequences run only on machines that have the instructions.
 with_units() {
-    local small=(--test-case-exclude='more rows*,several tasks*,lengths around the chunks*,the same bits on*')
+    local small=(--test-suite-exclude=large)
     if [[ $1 == *test_gpt2 ]]; then small=(); fi
     beside "$1" 300 "$2" ${small[@]+"${small[@]}"}
 }

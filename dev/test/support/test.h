@@ -16,6 +16,10 @@
 #include "support/random_tokens.h"
 #include "support/skip.h"
 
+// Marks a test case of large matmuls or long sequences: TEST_CASE("name" * LARGE). scripts/test.sh leaves it out where
+// the matrix instructions are emulated, because it would take minutes.
+inline const doctest::test_suite LARGE("large");
+
 // An owned array in host memory, on which the CPU's operations work, also in programs of the CUDA backend.
 template <class T>
 struct HostBuffer {

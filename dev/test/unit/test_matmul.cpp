@@ -90,7 +90,8 @@ TEST_CASE_TEMPLATE("the products of a GPT-2 block of 96 and 384 channels agree w
         check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true}});
 }
 
-TEST_CASE_TEMPLATE("products of several tasks and several panels agree with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products of several tasks and several panels agree with the definition" * LARGE, floatX, float,
+                   bf16) {
     check_shape<floatX>({520, 780, 1300}, {{.gelu = true, .accumulate = true}});
 }
 
@@ -109,14 +110,14 @@ TEST_CASE_TEMPLATE("products with every option agree with the definition", float
 }
 
 // Larger than what the variants do in one go: up to 8192 rows, of those 4096 output channels, and 384 steps.
-TEST_CASE("products of more rows and output channels than are packed at a time agree with the definition") {
+TEST_CASE("products of more rows and output channels than are packed at a time agree with the definition" * LARGE) {
     check_shape<float>({20, 5, 3100}, {{.gelu = true}});
     check_shape<float>({17, 770, 33}, {{.gelu = true, .accumulate = true}});
     check_shape<bf16>({8200, 33, 9}, {{.gelu = true, .accumulate = true}});
     check_shape<bf16>({8200, 3, 8230}, {{.gelu = true}});
 }
 
-TEST_CASE_TEMPLATE("products have the same bits on 1, 2 and 3 threads", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("products have the same bits on 1, 2 and 3 threads" * LARGE, floatX, float, bf16) {
     for (const Shape s : {Shape{520, 300, 700}, {33, 1000, 65}, {1, 70, 600}}) {
         const Inputs<floatX> in(s);
         for (const Isa level : available_isas()) {

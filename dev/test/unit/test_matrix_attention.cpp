@@ -93,7 +93,7 @@ TEST_CASE("lengths around the blocks of 32") {
     });
 }
 
-TEST_CASE("lengths around the chunks of 512 in backward and of 2048 in forward") {
+TEST_CASE("lengths around the chunks of 512 in backward and of 2048 in forward" * LARGE) {
     on_each_unit([](const Unit& unit) {
         for (const int T : {511, 512, 513, 1024, 1030, 2048, 2049, 2200}) compare(unit, {1, T, 1, 32});
     });
@@ -145,7 +145,7 @@ TEST_CASE("NaN and infinity reach the rows that see them, and no earlier block")
     });
 }
 
-TEST_CASE("the same bits on 1, 2 and 3 threads") {
+TEST_CASE("the same bits on 1, 2 and 3 threads" * LARGE) {
     on_each_unit([](const Unit& unit) {
         const Shape s{2, 600, 3, 64};
         const auto qkv = random_qkv(s), dout = random_tensor<bf16>(int64_t(s.B) * s.T * s.NH * s.HS, 2);
