@@ -73,7 +73,7 @@ namespace {
 
 constexpr size_t ARENA_BYTES = size_t(16) << 30;
 constexpr size_t RED_ZONE = 256;  // also the alignment of cudaMalloc
-constexpr int SHARED_OPTIN = 227 << 10;
+constexpr int SHARED_OPTIN = 227 << 10, MULTIPROCESSORS = 4;
 constexpr int runtime_version = 13000;
 
 struct Allocation {
@@ -489,7 +489,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .sharedMemPerBlockOptin = SHARED_OPTIN,
                    .major = simt::config.compute_capability / 10,
                    .minor = simt::config.compute_capability % 10,
-                   .multiProcessorCount = 4,
+                   .multiProcessorCount = MULTIPROCESSORS,
                    .warpSize = 32,
                    .maxThreadsPerBlock = 1024,
                    .l2CacheSize = 32 << 20};
@@ -505,6 +505,11 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
     if (value < 0 || value > SHARED_OPTIN) return result(cudaErrorInvalidValue);
     runtime().max_dynamic[kernel] = value;
     return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+    *value = MULTIPROCESSORS;
+    return completed();
 }
 
 cudaError_t cudaDeviceSynchronize() {

@@ -132,7 +132,6 @@ void gpu::residual_layernorm_forward(floatX* sum, floatX* out, float* mean, floa
 
 // ---- Backward
 
-constexpr int LAYERNORM_BACKWARD_BLOCKS = 264;  // two per SM of an H100
 // Warps per block. With 14, two blocks fit into the registers of an SM, and a block has two teams for rows of 1600
 // channels. Only rows that need more than 14 warps use blocks of 16.
 constexpr int LAYERNORM_BACKWARD_WARPS = 14, LAYERNORM_BACKWARD_WIDE = 16;
@@ -150,12 +149,6 @@ LayerNormTeams layernorm_teams(int C) {
     return {warps, warps > LAYERNORM_BACKWARD_WARPS ? 1 : LAYERNORM_BACKWARD_WARPS / warps};
 }
 
-template <class floatX>
-int layernorm_backward_blocks(int N, int C) {
-    const int blocks = ceil_div(N, layernorm_teams<floatX>(C).teams);
-    return blocks < LAYERNORM_BACKWARD_BLOCKS ? blocks : LAYERNORM_BACKWARD_BLOCKS;
-}
-
 // A lane's vectors in shared memory: those of dout, inp and dresidual for two stages (rows), and that of weight.
 template <class floatX>
 struct LayerNormBuffers {
@@ -163,9 +156,12 @@ struct LayerNormBuffers {
     static constexpr int arrays = 3, stages = 2, count = arrays * stages + 1;
     V* lane_vectors;
 
-    // Zeros, for lanes past C and for a null dresidual.
-    __device__ LayerNormBuffers() : lane_vectors(simt::dynamic_shared<V>() + threadIdx.x) {
-        for (int i = 0; i < count; i++) lane_vectors[i * int(blockDim.x)] = V{};
+    __device__ LayerNormBuffers() : lane_vectors(simt::dynamic_shared<V>() + threadIdx.x) {}
+    // Zeros, for a lane past C (whole) or for a null dresidual: what no copy will fill. An asynchronous copy to memory
+    // that was stored to before would need a fence.
+    __device__ void clear(bool whole) {
+        for (int i = 0; i < count; i++)
+            if (whole || i % arrays == 2) lane_vectors[i * int(blockDim.x)] = V{};
     }
     __device__ V& at(int stage, int array) { return lane_vectors[(stage * arrays + array) * int(blockDim.x)]; }
     __device__ V& weight() { return lane_vectors[arrays * stages * int(blockDim.x)]; }
@@ -192,7 +188,7 @@ struct LayerNormSums {
 // dinp (N, C) from dout, inp, dresidual (N, C; dresidual may be null), weight (C), mean and rstd (N). partial (blocks,
 // groups, C) receives each block's sums for dweight, dbias and, with 3 groups, dbranch_bias; sum_rows adds them.
 //
-// Grid: layernorm_backward_blocks blocks of block.teams * block.warps warps. Team t of block b owns row b * teams + t
+// Grid: LayerNormBackward::blocks blocks of block.teams * block.warps warps. Team t of block b owns row b * teams + t
 // and every (gridDim.x * teams)-th row after it. Dynamic shared memory holds the lanes' buffers, and at the end the
 // sums of the block, which need no more space.
 template <class floatX, int MAX_WARPS>
@@ -206,6 +202,7 @@ __global__ void __launch_bounds__(MAX_WARPS* WARP_SIZE, MAX_WARPS > LAYERNORM_BA
     const int c = (warp % block.warps * WARP_SIZE + lane) * V::size, step = int(gridDim.x) * block.teams;
     LayerNormBuffers<floatX> buffers;
     LayerNormSums<floatX> sums = {};
+    if (c >= C || !dresidual) buffers.clear(c >= C);
     if (c < C) buffers.weight() = load128(weight + c);
 
     const auto fetch = [&](int stage, int n) {
@@ -284,12 +281,30 @@ __global__ void __launch_bounds__(MAX_WARPS* WARP_SIZE, MAX_WARPS > LAYERNORM_BA
             partial[(int64_t(blockIdx.x) * groups + g) * C + i] = block_sums[g * width + i];
 }
 
+// The launch of layernorm_backward_kernel: as many blocks as the GPU runs at once, so that no block waits for another
+// one. The sums are therefore the same in each run on one kind of GPU, and may differ in rounding on another kind.
+template <class floatX>
+struct LayerNormBackward {
+    LayerNormTeams block;
+    int threads, blocks;
+    decltype(&layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>) kernel;
+
+    LayerNormBackward(int N, int C) : block(layernorm_teams<floatX>(C)) {
+        threads = block.teams * block.warps * WARP_SIZE;
+        kernel = block.warps > LAYERNORM_BACKWARD_WARPS ? layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WIDE>
+                                                        : layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>;
+        const int resident = simt::resident_blocks(kernel, threads, shared_bytes()), needed = ceil_div(N, block.teams);
+        blocks = needed < resident ? needed : resident;
+    }
+    int64_t shared_bytes() const { return LayerNormBuffers<floatX>::bytes(threads); }
+};
+
 namespace gpu {
 
 // Bytes of device_scratch that layernorm_backward uses.
 template <class floatX>
 int64_t layernorm_scratch_bytes(int N, int C) {
-    return int64_t(layernorm_backward_blocks<floatX>(N, C)) * 3 * C * int64_t(sizeof(float));
+    return int64_t(LayerNormBackward<floatX>(N, C).blocks) * 3 * C * int64_t(sizeof(float));
 }
 
 }  // namespace gpu
@@ -299,14 +314,10 @@ void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* 
                              const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                              const floatX* dresidual, int N, int C, Stream stream) {
     check_layernorm_sizes<floatX>("layernorm_backward", N, C);
-    const LayerNormTeams block = layernorm_teams<floatX>(C);
-    const int blocks = layernorm_backward_blocks<floatX>(N, C), threads = block.teams * block.warps * WARP_SIZE;
+    const LayerNormBackward<floatX> launch(N, C);
     const int groups = dbranch_bias ? 3 : 2;
     float* partial = static_cast<float*>(device_scratch(layernorm_scratch_bytes<floatX>(N, C)));
-    const auto kernel = block.warps > LAYERNORM_BACKWARD_WARPS
-                            ? layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WIDE>
-                            : layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>;
-    simt::launch(kernel, blocks, threads, LayerNormBuffers<floatX>::bytes(threads), stream, dinp, partial, dout, inp,
-                 weight, mean, rstd, dresidual, N, C, block, groups);
-    sum_rows({{dweight, dbias, dbranch_bias}}, partial, blocks, groups, C, true, stream);
+    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes(), stream, dinp, partial, dout, inp,
+                 weight, mean, rstd, dresidual, N, C, launch.block, groups);
+    sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
 }

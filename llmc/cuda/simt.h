@@ -39,6 +39,19 @@ cudaError_t allow_dynamic_shared(void (*kernel)(P...), int64_t bytes) {
     if (bytes == 0) return cudaSuccess;
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
 }
+// How many blocks of the kernel the device runs at the same time.
+template <class... P>
+int resident_blocks(void (*kernel)(P...), int threads, int64_t shared_bytes) {
+    int device = 0, multiprocessors = 0, blocks = 0;
+    if (allow_dynamic_shared(kernel, shared_bytes) != cudaSuccess || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, size_t(shared_bytes)) != cudaSuccess ||
+        blocks == 0)
+        fail(EXIT_INTERNAL, "no multiprocessor of the GPU runs a block of %d threads with %lld bytes of shared memory",
+             threads, static_cast<long long>(shared_bytes));
+    return multiprocessors * blocks;
+}
+
 }  // namespace simt
 
 #if defined(__CUDACC__)
