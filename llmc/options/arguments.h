@@ -27,6 +27,12 @@ struct OptionSpec {
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
     std::vector<std::function<void()>> checks;     // of the field; each throws if it refuses the value
 
+    bool planned = false;       // `plan` uses it; plan accepts the other options of `train` without effect
+    bool of_one_start = false;  // a resume does not take it from the earlier start of the run
+    bool of_shape = false;      // a resume takes all of these from the earlier start, or none if one of them is given
+    bool may_change = false;    // a resume accepts another value without a warning
+    bool may_differ = false;    // the ranks of a run may have different values
+
     std::string long_name() const { return names.substr(names.find("--")); }
     bool is_called(const std::string& name) const {
         return ("," + names + ",").find("," + name + ",") != std::string::npos;
@@ -43,7 +49,7 @@ T parse_value(const std::string& name, const std::string& text);
 template <class T>
 std::string value_text(const T& value);
 
-// Adds checks to an option that was just declared, and changes how --help shows its default.
+// Adds checks and properties to an option that was just declared, and changes how --help shows its default.
 template <class T>
 struct OptionBuilder {
     OptionSpec& spec;
@@ -51,6 +57,12 @@ struct OptionBuilder {
 
     OptionBuilder& shown(const std::string& as) { return spec.default_text = as, *this; }
     OptionBuilder& renamed_from(const char* name) { return spec.old_name = name, *this; }
+    OptionBuilder& planned() { return spec.planned = true, *this; }
+    OptionBuilder& of_one_start() { return spec.of_one_start = true, may_change(); }
+    OptionBuilder& of_shape() { return spec.of_shape = true, *this; }
+    // For an option that does not change the losses of the steps, or that has a check of its own.
+    OptionBuilder& may_change() { return spec.may_change = true, *this; }
+    OptionBuilder& may_differ() { return spec.may_differ = true, *this; }
     OptionBuilder& between(T least, T most) { return check_range(least, most, true), *this; }
     OptionBuilder& from_to_below(T least, T below) { return check_range(least, below, false), *this; }
     OptionBuilder& at_least(T least) { return check_range(least, std::numeric_limits<T>::max(), true), *this; }
@@ -113,8 +125,10 @@ struct Section {
     }
 
     // A flag: off by default, on if given.
-    void add_flag(const char* names, bool& field, const char* help, const char* llmc_alias = "") {
-        add(names, field, false, "", help).shown("").spec.llmc_alias = llmc_alias;
+    OptionBuilder<bool> add_flag(const char* names, bool& field, const char* help, const char* llmc_alias = "") {
+        OptionBuilder<bool> flag = add(names, field, false, "", help).shown("");
+        flag.spec.llmc_alias = llmc_alias;
+        return flag;
     }
 };
 

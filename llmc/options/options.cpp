@@ -29,30 +29,49 @@ static void model_options(OptionSpecs& all, Options& o) {
     Section s{all, "model"};
     s.add("-e,--model", o.model, "", "NAME",
           "GPT-2's shape: d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
-        .shown("d12, unless --init or --layers");
-    s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint");
-    s.add("--layers", o.layers, 0, "N", "number of layers; with --heads and --channels").at_least(0).shown("");
-    s.add("--heads", o.heads, 0, "N", "attention heads per layer").at_least(0).shown("");
-    s.add("--channels", o.channels, 0, "N", "embedding width; a multiple of --heads").at_least(0).shown("");
+        .shown("d12, unless --init or --layers")
+        .planned()
+        .of_shape();
+    s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint")
+        .planned()
+        .of_shape()
+        .may_change();
+    s.add("--layers", o.layers, 0, "N", "number of layers; with --heads and --channels")
+        .at_least(0)
+        .shown("")
+        .planned()
+        .of_shape();
+    s.add("--heads", o.heads, 0, "N", "attention heads per layer").at_least(0).shown("").planned().of_shape();
+    s.add("--channels", o.channels, 0, "N", "embedding width; a multiple of --heads")
+        .at_least(0)
+        .shown("")
+        .planned()
+        .of_shape();
     s.add("--vocab-size", o.vocab_size, 0, "TOKENS", "vocabulary size; 0 = the tokenizer's, or 50257")
-        .between(0, 1 << 20);
+        .between(0, 1 << 20)
+        .planned();
     s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "sequence length (T); 0 = the model's number of positions")
-        .between(0, 1 << 20);
+        .between(0, 1 << 20)
+        .planned();
 }
 
 static void precision_options(OptionSpecs& all, Options& o, const char* title) {
     Section s{all, title};
     s.add("--precision", o.precision, "auto", "fp32|bf16|auto",
           "dtype of weights and activations; auto = bf16 where it is faster")
-        .one_of_unit();
+        .one_of_unit()
+        .planned();
 }
 
 static void data_options(OptionSpecs& all, Options& o) {
     Section s{all, "data"};
-    s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'");
+    s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'")
+        .planned();
     s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on");
     s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "tokenizer for samples and checkpoints")
-        .shown("beside the training data");
+        .shown("beside the training data")
+        .planned()
+        .may_change();
 }
 
 static void batch_options(OptionSpecs& all, Options& o) {
@@ -60,48 +79,74 @@ static void batch_options(OptionSpecs& all, Options& o) {
     s.add("-b,--micro-batch", o.micro_batch, 4, "SEQUENCES|auto",
           "sequences per rank and forward pass (B); auto = fast, and fits")
         .between(1, 1 << 20)
-        .or_word("auto", 0);
+        .or_word("auto", 0)
+        .planned();
     s.add("-d,--global-batch", o.global_batch_tokens, -1, "TOKENS",
           "tokens per optimizer step, over all ranks; 0 = one micro-batch per rank")
         .between(0, int64_t(1) << 40)
-        .shown("524288 for d12 to d48, else 0");
+        .shown("524288 for d12 to d48, else 0")
+        .planned();
     s.add("--recompute", o.recompute, "none", "none|gelu|layer", "activations to recompute in backward, to save memory")
-        .one_of_unit();
+        .one_of_unit()
+        .planned();
     s.add("--logit-chunks", o.logit_chunks, 0, "N", "compute the logits in N pieces, to save memory; 0 = automatic")
         .renamed_from("--head-chunks")
-        .between(0, 1 << 20);
+        .between(0, 1 << 20)
+        .planned();
     s.add("--master-weights", o.master_weights, "on", "on|off",
           "fp32 copies of bf16 weights; off = stochastic rounding, to save memory")
-        .one_of_unit();
+        .one_of_unit()
+        .planned();
 }
 
 static void rank_options(OptionSpecs& all, Options& o) {
     Section s{all, "ranks"};
-    s.add("-z,--zero", o.zero, 0, "0|1", "ZeRO stage; 1 = shard the optimizer's state over ranks").between(0, 1);
-    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "dtype of gradients in collectives").one_of_unit();
+    s.add("-z,--zero", o.zero, 0, "0|1", "ZeRO stage; 1 = shard the optimizer's state over ranks")
+        .between(0, 1)
+        .planned()
+        .may_change();
+    s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "dtype of gradients in collectives")
+        .one_of_unit()
+        .planned();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
           "add gradients in the order of N ranks: the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs; 0 = off")
-        .between(0, 1024);
+        .between(0, 1024)
+        .planned();
     s.add_flag("--share-gpu", o.share_gpu, "let ranks share a GPU, through host memory; for tests");
-    s.add("--rank", o.rank, -1, "N", "rank of this process, if no launcher sets it").between(-1, 1 << 20).shown("");
+    s.add("--rank", o.rank, -1, "N", "rank of this process, if no launcher sets it")
+        .between(-1, 1 << 20)
+        .shown("")
+        .of_one_start()
+        .may_differ();
     s.add("--world-size", o.world_size, -1, "N", "number of ranks; plan: ranks to plan for")
         .between(-1, 1 << 20)
-        .shown("");
-    s.add("--local-rank", o.local_rank, -1, "N", "GPU of this rank on its host").between(-1, 1 << 20).shown("");
-    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "address of rank 0, for ranks that do not use MPI");
-    s.add("--run-id", o.run_id, "", "TEXT", "name that separates runs with the same rendezvous address");
+        .shown("")
+        .planned()
+        .of_one_start();
+    s.add("--local-rank", o.local_rank, -1, "N", "GPU of this rank on its host")
+        .between(-1, 1 << 20)
+        .shown("")
+        .of_one_start()
+        .may_differ();
+    s.add("--rendezvous", o.rendezvous, "", "HOST:PORT", "address of rank 0, for ranks that do not use MPI")
+        .of_one_start();
+    s.add("--run-id", o.run_id, "", "TEXT", "name that separates runs with the same rendezvous address").of_one_start();
     s.add("--rendezvous-timeout", o.rendezvous_timeout, 300.0, "SECONDS", "time to wait for all ranks at the start")
-        .between(1.0, 1e6);
-    s.add_flag("--print-launch", o.print_launch, "print this process's rank and how it joins the others, then exit");
+        .between(1.0, 1e6)
+        .of_one_start();
+    s.add_flag("--print-launch", o.print_launch, "print this process's rank and how it joins the others, then exit")
+        .of_one_start();
 }
 
 static void optimizer_options(OptionSpecs& all, Options& o) {
     Section s{all, "optimizer"};
     s.add("-x,--steps", o.steps, 0, "STEPS", "optimizer steps of the whole run; 0 or -1 = one epoch")
-        .between(-1, std::numeric_limits<int>::max());
+        .between(-1, std::numeric_limits<int>::max())
+        .planned();
     s.add("--stop-after", o.stop_after, 0, "STEPS",
           "end this run after N more steps, without changing the schedule; 0 = off")
-        .at_least(0);
+        .at_least(0)
+        .of_one_start();
     s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
     s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
           "learning rate after warmup; wsd = constant, then 1 - sqrt in the last fifth")
@@ -112,7 +157,7 @@ static void optimizer_options(OptionSpecs& all, Options& o) {
     s.add("-q,--final-lr-fraction", o.final_lr_fraction, 0.1, "FRACTION",
           "last step's learning rate, as a fraction of --lr")
         .between(0.0, 1.0);
-    s.add("--optimizer", o.optimizer, "adamw", "adamw", "update rule").one_of_unit();
+    s.add("--optimizer", o.optimizer, "adamw", "adamw", "update rule").one_of_unit().planned();
     s.add("-c,--weight-decay", o.weight_decay, 0.1, "FACTOR",
           "AdamW's weight decay, of matrices and embeddings only; 0 = off")
         .between(0.0, 100.0);
@@ -126,25 +171,37 @@ static void report_options(OptionSpecs& all, Options& o) {
     Section s{all, "evaluation and samples"};
     s.add("-v,--val-every", o.val_every, 250, "STEPS",
           "compute the validation loss every N steps and after the last; 0 = never")
-        .at_least(0);
+        .at_least(0)
+        .may_change();
     s.add("--val-batches", o.val_batches, 20, "BATCHES",
           "micro-batches per validation over all ranks, always the same ones; 0 = all")
-        .at_least(0);
-    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text every N steps; 0 = never").at_least(0);
-    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "length of a sample").between(1, 1 << 20);
-    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "prompt of the samples").shown("<|endoftext|>");
+        .at_least(0)
+        .may_change();
+    s.add("-s,--sample-every", o.sample_every, 0, "STEPS", "generate text every N steps; 0 = never")
+        .at_least(0)
+        .may_change();
+    s.add("-g,--sample-tokens", o.sample_tokens, 64, "TOKENS", "length of a sample").between(1, 1 << 20).may_change();
+    s.add("--sample-prompt", o.sample_prompt, "", "TEXT", "prompt of the samples").shown("<|endoftext|>").may_change();
 }
 
 static void checkpoint_options(OptionSpecs& all, Options& o) {
     Section s{all, "output"};
-    s.add("-o,--output", o.output, "out", "DIR", "directory for log and checkpoints; '' = write nothing");
+    s.add("-o,--output", o.output, "out", "DIR", "directory for log and checkpoints; '' = write nothing")
+        .planned()
+        .of_one_start();
     s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS",
           "save every N steps and after the last; 0 = never")
-        .at_least(0);
-    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all").at_least(0);
+        .at_least(0)
+        .may_change();
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all")
+        .at_least(0)
+        .planned()
+        .may_change();
     s.add_flag("--resume", o.resume,
-               "continue from the newest checkpoint in --output (-y 1); options not given come from that run", "-y");
-    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "dtype of model.safetensors").one_of_unit();
+               "continue from the newest checkpoint in --output (-y 1); options not given come from that run", "-y")
+        .planned()
+        .of_one_start();
+    s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "dtype of model.safetensors").one_of_unit().planned();
 }
 
 static void seed_option(OptionSpecs& all, Options& o, const char* help) {
@@ -152,7 +209,12 @@ static void seed_option(OptionSpecs& all, Options& o, const char* help) {
 }
 
 static void threads_option(OptionSpecs& all, Options& o) {
-    Section{all, "run"}.add("--threads", o.threads, 0, "N", "CPU threads; 0 = one per core").between(0, MAX_THREADS);
+    Section{all, "run"}
+        .add("--threads", o.threads, 0, "N", "CPU threads; 0 = one per core")
+        .between(0, MAX_THREADS)
+        .planned()
+        .may_change()
+        .may_differ();
 }
 
 static void gpu_options(OptionSpecs& all, Options& o) {
@@ -168,17 +230,22 @@ static void gpu_options(OptionSpecs& all, Options& o) {
 }
 
 static void quiet_option(OptionSpecs& all, Options& o) {
-    Section{all, "run"}.add_flag("--quiet", o.quiet, "print errors only");
+    Section{all, "run"}.add_flag("--quiet", o.quiet, "print errors only").of_one_start();
 }
 
 static void log_options(OptionSpecs& all, Options& o) {
     Section s{all, "run"};
     s.add("--log-every", o.log_every, 1, "STEPS",
           "print a line every N steps when the output is no terminal; log.jsonl has every step")
-        .at_least(1);
-    s.add("--progress", o.progress, "auto", "auto|tty|plain", "live line, or one line per step").one_of_unit();
-    s.add("--trace", o.trace, "", "FILE", "write a timeline of all ranks for ui.perfetto.dev");
-    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "steps in the trace, from the start of this run").at_least(1);
+        .at_least(1)
+        .may_change();
+    s.add("--progress", o.progress, "auto", "auto|tty|plain", "live line, or one line per step")
+        .one_of_unit()
+        .may_change();
+    s.add("--trace", o.trace, "", "FILE", "write a timeline of all ranks for ui.perfetto.dev").of_one_start();
+    s.add("--trace-steps", o.trace_steps, 20, "STEPS", "steps in the trace, from the start of this run")
+        .at_least(1)
+        .of_one_start();
     quiet_option(all, o);
 }
 
@@ -229,13 +296,6 @@ static void tokenize_options(OptionSpecs& all, Options& o) {
     threads_option(all, o);
     quiet_option(all, o);
 }
-
-// The options that `plan` uses. It accepts all options of `train`, so that the command line of a run can be planned
-// unchanged.
-static const std::string planned =
-    " --train-data --tokenizer --model --init --layers --heads --channels --vocab-size --seq-len --precision "
-    "--micro-batch --global-batch --recompute --logit-chunks --master-weights --world-size --zero --grad-dtype "
-    "--deterministic-ranks --steps --optimizer --output --resume --keep --export-dtype --threads ";
 
 // The options of a command, in the order of --help.
 static OptionSpecs declare(Command command, Options& o) {
@@ -358,9 +418,7 @@ static std::string help_text(Command command, const std::string& program, const 
         out = format("usage: %s %s %s\n", p, command_name(command), arguments);
     }
     OptionSpecs shown = all;
-    if (command == Command::plan)
-        std::erase_if(shown,
-                      [](const OptionSpec& d) { return planned.find(" " + d.long_name() + " ") == std::string::npos; });
+    if (command == Command::plan) std::erase_if(shown, [](const OptionSpec& d) { return !d.planned; });
     out += list_options(shown);
     if (command == Command::plan)
         out += format("\nThe other options of %s train are accepted and have no effect.\n", p);
@@ -443,28 +501,18 @@ static void check_together(Options& o) {
     }
 }
 
-// Options that a resume does not take from the earlier start of the run: its ranks, and requests for that start only.
-static constexpr const char* of_one_start[] = {"--resume", "--output",       "--stop-after", "--trace",
-                                               "--rank",   "--world-size",   "--local-rank", "--rendezvous",
-                                               "--run-id", "--print-launch", "--quiet",      "--rendezvous-timeout"};
-static constexpr const char* of_shape[] = {"--model", "--init", "--layers", "--heads", "--channels"};
-
-static bool is_among(const auto& names, const std::string& name) {
-    return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-
 // Adds the saved options to those given. The fields still have their defaults. Returns whether the shape is the saved
 // one.
 static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedArgs& given, Options& o) {
     bool shape_given = false;
-    for (const auto& [i, text] : given.values) shape_given |= is_among(of_shape, all[i].long_name());
+    for (const auto& [i, text] : given.values) shape_given |= all[i].of_shape;
     const Json json = Json::parse(saved);
     for (size_t i = 0; i < all.size(); i++) {
         const std::string name = all[i].long_name();
         auto found = json.find(name.substr(2));
         if (found == json.end() && !all[i].old_name.empty()) found = json.find(all[i].old_name.substr(2));
-        if (found == json.end() || given.values.count(i) || is_among(of_one_start, name)) continue;
-        if (shape_given && is_among(of_shape, name)) continue;
+        if (found == json.end() || given.values.count(i) || all[i].of_one_start) continue;
+        if (shape_given && all[i].of_shape) continue;
         std::string text = found->is_string() ? found->get<std::string>() : found->dump();
         ENSURE(text.find("\xef\xbf\xbd") == std::string::npos,
                "%s %s: run.json cannot hold bytes that are not UTF-8; give this option again", name.c_str(),
@@ -519,7 +567,8 @@ std::vector<Setting> settings(const Options& options) {
     for (size_t i = 0; i < all.size(); i++) {
         defaults[i].reset();
         const std::string value = all[i].text();
-        out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text()});
+        out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text(),
+                       all[i].may_change, all[i].may_differ});
     }
     return out;
 }

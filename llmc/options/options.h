@@ -1,5 +1,6 @@
 // options.h: the options of the command line. Each option is declared once, in a table in options.cpp: names, default,
-// unit, help, range. The parser, --help, the settings printed at start-up and run.json all use that table.
+// unit, help, range, and what `plan`, a resume and other ranks do with it. The parser, --help, the settings printed at
+// start-up and run.json all use that table.
 //
 // parse_options reads only the arguments, no files and no environment variables. It checks ranges, names, and options
 // that contradict each other.
@@ -110,13 +111,15 @@ struct Options {
 
 // Refuses invalid options with EXIT_USAGE. For an unknown option the error suggests the nearest one, or this program's
 // name for an option of another trainer. saved: options_json of the run to be resumed; it sets the options that are not
-// given, except those that belong to a single start (ranks, --stop-after, --trace).
+// given, except those that belong to a single start (OptionSpec::of_one_start).
 Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
 
 // One option of the command with its current value as text: {"batch", "micro-batch", "4"}.
 struct Setting {
     std::string section, name, value;
     bool is_default;
+    bool may_change;  // a resume accepts another value without a warning
+    bool may_differ;  // the ranks of a run may have different values
 };
 // All options of options.command, in the order of --help.
 std::vector<Setting> settings(const Options& options);

@@ -157,6 +157,13 @@ std::string rank_info(const Options& o, const RunSource& source, const Corpus& t
     return rank_info.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
 }
 
+std::vector<std::string> fields_of_one_rank(const Options& o) {
+    std::vector<std::string> names = {"host", "machine", "device", "gpu"};
+    for (const Setting& setting : settings(o))
+        if (setting.may_differ) names.push_back("--" + setting.name);
+    return names;
+}
+
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos) {
     std::string text = comm.describe();
     if (comm.world_size == 1) return text;

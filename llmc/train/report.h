@@ -27,8 +27,7 @@ RunInfo run_info(const Options& options, const RunSource& source, const BatchPla
 
 // rank_info returns the JSON object that ranks exchange. All its fields must be equal on all ranks (check_same), except
 // fields_of_one_rank.
-inline const std::vector<std::string> fields_of_one_rank = {"host",   "machine",      "device",   "gpu",
-                                                            "--rank", "--local-rank", "--threads"};
+std::vector<std::string> fields_of_one_rank(const Options& options);
 // val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
 std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
                       const std::string& precision, const std::string& device, int gpu);

@@ -51,7 +51,7 @@ static void open_log(Run& run, const RunInfo& info, std::vector<std::string> not
     // If there are weights, these notes say why they are not from the newest checkpoint, so they become warnings.
     for (const std::string& line : run.source.notes)
         run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
-    if (const std::string changed = changed_options(run.state.options, info.options); !changed.empty())
+    if (const std::string changed = changed_options(run.state.options, o); !changed.empty())
         run.log->warn("changed since the checkpoint: " + changed);
     warn_of_data(*run.log, o, run.source, run.loader->corpus, val_corpus(run));
 }
@@ -105,7 +105,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = comm.all_gather_text(
         rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(dtype), device.name, gpu));
-    check_same(rank_infos, fields_of_one_rank);
+    check_same(rank_infos, fields_of_one_rank(o));
     align_trace(comm);
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -206,39 +207,15 @@ std::string warn_of_tokenizer(const std::string& path, const std::string& patter
 // -1 stands for an option that was not given and whose default depends on others (--warmup).
 static std::string shown(const nlohmann::json& value) { return value == -1 ? "not given" : value.dump(); }
 
-std::string changed_options(const std::string& saved, const std::string& now) {
-    // Options that do not change the losses of the steps, or that have a check of their own.
-    static constexpr const char* harmless[] = {"stop-after",
-                                               "resume",
-                                               "output",
-                                               "threads",
-                                               "log-every",
-                                               "progress",
-                                               "quiet",
-                                               "keep",
-                                               "val-every",
-                                               "val-batches",
-                                               "sample-every",
-                                               "sample-tokens",
-                                               "sample-prompt",
-                                               "checkpoint-every",
-                                               "init",
-                                               "tokenizer",
-                                               "zero",
-                                               "rank",
-                                               "world-size",
-                                               "local-rank",
-                                               "rendezvous",
-                                               "run-id",
-                                               "rendezvous-timeout",
-                                               "trace",
-                                               "trace-steps"};
+std::string changed_options(const std::string& saved, const Options& options) {
+    std::set<std::string> may_change;
+    for (const Setting& setting : settings(options))
+        if (setting.may_change) may_change.insert(setting.name);
     const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
-                         after = parse_json(now, "the options");
+                         after = parse_json(options_json(options), "the options");
     std::string text;
     for (const auto& [name, value] : after.items()) {
-        const bool skip = std::find(std::begin(harmless), std::end(harmless), name) != std::end(harmless);
-        if (skip || !before.contains(name) || before[name] == value) continue;
+        if (may_change.contains(name) || !before.contains(name) || before[name] == value) continue;
         text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), shown(value).c_str(),
                        shown(before[name]).c_str());
     }

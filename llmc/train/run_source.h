@@ -32,5 +32,6 @@ bool differ_as_tokenizers(const std::string& path, const std::string& other_path
 // string. The tokenizer of the shards is the one in their directory. The result is also empty if either cannot be read.
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
 
-// Returns one line with the options that differ from those of the checkpoint (JSON objects) and can change the result.
-std::string changed_options(const std::string& saved, const std::string& now);
+// Returns one line with the options that differ from those of the checkpoint (a JSON object), except those that may
+// change.
+std::string changed_options(const std::string& saved, const Options& options);

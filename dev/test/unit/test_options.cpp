@@ -440,9 +440,18 @@ TEST_CASE("an unknown command is refused, and the message lists all and suggests
 }
 
 TEST_CASE("--resume takes options that are not given from the run") {
-    const std::string saved =
-        options_json(train({"--layers", "2", "--heads", "2", "--channels", "64", "--seq-len", "32", "--lr", "1e-3",
-                            "--steps", "700", "--rank", "1", "--quiet", "--stop-after", "5", "--output", "a"}));
+    const std::string saved = options_json(train({"--layers",   "2",
+                                                  "--heads",    "2",
+                                                  "--channels", "64",
+                                                  "--seq-len",  "32",
+                                                  "--lr",       "1e-3",
+                                                  "--steps",    "700",
+                                                  "--rank",     "1",
+                                                  "--quiet",    "--stop-after",
+                                                  "5",          "--output",
+                                                  "a",          "--trace",
+                                                  "t",          "--trace-steps",
+                                                  "7"}));
     CHECK(parse({"--resume", "--output", "b"}).needs_saved);
     CHECK(train({"--resume"}).needs_saved);
     CHECK_FALSE(train({}).needs_saved);
@@ -460,6 +469,8 @@ TEST_CASE("--resume takes options that are not given from the run") {
     CHECK(o.rank == -1);  // --rank holds for one start only
     CHECK_FALSE(o.quiet);
     CHECK(o.stop_after == 0);
+    CHECK(o.trace == "");
+    CHECK(o.trace_steps == 20);
     CHECK(o.default_model);  // the model is in the checkpoint
     CHECK(o.global_batch_tokens == 0);
     CHECK(o.taken == "--train-data x.bin --layers 2 --heads 2 --channels 64 --seq-len 32 --global-batch 0 --lr 0.001");

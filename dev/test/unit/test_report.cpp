@@ -98,6 +98,24 @@ TEST_CASE("the schedule is described without a final rate if the rate never fall
     CHECK(described("constant", 1, 30) == "constant, lr 0.0006, 1 step warmup");
 }
 
+TEST_CASE("a resumed run names the options that changed, except those that may change") {
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    const std::string saved = options_json(options);
+    CHECK(changed_options(saved, options) == "");
+    options.quiet = true, options.trace_steps = 7, options.threads = 3, options.keep = 9;
+    CHECK(changed_options(saved, options) == "");
+    options.weight_decay = 0.2, options.given_warmup = 5, options.schedule = "wsd";
+    CHECK(changed_options(saved, options) ==
+          R"(--schedule "wsd" (was "cosine"), --warmup 5 (was not given), --weight-decay 0.2 (was 0.1))");
+    CHECK(changed_options("{}", options) == "");
+}
+
+TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
+    const Options options = parse_options(int(std::size(arguments)), arguments);
+    CHECK(fields_of_one_rank(options) ==
+          std::vector<std::string>{"host", "machine", "device", "gpu", "--rank", "--local-rank", "--threads"});
+}
+
 TEST_CASE("counts of one are in the singular") {
     Corpus corpus = {.shards = {{}}, .first_sample = {}, .T = 8, .tokens = 9, .num_samples = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
