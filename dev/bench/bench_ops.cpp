@@ -82,7 +82,7 @@ struct StepBench {
           T(T),
           rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
           model(config, Purpose::train, B, T),
-          optimizer(model, OptimizerConfig{}),
+          optimizer(model, OptimizerConfig{"adamw"}),
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);

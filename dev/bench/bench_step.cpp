@@ -29,7 +29,7 @@ template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
     GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.logit_chunks});
-    Optimizer<floatX> optimizer(model, OptimizerConfig{});
+    Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"});
     init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     const std::vector<int> host = random_token_list(int64_t(B) * T + 1, config.V, 1);

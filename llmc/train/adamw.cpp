@@ -3,8 +3,10 @@
 
 template <class floatX>
 void adamw_update(const UpdateArgs<floatX>& a) {
-    ops::adamw(a.weights, a.master, a.state[0], a.state[1], a.grads, a.factor, a.begin, a.count, a.decay, a.config,
-               a.lr, a.step, a.stream);
+    const Hyperparameters& c = a.constants;
+    const AdamWConfig config = {c.beta1, c.beta2, c.eps, c.weight_decay, c.seed};
+    ops::adamw(a.weights, a.master, a.state[0], a.state[1], a.grads, a.factor, a.begin, a.count, a.decay, config, a.lr,
+               a.step, a.stream);
 }
 
 template void adamw_update<float>(const UpdateArgs<float>&);

@@ -18,7 +18,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
     model.stream = own.stream;
-    Optimizer<floatX> optimizer(model, {.name = rule}, options);
+    Optimizer<floatX> optimizer(model, {rule}, options);
     init_weights(optimizer, 42);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     std::vector<int> host(size_t(B) * size_t(T) + 1);

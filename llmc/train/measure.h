@@ -14,4 +14,4 @@ struct MeasuredStep {
 // long. Returns nothing if one sequence would take too long, estimated from the device's peak (FLOP/s), or if too
 // little memory is free.
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
-                                         double peak_flops, const std::string& optimizer = "adamw");
+                                         double peak_flops, const std::string& optimizer);

@@ -27,7 +27,7 @@ template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm,
                              GradDtype grad_dtype)
     : model(model),
-      rule(find_update_rule<floatX>(config.name)),
+      rule(find_update_rule<floatX>(config.rule)),
       config(config),
       gradients(comm, model.layout, {options.virtual_ranks, options.shards, grad_dtype}, model.grads.data,
                 model.acts.loss, &model.stream),
@@ -36,18 +36,19 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
       stats(2, "gradient norm"),
       all_gather_tickets(model.layout.num_buckets(), COMPLETE) {
-    while (state.size() < rule.state.size())
-        state.emplace_back(model.layout.total / shards, "the optimizer's moments (--zero)");
+    const std::string purpose = "the optimizer's " + rule.state_title + " (--zero)";
+    while (state.size() < rule.state.size()) state.emplace_back(model.layout.total / shards, purpose.c_str());
 }
 
 template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
-                                         const std::string& name) {
+                                         const std::string& rule_name) {
     const ParamLayout layout(config, options.virtual_ranks);
-    const int64_t tensors = int64_t(find_update_rule<floatX>(name).state.size());
+    const UpdateRule<floatX>& rule = find_update_rule<floatX>(rule_name);
+    const int64_t tensors = int64_t(rule.state.size());
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {{"master weights", masters * size},
-            {"moments", tensors * layout.total / options.shards * size},
+            {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
             {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, world_size)},
             {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
@@ -134,7 +135,7 @@ void Optimizer<floatX>::update(const Shard& shard, float lr, int step) {
     args.begin = shard.begin;
     args.count = shard.count;
     args.decay = model.layout.decay_pattern();
-    args.config = config.adamw;
+    args.constants = config.constants;
     args.lr = lr;
     args.step = step;
     args.stream = model.stream;

@@ -14,8 +14,8 @@
 #include "train/update_rule.h"
 
 struct OptimizerConfig {
-    AdamWConfig adamw = {};
-    std::string name = "adamw";  // name of the update rule
+    std::string rule;  // its name in --optimizer
+    Hyperparameters constants = {};
 };
 
 template <class floatX>
@@ -65,7 +65,7 @@ struct Optimizer {
     std::vector<Comm::Ticket> all_gather_tickets;  // one per bucket; -1: the weights are complete
 };
 
-// Memory that Optimizer(...) allocates.
+// Memory that Optimizer(...) allocates. rule: its name in --optimizer.
 template <class floatX>
-std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options = {}, int world_size = 1,
-                                         const std::string& name = "adamw");
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
+                                         const std::string& rule);

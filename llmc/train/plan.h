@@ -21,7 +21,7 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 // loaded as a whole while the device's memory is already allocated. optimizer: the name of the update rule, as in
 // --optimizer.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
-                                        MemoryOptions options, const std::string& optimizer = "adamw");
+                                        MemoryOptions options, const std::string& optimizer);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
 // The part of it that the device must have: all of it if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
@@ -30,13 +30,13 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !de
 // the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to the size beyond
 // which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host(),
-                        const std::string& optimizer = "adamw");
+                        MemoryOptions options, int64_t available, const std::string& optimizer,
+                        bool own_memory = !device_memory_is_host());
 
 // Options with which training would fit into `available` bytes of the device: "try --recompute layer ..."; "" if it
 // fits already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available, const std::string& optimizer = "adamw");
+                          int64_t available, const std::string& optimizer);
 
 // "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);

@@ -9,14 +9,15 @@
 #include "base/host.h"
 #include "base/threads.h"
 #include "model/mfu.h"
+#include "train/update_rule.h"
 
 std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
     const std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
-    return format("%s, lr %g, %lld step%s warmup%s; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
-                  static_cast<long long>(o.warmup), o.warmup == 1 ? "" : "s", end.c_str(), o.beta1, o.beta2,
-                  o.weight_decay, o.grad_clip);
+    return format("%s, lr %g, %lld step%s warmup%s; %s %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  static_cast<long long>(o.warmup), o.warmup == 1 ? "" : "s", end.c_str(),
+                  find_update_rule<float>(o.optimizer).title.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_start(const RunSource& source, const Options& o) {
@@ -39,8 +40,11 @@ static std::string describe_device(const DeviceInfo& device, const std::string& 
 
 static std::string describe_precision(const Options& o, const std::string& precision) {
     if (precision == "fp32") return "fp32";
-    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
-    const std::string text = "bf16, with fp32 master weights, gradients and moments";
+    const std::string state = find_update_rule<float>(o.optimizer).state_title;
+    const std::string and_state = state.empty() ? "" : " and " + state;
+    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients" + and_state;
+    const std::string text =
+        "bf16, with fp32 master weights" + std::string(state.empty() ? " and" : ",") + " gradients" + and_state;
     return device_bf16_is_faster() ? text : text + "; --precision fp32 is faster on this device";
 }
 

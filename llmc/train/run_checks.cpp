@@ -18,9 +18,8 @@ void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T
     if (o.micro_batch != 0) return;
     comm.connect();
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
-    const int own =
-        largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
-                            memory_options_of(o, world_size), available, !device_memory_is_host(), o.optimizer);
+    const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
+                                        memory_options_of(o, world_size), available, o.optimizer);
     o.micro_batch = own;
     for (const std::string& other : comm.all_gather_text(std::to_string(own)))
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));

@@ -12,7 +12,7 @@
 #include "train/stop.h"
 
 static OptimizerConfig optimizer_config(const Options& o) {
-    return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.optimizer};
+    return {o.optimizer, {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}};
 }
 
 template <class floatX>

@@ -5,7 +5,7 @@
 template <class floatX>
 const UpdateRule<floatX>& find_update_rule(const std::string& name) {
     static const UpdateRule<floatX> table[] = {
-        {"adamw", {"m", "v"}, adamw_update<floatX>},
+        {"adamw", "AdamW", {"m", "v"}, "moments", adamw_update<floatX>},
     };
     std::string names;
     for (const UpdateRule<floatX>& rule : table) {

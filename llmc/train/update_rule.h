@@ -1,13 +1,21 @@
 // update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements; ranks, files and
 // initialization are handled by Optimizer (optimizer.h).
 //
-// A new rule is one source beside adamw.cpp, its declaration here, and a row of the table in update_rule.cpp.
+// A new rule is one source beside adamw.cpp, its declaration here, a row of the table in update_rule.cpp, and its name
+// in --optimizer.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/device.h"
 #include "ops/ops.h"
+
+// The constants of all rules, from the options of the same names. Each rule uses those that it knows.
+struct Hyperparameters {
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+    uint64_t seed = 0;  // of stochastic rounding
+};
 
 // Arguments of a rule: elements begin .. begin + count of the model's flat buffers.
 template <class floatX>
@@ -19,7 +27,7 @@ struct UpdateArgs {
     const float* factor;  // (1) on the device: scales the gradients; NaN: nothing changes
     int64_t begin, count;
     DecayPattern decay;
-    AdamWConfig config;
+    Hyperparameters constants;
     float lr;
     int step;  // from 1
     Stream stream;
@@ -28,7 +36,9 @@ struct UpdateArgs {
 template <class floatX>
 struct UpdateRule {
     std::string name;                // value of --optimizer
+    std::string title;               // "AdamW", for people
     std::vector<std::string> state;  // names, in checkpoints, of the fp32 tensors that the rule keeps for each weight
+    std::string state_title;         // "moments": what these tensors are, for people; empty without state
     void (*update)(const UpdateArgs<floatX>&);
 };
 

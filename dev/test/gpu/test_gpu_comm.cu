@@ -174,13 +174,13 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     MemoryOptions with;
     with.bf16_gradients = true;
-    const int64_t more = total_bytes(training_memory(Dtype::fp32, config, batch, with)) -
-                         total_bytes(training_memory(Dtype::fp32, config, batch, {}));
+    const int64_t more = total_bytes(training_memory(Dtype::fp32, config, batch, with, "adamw")) -
+                         total_bytes(training_memory(Dtype::fp32, config, batch, {}, "adamw"));
     const std::unique_ptr<Comm> fresh = world_of_one();
     GPT2<float> model(config, Purpose::train, batch.B, batch.T);
     const auto taken = [&](GradDtype dtype) {
         const int64_t allocated = device_bytes_allocated();
-        const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, *fresh, dtype);
+        const Optimizer<float> optimizer(model, OptimizerConfig{"adamw"}, MemoryOptions{}, *fresh, dtype);
         return device_bytes_allocated() - allocated;
     };
     const int64_t without = taken(GradDtype::fp32);

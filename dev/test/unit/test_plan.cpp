@@ -45,17 +45,17 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
                    bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const double flops = flops_per_token(config, 32) * 32;
-    const auto measured = measure_step(dtype_of<floatX>, config, 4, 32, {}, 1e12);
+    const auto measured = measure_step(dtype_of<floatX>, config, 4, 32, {}, 1e12, "adamw");
     REQUIRE(measured);
     CHECK(measured->B == 4);
     CHECK(measured->micro_step > 0.0);
     CHECK(measured->update > 0.0);
-    const auto slow =
-        measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3));  // two sequences take 1.6 s
+    const auto slow = measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3),
+                                   "adamw");  // two sequences take 1.6 s
     REQUIRE(slow);
     CHECK(slow->B == 2);
-    CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3)));           // one takes 7 s
-    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18));  // no memory
+    CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3), "adamw"));  // one takes 7 s
+    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
 }
 
 static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
@@ -74,8 +74,8 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
                                        recompute != Recompute::gelu};  // without master weights for one of the three
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, options);
-        Optimizer<floatX> optimizer(model, OptimizerConfig{}, options);
-        const int64_t planned = planned_bytes(training_memory(dtype_of<floatX>, config, batch, options));
+        Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"}, options);
+        const int64_t planned = planned_bytes(training_memory(dtype_of<floatX>, config, batch, options, "adamw"));
         const int64_t taken = device_bytes_allocated() - before;
         CHECK(model.logit_rows == 16);
         CHECK(taken >= planned);
@@ -88,7 +88,7 @@ TEST_CASE("memory, micro-batch, advice and time are those of the chosen optimize
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const int64_t plenty = int64_t(1) << 40;
     CHECK_THROWS_AS(training_memory(Dtype::fp32, config, batch, {}, "no such rule"), Error);
-    CHECK_THROWS_AS(largest_micro_batch(Dtype::fp32, config, 32, 0, 1, {}, plenty, false, "no such rule"), Error);
+    CHECK_THROWS_AS(largest_micro_batch(Dtype::fp32, config, 32, 0, 1, {}, plenty, "no such rule", false), Error);
     CHECK_THROWS_AS(advise_memory(Dtype::fp32, config, batch, {}, plenty, "no such rule"), Error);
     CHECK_THROWS_AS(measure_step(Dtype::fp32, config, 2, 32, {}, 1e12, "no such rule"), Error);
 }
@@ -97,7 +97,7 @@ TEST_CASE("--recompute drops GELU's output, or all activations within a layer, i
     const GPT2Config config = {64, 300, 5, 2, 64};
     const BatchPlan batch = plan_batch(8, 64, 0, 1);
     const auto bytes = [&](Recompute recompute) {
-        return planned_bytes(training_memory(Dtype::bf16, config, batch, {recompute}));
+        return planned_bytes(training_memory(Dtype::bf16, config, batch, {recompute}, "adamw"));
     };
     const int64_t row = int64_t(8) * 64 * 64 * int64_t(sizeof(bf16));  // (N, C)
     CHECK(bytes(Recompute::none) - bytes(Recompute::gelu) == 4 * 4 * row);
@@ -111,18 +111,18 @@ TEST_CASE("without master weights bf16 takes 4 bytes per parameter less, and fp3
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const MemoryOptions without = {Recompute::none, 0, false};
-    CHECK(total_bytes(training_memory(Dtype::bf16, config, batch, {})) -
-              total_bytes(training_memory(Dtype::bf16, config, batch, without)) ==
+    CHECK(total_bytes(training_memory(Dtype::bf16, config, batch, {}, "adamw")) -
+              total_bytes(training_memory(Dtype::bf16, config, batch, without, "adamw")) ==
           4 * ParamLayout(config).total);
-    CHECK(total_bytes(training_memory(Dtype::fp32, config, batch, {})) ==
-          total_bytes(training_memory(Dtype::fp32, config, batch, without)));
+    CHECK(total_bytes(training_memory(Dtype::fp32, config, batch, {}, "adamw")) ==
+          total_bytes(training_memory(Dtype::fp32, config, batch, without, "adamw")));
 }
 
 template <class floatX>
 static void through_optimizer(bool master_weights) {
     const GPT2Config config = {32, 300, 2, 2, 64};
     GPT2<floatX> model(config, Purpose::train, 1, 32);
-    Optimizer<floatX> optimizer(model, OptimizerConfig{}, {Recompute::none, 0, master_weights});
+    Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"}, {Recompute::none, 0, master_weights});
     for (const Param p : {wte, lnfb, fcw, fcprojb})
         for (int l = 0; l < model.layout.layers(p); l++) {
             std::vector<float> values(model.layout.size(p)), back(model.layout.size(p), NAN);
@@ -143,10 +143,10 @@ TEST_CASE_TEMPLATE("get_state returns what set_state stored, in master weights o
 TEST_CASE("the largest micro-batch is the largest divisor that fits") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const auto largest = [&](int64_t global_batch, int64_t available) {
-        return largest_micro_batch(Dtype::bf16, config, 32, global_batch, 1, {}, available, true);
+        return largest_micro_batch(Dtype::bf16, config, 32, global_batch, 1, {}, available, "adamw", true);
     };
     const auto bytes = [&](int B) {
-        return device_bytes(training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), {}), true);
+        return device_bytes(training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), {}, "adamw"), true);
     };
     CHECK(largest(32 * 24, bytes(13)) == 12);
     CHECK(largest(32 * 24, bytes(12)) == 12);
@@ -160,15 +160,15 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits") {
 TEST_CASE("--micro-batch auto on the CPU takes up to 4096 tokens, and leaves a tenth of the memory free") {
     const GPT2Config config = {32, 300, 3, 2, 64}, wide = {8192, 300, 3, 2, 64};
     const auto largest = [&](int64_t global_batch, int64_t available) {
-        return largest_micro_batch(Dtype::fp32, config, 32, global_batch, 1, {}, available, false);
+        return largest_micro_batch(Dtype::fp32, config, 32, global_batch, 1, {}, available, "adamw", false);
     };
     const auto bytes = [&](int B) {
-        return total_bytes(training_memory(Dtype::fp32, config, plan_batch(B, 32, 0, 1), {}));
+        return total_bytes(training_memory(Dtype::fp32, config, plan_batch(B, 32, 0, 1), {}, "adamw"));
     };
     const int64_t plenty = int64_t(1) << 40;
     CHECK(largest(0, plenty) == 4096 / 32);
     CHECK(largest(32 * 200, plenty) == 100);
-    CHECK(largest_micro_batch(Dtype::fp32, wide, 8192, 0, 1, {}, plenty, false) == 1);
+    CHECK(largest_micro_batch(Dtype::fp32, wide, 8192, 0, 1, {}, plenty, "adamw", false) == 1);
     CHECK(largest(0, bytes(13) * 10 / 9 + 1) == 13);
     CHECK(largest(0, bytes(13)) < 13);
     CHECK(largest(0, bytes(1)) == 1);
@@ -179,10 +179,12 @@ TEST_CASE("a plan that does not fit names the options that would make it fit") {
     const GPT2Config config = {32, 300, 6, 2, 64};
     const BatchPlan batch = plan_batch(4, 32, 0, 1);
     const auto bytes = [&](int B, MemoryOptions options) {
-        return device_bytes(training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), options));
+        return device_bytes(training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), options, "adamw"));
     };
     const MemoryOptions none = {}, layer = {Recompute::layer}, bare = {Recompute::layer, 0, false};
-    const auto advice = [&](int64_t available) { return advise_memory(Dtype::bf16, config, batch, none, available); };
+    const auto advice = [&](int64_t available) {
+        return advise_memory(Dtype::bf16, config, batch, none, available, "adamw");
+    };
     CHECK(bytes(1, layer) < bytes(1, none));
     CHECK(advice(bytes(4, none)) == "");
     CHECK(advice(bytes(4, none) - 1) == "try --micro-batch auto");
@@ -191,12 +193,12 @@ TEST_CASE("a plan that does not fit names the options that would make it fit") {
     CHECK(advice(bytes(1, layer) - 1) == "try --micro-batch auto --recompute layer --master-weights off");
     CHECK(advice(bytes(1, bare)) == advice(bytes(1, layer) - 1));
     CHECK(advice(bytes(1, bare) - 1).starts_with("try a smaller model"));
-    CHECK(advise_memory(Dtype::fp32, config, batch, none, 1000).starts_with("try a smaller model"));
+    CHECK(advise_memory(Dtype::fp32, config, batch, none, 1000, "adamw").starts_with("try a smaller model"));
 }
 
 TEST_CASE("memory for loading counts only if the device uses the host's memory") {
     const GPT2Config config = {32, 300, 3, 2, 64};
-    const std::vector<MemoryItem> items = training_memory(Dtype::bf16, config, plan_batch(2, 32, 0, 1), {});
+    const std::vector<MemoryItem> items = training_memory(Dtype::bf16, config, plan_batch(2, 32, 0, 1), {}, "adamw");
     int64_t loading = 0;
     for (const MemoryItem& item : items) loading += std::string(item.purpose) == "loading" ? item.bytes : 0;
     CHECK(loading > 0);
@@ -208,7 +210,7 @@ TEST_CASE("memory for loading counts only if the device uses the host's memory")
 TEST_CASE("the plan counts a host buffer of the largest tensor") {
     const GPT2Config embedding = {32, 300, 1, 1, 64}, matrix = {32, 10, 1, 1, 64};  // wte, and fcw of 256 x 64
     const BatchPlan batch = plan_batch(1, 32, 0, 1);
-    CHECK(training_memory(Dtype::fp32, embedding, batch, {}).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
-    CHECK(training_memory(Dtype::bf16, embedding, batch, {}).back().bytes == int64_t(embedding.Vp()) * 64 * 4);
-    CHECK(training_memory(Dtype::fp32, matrix, batch, {}).back().bytes == 256 * 64 * 4);
+    CHECK(training_memory(Dtype::fp32, embedding, batch, {}, "adamw").back().bytes == int64_t(embedding.Vp()) * 64 * 4);
+    CHECK(training_memory(Dtype::bf16, embedding, batch, {}, "adamw").back().bytes == int64_t(embedding.Vp()) * 64 * 4);
+    CHECK(training_memory(Dtype::fp32, matrix, batch, {}, "adamw").back().bytes == 256 * 64 * 4);
 }

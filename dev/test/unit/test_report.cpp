@@ -98,6 +98,14 @@ TEST_CASE("the schedule is described without a final rate if the rate never fall
     CHECK(described("constant", 1, 30) == "constant, lr 0.0006, 1 step warmup");
 }
 
+TEST_CASE("the table names the update rule and its state") {
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    CHECK(describe_schedule(options).ends_with("; AdamW 0.9/0.95, decay 0.1, clip 1"));
+    CHECK(row<float>(fake_device, "precision") == "fp32");
+    CHECK(row<bf16>(fake_device, "precision").starts_with("bf16, with fp32 master weights, gradients and moments"));
+    CHECK(row<float>(fake_device, "memory").find(", moments ") != std::string::npos);
+}
+
 TEST_CASE("a resumed run names the options that changed, except those that may change") {
     Options options = parse_options(int(std::size(arguments)), arguments);
     const std::string saved = options_json(options);
