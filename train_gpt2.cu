@@ -86,8 +86,8 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
             run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
             // A graph replays the same calls on the same memory. Communication is not part of it.
             const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.needs_reduction());
-            t.graphs[i > 0].run(as_graph, model.stream,
-                                [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
+            t.graphs[i > 0].call_or_replay(as_graph, model.stream,
+                                           [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
         }
         gradients.virtual_rank_done(v);
     }

@@ -266,7 +266,7 @@ static void warn_of_replaced_bytes(Log& log, const RunInfo& info) {
              (directory ? "; --resume in another directory needs all paths again" : ""));
 }
 
-void Log::run(const RunInfo& info) {
+void Log::begin_run(const RunInfo& info) {
     Json json = {
         {"version", info.version},
         {"started", utc_time()},

@@ -87,7 +87,7 @@ struct Log {
     ~Log();
     Log(const Log&) = delete;
 
-    void run(const RunInfo& info);  // run.json and the first line
+    void begin_run(const RunInfo& info);  // run.json and the first line
     void table(const std::vector<Row>& rows);
     void note(const std::string& text);  // an informational line
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl

@@ -113,7 +113,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     open_log(run, info, notes);
     print_table(run, launch, device, rank_infos);
-    if (run.state.step < o.steps) run.log->run(info);  // else the run does nothing
+    if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);

@@ -39,7 +39,7 @@ struct MicroStepGraph {
     ~MicroStepGraph() { destroy_graph(graph); }
 
     template <class Calls>
-    void run(bool as_graph, Stream stream, const Calls& calls) {
+    void call_or_replay(bool as_graph, Stream stream, const Calls& calls) {
         if (!as_graph || runs++ == 0) return calls();
         if (!graph) {
             begin_graph(stream);

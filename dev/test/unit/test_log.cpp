@@ -262,7 +262,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     const std::string path = dir.path + "/log.jsonl";
     {
         Log log(quiet(dir.path));
-        log.run(RunInfo{});
+        log.begin_run(RunInfo{});
         for (int step = 0; step < 6; step++) {
             if (step == 4) log.checkpoint(4, "out/step_000004", 1);
             if (step % 2 == 0) log.val(step, 3.0 + step), log.sample(step, "text");
@@ -335,7 +335,7 @@ TEST_CASE("run.json and the first line of the log have the same content") {
     info.threads = 2, info.cpu_isa = "amx", info.peak_flops = 1.5e12;
     {
         Log log(quiet(dir.path));
-        log.run(info);
+        log.begin_run(info);
     }
     Json line = Json::parse(lines_of(dir.path + "/log.jsonl")[0]);
     CHECK(line["kind"] == "run");
