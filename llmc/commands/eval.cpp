@@ -10,6 +10,31 @@
 #include "commands/commands.h"
 #include "commands/load_model.h"
 
+// Progress on stderr: on a terminal one line that is rewritten, else a line each second.
+struct ProgressLine {
+    double last = seconds_now();
+    bool drawn = false;
+
+    ProgressLine() = default;
+    ProgressLine(const ProgressLine&) = delete;
+    ~ProgressLine() {
+        if (drawn) fputs("\n", stderr);  // an error follows
+    }
+
+    void show(int64_t done, int64_t of) {
+        if (seconds_now() - last < 1.0) return;
+        last = seconds_now();
+        drawn = isatty(STDERR_FILENO);
+        fprintf(stderr, drawn ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
+                static_cast<long long>(of));
+    }
+
+    void clear() {
+        if (drawn) fputs("\r\033[K", stderr);
+        drawn = false;
+    }
+};
+
 template <class floatX>
 static int eval_loss(const Options& o) {
     const RunSource source = find_trained_model(o, false);
@@ -24,15 +49,13 @@ static int eval_loss(const Options& o) {
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T);
     load_model(model, source);
     Comm single_rank;
-    const auto show = [last = seconds_now()](int64_t done, int64_t of, bool failed) mutable {
-        if (failed || seconds_now() - last < 1.0) return !failed;
-        last = seconds_now();
-        fprintf(stderr, isatty(2) ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
-                static_cast<long long>(of));
-        return true;
+    ProgressLine progress;
+    const auto show = [&](int64_t done, int64_t of, bool failed) {
+        if (!failed) progress.show(done, of);
+        return !failed;
     };
     const double loss = evaluate(model, loader, single_rank, show).value();
-    if (isatty(2)) fprintf(stderr, "\r\033[K");
+    progress.clear();
     if (!std::isfinite(loss))
         fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",

@@ -320,6 +320,27 @@ refused "eval of weights whose activations overflow fp32" 65 "with these weights
 # The last lines of stdout and stderr, in one file, as on a terminal.
 "$program" generate --init "$scratch/copy" --prompt "the king" --precision fp32 >"$scratch/both" 2>&1
 check "an error of generate begins a line of its own" grep -q "^error: the model gives token 0 a logit of nan" "$scratch/both"
+# eval on a terminal, of a shard that becomes shorter once the progress is shown.
+python3 - "$program" eval --init "$run" --val-data "$scratch/shrinks.bin" --micro-batch 1 --seq-len 16 >"$scratch/both" <<'PY'
+import os, pty, struct, sys
+shard, tokens = sys.argv[6], 1 << 23
+with open(shard, "wb") as file:
+    file.write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(2 * tokens))
+child, terminal = pty.fork()
+if child == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+shown = b""
+try:
+    while chunk := os.read(terminal, 4096):
+        shown += chunk
+        if b"batches" in shown:
+            os.truncate(shard, 1024)
+except OSError:  # the program has closed the terminal
+    os.waitpid(child, 0)
+print(shown.decode().replace("\r\n", "\n"))
+PY
+check "an error of eval begins a line of its own, below the progress" bash -c \
+    'grep -q "[0-9]/524287 batches$" "$1" && grep -q "^error: .* became shorter while it was in use" "$1"' own_line "$scratch/both"
 copy_run && sed 's/"tokens": [0-9]*/"tokens": 1/' "$run/step_000030/trainer.json" >"$scratch/copy/trainer.json"
 unverified="the weights are not verified: $scratch/copy/trainer.json: its checksum does not match; the checkpoint is damaged"
 warned "generate warns of weights that it cannot verify" "$unverified" "$program" generate --init "$scratch/copy" --max-tokens 3
