@@ -9,7 +9,7 @@ emulator=$PWD/build/release/emulator
 if [ ! -x "$emulator/train_gpt2cu" ]; then skip "gpu_pass.sh" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 several_ranks_here
 
-# The tree in which gpu_pass.sh runs. Its kernel tests are stand-ins but one: test.sh runs them all.
+# The tree in which gpu_pass.sh runs. Stand-ins replace the kernel tests except test_gpu_device, because test.sh runs them all.
 tree=$scratch/tree
 mkdir -p "$tree/build/release/cuda" "$scratch/bin"
 ln -s "$PWD"/{dev,llmc,scripts,data,README.md} "$tree/"
