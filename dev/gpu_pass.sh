@@ -133,6 +133,8 @@ bench() {
     local ops=("$bin/bench_ops" -t 1024 --json "$results")
     run bench-d12 150 "${ops[@]}" --model d12 -b 64 --precision bf16
     for B in 16 32 48 96 128; do run "bench-d12-B$B" 30 "${ops[@]}" --model d12 -b $B --precision bf16 --op step; done
+    run bench-d12-autotune-off 60 "${ops[@]}" --model d12 -b 64 --precision bf16 --autotune off
+    run bench-d12-not-deterministic 60 "${ops[@]}" --model d12 -b 64 --precision bf16 --deterministic off
     run bench-d12-hand-written 60 "${ops[@]}" --model d12 -b 64 --precision bf16 --cudnn off
     run bench-d12-fp32 60 "${ops[@]}" --model d12 -b 16 --precision fp32
     run bench-d48 120 "${ops[@]}" --model d48 -b 16 --precision bf16
@@ -218,8 +220,8 @@ train() {
     two_gpus
     train_run d12 "${d12[@]}" --val-batches 8 --micro-batch auto --global-batch $batch --steps $d12_steps \
         --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
-    train_run d12-autotune "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
-        --val-every 0 --autotune --checkpoint-every 0
+    train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
+        --val-every 0 --autotune off --checkpoint-every 0
     train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
         --checkpoint-every 0
 }

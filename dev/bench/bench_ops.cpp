@@ -25,9 +25,18 @@
 namespace {
 
 struct Choice {
-    std::string model = "d12", precision, op, json, cudnn = "on";
+    std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on";
     int B = 0, T = 0;
     double budget = 0.3;
+
+    // The choices that differ from the program's defaults: "--cudnn off --autotune off".
+    std::string variant() const {
+        std::string text;
+        for (const auto& [name, value] :
+             {std::pair("--cudnn", cudnn), {"--deterministic", deterministic}, {"--autotune", autotune}})
+            if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
+        return text;
+    }
 };
 
 // The speeds from which floors are computed.
@@ -104,12 +113,14 @@ struct StepBench {
                count, 1e6 * seconds, 1e-9 * work.bytes / seconds, 1e-12 * work.flop / seconds, 1e3 * count * seconds,
                1e3 * count * floor, 1e3 * count * (seconds - floor), 100.0 * floor / seconds);
         fflush(stdout);
-        JsonLines{choice.json}.add(format(
-            "\"bench\":\"ops\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\",\"op\":\"%s\","
-            "\"count\":%d,\"us\":%.3f,\"floor_us\":%.3f,\"bytes\":%.0f,\"flop\":%.0f,\"copy_gbs\":%.1f,"
-            "\"product_tflops\":%.2f",
-            device_info().name.c_str(), choice.model.c_str(), B, T, dtype_name(dtype_of<floatX>), op, count,
-            1e6 * seconds, 1e6 * floor, work.bytes, work.flop, 1e-9 * rates.copy, 1e-12 * rates.product));
+        JsonLines{choice.json}.add(
+            format("\"bench\":\"ops\",\"variant\":\"%s\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,"
+                   "\"dtype\":\"%s\",\"op\":\"%s\","
+                   "\"count\":%d,\"us\":%.3f,\"floor_us\":%.3f,\"bytes\":%.0f,\"flop\":%.0f,\"copy_gbs\":%.1f,"
+                   "\"product_tflops\":%.2f",
+                   choice.variant().c_str(), device_info().name.c_str(), choice.model.c_str(), B, T,
+                   dtype_name(dtype_of<floatX>), op, count, 1e6 * seconds, 1e6 * floor, work.bytes, work.flop,
+                   1e-9 * rates.copy, 1e-12 * rates.product));
     }
 
     // Times an operation that a step calls `count` times.
@@ -146,11 +157,12 @@ struct StepBench {
         printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step",
                dtype_name(dtype_of<floatX>), "", 1e3 * seconds, double(B) * T / seconds, 100.0 * mfu,
                human_bytes(device_bytes_allocated()).c_str());
-        JsonLines{choice.json}.add(
-            format("\"bench\":\"step\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%s\","
-                   "\"ms\":%.4f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"bytes\":%lld",
-                   device.name.c_str(), choice.model.c_str(), B, T, dtype_name(dtype_of<floatX>), 1e3 * seconds,
-                   double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
+        JsonLines{choice.json}.add(format(
+            "\"bench\":\"step\",\"variant\":\"%s\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%"
+            "s\","
+            "\"ms\":%.4f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"bytes\":%lld",
+            choice.variant().c_str(), device.name.c_str(), choice.model.c_str(), B, T, dtype_name(dtype_of<floatX>),
+            1e3 * seconds, double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
     // ---- the operations, on layer 0 and the tensors around it. NC: elements of an activation
@@ -300,12 +312,16 @@ int main(int argc, char** argv) try {
     app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
     app.add_option("--op", choice.op, "only the operation with this name in the table; step = the whole step");
     app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
+    app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]");
+    app.add_option("--autotune", choice.autotune,
+                   "on or off: the fastest algorithms, or the libraries' proposals [on]");
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");
     CLI11_PARSE(app, argc, argv);
-    choose_attention(choice.cudnn != "off", true);
+    choose_attention(choice.cudnn != "off", choice.deterministic != "off");
     device_init(0, threads);
+    device_time_algorithms(choice.autotune != "off");
     const bool gpu = device_info().peak_flops_bf16 > 5e13;
     const int B = choice.B ? choice.B : gpu ? 64 : 4, T = choice.T ? choice.T : gpu ? 1024 : 256;
     const GPT2Config config = config_of(choice.model);

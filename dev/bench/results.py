@@ -65,13 +65,13 @@ def table(head, rows):
 
 
 def steps_table(results):
-    rows = best([r for r in results if r["bench"] in ("step", "other")], ("bench", "name", "model", "dtype", "B", "T"), "ms")
+    rows = best([r for r in results if r["bench"] in ("step", "other")], ("bench", "name", "variant", "model", "dtype", "B", "T"), "ms")
     if not rows:
         return
     print("### Whole training steps\n")
     ratios(rows)
     table(["program", "device", "model", "dtype", "B", "T", "ms", "tokens/s", "MFU", "memory, GB"],
-          [[r.get("name", "train_gpt2"), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
+          [[r.get("name", f"train_gpt2 {r.get('variant', '')}".strip()), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
             f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f} %" if r.get("mfu") else "",
             f"{1e-9 * r['bytes']:.1f}" if "bytes" in r else ""]
            for r in rows])
@@ -83,7 +83,7 @@ def ratios(rows):
     for name, model, dtype, T in dict.fromkeys((r["name"], r["model"], r["dtype"], r["T"]) for r in others):
         theirs = max((r for r in others if r["name"] == name and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)),
                      key=lambda r: r["tokens_per_s"])
-        same = [r for r in rows if r["bench"] == "step" and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)]
+        same = [r for r in rows if r["bench"] == "step" and not r.get("variant") and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)]
         if same:
             ours = max(same, key=lambda r: r["tokens_per_s"])
             print(f"{model}, {dtype}, T {T}: {ours['tokens_per_s'] / theirs['tokens_per_s']:.2f} x {name} "
@@ -92,11 +92,14 @@ def ratios(rows):
 
 def operations_table(results):
     operations = [r for r in results if r["bench"] == "ops"]
-    settings = list(dict.fromkeys((r["device"], r["model"], r["dtype"], r["B"], r["T"]) for r in operations))
-    for setting in settings:
-        rows = best([r for r in operations if (r["device"], r["model"], r["dtype"], r["B"], r["T"]) == setting], ("op",), "us")
-        device, model, dtype, B, T = setting
-        print(f"### Operations: {model}, {dtype}, B {B}, T {T}, {device}\n")
+
+    def setting_of(r):
+        return r["device"], r["model"], r["dtype"], r["B"], r["T"], r.get("variant", "")
+
+    for setting in dict.fromkeys(setting_of(r) for r in operations):
+        rows = best([r for r in operations if setting_of(r) == setting], ("op",), "us")
+        device, model, dtype, B, T, variant = setting
+        print(f"### Operations: {model}, {dtype}, B {B}, T {T}, {device} {variant}".strip() + "\n")
         print(f"Copy {rows[0]['copy_gbs']:,.0f} GB/s, product {rows[0]['product_tflops']:.1f} TFLOP/s in the same run.\n")
         rows.sort(key=lambda r: -r["count"] * (r["us"] - r["floor_us"]))
         table(["operation", "runs a step", "us", "GB/s", "TFLOP/s", "ms a step", "floor, ms", "gap, ms"],

@@ -1,8 +1,9 @@
 // cublasLt.cpp: the emulator's cuBLASLt. Compiled without sanitizers, like emulator.cpp; it reports to the sanitizers
 // which memory a matmul reads and writes.
 //
-// It offers four algorithms, which differ in their time on the stream's clock, in workspace, and in whether they
-// support split-K. With split-K the order of the sums, and so the bits of the result, differ, as they do on a GPU.
+// It offers four algorithms, which differ in their time on the stream's clock, in workspace, in the alignment that they
+// need, and in whether they support split-K. With split-K the order of the sums, and so the bits of the result, differ,
+// as they do on a GPU.
 #include "cublasLt.h"
 
 #include <algorithm>
@@ -23,9 +24,10 @@ namespace {
 struct Algorithm {
     float ms;
     bool splits;
-    size_t workspace_bytes;
+    size_t workspace_bytes, alignment;
 };
-constexpr Algorithm algorithms[] = {{5.0f, true, 0}, {4.0f, false, 4096}, {3.0f, true, 256}, {6.0f, false, 0}};
+constexpr Algorithm algorithms[] = {
+    {5.0f, true, 0, 16}, {4.0f, false, 4096, 16}, {3.0f, true, 256, 128}, {6.0f, false, 0, 16}};
 constexpr int num_algorithms = int(std::size(algorithms));
 
 size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
@@ -36,6 +38,7 @@ size_t extent(const cublasLtMatrixLayoutOpaque_t& l) {
 bool adds_bias(uint32_t epilogue) { return epilogue & 4; }
 bool applies_gelu(uint32_t epilogue) { return epilogue & 32; }
 bool applies_derivative(uint32_t epilogue) { return epilogue & 64; }
+bool sums_columns(uint32_t epilogue) { return epilogue & 512; }
 
 struct Sizes {
     int64_t m, n, k;
@@ -71,7 +74,7 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
 
 size_t workspace_needed(const cublasLtMatmulAlgo_t& algo, const Sizes& s) {
     const Algorithm& algorithm = algorithms[algo.data[0]];
-    if (algo.data[1] > 1 && algo.data[2] == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+    if (algo.data[1] > 1 && algo.data[2] != CUBLASLT_REDUCTION_SCHEME_INPLACE)
         return size_t(algo.data[1]) * size_t(s.m * s.n) * sizeof(float);
     return algorithm.workspace_bytes;
 }
@@ -147,6 +150,10 @@ void compute(MatmulCall& p) {
             for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.split_sums[size_t(i)];
         }
         for (int64_t i = 0; i < m; i++) apply_epilogue(p, i, j, p.alpha * p.sums[size_t(i)]);
+        if (!sums_columns(p.desc.epilogue)) continue;
+        float sum = 0.0f;
+        for (int64_t l = 0; l < k; l++) sum += p.wide_b[size_t(j * k + l)];
+        set_element(static_cast<char*>(p.desc.bias), p.d_layout.type, j, sum);
     }
     simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);  // code that relied on its contents would read NaN
 }
@@ -168,6 +175,7 @@ void annotate_accesses(const MatmulCall& p) {
     if (applies_derivative(p.desc.epilogue)) annotate_read(p.desc.aux, aux_bytes);
     if (applies_gelu(p.desc.epilogue)) annotate_write(p.desc.aux, aux_bytes);
     if (p.beta != 0) annotate_read(p.c, extent(p.d_layout));
+    if (sums_columns(p.desc.epilogue)) annotate_write(p.desc.bias, size_t(p.sizes.n) * element_bytes);
     annotate_write(p.d, extent(p.d_layout));
     annotate_write(p.workspace, p.workspace_bytes);
 }
@@ -188,6 +196,8 @@ void check_ranges(const MatmulCall& p, Site site) {
         read.push_back({static_cast<const char*>(p.desc.bias), size_t(p.sizes.m) * element_bytes});
     if (applies_derivative(p.desc.epilogue)) read.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
     if (applies_gelu(p.desc.epilogue)) written.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
+    if (sums_columns(p.desc.epilogue))
+        written.push_back({static_cast<char*>(p.desc.bias), size_t(p.sizes.n) * element_bytes});
     if (p.workspace_bytes) written.push_back({p.workspace, p.workspace_bytes});
     const auto check = [&](const Range& r) {
         simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is null or not the device's", site);
@@ -313,7 +323,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         cublasLtMatmulHeuristicResult_t& result = results[*found];
         const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, desc, a, b, c, d, &algo, &result);
         if (status == CUBLAS_STATUS_INVALID_VALUE) return status;
-        if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= preference->workspace_bytes) (*found)++;
+        const bool aligned = std::all_of(std::begin(preference->alignment), std::end(preference->alignment),
+                                         [&](uint32_t bytes) { return bytes >= algorithms[i].alignment; });
+        if (status == CUBLAS_STATUS_SUCCESS && aligned && result.workspaceSize <= preference->workspace_bytes)
+            (*found)++;
     }
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -323,6 +336,16 @@ cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* alg
     const int32_t splits = algorithms[algo->data[0]].splits;
     if (bytes != sizeof(splits)) return CUBLAS_STATUS_INVALID_VALUE;
     std::memcpy(value, &splits, bytes);
+    *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    size_t bytes, size_t* written) {
+    const uint32_t number = uint32_t(algo->data[attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? 1 : 2]);
+    if (bytes != sizeof(number)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(value, &number, bytes);
     *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -350,6 +373,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle, desc, a_layout, b_layout, c_layout, d_layout, algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    for (const void* p : {a, b, c, static_cast<const void*>(d)})
+        if (reinterpret_cast<uintptr_t>(p) % algorithms[algo->data[0]].alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (workspace_bytes < checked.workspaceSize)
         simt::report("cublasLtMatmul: less working memory than the algorithm needs", site);
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,10 +35,16 @@ std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the 
 bool device_memory_is_host();    // true on the CPU
 bool device_bf16_is_faster();    // than fp32 in matrix products; decides --precision auto
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
-// Turns on autotuning of matrix products: at the first use of a shape, the algorithms are timed and the fastest is kept
-// in this cache file for later runs. Different algorithms may round differently, so only runs with the same file are
-// bitwise equal. An empty name turns autotuning off. Refused on the CPU, which has no choice of algorithms.
-void device_autotune(const std::string& cache_file);
+
+// Algorithms of matrix products and attention that were chosen by time: each key names the device, its libraries and a
+// shape. A shape without a choice takes its library's first proposal. Algorithms may round differently, so only runs
+// with the same choices are bitwise equal. The CPU has no such algorithms: there, these functions do nothing.
+using AlgorithmChoices = std::map<std::string, std::string>;
+void device_load_algorithms(const AlgorithmChoices& choices);  // replaces all choices
+AlgorithmChoices device_algorithms();
+// While on, the first use of a shape without a choice times several algorithms and chooses. It repeats the operation, so
+// a gradient that accumulates is then wrong.
+void device_time_algorithms(bool on);
 
 // Set by a communicator. Called repeatedly while the host waits for the device, with the duration of the wait in
 // seconds. It throws if the device's work can never complete because another rank is gone.

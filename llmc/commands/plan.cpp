@@ -6,6 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
+#include "train/algorithms.h"
 #include "train/measure.h"
 #include "train/plan.h"
 #include "train/report.h"
@@ -25,6 +26,7 @@ static std::string describe_steps(int64_t steps, int64_t steps_done, double step
 // rank, in FLOP/s.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
+    if (o.autotune == "on") recall_algorithms();
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak, o.optimizer);
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
     double seconds = flops / (0.3 * peak);

@@ -67,15 +67,6 @@ Options read_options(int argc, char** argv) {
     return saved.empty() ? options : parse_options(argc, argv, saved);
 }
 
-// The cache file of --autotune. Its choices belong to a machine, not to a run.
-static std::string autotune_file() {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    ENSURE((cache && *cache) || (home && *home), "--autotune keeps its choices in $HOME/.cache, but HOME is not set");
-    const std::string dir = (cache && *cache ? std::string(cache) : std::string(home) + "/.cache") + "/train_gpt2";
-    make_directories(dir);
-    return dir + "/products.txt";
-}
-
 // CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own, or the user has chosen a
 // number of threads.
 static int threads_of_rank(const Options& o, const Launch& launch) {
@@ -90,7 +81,6 @@ void start_device(const Options& o, const Launch& launch) {
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
            launch.launcher.c_str());
     device_init(device_of(o, launch), threads_of_rank(o, launch));
-    if (o.autotune) device_autotune(autotune_file());
 }
 
 Dtype training_dtype(const Options& o) {

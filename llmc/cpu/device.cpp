@@ -135,6 +135,6 @@ std::unique_ptr<Comm> make_device_comm(const Launch&) { return nullptr; }
 void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }
 void* device_scratch(int64_t bytes) { return cpu::scratch(bytes); }
 
-void device_autotune(const std::string&) {
-    fail(EXIT_USAGE, "--autotune times the matmul algorithms of a GPU, and this program runs on the CPU");
-}
+void device_load_algorithms(const AlgorithmChoices&) {}
+AlgorithmChoices device_algorithms() { return {}; }
+void device_time_algorithms(bool) {}

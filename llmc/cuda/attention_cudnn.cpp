@@ -3,8 +3,9 @@
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
 // per layer for B = 64, NH = 12, T = 1024. It is nevertheless the default, so that the same seed gives the same bits.
-// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B. Non-deterministic backward
-// would gain nothing from parts.
+// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU better.
+// Non-deterministic backward would gain nothing from parts. Newer versions of cuDNN may offer deterministic engines
+// that need less memory; these are timed like the others.
 //
 // cuDNN does not say whether an engine is deterministic: it defines a behaviour note for engines that are not, but sets
 // it on none. test_gpu_cudnn.cu compares the bits of several runs instead.
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include <map>
+#include <optional>
 
 #include "base/device.h"
 #include "cuda/autotune.h"
@@ -56,9 +58,9 @@ std::string unavailable() {
 // ---- Plans
 
 struct Prepared {
-    CudnnPlans candidates;
-    size_t chosen = 0;
-    bool is_final = true;     // false: the candidates are timed at the first run
+    CudnnPlans candidates;    // the heuristics' first plan; also others if one of them was chosen by time
+    size_t chosen = 0;        // index in the candidates
+    int version = -1;         // gpu::algorithms_version() when the plan was chosen
     std::string unavailable;  // why there is no plan
 };
 
@@ -80,29 +82,20 @@ std::string choice_key(const Key& key) {
                   version_text(cudnnGetVersion()).c_str(), names[int(key.first)], B, T, NH, HS);
 }
 
-// Takes the choice of an earlier run from the autotune file, if cuDNN still offers that plan.
-void recall_choice(const Key& key, Prepared& p) {
-    size_t index = 0;
-    int engine = 0;
-    const bool was_kept = sscanf(choice_for(choice_key(key)).c_str(), "%zu %d", &index, &engine) == 2;
-    if (was_kept && index < p.candidates.plans.size() && p.candidates.plans[index].engine == engine)
-        p.chosen = index;
-    else
-        p.is_final = p.candidates.plans.size() == 1;
+CudnnPlans make_plans(const Key& key, size_t max_plans) {
+    return plan_attention(key.first, key.second, {handle(), ""}, max_plans);
 }
 
 const Prepared& prepare(const Key& key) {
-    constexpr size_t max_candidates = 4;  // plans to time, out of those that the heuristics offer
     const auto [at, is_new] = prepared().try_emplace(key);
     Prepared& p = at->second;
     if (!is_new) return p;
     try {
-        p.candidates = plan_attention(key.first, key.second, {handle(), ""}, autotuning() ? max_candidates : 1);
+        p.candidates = make_plans(key, 1);
         if (p.candidates.plans.empty()) p.unavailable = "cuDNN has no engine for this shape on this GPU";
     } catch (const Error& error) {
         p.unavailable = error.what();
     }
-    if (!p.candidates.plans.empty() && autotuning()) recall_choice(key, p);
     return p;
 }
 
@@ -143,22 +136,38 @@ bool is_capturing(Stream stream) {
     return status != cudaStreamCaptureStatusNone;
 }
 
-// Times every candidate on the operands of the current call. That is safe because a plan overwrites its results and
-// does not accumulate into them.
+// Times candidates on the operands of the current call. That is safe because a plan overwrites its results and does not
+// accumulate into them.
 void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
-    constexpr float max_ratio = 0.98f;  // a later candidate must take less than this share of the best time
-    float best_ms = 0.0f, first_ms = 0.0f;
-    for (const CudnnPlan& plan : p.candidates.plans) {
-        const size_t i = size_t(&plan - p.candidates.plans.data());
-        const float ms = measure_ms(stream, [&] { execute(plan, tensors, workspace, stream); });
-        if (i == 0) first_ms = ms;
-        if (i != 0 && ms >= max_ratio * best_ms) continue;
-        p.chosen = i;
-        best_ms = ms;
-    }
-    p.is_final = true;
-    keep_choice(choice_key(key), format("%zu %d %.4f %.4f", p.chosen, p.candidates.plans[p.chosen].engine,
-                                        double(best_ms), double(first_ms)));
+    constexpr size_t max_candidates = 4;
+    p.candidates = make_plans(key, max_candidates);
+    const std::vector<CudnnPlan>& plans = p.candidates.plans;
+    const std::optional<Fastest> best = fastest(stream, plans.size(), [&](size_t i) {
+        execute(plans[i], tensors, workspace, stream);
+        return true;
+    });
+    p.chosen = best ? best->index : 0;
+    if (best)
+        keep_choice(choice_key(key), format("%zu engine %d %.4f ms, first %.4f ms", p.chosen, plans[p.chosen].engine,
+                                            double(best->ms), double(best->first_ms)));
+}
+
+// Takes the plan that was chosen by time, if cuDNN still offers it, else the heuristics' first.
+void take_choice(const Key& key, Prepared& p) {
+    size_t index = 0;
+    int engine = 0;
+    p.chosen = 0;
+    if (sscanf(choice_for(choice_key(key)).c_str(), "%zu engine %d", &index, &engine) != 2) return;
+    if (index >= p.candidates.plans.size()) p.candidates = make_plans(key, index + 1);
+    if (index < p.candidates.plans.size() && p.candidates.plans[index].engine == engine) p.chosen = index;
+}
+
+void settle(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
+    p.version = algorithms_version();
+    if (timing_algorithms() && choice_for(choice_key(key)).empty())
+        choose_fastest(key, p, tensors, workspace, stream);
+    else
+        take_choice(key, p);
 }
 
 void run(const Key& key, Prepared& p, std::vector<Binding> tensors, void* workspace, Stream stream) {
@@ -167,7 +176,7 @@ void run(const Key& key, Prepared& p, std::vector<Binding> tensors, void* worksp
     tensors.push_back({uid_scale, &scale});
     tensors.push_back({uid_masked, &masked});
     if (key.first != AttentionPass::forward) tensors.push_back({uid_one, &one});
-    if (!p.is_final && autotuning() && !is_capturing(stream)) choose_fastest(key, p, tensors, workspace, stream);
+    if (p.version != algorithms_version() && !is_capturing(stream)) settle(key, p, tensors, workspace, stream);
     execute(p.candidates.plans[p.chosen], tensors, workspace, stream);
 }
 
@@ -178,7 +187,8 @@ void run(const Key& key, Prepared& p, std::vector<Binding> tensors, void* worksp
 int part_size(AttentionPass pass, const CudnnShape& all) {
     if (pass != AttentionPass::deterministic_backward) return all.B;
     const int64_t T = all.T, ds_bytes = all.NH * T * T * int64_t(sizeof(bf16));
-    const int64_t step = all.NH * T % 4 == 0 ? 1 : 4, max_part = std::max(step, choice().part_bytes / ds_bytes);
+    const int64_t part_bytes = choice().part_bytes ? choice().part_bytes : device_info().memory_bytes / 32;
+    const int64_t step = all.NH * T % 4 == 0 ? 1 : 4, max_part = std::max(step, part_bytes / ds_bytes);
     if (max_part >= all.B) return all.B;
     return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, max_part)), step));
 }

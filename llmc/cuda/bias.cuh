@@ -120,7 +120,7 @@ int64_t bias_scratch_bytes(int N, int OC) {
 }
 
 // dbias (OC) = column sums of dout (N, OC), or += with accumulate. It is not an operation in ops.inc, but a part of
-// matmul_backward: neither of its two matmuls computes these sums.
+// matmul_backward, for products whose epilogue does not compute these sums.
 template <class floatX>
 void bias_backward(float* dbias, const floatX* dout,  // (OC), (N, OC)
                    int N, int OC, bool accumulate, void* scratch, Stream stream) {
@@ -132,6 +132,10 @@ void bias_backward(float* dbias, const floatX* dout,  // (OC), (N, OC)
     simt::launch(bias_backward_kernel<floatX>, grid, BIAS_WARPS * WARP_SIZE, 0, stream, partial, dout, N, OC,
                  chunk_rows);
     sum_rows({{dbias}}, partial, chunks, 1, OC, accumulate, stream);
+}
+
+inline void add_bias_gradient(float* dbias, const float* added, int OC, Stream stream) {  // (OC) +=, (OC)
+    sum_rows({{dbias}}, added, 1, 1, OC, true, stream);
 }
 
 }  // namespace gpu

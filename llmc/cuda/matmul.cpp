@@ -9,20 +9,22 @@
 // tf32.
 //
 // The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
-// heuristic's first proposal or, with device_autotune, the fastest of many. Split-K partial sums are added in float in
-// a fixed order (INPLACE: the splits take turns; COMPUTE_TYPE: they are added from the workspace), so a plan always
-// gives the same bits.
+// fastest of many (autotune.h), or else the heuristic's first proposal. Split-K partial sums are added in float in a
+// fixed order (INPLACE: the splits take turns; COMPUTE_TYPE and OUTPUT_TYPE: they are added from the workspace), so a
+// plan always gives the same bits.
+//
+// The gradient of a weight has few tiles and a long sum: at C = 768 its result is 18 to 72 tiles of 128x256 for the 132
+// SMs of an H100, so without a split most SMs would have nothing to do.
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 #include <compare>
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
-#include "base/files.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "cuda/matmul.h"
@@ -36,19 +38,21 @@ enum class Kind { forward, input_gradient, weight_gradient };
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
 
 // The operation on the result of a matmul, as the caller sees it.
-enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative };
-constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'"};
+enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient };
+constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'", "+bias gradient"};
 
 struct Shape {
     Kind kind;
     Epilogue epilogue;
     bool is_bf16;
     int m, n, k;
+    int alignment = 0;  // of all operands, in bytes
     auto operator<=>(const Shape&) const = default;
 };
 
-// The part of an epilogue that one of our kernels computes after the matmul.
-enum class PostKernel { nothing, gelu, gelu_derivative };
+// The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
+// to the gradient that is there.
+enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient };
 
 // A way to compute an epilogue: cuBLASLt's epilogue, then our kernel.
 struct Route {
@@ -101,6 +105,10 @@ std::vector<Route> routes(const Shape& shape) {
         case Epilogue::gelu_derivative:
             return either({CUBLASLT_EPILOGUE_DGELU, PostKernel::nothing},
                           {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu_derivative});
+        case Epilogue::bias_gradient:  // in fp32 our kernel's sums have a known accuracy
+            if (!shape.is_bf16) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
+            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient},
+                    {CUBLASLT_EPILOGUE_BGRADB, PostKernel::add_bias_gradient}};
     }
     return {};
 }
@@ -111,9 +119,10 @@ struct Call {
     Shape shape;
     const void *a, *b;
     void* out;
-    const floatX* bias;
-    floatX* pre_gelu;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
-    bool accumulate;
+    const floatX* bias = nullptr;
+    floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
+    float* dbias = nullptr;      // written by Epilogue::bias_gradient
+    bool accumulate = false;     // into out and dbias
 };
 
 struct Plan {
@@ -122,7 +131,6 @@ struct Plan {
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     int64_t workspace_bytes;
-    bool is_final;  // false: the algorithms are timed at the next call that allows it
 };
 
 cublasLtHandle_t handle() {
@@ -139,16 +147,25 @@ void set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.desc, attribute, &value, sizeof(value)));
 }
 
+// Memory behind the workspace of the algorithms, for a bias gradient that is still to be added.
+float* bias_gradient_scratch(int OC) {
+    char* scratch = static_cast<char*>(device_scratch(WORKSPACE_BYTES + OC * int64_t(sizeof(float))));
+    return reinterpret_cast<float*>(scratch + WORKSPACE_BYTES);
+}
+
 template <class floatX>
 void set_pointers(Plan& plan, const Call<floatX>& call) {
-    set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+    const void* bias = call.bias;
+    if (plan.post_kernel == PostKernel::add_bias_gradient)
+        bias = call.accumulate ? bias_gradient_scratch(call.shape.n) : call.dbias;
+    set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
 }
 
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, is_bf16, m, n, k] = call.shape;
+    const auto& [kind, epilogue, is_bf16, m, n, k, alignment] = call.shape;
     const bool transa = kind == Kind::forward, transb = kind == Kind::weight_gradient;
     const cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_32F;
     Plan plan{};
@@ -157,7 +174,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
-    if (epilogue >= Epilogue::gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
+    if (call.pre_gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, type, uint64_t(a_rows), uint64_t(a_cols), a_rows));
@@ -165,6 +182,13 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     const cudaDataType_t out_type = kind == Kind::weight_gradient ? CUDA_R_32F : type;
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.d, out_type, uint64_t(m), uint64_t(n), m));
     return plan;
+}
+
+// Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
+std::vector<uint32_t> reduction_schemes(const Shape& shape) {
+    if (shape.is_bf16 && shape.kind != Kind::weight_gradient) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
+    return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
+            CUBLASLT_REDUCTION_SCHEME_INPLACE};
 }
 
 // Up to max_plans plans with the heuristic's algorithms, best first; none if it has no algorithm for the epilogue.
@@ -175,14 +199,13 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE_BYTES));
-    // Split-K partial sums are added in float, so INPLACE is allowed only where the result is float.
-    const bool float_out = shape.kind == Kind::weight_gradient || !shape.is_bf16;
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-           uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | (float_out ? CUBLASLT_REDUCTION_SCHEME_INPLACE : 0)));
+    uint32_t schemes = 0;
+    for (const uint32_t scheme : reduction_schemes(shape)) schemes |= scheme;
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        prefer(attribute, uint32_t(16));  // the alignment that ops.inc guarantees
+        prefer(attribute, uint32_t(shape.alignment));
 
     Plan plan = described;
     std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(max_plans));
@@ -205,64 +228,126 @@ template <class floatX>
 cublasStatus_t queue_matmul(Plan& plan, const Call<floatX>& call, Stream stream) {
     const float alpha = 1.0f, beta = call.accumulate ? 1.0f : 0.0f;
     void* out = plan.post_kernel == PostKernel::gelu ? call.pre_gelu : call.out;
-    void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
     set_pointers(plan, call);
+    void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
     return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, out, &plan.d, out,
                           &plan.d, &plan.algo, workspace, size_t(plan.workspace_bytes), stream);
+}
+
+template <class floatX>
+void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream) {
+    const int64_t count = int64_t(call.shape.m) * call.shape.n;
+    floatX* result = static_cast<floatX*>(call.out);
+    if (plan.post_kernel == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
+    if (plan.post_kernel == PostKernel::gelu_derivative)
+        gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
+    const int N = call.shape.k, OC = call.shape.n;  // of a weight's gradient
+    if (plan.post_kernel == PostKernel::bias_gradient)
+        gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
+                                   device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);
+    if (plan.post_kernel == PostKernel::add_bias_gradient && call.accumulate)
+        gpu::add_bias_gradient(call.dbias, bias_gradient_scratch(OC), OC, stream);
 }
 
 template <class floatX>
 void run(Plan& plan, const Call<floatX>& call, Stream stream) {
     CUBLAS_CHECK(queue_matmul(plan, call, stream));
     if (device_debug_sync) CUDA_CHECK(cudaStreamSynchronize(stream));
-    const int64_t count = int64_t(call.shape.m) * call.shape.n;
-    floatX* result = static_cast<floatX*>(call.out);
-    if (plan.post_kernel == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
-    if (plan.post_kernel == PostKernel::gelu_derivative)
-        gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
+    queue_post_kernel(plan, call, stream);
 }
 
-// ---- Autotuning
+// ---- Splitting the sum of a weight's gradient
 
-// The contents of device_autotune's cache file. Keys name the GPU, the library versions and the shape.
-struct AutotuneCache {
-    std::string path;  // empty: nothing is timed
-    std::map<std::string, std::string> entries;
-};
-
-AutotuneCache& autotune_cache() {
-    static AutotuneCache autotune_cache;
-    return autotune_cache;
+int sm_count() {
+    static const int count = [] {
+        int device = 0, value = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
+        return value;
+    }();
+    return count;
 }
 
-std::string cache_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s", device_info().name.c_str(), device_libraries().c_str(),
-                  kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k, epilogue_names[int(s.epilogue)]);
+// The estimated time of a product whose sums are computed in `parts` parts, in units of the time of one whole tile: the
+// SMs work in rounds of one tile each, and every part's results are written and read once.
+double split_cost(const Shape& shape, int parts) {
+    constexpr int64_t tile = 128 * 256;
+    constexpr double flops_per_byte = 300;  // of the GPU; H100: 990 TFLOP/s, 3.35 TB/s
+    const int64_t tiles = ceil_div(int64_t(shape.m) * shape.n, tile);
+    const double rounds = double(ceil_div<int64_t>(tiles * parts, sm_count())) / parts;
+    if (parts == 1) return rounds;
+    return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte / shape.k;
 }
 
-void save_cache() {
-    std::string text = "# timed by --autotune: device; libraries; shape: what was chosen, ms, ms at first\n";
-    for (const auto& [shape, choice] : autotune_cache().entries) text += shape + ": " + choice + "\n";
-    replace_file(autotune_cache().path, text);
+// The best numbers of parts by split_cost, the best first.
+std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
+    constexpr int max_parts = 32;
+    std::vector<std::pair<double, int32_t>> costs;
+    for (int parts = 1; parts <= max_parts; parts++) costs.emplace_back(split_cost(shape, parts), parts);
+    std::sort(costs.begin(), costs.end());
+    std::vector<int32_t> best;
+    for (size_t i = 0; i < count; i++) best.push_back(costs[i].second);
+    return best;
 }
 
-std::string cache_entry(int route, const cublasLtMatmulAlgo_t& algo, float ms, float first_ms) {
-    std::string text = format("%d ", route);
+// The plan with its sums in parts, once for each way to add the partial sums that the algorithm supports.
+std::vector<Plan> split_plans(Plan plan, const Shape& shape, int32_t parts) {
+    std::vector<Plan> out;
+    for (const uint32_t scheme : reduction_schemes(shape)) {
+        cublasLtMatmulHeuristicResult_t checked;
+        CUBLAS_CHECK(
+            cublasLtMatmulAlgoConfigSetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts)));
+        CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                          sizeof(scheme)));
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &plan.algo, &checked);
+        plan.workspace_bytes = int64_t(checked.workspaceSize);
+        if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= WORKSPACE_BYTES) out.push_back(plan);
+    }
+    return out;
+}
+
+bool supports_splits(const Plan& plan) {
+    int32_t supported = 0;
+    size_t written = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoCapGetAttribute(&plan.algo, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &supported,
+                                                   sizeof(supported), &written));
+    return supported != 0;
+}
+
+bool is_split(const Plan& plan) {
+    int32_t parts = 1;
+    size_t written = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts,
+                                                      sizeof(parts), &written));
+    return parts > 1;
+}
+
+// ---- Choice by time
+
+std::string choice_key(const Shape& s) {
+    return format("%s; %s; %s %s m %d n %d k %d%s, aligned to %d", device_info().name.c_str(),
+                  device_libraries().c_str(), kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k,
+                  epilogue_names[int(s.epilogue)], s.alignment);
+}
+
+// The choice as text: the index of the route, the algorithm, and the times of it and of the heuristic's proposal.
+std::string choice_text(size_t route, const cublasLtMatmulAlgo_t& algo, const gpu::Fastest& times) {
+    std::string text = format("%zu ", route);
     for (const uint64_t word : algo.data) text += format("%" PRIx64 " ", word);
-    return text + format("%.4f %.4f", double(ms), double(first_ms));
+    return text + format("%.4f ms, first %.4f ms", double(times.ms), double(times.first_ms));
 }
 
-// The plan in the cache file, if there is one and this library still accepts it.
+// The chosen plan, if there is a choice and this library still accepts it.
 template <class floatX>
-std::optional<Plan> cached_plan(const Call<floatX>& call) {
-    const auto found = autotune_cache().entries.find(cache_key(call.shape));
-    if (found == autotune_cache().entries.end()) return {};
+std::optional<Plan> chosen_plan(const Call<floatX>& call) {
+    const std::string choice = gpu::choice_for(choice_key(call.shape));
     const std::vector<Route> all_routes = routes(call.shape);
     size_t route = 0;
     cublasLtMatmulAlgo_t algo;
     int at = 0;
-    if (sscanf(found->second.c_str(), "%zu%n", &route, &at) != 1 || route >= all_routes.size()) return {};
-    const char* text = found->second.c_str() + at;
+    if (sscanf(choice.c_str(), "%zu%n", &route, &at) != 1 || route >= all_routes.size()) return {};
+    const char* text = choice.c_str() + at;
     for (uint64_t& word : algo.data) {
         if (sscanf(text, "%" SCNx64 "%n", &word, &at) != 1) return {};
         text += at;
@@ -277,111 +362,96 @@ std::optional<Plan> cached_plan(const Call<floatX>& call) {
     return plan;
 }
 
-// Split-K variants of plans. The gradient of a weight has few tiles and a long sum (18 tiles of 128x256 for 132 SMs at
-// C = 768), and the heuristic may not propose to split it.
-std::vector<Plan> split_plans(const std::vector<Plan>& plans) {
-    constexpr int32_t parts[] = {2, 3, 4, 6, 8, 11, 16, 22, 32};
-    constexpr size_t algorithms = 4;  // the best ones; each is tried with every split and scheme
-    std::vector<Plan> out;
-    for (size_t i = 0; i < std::min(plans.size(), algorithms); i++) {
-        Plan plan = plans[i];
-        int32_t splits = 0;
-        size_t written = 0;
-        CUBLAS_CHECK(cublasLtMatmulAlgoCapGetAttribute(&plan.algo, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &splits,
-                                                       sizeof(splits), &written));
-        if (!splits) continue;
-        for (const uint32_t scheme : {CUBLASLT_REDUCTION_SCHEME_INPLACE, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE})
-            for (const int32_t part : parts) {
-                cublasLtMatmulHeuristicResult_t checked;
-                CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &part,
-                                                                  sizeof(part)));
-                CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                                                  &scheme, sizeof(scheme)));
-                const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d,
-                                                                      &plan.d, &plan.algo, &checked);
-                plan.workspace_bytes = int64_t(checked.workspaceSize);
-                if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= WORKSPACE_BYTES) out.push_back(plan);
-            }
-    }
-    return out;
-}
-
-// Infinite for an algorithm that passes its check and then fails.
+// The heuristic's plans for a route, and split variants of the best of them.
 template <class floatX>
-float measure_call(Plan& plan, const Call<floatX>& call, Stream stream) {
-    if (queue_matmul(plan, call, stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
-    return gpu::measure_ms(stream, [&] { run(plan, call, stream); });
+std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
+    constexpr int algorithms = 8;
+    constexpr size_t split_algorithms = 2, splits = 4;
+    std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
+    if (call.shape.kind != Kind::weight_gradient) return plans;
+    const std::vector<Plan> best(plans.begin(), plans.begin() + int64_t(std::min(plans.size(), split_algorithms)));
+    for (const Plan& plan : best)
+        if (supports_splits(plan))
+            for (const int32_t parts : best_splits(call.shape, splits)) {
+                if (parts == 1) continue;
+                for (const Plan& split : split_plans(plan, call.shape, parts)) plans.push_back(split);
+            }
+    return plans;
 }
 
-// Times every candidate on the operands of the call. That is safe because the result is overwritten and not accumulated
-// into; whichever candidate runs last leaves the right result.
+// Times the candidates of all routes on the operands of the call, and runs the fastest once more, so that the results
+// of the call are its results.
 template <class floatX>
 Plan fastest_plan(const Call<floatX>& call, Stream stream) {
-    constexpr int algorithms = 16;
-    constexpr float max_ratio = 0.98f;  // a later candidate must take less than this share of the best time
+    std::vector<Plan> plans;
+    std::vector<size_t> route_of;
     const std::vector<Route> all_routes = routes(call.shape);
-    std::optional<Plan> best;
-    float best_ms = 0.0f, first_ms = 0.0f;
-    int best_route = 0;
-    for (const Route& route : all_routes) {
-        std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
-        if (call.shape.kind == Kind::weight_gradient)
-            for (const Plan& plan : split_plans(plans)) plans.push_back(plan);
-        for (Plan& plan : plans) {
-            const float ms = measure_call(plan, call, stream);
-            if (std::isinf(ms)) continue;
-            if (!best) first_ms = ms;
-            if (best && ms >= max_ratio * best_ms) continue;
-            best = plan;
-            best_ms = ms;
-            best_route = int(&route - all_routes.data());
-        }
+    for (size_t i = 0; i < all_routes.size(); i++) {
+        for (const Plan& plan : candidates(call, all_routes[i])) plans.push_back(plan);
+        route_of.resize(plans.size(), i);
     }
-    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", cache_key(call.shape).c_str());
-    autotune_cache().entries[cache_key(call.shape)] = cache_entry(best_route, best->algo, best_ms, first_ms);
-    save_cache();
-    return *best;
+    const std::optional<gpu::Fastest> best = gpu::fastest(stream, plans.size(), [&](size_t i) {
+        if (queue_matmul(plans[i], call, stream) != CUBLAS_STATUS_SUCCESS) {
+            CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the candidate's
+            return false;
+        }
+        queue_post_kernel(plans[i], call, stream);
+        return true;
+    });
+    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
+    gpu::keep_choice(choice_key(call.shape), choice_text(route_of[best->index], plans[best->index].algo, *best));
+    return plans[best->index];
 }
 
 // ---- Plans
 
+// The heuristic's first proposal. Where it leaves SMs without work, its sums are split.
 template <class floatX>
 Plan first_plan(const Call<floatX>& call) {
     for (const Route& route : routes(call.shape)) {
-        const std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, 1);
-        if (!plans.empty()) return plans[0];
+        std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, 1);
+        if (plans.empty()) continue;
+        const int32_t parts = best_splits(call.shape, 1)[0];
+        const bool to_split = call.shape.kind == Kind::weight_gradient && parts > 1 && !is_split(plans[0]);
+        if (to_split && supports_splits(plans[0]))
+            for (const Plan& split : split_plans(plans[0], call.shape, parts)) return split;
+        return plans[0];
     }
-    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", cache_key(call.shape).c_str());
+    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
+}
+
+bool is_capturing(Stream stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
 }
 
 template <class floatX>
 Plan make_plan(const Call<floatX>& call, Stream stream) {
-    Plan plan;
-    std::optional<Plan> cached;
-    if (!autotune_cache().path.empty()) cached = cached_plan(call);
-    if (cached)
-        plan = *cached;
-    else if (autotune_cache().path.empty() || call.accumulate)
-        plan = first_plan(call);
-    else
-        plan = fastest_plan(call, stream);
-    // A call that accumulates cannot be repeated for timing. The next call that overwrites is timed instead: that of
-    // the next step's first micro-step.
-    plan.is_final = cached || autotune_cache().path.empty() || !call.accumulate;
-    return plan;
+    if (const std::optional<Plan> chosen = chosen_plan(call)) return *chosen;
+    return gpu::timing_algorithms() && !is_capturing(stream) ? fastest_plan(call, stream) : first_plan(call);
 }
 
+// Plans of the current version of the choices.
 std::map<Shape, Plan>& plans() {
     static std::map<Shape, Plan> plans;
+    static int version = 0;
+    if (std::exchange(version, gpu::algorithms_version()) != version) plans.clear();
     return plans;
 }
 
-// One host thread queues all work of a GPU, so plans need no lock.
+// The largest power of two, at most 256, that divides all addresses.
+int common_alignment(std::initializer_list<const void*> addresses) {
+    uintptr_t bits = 256;
+    for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
+    return int(bits & -bits);
+}
+
 template <class floatX>
-void matmul(const Call<floatX>& call, Stream stream) {
+void matmul(Call<floatX> call, Stream stream) {
+    call.shape.alignment = common_alignment({call.a, call.b, call.out, call.bias, call.pre_gelu, call.dbias});
     auto found = plans().find(call.shape);
-    if (found == plans().end() || (!found->second.is_final && !call.accumulate))
-        found = plans().insert_or_assign(call.shape, make_plan(call, stream)).first;
+    if (found == plans().end()) found = plans().emplace(call.shape, make_plan(call, stream)).first;
     run(found->second, call, stream);
 }
 
@@ -398,36 +468,9 @@ void check_sizes(int N, int IC, int OC) {
 
 }  // namespace
 
-bool gpu::autotuning() { return !autotune_cache().path.empty(); }
-
-std::string gpu::choice_for(const std::string& key) {
-    const auto found = autotune_cache().entries.find(key);
-    return found == autotune_cache().entries.end() ? "" : found->second;
-}
-
-void gpu::keep_choice(const std::string& key, const std::string& choice) {
-    autotune_cache().entries[key] = choice;
-    save_cache();
-}
-
-void device_autotune(const std::string& cache_file) {
-    autotune_cache() = {cache_file, {}};
-    plans().clear();
-    if (!path_exists(cache_file)) return;
-    constexpr int64_t max_bytes = 16 << 20;
-    const std::string text = read_file(cache_file, max_bytes);
-    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
-        end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        const size_t colon = line.rfind(": ");
-        if (line[0] != '#' && colon != std::string::npos)
-            autotune_cache().entries[line.substr(0, colon)] = line.substr(colon + 2);
-    }
-}
-
 template <class floatX>
 int64_t gpu::matmul_scratch_bytes(int N, int C) {
-    int64_t bytes = WORKSPACE_BYTES;
+    int64_t bytes = WORKSPACE_BYTES + 4 * C * int64_t(sizeof(float));  // and bias_gradient_scratch
     for (const int OC : {C, 3 * C, 4 * C}) bytes = std::max(bytes, bias_scratch_bytes<floatX>(N, OC));
     return bytes;
 }
@@ -448,7 +491,8 @@ void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weigh
                               : bias   ? Epilogue::bias
                                        : Epilogue::nothing;
     const Shape shape = {Kind::forward, epilogue, sizeof(floatX) == 2, OC, N, IC};
-    matmul<floatX>({shape, weight.rows, inp, out, bias, pre_gelu, false}, stream);
+    matmul<floatX>({.shape = shape, .a = weight.rows, .b = inp, .out = out, .bias = bias, .pre_gelu = pre_gelu},
+                   stream);
 }
 
 template <class floatX>
@@ -459,13 +503,12 @@ void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floa
     constexpr bool is_bf16 = sizeof(floatX) == 2;
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
-    matmul<floatX>({{Kind::input_gradient, epilogue, is_bf16, IC, N, OC}, weight.rows, dout, dinp, nullptr, aux, false},
+    const Shape of_input = {Kind::input_gradient, epilogue, is_bf16, IC, N, OC};
+    matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux}, stream);
+    const Shape of_weight = {
+        Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, is_bf16, IC, OC, N};
+    matmul<floatX>({.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate},
                    stream);
-    const Shape shape = {Kind::weight_gradient, Epilogue::nothing, is_bf16, IC, OC, N};
-    matmul<floatX>({shape, inp, dout, dweight, nullptr, nullptr, accumulate}, stream);
-    if (dbias)
-        bias_backward<floatX>(dbias, dout, N, OC, accumulate, device_scratch(bias_scratch_bytes<floatX>(N, OC)),
-                              stream);
 }
 
 INSTANTIATE(gpu::matmul_scratch_bytes);

@@ -44,4 +44,4 @@ INSTANTIATE(gpu::bias_backward);
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::round_gradients,
-               &gpu::widen_gradients, &gpu::clip_factor, &gpu::set_attention);
+               &gpu::widen_gradients, &gpu::clip_factor, &gpu::add_bias_gradient, &gpu::set_attention);

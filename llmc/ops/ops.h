@@ -55,7 +55,8 @@ struct AdamWConfig {
 struct AttentionChoice {
     bool cudnn = true;
     bool deterministic = true;
-    int64_t part_bytes = 256 << 20;  // cuDNN's deterministic backward: bytes of score gradients stored at a time
+    // cuDNN's deterministic backward: bytes of score gradients stored at a time; 0 = a 32nd of the GPU's memory.
+    int64_t part_bytes = 0;
 };
 
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.

@@ -91,6 +91,15 @@ static void refuse_single_dash(const OptionSpecs& all, const std::string& argume
         ENSURE(d.long_name() != name, "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
 }
 
+// The option that the argument names, if it was a flag in earlier releases and no value follows. Else null.
+static const OptionSpec* flag_without_value(const OptionSpecs& all, const std::string& argument,
+                                            const std::string& next) {
+    if (!next.starts_with("-")) return nullptr;
+    for (const OptionSpec& d : all)
+        if (d.was_flag && d.is_called(argument)) return &d;
+    return nullptr;
+}
+
 ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv) {
     ParsedArgs given;
     CLI::App app;
@@ -122,6 +131,11 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
     for (const char* const* argument = argv; argument < end; argument++) {
         arguments.push_back(*argument);
         refuse_single_dash(all, *argument);
+        if (const OptionSpec* flag = flag_without_value(all, *argument, argument + 1 < end ? argument[1] : "--")) {
+            arguments.push_back("on");
+            given.renamed.push_back(flag->long_name() + " is now " + flag->long_name() +
+                                    " on; the next release will accept only this form");
+        }
         std::string& name = arguments.back();
         if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
         name.pop_back();  // "--name=": CLI11 would take the next argument for the value

@@ -27,6 +27,7 @@ struct OptionSpec {
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
     std::vector<std::function<void()>> checks;     // of the field; each throws if it refuses the value
 
+    bool was_flag = false;      // earlier releases had it as a flag: --autotune alone means --autotune on, with a note
     bool planned = false;       // `plan` uses it; plan accepts the other options of `train` without effect
     bool of_one_start = false;  // a resume does not take it from the earlier start of the run
     bool of_shape = false;      // a resume takes all of these from the earlier start, or none if one of them is given
@@ -57,6 +58,7 @@ struct OptionBuilder {
 
     OptionBuilder& shown(const std::string& as) { return spec.default_text = as, *this; }
     OptionBuilder& renamed_from(const char* name) { return spec.old_name = name, *this; }
+    OptionBuilder& was_flag() { return spec.was_flag = true, *this; }
     OptionBuilder& planned() { return spec.planned = true, *this; }
     OptionBuilder& of_one_start() { return spec.of_one_start = true, may_change(); }
     OptionBuilder& of_shape() { return spec.of_shape = true, *this; }

@@ -225,8 +225,10 @@ static void gpu_options(OptionSpecs& all, Options& o) {
         .one_of_unit();
     s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
     s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "replay each micro-step as a CUDA graph").one_of_unit();
-    s.add_flag("--autotune", o.autotune,
-               "time the algorithms of matmul and attention once per shape; cached in ~/.cache/train_gpt2");
+    s.add("--autotune", o.autotune, "on", "on|off",
+          "before the first step, time the algorithms of matmul and attention; choices are kept in ~/.cache/train_gpt2")
+        .one_of_unit()
+        .was_flag();
 }
 
 static void quiet_option(OptionSpecs& all, Options& o) {
@@ -518,6 +520,7 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
                "%s %s: run.json cannot hold bytes that are not UTF-8; give this option again", name.c_str(),
                text.c_str());
         if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
+        if (all[i].was_flag && found->is_boolean()) text = text == "true" ? "on" : "off";
         if (text == all[i].text()) continue;  // it is the default
         o.taken += (o.taken.empty() ? "" : " ") + name;
         if (all[i].kind != ValueKind::flag) o.taken += " " + shell_word(text);

@@ -46,7 +46,7 @@ struct Options {
     int micro_batch;              // B; 0: the largest that fits, which resolve_micro_batch sets
     int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
     std::string recompute;        // none, gelu, layer
-    std::string cuda_graph;       // on, off
+    std::string cuda_graph, autotune;       // on, off
     std::string cudnn;            // on, off
     std::string deterministic;    // on, off
     bool debug_sync;
@@ -85,7 +85,6 @@ struct Options {
     // run
     uint64_t seed;
     int threads;  // 0: one per core
-    bool autotune;
     int64_t log_every;
     std::string progress;  // auto, tty, plain
     bool quiet;

@@ -13,6 +13,15 @@
 // longer, there is no second run.
 constexpr double MAX_MICRO_STEP_SECONDS = 2.0;
 
+DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
+    std::vector<int> host(static_cast<size_t>(count));
+    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(V));
+    DeviceBuffer<int> tokens(count, "tokens");
+    copy_to_device(tokens.data, host.data(), tokens.bytes(), stream);
+    wait_for_stream(stream);
+    return tokens;
+}
+
 template <class floatX>
 static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, const std::string& rule) {
     const OwnedStream own;
@@ -21,10 +30,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     Optimizer<floatX> optimizer(model, {rule}, options);
     init_weights(optimizer, 42);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
-    std::vector<int> host(size_t(B) * size_t(T) + 1);
-    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(config.V));
-    DeviceBuffer<int> tokens(int64_t(host.size()), "tokens");
-    copy_to_device(tokens.data, host.data(), tokens.bytes(), own.stream);
+    const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
 
     MeasuredStep measured{B, 0.0, 0.0};
     // The first run touches the memory.

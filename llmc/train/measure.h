@@ -5,6 +5,9 @@
 
 #include "model/gpt2.h"
 
+// Random tokens below V, for a step whose result does not matter.
+DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
+
 struct MeasuredStep {
     int B;                      // sequences of the micro-batch
     double micro_step, update;  // seconds

@@ -6,6 +6,7 @@
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
+#include "train/algorithms.h"
 #include "train/init_weights.h"
 #include "train/report.h"
 #include "train/run_checks.h"
@@ -28,6 +29,7 @@ Trainer<floatX>::Trainer(Run& run)
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
     load_state();
+    if (run.options.autotune == "on" && run.state.step < run.options.steps) choose_algorithms(model, run);
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
     run.state.options = run.info_options;

@@ -7,7 +7,6 @@ source "$(dirname "$0")/../support/functions.sh"
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 make_shards "$scratch/data" || fail "no shards"
-export XDG_CACHE_HOME=$scratch/cache  # of --autotune
 run=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --steps 6 --val-every 6 --val-batches 2
     --sample-every 6 --sample-tokens 4 --checkpoint-every 3 --keep 0)
 
@@ -35,18 +34,41 @@ check "both the same" same_run "$scratch/recorded" "$scratch/calls"
 check "layers recomputed" "$emulated" "${accumulated[@]}" --output "$scratch/recomputed" --recompute layer
 check "with the same bits" same_run "$scratch/recorded" "$scratch/recomputed"
 check "the largest micro-batch" grep -q 'x 1 micro-step,\? *$' <("$emulated" plan "${tiny[@]}" --micro-batch auto --global-batch 64 | grep '^ *batch')
-check "--autotune" "$emulated" "${run[@]}" --precision bf16 --output "$scratch/timed" --autotune
-check "--autotune keeps what it chose" grep -q '; forward bf16 m ' "$XDG_CACHE_HOME/train_gpt2/products.txt"
-check "--autotune again" "$emulated" "${run[@]}" --precision bf16 --output "$scratch/timed_again" --autotune
+
+# Before the first step the program times algorithms, and keeps the choices.
+choices=$XDG_CACHE_HOME/train_gpt2/algorithms.txt
+rm "$choices"
+timed=("$emulated" --precision bf16)
+for word in "${run[@]}"; do if [ "$word" != --quiet ]; then timed+=("$word"); fi; done
+# says TEXT COMMAND...: the command succeeds and prints a line that matches TEXT.
+says() { "${@:2}" >"$scratch/said" 2>&1 && grep "$1" "$scratch/said"; }
+check "the first start times algorithms" says 'timed the algorithms of [0-9]* matmuls and attentions' "${timed[@]}" --output "$scratch/timed"
+check "the choices are kept" grep -q '; forward bf16 m ' "$choices"
+check "no temporary file is left" test "$(ls "$XDG_CACHE_HOME/train_gpt2")" = algorithms.txt
+cp "$choices" "$scratch/choices"
+check "the second start times nothing" test "$("${timed[@]}" --output "$scratch/timed_again" | grep -c 'timed the algorithms')" = 0
+check "and leaves the file as it is" cmp "$choices" "$scratch/choices"
 check "the same choices, the same bits" same_run "$scratch/timed" "$scratch/timed_again"
-refused "--autotune on the CPU" 2 "this program runs on the CPU" "$program" plan --autotune
+echo 'another GPU; shape: 1 2 3' >>"$choices"
+sed -i '/forward bf16/d' "$choices"
+check "missing choices are made again" says 'timed the algorithms' "${timed[@]}" --output "$scratch/timed_some"
+check "the others stay" diff <(sort "$choices") <(sort "$scratch/choices" <(echo 'another GPU; shape: 1 2 3'))
+check "--autotune off takes the libraries' proposals" "${timed[@]}" --output "$scratch/proposals" --autotune off
+check "with other bits" test "$(sum <"$scratch/proposals/step_000006/model.safetensors")" != "$(sum <"$scratch/timed/step_000006/model.safetensors")"
+touch "$scratch/file"
+check "choices that cannot be kept are noted" says 'the next start times them again: .*: cannot create' \
+    env XDG_CACHE_HOME="$scratch/file" "${timed[@]}" --output "$scratch/no_cache"
+check "also without a home" says 'times them again: neither HOME nor XDG_CACHE_HOME is set' \
+    env -u HOME -u XDG_CACHE_HOME "${timed[@]}" --output "$scratch/no_home"
+check "and the bits are the same" same_run "$scratch/timed" "$scratch/no_home"
+check "--autotune without a value is accepted with a note" says 'note: --autotune is now --autotune on' "$emulated" plan "${tiny[@]}" --autotune
 check "generate" "$emulated" generate --init "$whole" --max-tokens 8
 check "eval" "$emulated" eval --init "$whole" --val-data "$scratch/data/val_*.bin" --seq-len 16 --micro-batch 2 --batches 2
 check "plan names the GPU and its libraries" grep -q 'cuBLASLt' <("$emulated" plan --layers 2 --heads 2 --channels 32)
 refused "channels that no row of 16 bytes fills" 2 "multiple of 8" "$emulated" "${run[@]}" --channels 36 --precision bf16 --output ''
 
 # A failure on the GPU, such as an illegal access, ends the program with one error and code 1, whatever it was doing then.
-for when in 1 100 400 700 capture; do
+for when in 1 100 700 2000 capture; do
     reason=cudaErrorIllegalAddress
     if [ $when = capture ]; then reason=CUBLAS_STATUS_EXECUTION_FAILED; fi
     refused "operation $when fails" 1 $reason env SIMT_FAIL=$when TORCHELASTIC_ERROR_FILE="$scratch/failure.json" RANK=0 \

@@ -6,7 +6,6 @@
 #include "cpu/variants.h"
 #include "cuda/attention.cuh"
 #include "gpu/on_gpu.h"
-#include "support/temporary.h"
 
 struct Shape {
     int B, T, NH, HS;
@@ -133,7 +132,7 @@ TEST_CASE("cuDNN's attention at awkward lengths and with heads of 128 agrees wit
 }
 
 // dS of a sequence has 2 * 70 * 70 elements, 19,600 bytes: three sequences fit.
-TEST_CASE("deterministic backward processes deterministic backward processes a micro-batch in parts and agrees with the definition and agrees with the definition") {
+TEST_CASE("deterministic backward processes a micro-batch in parts and agrees with the definition") {
     if (!is_built_in()) return;
     for (const int B : {9, 8}) {
         const Shape s{B, 70, 2, 64};
@@ -141,6 +140,10 @@ TEST_CASE("deterministic backward processes deterministic backward processes a m
         const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
         CHECK(line.find(format("3 of %d sequences at a time", B)) != std::string::npos);
     }
+    const Shape many{int(device_info().memory_bytes / 32 / (2 * 64 * 512 * 512)) + 1, 512, 64, 64};
+    prepare(many, true, 0);  // parts as large as a 32nd of the memory: one sequence more makes two
+    const std::string line = gpu::prepare_attention<bf16>(many.B, many.T, many.NH, many.HS, true);
+    CHECK(line.find(format("%d of %d sequences at a time", ceil_div(many.B, 2), many.B)) != std::string::npos);
     compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // parts of 4 sequences, so that each part's lse is aligned
     compare({3, 64, 1, 64}, true, {0, 1, 2}, 1);
     if (!emulated) compare({9, 1024, 16, 64}, true, {0, 4, 5, 8});  // parts of 5 and 4: dS has 32 MiB a sequence
@@ -180,30 +183,29 @@ TEST_CASE("with equal keys cuDNN's attention averages all earlier values and no 
     }
 }
 
-static std::string replaced(std::string text, const std::string& from, const std::string& to) {
-    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-        text.replace(at, from.size(), to);
-    return text;
-}
-
-TEST_CASE("timed plans agree with the definition, and the cache file keeps the choices") {
+TEST_CASE("timed plans agree with the definition, and a choice is taken again") {
     if (!is_built_in()) return;
-    const TemporaryDirectory folder;
-    const std::string file = folder / "choices.txt";
-    device_autotune(file);
+    device_load_algorithms({});
+    device_time_algorithms(true);
     compare({3, 120, 4, 64}, true, {0, 2});
-    const std::string text = read_bytes(file);
-    CHECK(text.find("attention forward B 3 T 120 NH 4 HS 64: ") != std::string::npos);
-    CHECK(text.find("attention backward, deterministic B 3 T 120 NH 4 HS 64: ") != std::string::npos);
-    if (emulated) CHECK(text.find("HS 64: 1 13 3.0000 5.0000") != std::string::npos);  // the second plan is the faster
+    device_time_algorithms(false);
+    AlgorithmChoices choices = device_algorithms();
+    CHECK(choices.size() == 2);
+    for (const auto& [shape, choice] : choices) {
+        CAPTURE(shape);
+        CHECK(shape.ends_with(" B 3 T 120 NH 4 HS 64"));
+        if (emulated) CHECK(choice == "1 engine 13 3.0000 ms, first 5.0000 ms");  // the second plan is the faster
+    }
 
-    // A shape in the file is not timed again.
-    const std::string chosen = replaced(replaced(text, "B 3", "B 2"), "HS 64: 1", "HS 64: 0 10 7.0 7.0 #");
-    write_bytes(file, chosen);
-    device_autotune(file);
-    compare({2, 120, 4, 64}, true, {0, 1});
-    CHECK(read_bytes(file) == chosen);
-    device_autotune("");
+    // Neither a plan that was chosen nor one that is no longer offered is timed again.
+    for (const char* chosen : {"1 engine 13", "0 engine 10", "3 engine 99", "no plan"}) {
+        CAPTURE(chosen);
+        for (auto& [shape, choice] : choices) choice = chosen;
+        device_load_algorithms(choices);
+        compare({3, 120, 4, 64}, true, {0, 2});
+        CHECK(device_algorithms() == choices);
+    }
+    device_load_algorithms({});
 }
 
 TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {

@@ -1,11 +1,9 @@
 // test_gpu_matmul.cu: the shared cases of the matrix products (cases_matmul.h) on the GPU, with every epilogue, by the
 // library's epilogues and by our own kernels; and the choice by time. The same source runs on a GPU, with cuBLASLt, and
 // in the emulator, with plain loops in its place.
-#include "base/files.h"
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_matmul.h"
-#include "support/temporary.h"
 
 using namespace matmul_cases;
 
@@ -67,7 +65,7 @@ TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition, by eith
         compare_all<floatX>({2, 17 * unit, unit});
         compare_all<floatX>({5, 65 * unit, 3 * unit});
         compare_all<floatX>({4, unit, 65 * unit});
-        device_autotune("");  // forget the plans
+        device_load_algorithms({});  // forget the plans
     }
     set_fused_epilogues(true);
 }
@@ -78,7 +76,7 @@ TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own
     const Inputs<bf16> in({17, 64, 96});
     const auto result = [&](int compute_capability, bool fused_epilogues) {
         simt::config.compute_capability = compute_capability, simt::config.fused_epilogues = fused_epilogues;
-        device_autotune("");  // forget the plans
+        device_load_algorithms({});  // forget the plans
         compare_forward<bf16>(in.s, {.gelu = true});
         return forward(gpu_backend, tested<bf16>, in, {.gelu = true}).out;
     };
@@ -87,7 +85,7 @@ TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own
     for (const int compute_capability : {80, 86, 89, 120}) CHECK(same_bits(result(compute_capability, true), apart));
     for (const int compute_capability : {90, 100}) CHECK(!same_bits(result(compute_capability, true), apart));
     simt::config = as_it_was;
-    device_autotune("");
+    device_load_algorithms({});
 }
 #endif
 
@@ -146,73 +144,134 @@ TEST_CASE("working memory of the products is part of the plan") {
     CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 32 << 20);
 }
 
-// ---- --autotune
+// ---- choices by time
+
+// Loads the choices and forgets the plans; while it lives, shapes without a choice are timed.
+struct Timing {
+    explicit Timing(const AlgorithmChoices& choices) {
+        device_load_algorithms(choices);
+        device_time_algorithms(true);
+    }
+    ~Timing() {
+        device_time_algorithms(false);
+        device_load_algorithms({});
+    }
+};
+
+// The key of the choice for a shape whose description contains the text.
+static std::string key_of(const AlgorithmChoices& choices, const std::string& shape) {
+    for (const auto& [key, choice] : choices)
+        if (key.find(shape) != std::string::npos) return key;
+    CHECK_MESSAGE(false, "no choice for " << shape);
+    return "";
+}
 
 TEST_CASE("products chosen by time are right, and the choice is kept") {
-    const TemporaryDirectory dir;
-    const std::string file = dir.path + "/products.txt";
-    device_autotune(file);
     const Inputs<bf16> in({17, 64, 96});
     const Options gelu = {.gelu = true}, gelu_added = {.gelu = true, .accumulate = true};
     const auto compared_forward = [&] {
         compare_forward<bf16>(in.s, gelu);
         return forward(gpu_backend, tested<bf16>, in, gelu).out;
     };
+    const Timing timing({});
     const Tensor<bf16> timed = compared_forward();
-    compare_backward<bf16>({40, 64, 96}, gelu_added);  // adds: not timed
     compare_backward<bf16>({40, 64, 96}, gelu);
     compare_backward<bf16>({40, 64, 96}, gelu_added);
-    const std::string text = read_file(file, 1 << 20);
-    for (const char* line : {"forward bf16 m 96 n 17 k 64+bias+gelu: ", "input-gradient bf16 m 64 n 40 k 96*gelu': ",
-                             "weight-gradient bf16 m 64 n 96 k 40: "})
-        CHECK(text.find(line) != std::string::npos);
+    const AlgorithmChoices choices = device_algorithms();
+    for (const char* shape : {"forward bf16 m 96 n 17 k 64+bias+gelu, ", "input-gradient bf16 m 64 n 40 k 96*gelu', ",
+                              "weight-gradient bf16 m 64 n 96 k 40+bias gradient, "})
+        CHECK(choices.count(key_of(choices, shape)) == 1);
 
-    device_autotune(file);  // a later run: nothing is timed, and the bits are the same
+    device_load_algorithms(choices);  // a later run: nothing is timed, and the bits are the same
     const Tensor<bf16> again = compared_forward();
     compare_backward<bf16>({40, 64, 96}, gelu);
-    expect_close("with the file", again, timed, 96, 0.0f, 0.0f);
-    CHECK(read_file(file, 1 << 20) == text);
+    expect_close("with the choices", again, timed, 96, 0.0f, 0.0f);
+    CHECK(device_algorithms() == choices);
 
     // What cannot be read, or is refused by the library, is timed anew; what others chose stays.
-    const size_t choice = text.find("+bias+gelu: ") + 12, end = text.find('\n', choice);
+    const std::string key = key_of(choices, "+bias+gelu, ");
     std::vector<const char*> damages = {"", "7", "0 zz", "0 0 1"};
 #ifdef SIMT_EMULATOR  // its library knows that there is no algorithm 63; the real one need not check invented numbers
     damages.push_back("0 63 1 0 0 0 0 0 0 1.0 1.0");
 #endif
     for (const char* damage : damages) {
         CAPTURE(damage);
-        replace_file(
-            file, "another GPU; forward: 1 2 3\n\nno colon\n: \n" + text.substr(0, choice) + damage + text.substr(end));
-        device_autotune(file);
+        AlgorithmChoices damaged = choices;
+        damaged[key] = damage;
+        damaged["another GPU; forward"] = "1 2 3";
+        device_load_algorithms(damaged);
         compare_forward<bf16>(in.s, gelu);
-        const std::string mended = read_file(file, 1 << 20);
-        CHECK(mended.find("+bias+gelu: 0 ") != std::string::npos);
-        CHECK(mended.find(std::string("+bias+gelu: ") + damage + "\n") == std::string::npos);
-        CHECK(mended.find("another GPU; forward: 1 2 3\n") != std::string::npos);
+        CHECK(device_algorithms()[key].starts_with("0 "));
+        CHECK(device_algorithms()[key] != damage);
+        CHECK(device_algorithms()["another GPU; forward"] == "1 2 3");
     }
-    device_autotune("");
+}
+
+TEST_CASE("the library's bias gradient agrees with the definition, also added to what is there") {
+    AlgorithmChoices choices;
+    for (const int route : {0, 1}) {
+        const Timing timing(choices);
+        compare_backward<bf16>({40, 64, 96}, {});
+        compare_backward<bf16>({40, 64, 96}, {.accumulate = true});
+        choices = device_algorithms();
+        const std::string key = key_of(choices, "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
+        if (route == 0) choices[key][0] = '1';  // next: the same algorithm, with the library's sums
+        if (route == 1) CHECK(choices[key][0] == '1');
+    }
 }
 
 #ifdef SIMT_EMULATOR
 TEST_CASE("the fastest wins: split for the gradient of a weight, else the third of the four") {
-    const TemporaryDirectory dir;
-    const std::string file = dir.path + "/products.txt";
-    device_autotune(file);
+    const Timing timing({});
     compare_forward<bf16>({40, 64, 96}, {});
     compare_backward<bf16>({40, 64, 96}, {.bias = false});
-    const std::string text = read_file(file, 1 << 20);
-    CHECK(text.find("forward bf16 m 96 n 40 k 64+bias: 0 2 1 0") != std::string::npos);
-    CHECK(text.find(" 3.0000 5.0000\n") != std::string::npos);
-    CHECK(text.find("weight-gradient bf16 m 64 n 96 k 40: 0 2 20 1 ") != std::string::npos);  // 32 parts, in place
+    AlgorithmChoices choices = device_algorithms();
+    const std::string forward = key_of(choices, "forward bf16 m 96 n 40 k 64+bias, ");
+    CHECK(choices[forward].starts_with("0 2 1 0"));
+    CHECK(choices[forward].ends_with(" 3.0000 ms, first 5.0000 ms"));
+    CHECK(choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 40, ")].starts_with("0 0 4 2 "));  // four parts
 
-    std::string slower = text;
-    const size_t at = slower.find("+bias: 0 2 ");
-    slower[at + 9] = '1';  // the second algorithm
-    replace_file(file, slower);
-    device_autotune(file);
+    choices[forward][2] = '1';  // the second algorithm
+    device_load_algorithms(choices);
     compare_forward<bf16>({40, 64, 96}, {});
-    compare_forward<bf16>({41, 64, 96}, {});  // timed, and so the file is written again
-    CHECK(read_file(file, 1 << 20).find("n 40 k 64+bias: 0 1 1 0") != std::string::npos);
-    device_autotune("");
+    CHECK(device_algorithms()[forward].starts_with("0 1 1 0"));
+}
+
+TEST_CASE("a weight's gradient without a choice by time is split, where its tiles would leave multiprocessors idle") {
+    const Inputs<bf16> in({4096, 64, 96});  // a result of one tile
+    AlgorithmChoices choices;
+    const auto dweight = [&] {
+        device_load_algorithms(choices);
+        return backward(gpu_backend, tested<bf16>, in, {.bias = false}).dweight;
+    };
+    const Tensor<float> not_timed = dweight();
+    {
+        const Timing timing({});
+        backward(gpu_backend, tested<bf16>, in, {.bias = false});
+        choices = device_algorithms();
+    }
+    std::string& choice = choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 4096, ")];
+    choice = "0 0 1 0 0 0 0 0 0";  // the first algorithm as it is
+    CHECK(!same_bits(dweight(), not_timed));
+    choice = "0 0 4 2 0 0 0 0 0";  // with its sums in four parts
+    CHECK(same_bits(dweight(), not_timed));
+    device_load_algorithms({});
+}
+
+TEST_CASE("an algorithm that needs more alignment than an operand has is not used for it") {
+    constexpr int N = 16, IC = 64, OC = 96, shift = 8;  // 16 bytes
+    const Timing timing({});
+    auto inp = random_tensor<bf16>(N * IC + shift, 1), weight = random_tensor<bf16>(OC * IC, 2);
+    auto out = poisoned<bf16>(N * OC);
+    OnGpu<bf16> x(inp), w(weight), y(out);
+    bf16* const none = nullptr;
+    for (const int from : {0, shift}) {
+        const Weight<bf16> rows = {w, nullptr};
+        gpu::matmul_forward<bf16>(y, none, static_cast<bf16*>(x) + from, rows, none, N, IC, OC, nullptr);
+        wait_for_device();
+    }
+    AlgorithmChoices choices = device_algorithms();
+    CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 256")].starts_with("0 2 "));
+    CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 16")].starts_with("0 1 "));
 }
 #endif

@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 program=${PROGRAM:-$PWD/build/release/train_gpt2}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+export XDG_CACHE_HOME=$scratch/cache  # for the choices of --autotune
 failures=0
 
 pass() { echo "PASS  $1"; }

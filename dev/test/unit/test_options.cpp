@@ -574,3 +574,23 @@ TEST_CASE("a renamed option is accepted by its old name with a note, also from a
     const std::string saved = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"head-chunks":5})";
     CHECK(parse_options(int(resume.size()), resume.data(), saved).logit_chunks == 5);
 }
+
+TEST_CASE("an option that was a flag is accepted without a value with a note, also from an older run") {
+    CHECK(train({}).autotune == "on");
+    CHECK(train({"--autotune", "off"}).autotune == "off");
+    CHECK(train({"--autotune", "off"}).renamed.empty());
+    for (const std::vector<const char*>& alone :
+         {std::vector<const char*>{"--autotune"}, {"--autotune", "--steps", "3"}}) {
+        const Options o = train(alone);
+        CHECK(o.autotune == "on");
+        REQUIRE(o.renamed.size() == 1);
+        CHECK(o.renamed[0] == "--autotune is now --autotune on; the next release will accept only this form");
+    }
+    CHECK_THROWS_AS(train({"--autotune", "3"}), Error);
+    for (const bool was_on : {true, false}) {
+        const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x"};
+        const std::string saved = format(R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"autotune":%s})",
+                                         was_on ? "true" : "false");
+        CHECK(parse_options(int(resume.size()), resume.data(), saved).autotune == (was_on ? "on" : "off"));
+    }
+}

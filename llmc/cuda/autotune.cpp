@@ -1,0 +1,37 @@
+// autotune.cpp: the choices among algorithms (autotune.h).
+#include "cuda/autotune.h"
+
+#include "base/device.h"
+
+namespace {
+
+// One host thread queues all work of a GPU, so the choices need no lock.
+struct Choices {
+    AlgorithmChoices all;
+    int version = 0;
+    bool timing = false;
+};
+
+Choices& choices() {
+    static Choices choices;
+    return choices;
+}
+
+}  // namespace
+
+bool gpu::timing_algorithms() { return choices().timing; }
+int gpu::algorithms_version() { return choices().version; }
+
+std::string gpu::choice_for(const std::string& key) {
+    const auto found = choices().all.find(key);
+    return found == choices().all.end() ? "" : found->second;
+}
+
+void gpu::keep_choice(const std::string& key, const std::string& choice) { choices().all[key] = choice; }
+
+void device_load_algorithms(const AlgorithmChoices& all) {
+    choices().all = all;
+    choices().version++;
+}
+AlgorithmChoices device_algorithms() { return choices().all; }
+void device_time_algorithms(bool on) { choices().timing = on; }

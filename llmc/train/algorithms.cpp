@@ -1,0 +1,107 @@
+#include "train/algorithms.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "train/measure.h"
+
+// "" if there is no place for it.
+static std::string choices_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/train_gpt2/algorithms.txt";
+    return home && *home ? std::string(home) + "/.cache/train_gpt2/algorithms.txt" : "";
+}
+
+// One choice per line: "device; libraries; shape: algorithm".
+static std::string to_text(const AlgorithmChoices& choices) {
+    std::string text;
+    for (const auto& [shape, algorithm] : choices) text += shape + ": " + algorithm + "\n";
+    return text;
+}
+
+static AlgorithmChoices from_text(const std::string& text) {
+    AlgorithmChoices choices;
+    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+        end = std::min(text.find('\n', begin), text.size());
+        const std::string line = text.substr(begin, end - begin);
+        const size_t colon = line.rfind(": ");
+        if (colon != std::string::npos) choices[line.substr(0, colon)] = line.substr(colon + 2);
+    }
+    return choices;
+}
+
+static AlgorithmChoices read_choices(const std::string& file) {
+    constexpr int64_t max_bytes = 16 << 20;
+    return path_exists(file) ? from_text(read_file(file, max_bytes)) : AlgorithmChoices();
+}
+
+// Adds the choices to those that other runs may have written meanwhile. The name of the temporary file is this
+// process's own, because several runs may write at the same time.
+static void write_choices(const std::string& file, AlgorithmChoices choices) {
+    choices.merge(read_choices(file));
+    const std::string temporary = file + "." + std::to_string(getpid()) + ".tmp";
+    make_directories(parent_directory(file));
+    remove_tree(temporary);
+    write_file(temporary, to_text(choices));
+    rename_path(temporary, file);
+}
+
+template <class floatX>
+static void time_micro_step(GPT2<floatX>& model) {
+    const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
+    device_time_algorithms(true);
+    model.zero_gradients();
+    model.forward(tokens.data, model.B, model.T);
+    model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
+    wait_for_stream(model.stream);
+    device_time_algorithms(false);
+}
+
+// Rank 0: loads the file's choices, makes those that are missing, and keeps them.
+template <class floatX>
+static void time_algorithms(GPT2<floatX>& model, Log& log) {
+    const std::string file = choices_file();
+    std::string problem = file.empty() ? "neither HOME nor XDG_CACHE_HOME is set" : "";
+    AlgorithmChoices known;
+    try {
+        known = read_choices(file);
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    device_load_algorithms(known);
+    const double begin = seconds_now();
+    time_micro_step(model);
+    const AlgorithmChoices choices = device_algorithms();
+    if (choices == known) return;
+    const std::string timed = format("timed the algorithms of %zu matmuls and attentions in %.1f s",
+                                     choices.size() - known.size(), seconds_now() - begin);
+    try {
+        if (problem.empty()) write_choices(file, choices);
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    log.note(problem.empty() ? timed + "; " + file + " keeps the choices"
+                             : timed + "; the next start times them again: " + problem);
+}
+
+template <class floatX>
+void choose_algorithms(GPT2<floatX>& model, Run& run) {
+    if (device_memory_is_host()) return;
+    if (run.first_rank()) time_algorithms(model, *run.log);
+    const std::vector<std::string> texts =
+        run.comm.all_gather_text(run.first_rank() ? to_text(device_algorithms()) : "");
+    if (!run.first_rank()) device_load_algorithms(from_text(texts[0]));
+}
+
+void recall_algorithms() {
+    try {
+        device_load_algorithms(read_choices(choices_file()));
+    } catch (const Error&) {  // then the plan is made without them
+    }
+}
+
+template void choose_algorithms<float>(GPT2<float>&, Run&);
+template void choose_algorithms<bf16>(GPT2<bf16>&, Run&);

@@ -1,0 +1,14 @@
+// algorithms.h: the algorithms of matrix products and attention on a GPU, chosen by time (--autotune). The choices belong
+// to a machine and not to a run: $XDG_CACHE_HOME/train_gpt2/algorithms.txt keeps them, or ~/.cache/train_gpt2.
+#pragma once
+#include "model/gpt2.h"
+#include "train/run.h"
+
+// All ranks, before the first step. Rank 0 times a micro-step on random tokens for the shapes that the file lacks. All
+// ranks then take the same choices, so that they compute with the same algorithms. A file that cannot be read or written
+// is only noted. Changes gradients and activations; the CPU does nothing.
+template <class floatX>
+void choose_algorithms(GPT2<floatX>& model, Run& run);
+
+// Takes the choices of earlier runs, for `plan`.
+void recall_algorithms();
