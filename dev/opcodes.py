@@ -22,7 +22,6 @@ OPCODES = {0x23C: "HMMA", 0x9F0: "HGMMA", 0x83B: "LDSM", 0xFAE: "LDGSTS", 0x983:
 RULES = [
     (r"attention_(forward|backward)_mma_kernel", ["HMMA", "LDSM", "LDGSTS", "STG.128"], ["LDL", "STL"]),
     (r"layernorm_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
-    (r"residual_layernorm_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"layernorm_backward_kernel", ["LDGSTS", "STG.128"], ["LDL", "STL"]),
     (r"bias_backward_kernel", ["LDG.128"], ["LDL", "STL"]),
     (r"cross_entropy_kernel<.*,true,true>", ["LDGSTS", "STG.128"], ["LDL", "STL"]),

@@ -35,10 +35,11 @@ void time_case(const Case& c, int N, double budget) {
     const auto pack = [&] { cpu::pack_weight(packed.data, weight.data, c.OC, c.IC, nullptr); };
     pack();
     const Weight<floatX> w{weight.data, packed.data};
+    const floatX* no_residual = nullptr;
     const double forward = best_seconds(
         [&] {
             cpu::matmul_forward(out.data, c.gelu_forward ? pre_gelu.data : nullptr, inp.data, w,
-                                c.bias ? bias.data : nullptr, N, c.IC, c.OC, nullptr);
+                                c.bias ? bias.data : nullptr, no_residual, N, c.IC, c.OC, nullptr);
         },
         budget);
     const auto backward = [&](bool accumulate) {

@@ -69,8 +69,9 @@ double measure_product(double budget) {
     floatX* no_gelu = nullptr;
     const floatX* no_bias = nullptr;
     return 2.0 * n * n * n /
-           best_seconds([&] { ops::matmul_forward(out.data, no_gelu, x.data, weight, no_bias, n, n, n, nullptr); },
-                        budget);
+           best_seconds(
+               [&] { ops::matmul_forward(out.data, no_gelu, x.data, weight, no_bias, no_bias, n, n, n, nullptr); },
+               budget);
 }
 
 template <class floatX>
@@ -180,13 +181,9 @@ struct StepBench {
              [&] { ops::embedding_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
         time("embedding_backward", 1, {element_bytes * NC() + 8.0 * C * (std::min(N, V) + T)},
              [&] { ops::embedding_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
-        time("layernorm_forward", 1, {2 * element_bytes * NC()}, [&] {
+        time("layernorm_forward", 2 * L + 1, {2 * element_bytes * NC()}, [&] {
             ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
                                    nullptr);
-        });
-        time("residual_layernorm_forward", 2 * L, {4 * element_bytes * NC()}, [&] {
-            ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, acts.encoded, acts.branch,
-                                            model.w(ln2w), model.w(ln2b), N, C, nullptr);
         });
         time("layernorm_backward", 2 * L + 1, {4 * element_bytes * NC()}, [&] {
             ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
@@ -216,7 +213,7 @@ struct StepBench {
         const auto& a = layer();
         const auto& acts = model.acts;
         floatX* no_gelu = nullptr;
-        const floatX* no_pre_gelu = nullptr;
+        const floatX *no_residual = nullptr, *no_pre_gelu = nullptr;
         const auto forward = [&](double IC, double OC, double more = 0) {
             return Work{element_bytes * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
         };
@@ -224,17 +221,20 @@ struct StepBench {
             return Work{element_bytes * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
         };
         time("qkv forward", L, forward(C, 3 * C), [&] {
-            ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), N, C, 3 * C, nullptr);
-        });
-        time("attproj forward", L, forward(C, C), [&] {
-            ops::matmul_forward(acts.branch, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), N, C, C,
+            ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), no_residual, N, C, 3 * C,
                                 nullptr);
         });
-        time("fc forward", L, forward(C, 4 * C, 4 * C),
-             [&] { ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), N, C, 4 * C, nullptr); });
-        time("fcproj forward", L, forward(4 * C, C), [&] {
-            ops::matmul_forward(acts.branch, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), N, 4 * C, C,
+        time("attproj forward", L, forward(C, C, C), [&] {
+            ops::matmul_forward(a.residual2, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), acts.encoded, N,
+                                C, C, nullptr);
+        });
+        time("fc forward", L, forward(C, 4 * C, 4 * C), [&] {
+            ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), no_residual, N, C, 4 * C,
                                 nullptr);
+        });
+        time("fcproj forward", L, forward(4 * C, C, C), [&] {
+            ops::matmul_forward(a.residual3, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), a.residual2, N,
+                                4 * C, C, nullptr);
         });
         time("fcproj backward", L, backward(4 * C, C, 4 * C), [&] {
             ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc,
@@ -259,10 +259,11 @@ struct StepBench {
         const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.logit_rows, pieces = ceil_div(N, rows);
         const auto& acts = model.acts;
         floatX* no_gelu = nullptr;
-        const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
+        const floatX *no_bias = nullptr, *no_residual = nullptr, *no_pre_gelu = nullptr;
         const double logits = double(rows) * Vp, weight = double(Vp) * C;
         time("head forward", pieces, {element_bytes * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] {
-            ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, rows, C, Vp, nullptr);
+            ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, no_residual, rows, C, Vp,
+                                nullptr);
         });
         time("cross_entropy_forward", 0, {element_bytes * logits}, [&] {
             ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);

@@ -199,6 +199,7 @@ void check_ranges(const MatmulCall& p, Site site) {
     if (sums_columns(p.desc.epilogue))
         written.push_back({static_cast<char*>(p.desc.bias), size_t(p.sizes.n) * element_bytes});
     if (p.workspace_bytes) written.push_back({p.workspace, p.workspace_bytes});
+    if (p.beta != 0 && p.c != p.d) read.push_back({p.c, extent(p.d_layout)});
     const auto check = [&](const Range& r) {
         simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is null or not the device's", site);
         if (reinterpret_cast<uintptr_t>(r.begin) % 16)
@@ -368,7 +369,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (const char* wrong = layout_bug(*desc, *a_layout, *b_layout, *c_layout, *d_layout))
         simt::report((std::string("cublasLtMatmul: ") + wrong).c_str(), site);
     if (!handle || !algo) simt::report("cublasLtMatmul without a handle or an algorithm", site);
-    if (c != d) simt::report("cublasLtMatmul: C is not D; no matmul of the program needs that", site);
     cublasLtMatmulHeuristicResult_t checked;
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle, desc, a_layout, b_layout, c_layout, d_layout, algo, &checked);

@@ -47,13 +47,6 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 }
 
 template <class floatX>
-void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
-                                const floatX* weight, const floatX* bias, int N, int C, Stream stream) {
-    check_rows("residual_layernorm_forward", N, C);
-    VARIANT_OF(residual_layernorm_forward<floatX>)(sum, out, mean, rstd, a, b, weight, bias, N, C, stream);
-}
-
-template <class floatX>
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream stream) {
@@ -139,7 +132,6 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
 INSTANTIATE(cpu::embedding_forward);
 INSTANTIATE(cpu::embedding_backward);
 INSTANTIATE(cpu::layernorm_forward);
-INSTANTIATE(cpu::residual_layernorm_forward);
 INSTANTIATE(cpu::layernorm_backward);
 INSTANTIATE(cpu::attention_forward);
 INSTANTIATE(cpu::attention_backward);

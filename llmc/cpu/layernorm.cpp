@@ -27,18 +27,6 @@ void cpu::plain::layernorm_forward(floatX* out, float* mean, float* rstd, const 
     }
 }
 
-template <class floatX>
-void cpu::plain::residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a,
-                                            const floatX* b, const floatX* weight, const floatX* bias, int N, int C,
-                                            Stream) {
-#pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        const int64_t row = int64_t(n) * C;
-        for (int c = 0; c < C; c++) sum[row + c] = floatX(float(a[row + c]) + float(b[row + c]));
-        normalize_row(out + row, mean + n, rstd + n, sum + row, weight, bias, C);
-    }
-}
-
 // With norm = (inp - mean) * rstd and dnorm = dout * weight, where mean and rstd depend on inp too, LayerNorm's input
 // gradient is rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)). The averages are over a row's channels.
 template <class floatX>
@@ -75,5 +63,4 @@ void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, 
 }
 
 INSTANTIATE(cpu::plain::layernorm_forward);
-INSTANTIATE(cpu::plain::residual_layernorm_forward);
 INSTANTIATE(cpu::plain::layernorm_backward);

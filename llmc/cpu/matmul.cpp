@@ -30,8 +30,8 @@ template <class floatX>
 void pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
-                    int IC, int OC, Stream) {
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
+                    const floatX* residual, int N, int IC, int OC, Stream) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int o = 0; o < OC; o++) {
@@ -39,6 +39,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
             float sum = 0.0f;
             for (int i = 0; i < IC; i++) sum += float(x[i]) * float(w[i]);
             if (bias) sum += float(bias[o]);
+            if (residual) sum += float(residual[int64_t(n) * OC + o]);
             if (pre_gelu) pre_gelu[int64_t(n) * OC + o] = floatX(sum);
             out[int64_t(n) * OC + o] = floatX(pre_gelu ? gelu(sum) : sum);
         }
@@ -151,14 +152,16 @@ static void check_sizes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
-                    int IC, int OC, Stream stream) {
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
+                    const floatX* residual, int N, int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
+    INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>() && N > 1)
-            return MATRIX_VARIANT_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
-    fp32::matmul_forward(out, pre_gelu, inp, weight, bias, N, IC, OC, stream);
+            return MATRIX_VARIANT_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, residual, N, IC, OC,
+                                                             stream);
+    fp32::matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, IC, OC, stream);
 }
 
 template <class floatX>

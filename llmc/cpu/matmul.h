@@ -39,8 +39,8 @@ double measure_peak_flops();
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC);
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
-                    int IC, int OC, Stream stream);
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
+                    const floatX* residual, int N, int IC, int OC, Stream stream);
 template <class floatX>
 void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,

@@ -6,8 +6,8 @@
 // block of b, which stays in the second-level cache, passes it.
 //
 // Every element of the result is a sum in the order of k, so its bits depend neither on the number of threads nor on
-// how the work is cut into tasks. The epilogue (bias, GELU or its derivative) is applied to a part of the result while
-// that part is in the cache.
+// how the work is cut into tasks. The epilogue (bias, residual, GELU or its derivative) is applied to a part of the
+// result while that part is in the cache.
 #include <omp.h>
 
 #include <algorithm>
@@ -178,15 +178,15 @@ void matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M,
 
 // matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.
 template <class Kernels, class floatX>
-void forward_one_row(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
-                     int OC) {
+void forward_one_row(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int IC, int OC) {
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < OC; first += GEMV_COLUMNS) {
         const int count = std::min(GEMV_COLUMNS, OC - first);
         float sums[GEMV_COLUMNS];
         for (int i = 0; i < count; i++) sums[i] = Kernels::dot(inp, weight + int64_t(first + i) * IC, IC);
         Kernels::forward_epilogue(out + first, pre_gelu ? pre_gelu + first : nullptr, sums,
-                                  bias ? bias + first : nullptr, count);
+                                  bias ? bias + first : nullptr, residual ? residual + first : nullptr, count);
     }
 }
 
@@ -220,17 +220,17 @@ int64_t matmul_scratch_bytes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias, int N,
-                    int IC, int OC, Stream) {
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
+                    const floatX* residual, int N, int IC, int OC, Stream) {
     with_kernels([&]<class Kernels>(Kernels) {
-        if (N == 1) return forward_one_row<Kernels>(out, pre_gelu, inp, weight.rows, bias, IC, OC);
+        if (N == 1) return forward_one_row<Kernels>(out, pre_gelu, inp, weight.rows, bias, residual, IC, OC);
         const Operand<floatX> x{inp, false, IC}, w{weight.rows, true, IC};
-        const bool no_epilogue = std::is_same_v<floatX, float> && !bias && !pre_gelu;
+        const bool no_epilogue = std::is_same_v<floatX, float> && !bias && !pre_gelu && !residual;
         matmul<Kernels>(sums_in(out), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
             const int64_t at = int64_t(n) * OC + o;
             if (!no_epilogue)
                 Kernels::forward_epilogue(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr,
-                                          count);
+                                          residual ? residual + at : nullptr, count);
         });
     });
 }

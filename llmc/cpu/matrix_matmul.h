@@ -5,8 +5,8 @@
 // of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the first-level cache, and
 // the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32 x 32 blocks: in rows as
 // long as those of the result, they would fall into few cache sets whenever a row is a multiple of 4 KiB. After the
-// last step the epilogue (bias, GELU or its derivative) runs while the 32 x 32 sums are in the first-level cache, and
-// the result is rounded and stored, once.
+// last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are in the first-level
+// cache, and the result is rounded and stored, once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks are: the bits depend
 // neither on the number of threads nor on the task grid.
@@ -182,13 +182,16 @@ FORCE_INLINE void prefetch_rows(const T* matrix, int rows, int columns, int i, i
 
 // ---- Epilogues: prefetch(), and later apply(), of rows r0 to r1 - 1 of the sums (32, 32) of block (i, j).
 
-// out (N, OC) = sums + bias, or its GELU; pre_gelu (N, OC) = sums + bias. bias and pre_gelu may be null.
+// out (N, OC) = sums + bias + residual, or GELU of it; pre_gelu (N, OC) = sums + bias. bias, residual and pre_gelu may
+// be null.
 struct ForwardEpilogue {
     bf16 *out, *pre_gelu;
-    const bf16* bias;
+    const bf16 *bias, *residual;
     int N, OC;
 
-    FORCE_INLINE void prefetch(int, int, int, int) const {}
+    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+        if (residual) prefetch_rows(residual, N, OC, i, j, r0, r1);
+    }
 
     FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, N - i * PANEL);
@@ -208,6 +211,11 @@ struct ForwardEpilogue {
         for (int r = r0; r < r1; r++, at += OC) {
             __m512 x0 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r), bias0);
             __m512 x1 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r + 16), bias1);
+            if (residual) {
+                const __m512i x = _mm512_maskz_loadu_epi16(mask, residual + at);
+                x0 = _mm512_add_ps(x0, widen(_mm512_castsi512_si256(x)));
+                x1 = _mm512_add_ps(x1, widen(_mm512_extracti64x4_epi64(x, 1)));
+            }
             if (pre_gelu) {
                 store_row<STREAM>(pre_gelu + at, x0, x1, mask);
                 x0 = gelu16(x0), x1 = gelu16(x1);
@@ -457,8 +465,8 @@ void pack_weight<bf16>(void* packed, const bf16* weight, int OC, int IC, Stream)
 int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
 
 template <>
-void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias, int N,
-                          int IC, int OC, Stream) {
+void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias,
+                          const bf16* residual, int N, int IC, int OC, Stream) {
     PageArena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
     bf16* packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
@@ -476,7 +484,7 @@ void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf1
 #pragma omp barrier
             bf16* pre = pre_gelu ? pre_gelu + n * OC : nullptr;
             matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth), w,
-                   ForwardEpilogue{out + n * OC, pre, bias, rows, OC});
+                   ForwardEpilogue{out + n * OC, pre, bias, residual ? residual + n * OC : nullptr, rows, OC});
 #pragma omp barrier
         }
     }

@@ -216,14 +216,15 @@ struct KernelLoops {
         }
     }
 
-    // Epilogue of matmul_forward: bias and GELU for `count` elements of a row. bias and pre_gelu may be null. sums may
+    // Epilogue of matmul_forward: bias, residual and GELU for `count` elements of a row; all three may be null. sums may
     // be out itself: without `omp simd` the compilers' overlap test would then choose the scalar loop.
     template <class floatX>
     static INLINE void forward_epilogue(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias,
-                                        int count) {
+                                        const floatX* residual, int count) {
 #pragma omp simd
         for (int i = 0; i < count; i++) {
-            const float x = bias ? sums[i] + float(bias[i]) : sums[i];
+            float x = bias ? sums[i] + float(bias[i]) : sums[i];
+            if (residual) x += float(residual[i]);
             if (pre_gelu) pre_gelu[i] = floatX(x);
             out[i] = floatX(pre_gelu ? gelu(x) : x);
         }
@@ -272,11 +273,11 @@ struct KernelLoops {
         }                                                                                                         \
         template <class floatX>                                                                                   \
         target static void forward_epilogue(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, \
-                                            int count) {                                                          \
+                                            const floatX* residual, int count) {                                  \
             if (pre_gelu)                                                                                         \
-                Loops::forward_epilogue(out, pre_gelu, sums, bias, count);                                        \
+                Loops::forward_epilogue(out, pre_gelu, sums, bias, static_cast<const floatX*>(nullptr), count);   \
             else                                                                                                  \
-                Loops::forward_epilogue(out, static_cast<floatX*>(nullptr), sums, bias, count);                   \
+                Loops::forward_epilogue(out, static_cast<floatX*>(nullptr), sums, bias, residual, count);         \
         }                                                                                                         \
         template <class floatX>                                                                                   \
         target static void dinp_epilogue(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {    \

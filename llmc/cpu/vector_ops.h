@@ -55,11 +55,13 @@ void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int*
 
 // ---- LayerNorm
 
-// Computes out (C), mean and rstd from x (C). total: the lanes of the row's sum, which the caller computes as it reads
-// x from memory. The two passes over x here read it from the nearest cache.
+// Computes out (C), mean and rstd from x (C). The first pass over x reads it from memory, the others from the nearest
+// cache.
 template <class floatX>
-static inline void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x, floatv total,
-                                 const floatX* weight, const floatX* bias, int C) {
+static inline void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight,
+                                 const floatX* bias, int C) {
+    floatv total = {};
+    for_vectors(C, [&](int64_t c, auto width) { total += load(x + c, width); });
     const float m = reduce_sum(total) / C;
     floatv squares = {};
     for_vectors(C, [&](int64_t c, auto width) {
@@ -79,27 +81,8 @@ template <class floatX>
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream) {
     for_chunks(N, 32, [=](int64_t begin, int64_t end) {
-        for (int64_t n = begin; n < end; n++) {
-            const floatX* x = inp + n * C;
-            floatv total = {};
-            for_vectors(C, [&](int64_t c, auto width) { total += load(x + c, width); });
-            normalize_row(out + n * C, mean + n, rstd + n, x, total, weight, bias, C);
-        }
-    });
-}
-
-template <class floatX>
-void residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
-                                const floatX* weight, const floatX* bias, int N, int C, Stream) {
-    for_chunks(N, 32, [=](int64_t begin, int64_t end) {
-        for (int64_t n = begin; n < end; n++) {
-            floatX* x = sum + n * C;
-            floatv total = {};
-            for_vectors(C, [&](int64_t c, auto width) {
-                total += store_rounded(x + c, load(a + n * C + c, width) + load(b + n * C + c, width), width);
-            });
-            normalize_row(out + n * C, mean + n, rstd + n, x, total, weight, bias, C);
-        }
+        for (int64_t n = begin; n < end; n++)
+            normalize_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C);
     });
 }
 
@@ -408,7 +391,6 @@ INSTANTIATE(cpu::VECTOR_VARIANT::scratch_bytes);
 INSTANTIATE(cpu::VECTOR_VARIANT::embedding_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::embedding_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::residual_layernorm_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::attention_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::attention_backward);

@@ -79,23 +79,6 @@ __global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
     row.normalize(out, mean, rstd, weight, bias, n);
 }
 
-// sum (N, C) = a + b, rounded to floatX; out, mean, rstd = LayerNorm of sum. Grid: as layernorm_forward_kernel.
-template <class floatX, int VECS>
-__global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
-    residual_layernorm_forward_kernel(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a,
-                                      const floatX* b, const floatX* weight, const floatX* bias, int N, int C) {
-    const int n = row_of_warp();
-    if (n >= N) return;
-    RowOfWarp<floatX, VECS> row(C);
-    row.for_each_vec([&](int i, int c) {
-        const int64_t at = int64_t(n) * C + c;
-        const auto x = load128cs(a + at), y = load128cs(b + at);  // streaming: not read again in this pass
-        for (int k = 0; k < x.size; k++) row.x[i][k] = floatX(float(x[k]) + float(y[k]));
-        store128(sum + at, row.x[i]);
-    });
-    row.normalize(out, mean, rstd, weight, bias, n);
-}
-
 template <class floatX>
 void check_layernorm_sizes(const char* op, int N, int C) {
     constexpr int size = Vec<floatX>::size, max_channels = LAYERNORM_MAX_VECS * WARP_SIZE * size;
@@ -117,16 +100,6 @@ void gpu::layernorm_forward(floatX* out, float* mean, float* rstd, const floatX*
     with_row_vecs<floatX>("layernorm_forward", N, C, [&](auto vecs) {
         simt::launch(layernorm_forward_kernel<floatX, vecs>, ceil_div(N, LAYERNORM_WARPS), LAYERNORM_WARPS * WARP_SIZE,
                      0, stream, out, mean, rstd, inp, weight, bias, N, C);
-    });
-}
-
-template <class floatX>
-void gpu::residual_layernorm_forward(floatX* sum, floatX* out, float* mean, float* rstd, const floatX* a,
-                                     const floatX* b, const floatX* weight, const floatX* bias, int N, int C,
-                                     Stream stream) {
-    with_row_vecs<floatX>("residual_layernorm_forward", N, C, [&](auto vecs) {
-        simt::launch(residual_layernorm_forward_kernel<floatX, vecs>, ceil_div(N, LAYERNORM_WARPS),
-                     LAYERNORM_WARPS * WARP_SIZE, 0, stream, sum, out, mean, rstd, a, b, weight, bias, N, C);
     });
 }
 

@@ -46,6 +46,7 @@ struct Shape {
     Epilogue epilogue;
     bool is_bf16;
     int m, n, k;
+    bool adds_residual = false;
     int alignment = 0;  // of all operands, in bytes
     auto operator<=>(const Shape&) const = default;
 };
@@ -119,7 +120,7 @@ struct Call {
     Shape shape;
     const void *a, *b;
     void* out;
-    const floatX* bias = nullptr;
+    const floatX *bias = nullptr, *residual = nullptr;
     floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
     float* dbias = nullptr;      // written by Epilogue::bias_gradient
     bool accumulate = false;     // into out and dbias
@@ -165,7 +166,7 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, is_bf16, m, n, k, alignment] = call.shape;
+    const auto& [kind, epilogue, is_bf16, m, n, k, adds_residual, alignment] = call.shape;
     const bool transa = kind == Kind::forward, transb = kind == Kind::weight_gradient;
     const cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_32F;
     Plan plan{};
@@ -226,11 +227,12 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
 
 template <class floatX>
 cublasStatus_t queue_matmul(Plan& plan, const Call<floatX>& call, Stream stream) {
-    const float alpha = 1.0f, beta = call.accumulate ? 1.0f : 0.0f;
+    const float alpha = 1.0f, beta = call.accumulate || call.residual ? 1.0f : 0.0f;
     void* out = plan.post_kernel == PostKernel::gelu ? call.pre_gelu : call.out;
+    const void* added = call.residual ? call.residual : out;
     set_pointers(plan, call);
     void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
-    return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, out, &plan.d, out,
+    return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, added, &plan.d, out,
                           &plan.d, &plan.algo, workspace, size_t(plan.workspace_bytes), stream);
 }
 
@@ -326,9 +328,9 @@ bool is_split(const Plan& plan) {
 // ---- Choice by time
 
 std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s, aligned to %d", device_info().name.c_str(),
+    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d", device_info().name.c_str(),
                   device_libraries().c_str(), kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.alignment);
+                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment);
 }
 
 // The choice as text: the index of the route, the algorithm, and the times of it and of the heuristic's proposal.
@@ -449,7 +451,8 @@ int common_alignment(std::initializer_list<const void*> addresses) {
 
 template <class floatX>
 void matmul(Call<floatX> call, Stream stream) {
-    call.shape.alignment = common_alignment({call.a, call.b, call.out, call.bias, call.pre_gelu, call.dbias});
+    call.shape.alignment =
+        common_alignment({call.a, call.b, call.out, call.bias, call.residual, call.pre_gelu, call.dbias});
     auto found = plans().find(call.shape);
     if (found == plans().end()) found = plans().emplace(call.shape, make_plan(call, stream)).first;
     run(found->second, call, stream);
@@ -485,13 +488,20 @@ void gpu::pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
 void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                         int N, int IC, int OC, Stream stream) {
+                         const floatX* residual, int N, int IC, int OC, Stream stream) {
     check_sizes<floatX>(N, IC, OC);
+    INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     const Epilogue epilogue = pre_gelu ? (bias ? Epilogue::bias_gelu : Epilogue::gelu)
                               : bias   ? Epilogue::bias
                                        : Epilogue::nothing;
-    const Shape shape = {Kind::forward, epilogue, sizeof(floatX) == 2, OC, N, IC};
-    matmul<floatX>({.shape = shape, .a = weight.rows, .b = inp, .out = out, .bias = bias, .pre_gelu = pre_gelu},
+    const Shape shape = {Kind::forward, epilogue, sizeof(floatX) == 2, OC, N, IC, residual != nullptr};
+    matmul<floatX>({.shape = shape,
+                    .a = weight.rows,
+                    .b = inp,
+                    .out = out,
+                    .bias = bias,
+                    .residual = residual,
+                    .pre_gelu = pre_gelu},
                    stream);
 }
 

@@ -27,7 +27,6 @@ INSTANTIATE(gpu::scratch_bytes);
 INSTANTIATE(gpu::embedding_forward);
 INSTANTIATE(gpu::embedding_backward);
 INSTANTIATE(gpu::layernorm_forward);
-INSTANTIATE(gpu::residual_layernorm_forward);
 INSTANTIATE(gpu::layernorm_backward);
 INSTANTIATE(gpu::prepare_attention);
 INSTANTIATE(gpu::attention_forward);

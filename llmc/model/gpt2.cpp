@@ -6,6 +6,9 @@
 
 namespace {
 
+// Arguments of the matmuls that may be null.
+constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_residual = nullptr;
+
 // Carves tensors out of one memory block. With base null it only counts bytes, so the plan and the allocation always
 // agree.
 struct Arena {
@@ -57,7 +60,6 @@ Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Pu
         if (purpose == Purpose::generate) acts.layer[l].qkv = arena.take<floatX>(N * 3 * C);
     }
     acts.encoded = arena.take<floatX>(N * C);
-    acts.branch = arena.take<floatX>(N * C);
     acts.lnf = arena.take<floatX>(N * C);
     acts.lnf_mean = arena.take<float>(N);
     acts.lnf_rstd = arena.take<float>(N);
@@ -196,8 +198,8 @@ template <class floatX>
 void GPT2<floatX>::layer_attention(int l, int B, int T) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& a = acts.layer[l];
-    floatX* no_gelu = nullptr;  // a typed null, so that floatX can be deduced
-    ops::matmul_forward(a.qkv, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), B * T, C, 3 * C, stream);
+    ops::matmul_forward<floatX>(a.qkv, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), no_residual, B * T, C, 3 * C,
+                                stream);
     ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
 }
 
@@ -207,11 +209,9 @@ void GPT2<floatX>::layer_hidden(int l, int N) {
     const int C = config.C;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    floatX* no_gelu = nullptr;
-    ops::matmul_forward(acts.branch, no_gelu, a.att, matrix(attprojw, l), w(attprojb, l), N, C, C, stream);
-    ops::residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, x, acts.branch, w(ln2w, l), w(ln2b, l),
-                                    N, C, stream);
-    ops::matmul_forward(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), N, C, 4 * C, stream);
+    ops::matmul_forward<floatX>(a.residual2, no_gelu, a.att, matrix(attprojw, l), w(attprojb, l), x, N, C, C, stream);
+    ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w(ln2w, l), w(ln2b, l), N, C, stream);
+    ops::matmul_forward<floatX>(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), no_residual, N, C, 4 * C, stream);
 }
 
 // From GELU's output to the next layer's ln1, or to acts.lnf after the last layer.
@@ -219,16 +219,15 @@ template <class floatX>
 void GPT2<floatX>::layer_output(int l, int N) {
     const int C = config.C;
     const LayerActivations<floatX>& a = acts.layer[l];
-    floatX* no_gelu = nullptr;
-    ops::matmul_forward(acts.branch, no_gelu, a.gelu, matrix(fcprojw, l), w(fcprojb, l), N, 4 * C, C, stream);
+    ops::matmul_forward<floatX>(a.residual3, no_gelu, a.gelu, matrix(fcprojw, l), w(fcprojb, l), a.residual2, N, 4 * C,
+                                C, stream);
     if (l + 1 == config.L) {
-        ops::residual_layernorm_forward(a.residual3, acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual2, acts.branch,
-                                        w(lnfw), w(lnfb), N, C, stream);
+        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), N, C, stream);
         return;
     }
     const LayerActivations<floatX>& next = acts.layer[l + 1];
-    ops::residual_layernorm_forward(a.residual3, next.ln1, next.ln1_mean, next.ln1_rstd, a.residual2, acts.branch,
-                                    w(ln1w, l + 1), w(ln1b, l + 1), N, C, stream);
+    ops::layernorm_forward(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, w(ln1w, l + 1), w(ln1b, l + 1), N, C,
+                           stream);
 }
 
 template <class floatX>
@@ -256,14 +255,13 @@ template <class floatX>
 void GPT2<floatX>::decode(const int* token, int t) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& first = acts.layer[0];
-    floatX* no_gelu = nullptr;
     ops::embedding_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
     ops::layernorm_forward(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), 1, C,
                            stream);
     for (int l = 0; l < config.L; l++) {
         const LayerActivations<floatX>& a = acts.layer[l];
-        ops::matmul_forward(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), 1, C, 3 * C,
-                            stream);
+        ops::matmul_forward<floatX>(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l),
+                                    no_residual, 1, C, 3 * C, stream);
         ops::attention_decode(a.att, a.qkv, t + 1, NH, C / NH, stream);
         layer_hidden(l, 1);
         layer_output(l, 1);
@@ -272,21 +270,18 @@ void GPT2<floatX>::decode(const int* token, int t) {
 
 template <class floatX>
 const floatX* GPT2<floatX>::row_logits(int row) {
-    floatX* no_gelu = nullptr;
-    const floatX* no_bias = nullptr;
-    ops::matmul_forward(acts.logits, no_gelu, acts.lnf + int64_t(row) * config.C, matrix(wte), no_bias, 1, config.C,
-                        config.Vp(), stream);
+    ops::matmul_forward<floatX>(acts.logits, no_gelu, acts.lnf + int64_t(row) * config.C, matrix(wte), no_bias,
+                                no_residual, 1, config.C, config.Vp(), stream);
     return acts.logits;
 }
 
 template <class floatX>
 void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
     const int N = B * T, C = config.C, Vp = config.Vp();
-    floatX* no_gelu = nullptr;
-    const floatX* no_bias = nullptr;
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
-        ops::matmul_forward(acts.logits, no_gelu, acts.lnf + int64_t(n) * C, matrix(wte), no_bias, rows, C, Vp, stream);
+        ops::matmul_forward<floatX>(acts.logits, no_gelu, acts.lnf + int64_t(n) * C, matrix(wte), no_bias, no_residual,
+                                    rows, C, Vp, stream);
         ops::cross_entropy_forward(acts.losses + n, acts.logits, targets + n, rows, config.V, Vp, stream);
     }
 }
@@ -307,15 +302,13 @@ void GPT2<floatX>::zero_gradients() {
 template <class floatX>
 void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_step, float scale) {
     const int N = B * T, C = config.C, Vp = config.Vp();
-    floatX* no_gelu = nullptr;
-    const floatX *no_bias = nullptr, *no_pre_gelu = nullptr;
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
         floatX *inp = acts.lnf + int64_t(n) * C, *dinp = acts.dtmp + int64_t(n) * C;
-        ops::matmul_forward(acts.logits, no_gelu, inp, matrix(wte), no_bias, rows, C, Vp, stream);
+        ops::matmul_forward<floatX>(acts.logits, no_gelu, inp, matrix(wte), no_bias, no_residual, rows, C, Vp, stream);
         ops::cross_entropy(acts.logits, acts.losses + n, targets + n, rows, config.V, Vp, scale / float(N), stream);
-        ops::matmul_backward(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_pre_gelu, rows, C, Vp,
-                             micro_step > 0 || n > 0, stream);
+        ops::matmul_backward<floatX>(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_gelu, rows, C, Vp,
+                                     micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
     const floatX* none = nullptr;  // no residual branch bypasses lnf
@@ -345,21 +338,20 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
-    const floatX* no_gelu = nullptr;
-    const bool last = l + 1 == config.L;  // its activations in shared memory are still valid
+    const bool last = l + 1 == config.L;                  // its activations in shared memory are still valid
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
-    ops::matmul_backward(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N, 4 * C, C,
-                         accumulate, stream);
-    ops::matmul_backward(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C, 4 * C,
-                         accumulate, stream);
+    ops::matmul_backward<floatX>(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N,
+                                 4 * C, C, accumulate, stream);
+    ops::matmul_backward<floatX>(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C,
+                                 4 * C, accumulate, stream);
     ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), acts.dtmp, a.residual2, w(ln2w, l),
                             a.ln2_mean, a.ln2_rstd, acts.dx, N, C, stream);
-    ops::matmul_backward(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C, C,
-                         accumulate, stream);
+    ops::matmul_backward<floatX>(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C,
+                                 C, accumulate, stream);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
-    ops::matmul_backward(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C, 3 * C,
-                         accumulate, stream);
+    ops::matmul_backward<floatX>(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C,
+                                 3 * C, accumulate, stream);
     ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), below, acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd,
                             acts.dx, N, C, stream);
 }

@@ -57,7 +57,6 @@ template <class floatX>
 struct Activations {
     std::vector<LayerActivations<floatX>> layer;
     floatX* encoded;             // (N, C)
-    floatX* branch;              // (N, C)     output of attproj or fcproj, before residual2 or residual3 adds it
     floatX* lnf;                 // (N, C)
     float *lnf_mean, *lnf_rstd;  // (N)
     float* losses;               // (N)

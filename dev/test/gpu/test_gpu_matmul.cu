@@ -51,6 +51,7 @@ template <class floatX>
 static void compare_all(Shape s) {
     for (const bool gelu : {false, true})
         for (const bool bias : {false, true}) compare_forward<floatX>(s, {.bias = bias, .gelu = gelu});
+    for (const bool bias : {false, true}) compare_forward<floatX>(s, {.bias = bias, .residual = true});
     compare_backward<floatX>(s, {});
     compare_backward<floatX>(s, {.bias = false, .gelu = true, .accumulate = true});
     compare_backward<floatX>(s, {.gelu = true});
@@ -129,7 +130,7 @@ TEST_CASE("sizes that cannot be are refused") {
     bf16* none = nullptr;
     float* no_floats = nullptr;
     const auto forward = [&](int N, int IC, int OC) {
-        gpu::matmul_forward<bf16>(none, none, none, {none, nullptr}, none, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>(none, none, none, {none, nullptr}, none, none, N, IC, OC, nullptr);
     };
     CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a matmul of (0, 64) and (64, 64): every size"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 100, 64), doctest::Contains("widths must be multiples of 8"), Error);
@@ -267,7 +268,7 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
     bf16* const none = nullptr;
     for (const int from : {0, shift}) {
         const Weight<bf16> rows = {w, nullptr};
-        gpu::matmul_forward<bf16>(y, none, static_cast<bf16*>(x) + from, rows, none, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>(y, none, static_cast<bf16*>(x) + from, rows, none, none, N, IC, OC, nullptr);
         wait_for_device();
     }
     AlgorithmChoices choices = device_algorithms();

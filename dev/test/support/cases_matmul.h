@@ -13,7 +13,7 @@ struct Shape {
 };
 
 struct Options {
-    bool bias = true, gelu = false, accumulate = false, packed = true;
+    bool bias = true, gelu = false, accumulate = false, packed = true, residual = false;
 };
 
 enum class Value { out, pre_gelu, dinp, dweight, dbias };
@@ -39,12 +39,13 @@ const Ops<floatX> tested{ops::packed_bytes<floatX>, ops::pack_weight<floatX>, op
 template <class floatX>
 struct Inputs {
     Shape s;
-    Tensor<floatX> inp, weight, bias, dout, pre_gelu;
+    Tensor<floatX> inp, weight, bias, residual, dout, pre_gelu;
     explicit Inputs(Shape s)
         : s(s),
           inp(random_tensor<floatX>(int64_t(s.N) * s.IC, 1)),
           weight(random_tensor<floatX>(int64_t(s.OC) * s.IC, 2)),
           bias(random_tensor<floatX>(s.OC, 3)),
+          residual(random_tensor<floatX>(int64_t(s.N) * s.OC, 8)),
           dout(random_tensor<floatX>(int64_t(s.N) * s.OC, 4)),
           pre_gelu(random_tensor<floatX>(int64_t(s.N) * s.IC, 5)) {}
 };
@@ -70,11 +71,12 @@ Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const In
     const Shape s = in.s;
     Forward<floatX> r{poisoned<floatX>(int64_t(s.N) * s.OC), poisoned<floatX>(int64_t(s.N) * s.OC)};
     const auto op = [&](floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                        Stream stream) {
+                        const floatX* residual, Stream stream) {
         const Packed<floatX> packed(ops, weight, s, options.packed);
-        ops.forward(out, pre_gelu, inp, {weight, packed.copy.data}, bias, s.N, s.IC, s.OC, stream);
+        ops.forward(out, pre_gelu, inp, {weight, packed.copy.data}, bias, residual, s.N, s.IC, s.OC, stream);
     };
-    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr);
+    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr,
+                 options.residual ? &in.residual : nullptr);
     return r;
 }
 
@@ -104,8 +106,8 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
 }
 
 inline std::string describe(Shape s, Options options) {
-    return format("N=%d IC=%d OC=%d bias=%d gelu=%d accumulate=%d packed=%d ", s.N, s.IC, s.OC, options.bias,
-                  options.gelu, options.accumulate, options.packed);
+    return format("N=%d IC=%d OC=%d bias=%d gelu=%d residual=%d accumulate=%d packed=%d ", s.N, s.IC, s.OC,
+                  options.bias, options.gelu, options.residual, options.accumulate, options.packed);
 }
 
 template <class floatX, class Backend>
@@ -174,12 +176,13 @@ template <class floatX, class Backend>
 void small_integers(const Backend& backend, Shape s) {
     Inputs<floatX> in(s);
     const Philox random{7, 0};
-    for (Tensor<floatX>* x : {&in.inp, &in.weight, &in.bias, &in.dout})
+    for (Tensor<floatX>* x : {&in.inp, &in.weight, &in.bias, &in.residual, &in.dout})
         for (int64_t i = 0; i < x->size(); i++) (*x)[i] = floatX(float(int(random(uint64_t(i))[0] % 5) - 2));
-    const auto want = forward(OnHost{}, definition<floatX>, in, {});
+    const Options residual = {.residual = true};
+    const auto want = forward(OnHost{}, definition<floatX>, in, residual);
     const auto want_gradients = backward(OnHost{}, definition<floatX>, in, {});
     backend.on_each_variant([&] {
-        CHECK(same_bits(forward(backend, tested<floatX>, in, {}).out, want.out));
+        CHECK(same_bits(forward(backend, tested<floatX>, in, residual).out, want.out));
         const auto got = backward(backend, tested<floatX>, in, {});
         CHECK(same_bits(got.dinp, want_gradients.dinp));
         CHECK(same_bits(got.dweight, want_gradients.dweight));

@@ -53,7 +53,7 @@ struct CpuModel {
         Floats out = floats(int64_t(N) * OC);
         if (pre_gelu) *pre_gelu = out;
         cpu::matmul_forward<float>(out.data(), pre_gelu ? pre_gelu->data() : nullptr, inp.data(),
-                                   {w(weight, l), nullptr}, bias, N, int(int64_t(inp.size()) / N), OC, nullptr);
+                                   {w(weight, l), nullptr}, bias, nullptr, N, int(int64_t(inp.size()) / N), OC, nullptr);
         return out;
     }
 

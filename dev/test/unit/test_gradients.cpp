@@ -83,7 +83,8 @@ TEST_CASE("the gradient of the matmul matches finite differences") {
     cpu::plain::matmul_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), rows,
                                 static_cast<const float*>(no_gelu), N, IC, OC, false, nullptr);
     const auto loss = [&] {
-        cpu::plain::matmul_forward(out.data(), no_gelu, inp.data(), rows, bias.data(), N, IC, OC, nullptr);
+        cpu::plain::matmul_forward(out.data(), no_gelu, inp.data(), rows, bias.data(),
+                                   static_cast<const float*>(no_gelu), N, IC, OC, nullptr);
         return weighted(out, dout);
     };
     check_gradient("inp", inp, dinp, loss);
@@ -105,8 +106,9 @@ TEST_CASE("the gradient of a matmul, GELU and a second matmul matches finite dif
     const float* no_input = nullptr;
     const Weight<float> first{weight1.data(), nullptr}, second{weight2.data(), nullptr};
     const auto loss = [&] {
-        cpu::plain::matmul_forward(middle.data(), pre_gelu.data(), inp.data(), first, bias1.data(), N, IC, MC, nullptr);
-        cpu::plain::matmul_forward(out.data(), none, middle.data(), second, no_input, N, MC, OC, nullptr);
+        cpu::plain::matmul_forward(middle.data(), pre_gelu.data(), inp.data(), first, bias1.data(), no_input, N, IC, MC,
+                                   nullptr);
+        cpu::plain::matmul_forward(out.data(), none, middle.data(), second, no_input, no_input, N, MC, OC, nullptr);
         return weighted(out, dout);
     };
     loss();

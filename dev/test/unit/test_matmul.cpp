@@ -46,7 +46,9 @@ const std::vector<Options> every_option = {{.bias = false},
                                            {.gelu = true},
                                            {.bias = false, .gelu = true, .accumulate = true},
                                            {.accumulate = true, .packed = false},
-                                           {.gelu = true, .packed = false}};
+                                           {.gelu = true, .packed = false},
+                                           {.residual = true},
+                                           {.bias = false, .packed = false, .residual = true}};
 
 }  // namespace
 
@@ -87,12 +89,12 @@ TEST_CASE_TEMPLATE("scratch_bytes of fewer rows is never more", floatX, float, b
 TEST_CASE_TEMPLATE("the products of a GPT-2 block of 96 and 384 channels agree with the definition", floatX, float,
                    bf16) {
     for (const Shape s : {Shape{64, 96, 288}, {64, 96, 96}, {64, 96, 384}, {64, 384, 96}, {300, 128, 160}})
-        check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true}});
+        check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true, .residual = true}});
 }
 
 TEST_CASE_TEMPLATE("products of several tasks and several panels agree with the definition" * LARGE, floatX, float,
                    bf16) {
-    check_shape<floatX>({520, 780, 1300}, {{.gelu = true, .accumulate = true}});
+    check_shape<floatX>({520, 780, 1300}, {{.gelu = true, .accumulate = true}, {.residual = true}});
 }
 
 TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition", floatX, float, bf16) {
@@ -153,6 +155,6 @@ TEST_CASE("products of sizes below 1 are refused") {
     const Inputs<float> in({1, 1, 1});
     auto out = poisoned<float>(1);
     CHECK_THROWS_WITH_AS(cpu::matmul_forward<float>(out.data(), nullptr, in.inp.data(), {in.weight.data(), nullptr},
-                                                    nullptr, 0, 1, 1, nullptr),
+                                                    nullptr, nullptr, 0, 1, 1, nullptr),
                          doctest::Contains("every size must be at least 1"), Error);
 }
