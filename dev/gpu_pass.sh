@@ -173,21 +173,32 @@ shared_gpu() {
     claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
 }
 
-# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with --zero 0 and 1.
+# two_ranks NAME ARGUMENTS...: train_run on two GPUs by NCCL. Both ranks get the same options; rank 0 alone writes.
+two_ranks() {
+    local name=$1
+    shift
+    set -- "$@" --world-size 2 --rendezvous 127.0.0.1:29411
+    rm -rf "${out:?}/$name"
+    timeout 200 ./train_gpt2cu "${data[@]}" "$@" --rank 1 --local-rank 1 --output "$out/$name" >"$out/$name-rank-1.log" \
+        2>&1 </dev/null &
+    train_run "$name" "$@" --rank 0 --local-rank 0
+    wait
+}
+
+# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with --zero 0 and 1. Also the
+# speed with several numbers of multiprocessors for NCCL.
 two_gpus() {
-    local zero name options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
+    local zero sms name options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
     train_run one-of-two-gpus "${options[@]}"
-    options+=(--world-size 2 --rendezvous 127.0.0.1:29411)
     for zero in 0 1; do
         name=two-gpus-zero-$zero
-        rm -rf "${out:?}/$name"
-        # Both ranks get the same options; rank 0 alone writes to --output.
-        timeout 200 ./train_gpt2cu "${data[@]}" "${options[@]}" --zero $zero --rank 1 --local-rank 1 \
-            --output "$out/$name" >"$out/$name-rank-1.log" 2>&1 </dev/null &
-        train_run $name "${options[@]}" --zero $zero --rank 0 --local-rank 0
-        wait
+        two_ranks $name "${options[@]}" --zero $zero
         claim "two GPUs with --zero $zero have the same losses as one" same_losses one-of-two-gpus $name $few
+    done
+    for sms in 0 8 16; do
+        two_ranks two-gpus-comm-sms-$sms "${d12[@]}" --micro-batch $micro_batch --global-batch 0 --steps "$few" --warmup 1 \
+            --val-every 0 --checkpoint-every 0 --comm-sms $sms
     done
 }
 

@@ -240,7 +240,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 }
 
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
-    *desc = {compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0};
+    *desc = {compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -266,6 +266,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
             return set(desc->aux, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
             return set(desc->aux_ld, value, bytes);
+        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+            return set(desc->sm_count_target, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -29,6 +29,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -59,6 +60,7 @@ struct cublasLtMatmulDescOpaque_t {
     void* bias;
     void* aux;
     int64_t aux_ld;
+    int32_t sm_count_target;  // 0: all
 };
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType_t type;

@@ -32,7 +32,8 @@ namespace {
 constexpr int MIN_POLLS = 3;  // polls until a call that returned ncclInProgress has completed
 constexpr size_t LARGE_BYTES = 1 << 20, CONNECTION_BYTES = 64 << 20;  // device memory taken by a first call
 constexpr uint64_t DELAYED_EVERY = 3;  // one in so many collectives returns ncclInProgress
-constexpr float COLLECTIVE_MS = 1;     // duration of a collective on the stream's clock
+constexpr int DEFAULT_CTAS = 4;        // thread blocks of a collective
+constexpr float COLLECTIVE_MS = 1;     // its duration with them on the stream's clock
 
 enum Kind : uint32_t { hello, welcome, goodbye, all_reduce, reduce_scatter, all_gather, broadcast };
 const char* const kind_names[] = {
@@ -116,7 +117,7 @@ int new_socket() { return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLO
 
 struct ncclComm {
     enum State { joining, ready, finalizing, finalized, aborted } state = joining;
-    int rank = 0, ranks = 1;
+    int rank = 0, ranks = 1, ctas = DEFAULT_CTAS;
     std::string name;
     int listener = -1;
     std::vector<Link> links;      // on rank 0: one to each rank; on other ranks: one to rank 0
@@ -382,9 +383,8 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
         if (__tsan_read_range) __tsan_read_range(const_cast<char*>(job->from), job->from_bytes);
         if (__tsan_write_range) __tsan_write_range(job->to, job->to_bytes);
     };
-    const auto queue = [=] {
-        simt::enqueue_external([job] { return job->attempt(); }, annotate, COLLECTIVE_MS, stream);
-    };
+    const float ms = COLLECTIVE_MS * float(DEFAULT_CTAS) / float(c.ctas);
+    const auto queue = [=] { simt::enqueue_external([job] { return job->attempt(); }, annotate, ms, stream); };
     if (c.issued % DELAYED_EVERY != 1) {
         queue();
         return ncclSuccess;
@@ -454,6 +454,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     auto made = std::make_shared<ncclComm>();
     made->rank = rank;
     made->ranks = ranks;
+    if (config->minCTAs > config->maxCTAs) return ncclInvalidArgument;
+    if (config->maxCTAs > 0) made->ctas = config->maxCTAs;
     made->name = id.internal;
     made->links.resize(size_t(rank == 0 ? ranks : 1));
     if (rank == 0) {

@@ -32,10 +32,10 @@ enum ncclDataType_t { ncclInt8 = 0, ncclFloat = 7, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum = 0 };
 
 struct ncclConfig_t {
-    int blocking;
+    int blocking, minCTAs, maxCTAs;
 };
 #define NCCL_CONFIG_INITIALIZER \
-    { 1 }
+    { 1, 0, 0 }
 
 ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);

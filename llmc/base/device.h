@@ -27,6 +27,10 @@ struct DeviceInfo {
 // Set by --debug-sync: the host waits for every kernel, so that an error names its kernel. Slow.
 inline bool device_debug_sync = false;
 
+// Set by --comm-sms: the multiprocessors of a GPU that collectives use, and that matmuls leave to them. 0: the libraries
+// choose.
+inline int device_comm_sms = 0;
+
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();

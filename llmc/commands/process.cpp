@@ -77,6 +77,7 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
 
 void start_device(const Options& o, const Launch& launch) {
     device_debug_sync = o.debug_sync;
+    device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
            launch.launcher.c_str());

@@ -224,6 +224,7 @@ struct NcclComm : Comm {
     void join(const ncclUniqueId& id) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
+        if (device_comm_sms > 0) config.minCTAs = config.maxCTAs = device_comm_sms;
         check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
     }
 

@@ -163,6 +163,17 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
     set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
 }
 
+// The multiprocessors that a matmul may use.
+int sm_count() {
+    static const int all = [] {
+        int device = 0, value = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
+        return value;
+    }();
+    return std::max(1, all - device_comm_sms);
+}
+
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
@@ -175,6 +186,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
+    if (device_comm_sms > 0) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_count());
     if (call.pre_gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
@@ -260,16 +272,6 @@ void run(Plan& plan, const Call<floatX>& call, Stream stream) {
 
 // ---- Splitting the sum of a weight's gradient
 
-int sm_count() {
-    static const int count = [] {
-        int device = 0, value = 0;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-        return value;
-    }();
-    return count;
-}
-
 // The estimated time of a product whose sums are computed in `parts` parts, in units of the time of one whole tile: the
 // SMs work in rounds of one tile each, and every part's results are written and read once.
 double split_cost(const Shape& shape, int parts) {
@@ -328,9 +330,10 @@ bool is_split(const Plan& plan) {
 // ---- Choice by time
 
 std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d", device_info().name.c_str(),
+    const std::string sms = device_comm_sms > 0 ? format(", %d SMs", sm_count()) : "";
+    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d%s", device_info().name.c_str(),
                   device_libraries().c_str(), kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment);
+                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment, sms.c_str());
 }
 
 // The choice as text: the index of the route, the algorithm, and the times of it and of the heuristic's proposal.

@@ -225,6 +225,9 @@ static void gpu_options(OptionSpecs& all, Options& o) {
         .one_of_unit();
     s.add_flag("--debug-sync", o.debug_sync, "wait for every kernel, so that an error names it; slow");
     s.add("--cuda-graph", o.cuda_graph, "on", "on|off", "replay each micro-step as a CUDA graph").one_of_unit();
+    s.add("--comm-sms", o.comm_sms, 0, "N",
+          "multiprocessors that NCCL uses, and that matmuls leave to it; 0 = the libraries choose")
+        .between(0, 64);
     s.add("--autotune", o.autotune, "on", "on|off",
           "before the first step, time the algorithms of matmul and attention; choices are kept in ~/.cache/train_gpt2")
         .one_of_unit()

@@ -61,7 +61,7 @@ check "all stages" gpu_pass "$scratch/good"
 while read -r claim; do
     check "holds: $claim" grep -q "^ok   $claim" "$scratch/good/summary.txt"
 done <<<"$claims"
-for row in small d12 d12-autotune-off d48 one-of-two two-gpus-zero-1; do
+for row in small d12 d12-autotune-off d48 one-of-two two-gpus-zero-1 two-gpus-comm-sms-8; do
     check "results.md has the run $row" grep -q "^| $row |" "$scratch/good/results.md"
 done
 check "results.md has the bench" grep -q '^| train_gpt2 | none | d12 ' "$scratch/good/results.md"

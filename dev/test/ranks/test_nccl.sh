@@ -117,6 +117,9 @@ check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/
 # A collective takes 1 ms on the emulator's clock. A step has four, of which the first overlaps with matmuls.
 check "a step waits for at most its 4 collectives" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
 check "--zero 1: a step waits for at most its collectives of gradients and weights" each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
+check "--comm-sms 1" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --comm-sms 1 --output "$scratch/one_sm"
+check "--comm-sms 1: a collective takes four times as long" each_step "$scratch/one_sm" comm_exposed_ms 12 16.1
+check "--comm-sms 1: matmuls leave one of the 4 multiprocessors" grep -q ', 3 SMs: ' "$XDG_CACHE_HOME/train_gpt2/algorithms.txt"
 for zero in 0 1; do
     out=$scratch/wire_$zero
     check "--grad-dtype bf16, --zero $zero" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --zero $zero --output "$out"
