@@ -200,7 +200,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
         return 0;
     }
     check_stacks();
-    for (const std::string& note : options.renamed) fprintf(stderr, "note: %s\n", note.c_str());
+    for (const std::string& note : options.renamed) print_message("note: " + note);
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
@@ -211,7 +211,8 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
-        printf("options from %s/run.json: %s\n", options.output.c_str(), terminal_text(options.taken).c_str());
+        printf("options from %s/run.json: %s\n", message_text(options.output).c_str(),
+               message_text(options.taken).c_str());
     start_device(options, launch);
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
     const Dtype dtype = training_dtype(options);
@@ -254,10 +255,10 @@ int main(int argc, char** argv) {
     }
     write_error_file(launch, error);
     if (launch.world_size == 1) {
-        fprintf(stderr, "error: %s\n", error.c_str());
+        print_message("error: " + error);
         return exit_code;
     }
-    fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.c_str());
+    print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }

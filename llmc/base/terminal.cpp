@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 #include "base/common.h"
 #include "base/unicode.h"
@@ -51,6 +52,23 @@ std::string terminal_text(const std::string& text) {
     return out + terminal.finish();
 }
 
+std::string message_text(const std::string& text) {
+    std::string out;
+    const char *p = text.data(), *end = p + text.size();
+    for (Char c; p < end; p += c.bytes) {
+        c = char_at(p, end);
+        const bool starts_list_line = std::string_view(p, size_t(end - p)).starts_with("\n  ");
+        const bool c1_control = c.bytes == 2 && uint8_t(p[0]) == 0xc2 && uint8_t(p[1]) < 0xa0;
+        if (starts_list_line || (c.valid && !c1_control && uint8_t(*p) >= 0x20 && *p != 0x7f))
+            out.append(p, size_t(c.bytes));
+        else
+            out += format("\\x%02x", unsigned(uint8_t(p[c.bytes - 1])));
+    }
+    return out;
+}
+
+void print_message(const std::string& text) { fprintf(stderr, "%s\n", message_text(text).c_str()); }
+
 std::string shell_word(const std::string& text) {
     const auto harmless = [](char c) { return isalnum(static_cast<unsigned char>(c)) || strchr("_@%+=:,./-", c); };
     if (!text.empty() && std::all_of(text.begin(), text.end(), harmless)) return text;
@@ -64,6 +82,6 @@ std::vector<std::string> table_lines(const std::vector<Row>& rows) {
     for (const Row& row : rows) width = std::max(width, row.first.size());
     std::vector<std::string> lines;
     for (const auto& [label, value] : rows)
-        lines.push_back(format("%-*s  %s", int(width), label.c_str(), terminal_text(value).c_str()));
+        lines.push_back(format("%-*s  %s", int(width), label.c_str(), message_text(value).c_str()));
     return lines;
 }

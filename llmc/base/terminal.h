@@ -14,6 +14,12 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days,
 // The text in a form that is safe to send to a terminal (TerminalText in unicode.h).
 std::string terminal_text(const std::string& text);
 
+// The text of a message with control characters and bytes that are not UTF-8 written out, as \x1b: names from the user
+// and from files can contain them. A newline remains if two spaces follow it, as in a message that contains a list.
+std::string message_text(const std::string& text);
+// Prints the text of a message ("warning: ...") and a newline on stderr.
+void print_message(const std::string& text);
+
 // Quotes a word for a POSIX shell, unless all its characters are harmless.
 std::string shell_word(const std::string& text);
 
@@ -23,5 +29,5 @@ bool stdout_is_terminal();
 // of train is in log.jsonl too.
 void print_stdout(const std::string& text);
 using Row = std::pair<std::string, std::string>;  // label, value
-// One line per row, with the labels padded to equal width.
+// One line per row, in the form of message_text, with the labels padded to equal width.
 std::vector<std::string> table_lines(const std::vector<Row>& rows);

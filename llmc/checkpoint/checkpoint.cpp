@@ -455,7 +455,7 @@ FoundCheckpoint find_resumable(const std::string& output) {
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s starts from its weights, with a new optimizer state; give another --output",
                                  start.c_str());
-    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s%s", output.c_str(), lines.c_str(), advice.c_str());
+    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(), advice.c_str());
 }
 
 bool holds_model(const std::string& dir) {

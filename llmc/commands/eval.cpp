@@ -38,14 +38,14 @@ struct ProgressLine {
 template <class floatX>
 static int eval_loss(const Options& o) {
     const RunSource source = find_trained_model(o, false);
-    for (const std::string& line : source.notes) fprintf(stderr, "warning: %s\n", line.c_str());
+    for (const std::string& line : source.notes) print_message("warning: " + line);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.in_order = true;
     data.max_batches = o.val_batches;
     DataLoader loader(data);
     const std::string warning = warn_of_tokenizer(source.weights, o.val_data);
-    if (!warning.empty()) fprintf(stderr, "warning: %s\n", warning.c_str());
+    if (!warning.empty()) print_message("warning: " + warning);
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T);
     load_model(model, source);
     Comm single_rank;

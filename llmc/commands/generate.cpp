@@ -11,7 +11,7 @@
 template <class floatX>
 static int generate_text(const Options& o) {
     const RunSource source = find_trained_model(o, true);
-    for (const std::string& line : source.notes) fprintf(stderr, "warning: %s\n", line.c_str());
+    for (const std::string& line : source.notes) print_message("warning: " + line);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);

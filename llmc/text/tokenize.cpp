@@ -161,8 +161,7 @@ static void remove_old_shards(const std::string& output) {
 static void remove_unfinished_shards(const TokenizeOptions& o) {
     for (const std::string& name : find_shards(o.output, ".bin.tmp")) {
         remove_tree(o.output + "/" + name);
-        if (!o.quiet)
-            fprintf(stderr, "%s/%s: removed, left behind by an interrupted tokenize\n", o.output.c_str(), name.c_str());
+        if (!o.quiet) print_message(o.output + "/" + name + ": removed, left behind by an interrupted tokenize");
     }
 }
 
@@ -281,18 +280,18 @@ static std::string left_out_line(const std::set<std::string>& paths) {
     std::string text = format("%zu %s left out: ", paths.size(), paths.size() == 1 ? "file" : "files");
     for (size_t i = 0; i < std::min(kinds.size(), most_kinds); i++)
         text += format("%s%d %s", i == 0 ? "" : ", ", -kinds[i].first, kinds[i].second.c_str());
-    return text + (kinds.size() > most_kinds ? ", ...\n" : "\n");
+    return text + (kinds.size() > most_kinds ? ", ..." : "");
 }
 
 static void report_choice(const FoundFiles& found, bool quiet) {
     if (!found.repeated.empty()) {
         const auto& [path, first] = found.repeated[0];
         const size_t more = found.repeated.size() - 1;
-        fprintf(stderr, "warning: %s: is given more than once%s; it is read once%s\n", path.c_str(),
-                path == first ? "" : format(" (as %s)", first.c_str()).c_str(),
-                more == 0 ? "" : format(", and so are %zu more", more).c_str());
+        print_message(format("warning: %s: is given more than once%s; it is read once%s", path.c_str(),
+                             path == first ? "" : format(" (as %s)", first.c_str()).c_str(),
+                             more == 0 ? "" : format(", and so are %zu more", more).c_str()));
     }
-    if (!quiet && !found.left_out.empty()) fputs(left_out_line(found.left_out).c_str(), stderr);
+    if (!quiet && !found.left_out.empty()) print_message(left_out_line(found.left_out));
 }
 
 static void check_files(const std::vector<TextFile>& files) {
@@ -302,8 +301,7 @@ static void check_files(const std::vector<TextFile>& files) {
     for (const TextFile& file : files) {
         bytes += file.size;
         const std::string text = file_warning(file);
-        if (!text.empty() && odd++ < most_warnings)
-            fprintf(stderr, "warning: %s: %s\n", file.path.c_str(), text.c_str());
+        if (!text.empty() && odd++ < most_warnings) print_message("warning: " + file.path + ": " + text);
     }
     if (odd > most_warnings) fprintf(stderr, "warning: %d more files have such a problem\n", odd - most_warnings);
     if (bytes == 0)
@@ -317,17 +315,18 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
     std::string text;
     for (const ShardSet* set : {&train, &val})
         for (const auto& shard : set->shards)
-            text += format("%s  %s tokens\n", shard->path.c_str(), with_commas(shard->tokens).c_str());
+            text += format("%s  %s tokens\n", message_text(shard->path).c_str(), with_commas(shard->tokens).c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
         text +=
             "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
             "--val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
-    text += format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shard%s and the tokenizer in %s\n",
-                   with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
-                   double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
-                   double(totals.bytes) / 1e6 / seconds, shards, shards == 1 ? "" : "s", o.output.c_str());
+    text +=
+        format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shard%s and the tokenizer in %s\n",
+               with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
+               double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
+               double(totals.bytes) / 1e6 / seconds, shards, shards == 1 ? "" : "s", message_text(o.output).c_str());
     print_stdout(text);
 }
 

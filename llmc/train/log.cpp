@@ -177,10 +177,10 @@ static void append_line(Log& log, const Json& object) {
     }
     const std::string reason = write_lines(log);
     if (reason.empty() || warned) return;
-    fprintf(
-        stderr,
-        "%swarning: cannot write %s/log.jsonl: %s; the run continues and writes these lines if that becomes possible\n",
-        log.live_line.empty() ? "" : "\r\033[K", log.options.output.c_str(), reason.c_str());
+    clear_live_line(log);
+    print_message(format(
+        "warning: cannot write %s/log.jsonl: %s; the run continues and writes these lines if that becomes possible",
+        log.options.output.c_str(), reason.c_str()));
 }
 
 static std::string utc_time() {
@@ -307,12 +307,12 @@ void Log::table(const std::vector<Row>& rows) {
     for (const std::string& line : table_lines(rows)) print_line(*this, line);
 }
 
-void Log::note(const std::string& text) { print_line(*this, text); }
+void Log::note(const std::string& text) { print_line(*this, message_text(text)); }
 
 void Log::warn(const std::string& text) {
     if (options.silent) return;
     clear_live_line(*this);
-    fprintf(stderr, "warning: %s\n", text.c_str());
+    print_message("warning: " + text);
     append_line(*this, Json{{"kind", "warning"}, {"text", text}});
 }
 
@@ -407,7 +407,7 @@ void Log::sample(int64_t step, const std::string& text) {
 }
 
 void Log::checkpoint(int64_t step, const std::string& dir, double ms) {
-    print_line(*this, format("saved %s in %.1f s", dir.c_str(), 1e-3 * ms));
+    print_line(*this, format("saved %s in %.1f s", message_text(dir).c_str(), 1e-3 * ms));
     Json json = event("checkpoint", step);
     json["dir"] = dir;
     json["ms"] = std::llround(ms);
@@ -423,8 +423,8 @@ int64_t Log::finish() {
     if (unwritten_lines > 0) write_lines(*this);
     const int64_t missing = unwritten_lines + lost_lines;
     if (missing > 0)
-        fprintf(stderr, "warning: %lld lines could not be written to %s/log.jsonl\n", static_cast<long long>(missing),
-                options.output.c_str());
+        print_message(format("warning: %lld lines could not be written to %s/log.jsonl",
+                             static_cast<long long>(missing), options.output.c_str()));
     unwritten.clear();
     unwritten_lines = lost_lines = 0;
     return missing;

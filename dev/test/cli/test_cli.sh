@@ -249,6 +249,12 @@ warned "data whose name is not UTF-8" "$replaced; --resume needs again --train-d
 refused "data whose name is not UTF-8, on resume" 2 "run.json cannot hold bytes that are not UTF-8; give this option again" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
+hostile=$scratch/$(printf 'h\033[2J\nerror: x\302\233')
+refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aerror: x\x9b: there is no such file' \
+    "$program" tokenize "$hostile" --output "$scratch/hostile" --train-bpe 300
+cp "$scratch/data.txt" "$hostile"
+warned "control characters in the name of an input are printed as escapes" "$scratch/h\\x1b[2J\\x0aerror: x\\x9b: is given more than once" \
+    "$program" tokenize "$hostile" "$hostile" --output "$scratch/hostile" --train-bpe 300
 warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
 warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \

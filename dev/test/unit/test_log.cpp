@@ -188,6 +188,18 @@ TEST_CASE("generated text cannot control the terminal") {
     CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // the unfinished character is replaced
 }
 
+TEST_CASE("names in messages cannot control the terminal or pretend to be messages") {
+    CHECK(message_text("caf\xc3\xa9 \xe5\xad\x97 \xc2\xa0\xf0\x9f\x99\x82") ==
+          "caf\xc3\xa9 \xe5\xad\x97 \xc2\xa0\xf0\x9f\x99\x82");
+    CHECK(message_text("\x1b[2J\a\t\r\x7f") == "\\x1b[2J\\x07\\x09\\x0d\\x7f");
+    CHECK(message_text("\xc2\x9b 2J") == "\\x9b 2J");           // CSI in UTF-8
+    CHECK(message_text("\x9b 2J f\xff") == "\\x9b 2J f\\xff");  // CSI on a terminal of 8-bit characters
+    CHECK(message_text("x\nerror: y\n") == "x\\x0aerror: y\\x0a");
+    CHECK(message_text("a list:\n  one\n  two") == "a list:\n  one\n  two");
+    CHECK(message_text(std::string("\0", 1)) == "\\x00");
+    CHECK(table_lines({{"output", "a\nb"}}) == std::vector<std::string>{"output  a\\x0ab"});
+}
+
 TEST_CASE("shell_word quotes a word only where a shell needs it") {
     CHECK(shell_word("data/x=1:2,3.bin") == "data/x=1:2,3.bin");
     CHECK(shell_word("--lr=1e-3") == "--lr=1e-3");
