@@ -83,9 +83,9 @@ static bool is_merges_file(const fs::path& path) {
     return path.filename() == "merges.txt" && (beside("vocab.json") || beside("tokenizer.json"));
 }
 
-// Returns the text files of a folder, except the file `output`; adds the other files to left_out.
-static std::vector<std::string> files_in(const std::string& folder, const fs::path& output,
-                                         std::set<std::string>& left_out) {
+// Returns the text files of a folder, except the file `output`; adds the other files to found.left_out, and links that
+// lead to no file to found.unfollowed.
+static std::vector<std::string> files_in(const std::string& folder, const fs::path& output, FoundFiles& found) {
     std::vector<std::string> paths;
     std::error_code error;
     for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
@@ -94,10 +94,13 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
             if (entry->is_directory(error)) entry.disable_recursion_pending();
             continue;
         }
-        if (!entry->is_regular_file(error)) continue;
+        if (!entry->is_regular_file(error)) {
+            if (entry->is_symlink(error)) found.unfollowed.insert(normal_path(path));
+            continue;
+        }
         if (fs::weakly_canonical(path, error) == output) continue;
         if (!is_text_name(path) || is_merges_file(entry->path()))
-            left_out.insert(normal_path(path));
+            found.left_out.insert(normal_path(path));
         else
             paths.push_back(path);
     }
@@ -106,7 +109,7 @@ static std::vector<std::string> files_in(const std::string& folder, const fs::pa
     if (paths.empty())
         fail(EXIT_NO_INPUT,
              "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson; a tokenizer's merges.txt is not "
-             "text); name the files",
+             "text, and links to folders are not followed); name the files",
              folder.c_str());
     return paths;
 }
@@ -118,8 +121,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
     std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links have the same device and inode
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path :
-             is_directory(input) ? files_in(input, output, found.left_out) : std::vector{input}) {
+        for (const std::string& path : is_directory(input) ? files_in(input, output, found) : std::vector{input}) {
             const InputFile file(path);
             struct stat status;
             if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");

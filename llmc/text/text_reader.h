@@ -2,10 +2,10 @@
 //
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
 // .txt .text .md .markdown .rst .jsonl or .ndjson are read; names that start with a dot are skipped. A file that is
-// named directly is read, with any name. A file that is given more than once, also by a link or by its folder, is
-// read once. In .jsonl and .ndjson files each line is a JSON object and a document; CorpusRules says how a text file is
-// split into documents. Text is UTF-8. A byte order mark at the start of a file is dropped; other invalid bytes are
-// kept.
+// named directly is read, with any name. Links to files are followed; links to folders are not, so no loop can occur. A
+// file that is given more than once, also by a link or by its folder, is read once. In .jsonl and .ndjson files each
+// line is a JSON object and a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte
+// order mark at the start of a file is dropped; other invalid bytes are kept.
 //
 // About val_fraction of all text is held out for validation:
 //   * the end of every document of at least 64 KiB, from the start of a line on;
@@ -35,7 +35,8 @@ struct TextFile {
 struct FoundFiles {
     std::vector<TextFile> files;                                // each once, under the first name that led to it
     std::vector<std::pair<std::string, std::string>> repeated;  // a name, and the file that it repeats
-    std::set<std::string> left_out;  // files of the folders that are not text; no hidden files
+    std::set<std::string> left_out;    // files of the folders that are not text; no hidden files
+    std::set<std::string> unfollowed;  // links in the folders that lead to no file
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are

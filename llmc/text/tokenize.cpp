@@ -283,6 +283,17 @@ static std::string left_out_line(const std::set<std::string>& paths) {
     return text + (kinds.size() > most_kinds ? ", ..." : "");
 }
 
+static void warn_of_links(const std::set<std::string>& links) {
+    constexpr int most_names = 3;
+    std::string names;
+    int count = 0;
+    for (const std::string& link : links)
+        if (count++ < most_names) names += (names.empty() ? "" : ", ") + link;
+    print_message(
+        format("warning: %d link%s to a folder or to nothing passed over: %s%s; to read a linked folder, name it",
+               count, count == 1 ? "" : "s", names.c_str(), count > most_names ? ", ..." : ""));
+}
+
 static void report_choice(const FoundFiles& found, bool quiet) {
     if (!found.repeated.empty()) {
         const auto& [path, first] = found.repeated[0];
@@ -291,6 +302,7 @@ static void report_choice(const FoundFiles& found, bool quiet) {
                              path == first ? "" : format(" (as %s)", first.c_str()).c_str(),
                              more == 0 ? "" : format(", and so are %zu more", more).c_str()));
     }
+    if (!found.unfollowed.empty()) warn_of_links(found.unfollowed);
     if (!quiet && !found.left_out.empty()) print_message(left_out_line(found.left_out));
 }
 

@@ -249,6 +249,10 @@ warned "data whose name is not UTF-8" "$replaced; --resume needs again --train-d
 refused "data whose name is not UTF-8, on resume" 2 "run.json cannot hold bytes that are not UTF-8; give this option again" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
+mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln -s "$run" "$scratch/linked/run" && ln -s none "$scratch/linked/b.txt"
+warned "links to a folder or to nothing are named" \
+    "2 links to a folder or to nothing passed over: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
+    "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
 hostile=$scratch/$(printf 'h\033[2J\nerror: x\302\233')
 refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aerror: x\x9b: there is no such file' \
     "$program" tokenize "$hostile" --output "$scratch/hostile" --train-bpe 300

@@ -58,6 +58,21 @@ TEST_CASE("a file given twice, by name, folder or link, is read once") {
     CHECK(found.repeated[3] == std::pair{run.folder / "hard", folder + "/b.txt"});
 }
 
+TEST_CASE("links to folders and to nothing are passed over, and named") {
+    TokenizeRun run;
+    std::filesystem::create_directory(run.folder / "other");
+    run.file("a.txt", "a");
+    const std::string folder = run.folder / "in";
+    for (const auto& [target, name] :
+         {std::pair{"../other", "folder"}, {"..", "loop.txt"}, {"none", "none.txt"}, {"self", "self"}})
+        std::filesystem::create_symlink(target, folder + "/" + name);
+    const FoundFiles found = find_text_files({folder}, run.options.output);
+    CHECK(found.files.size() == 1);
+    CHECK(found.left_out.empty());
+    CHECK(found.unfollowed ==
+          std::set<std::string>{folder + "/folder", folder + "/loop.txt", folder + "/none.txt", folder + "/self"});
+}
+
 TEST_CASE("the merges.txt of an output is not read as text") {
     TokenizeRun run;
     run.file("a.txt", "a");
