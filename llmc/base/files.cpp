@@ -213,6 +213,9 @@ void make_directories(const std::string& dir) {
     if (parent != dir) make_directories(parent);
     std::error_code error;
     fs::create_directory(dir, error);
+    struct stat target;
+    if (error == std::errc::file_exists && stat(dir.c_str(), &target) != 0)
+        fail_errno(EXIT_CANNOT_CREATE, dir, "follow this link");
     if (error) fail_code(EXIT_CANNOT_CREATE, dir, "create the directory", error);
     sync_directory(parent);
 }

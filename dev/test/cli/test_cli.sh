@@ -253,6 +253,9 @@ mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln 
 warned "links to a folder or to nothing are named" \
     "2 links to a folder or to nothing passed over: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
     "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
+ln -s loop "$scratch/loop"
+refused "an output that is a loop of links" 73 "$scratch/loop: cannot follow this link: Too many levels of symbolic links" \
+    "${train[@]}" --output "$scratch/loop" --checkpoint-every 1
 hostile=$scratch/$(printf 'h\033[2J\nerror: x\302\233')
 refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aerror: x\x9b: there is no such file' \
     "$program" tokenize "$hostile" --output "$scratch/hostile" --train-bpe 300

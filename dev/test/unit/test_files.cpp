@@ -66,6 +66,13 @@ TEST_CASE("an output that cannot be created is refused, and nothing is overwritt
     CHECK(exit_code_of([&] { rename_path(dir / "none", dir / "b"); }) == EXIT_CANNOT_CREATE);
     CHECK(read_bytes(dir / "a") == "old");
     CHECK_THROWS_WITH_AS(write_file(dir / "a", "new"), doctest::Contains("/a: cannot create: File exists"), Error);
+    std::filesystem::create_symlink("loop", dir / "loop");
+    std::filesystem::create_symlink("none", dir / "dangling");
+    CHECK(refusal([&] { make_directories(dir / "loop/out"); }) ==
+          "73 " + dir.path + "/loop: cannot follow this link: Too many levels of symbolic links");
+    CHECK(refusal([&] { make_directories(dir / "dangling"); }) ==
+          "73 " + dir.path + "/dangling: cannot follow this link: No such file or directory");
+    CHECK(refusal([&] { make_directories(dir / "a"); }).ends_with("/a: cannot create the directory: File exists"));
 }
 
 TEST_CASE("replace_file replaces the whole file, also where an interrupted replacement left its temporary file") {
