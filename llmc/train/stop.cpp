@@ -43,9 +43,10 @@ void stop_on_signals(bool announce) {
     struct sigaction action = {}, before = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGXCPU}) sigaction(number, &action, nullptr);
-    sigaction(SIGHUP, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup ignores it
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
+        sigaction(number, nullptr, &before);
+        if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
+    }
 }
 
 void stop_quietly() { prints_lines = false; }

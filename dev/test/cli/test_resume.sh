@@ -58,7 +58,7 @@ check "a killed run has the log and weights of an uninterrupted one" same_run "$
 # A signal to stop: the run saves and ends with exit code 75.
 for signal in TERM INT USR1 HUP XCPU; do
     out=$scratch/stopped_$signal
-    "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
+    "${interruptible[@]}" "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
     pid=$!
     wait_for "$out/log.jsonl" '"step":3,'
     kill -$signal $pid
@@ -67,6 +67,14 @@ for signal in TERM INT USR1 HUP XCPU; do
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
 
+"${run[@]}" --precision fp32 --output "$scratch/ignored" --steps 100000 --sample-every 0 --checkpoint-every 100000 2>"$scratch/said" &
+pid=$!
+wait_for "$scratch/ignored/log.jsonl" '"step":3,'
+kill -INT $pid
+check "a SIGINT that the caller ignores does not stop the run" wait_for "$scratch/ignored/log.jsonl" "\"step\":$(($(wc -l <"$scratch/ignored/log.jsonl") + 50)),"
+kill -TERM $pid
+wait $pid
+
 # A signal in a step of seconds: the step is given up, and the resumed run repeats it. A second signal ends the run at once.
 make_shards "$scratch/more" 60000 || fail "no shards"
 slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower)) --threads 1
@@ -74,7 +82,7 @@ slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channel
 check "3 long steps" "${slow[@]}" --output "$scratch/slow"
 # begin DIR [OPTION...]: starts this run in the background and waits for its first step.
 begin() {
-    "${slow[@]}" "${@:2}" --output "$1" 2>"$scratch/said" &
+    "${interruptible[@]}" "${slow[@]}" "${@:2}" --output "$1" 2>"$scratch/said" &
     pid=$!
     wait_for "$1/log.jsonl" '"step":0,'
 }

@@ -39,6 +39,10 @@ refused() {
     fi
 }
 
+# Before a command in the background, "${interruptible[@]}" COMMAND... &: bash makes such a command ignore SIGINT, and a
+# run respects that.
+interruptible=(env --default-signal=INT)
+
 # The results of a run: its log without the fields that depend on time.
 results() { sed -n '/"kind":"\(step\|val\|sample\)"/{s/,"step_ms".*//;p}' "$1/log.jsonl"; }
 val_loss() { sed -n 's/.*"kind":"val".*"val_loss":\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -1; }

@@ -57,6 +57,18 @@ TEST_CASE("two signals that two threads take at the same time end the run") {
     }
 }
 
+TEST_CASE("a signal that the caller ignores does not stop the run") {
+    const TemporaryDirectory dir;
+    for (int ignored : {SIGINT, SIGTERM, SIGHUP}) {
+        CAPTURE(ignored);
+        const auto before = signal(ignored, SIG_IGN);
+        const int status = status_after({ignored, ignored == SIGTERM ? SIGINT : SIGTERM}, dir / "said");
+        signal(ignored, before);
+        REQUIRE(WIFEXITED(status));  // two signals would end it
+        CHECK(WEXITSTATUS(status) == 0);
+    }
+}
+
 TEST_CASE("a scheduler's warning and one signal leave the run time to save") {
     const TemporaryDirectory dir;
     for (int warning : {SIGUSR1, SIGXCPU})
