@@ -149,12 +149,37 @@ static bool write_all(int fd, const std::string& text) {
     return true;
 }
 
+static std::string what_stands_at(const std::string& path) {
+    struct stat status = {};
+    lstat(path.c_str(), &status);
+    return S_ISDIR(status.st_mode)    ? "a directory"
+           : S_ISLNK(status.st_mode)  ? "a link"
+           : S_ISFIFO(status.st_mode) ? "a pipe"
+                                      : "another file";
+}
+
+// Creates log.jsonl again after it was removed. Returns the reason if that fails; empty: it was created. A file that
+// stands there now may belong to somebody else, so it is not used.
+static std::string create_again(Log& log) {
+    const std::string path = log.options.output + "/log.jsonl";
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) return "the file was removed, and " + what_stands_at(path) + " stands in its place";
+    if (fd < 0) return format("the file was removed, and cannot be created again: %s", strerror(errno));
+    close(log.fd);
+    log.fd = fd;
+    log.written = 0;
+    clear_live_line(log);
+    print_message("warning: " + path + " was removed; it was created again, without the lines before");
+    return "";
+}
+
 // Writes all lines of log.unwritten or none: if a write fails, the file is truncated to its length before. Returns the
 // reason of the failure; empty: they were written.
 static std::string write_lines(Log& log) {
-    std::string reason = write_all(log.fd, log.unwritten) ? "" : strerror(errno);
-    if (is_removed(log.fd)) reason = "the file was removed";
-    if (!reason.empty()) {
+    if (is_removed(log.fd))
+        if (const std::string reason = create_again(log); !reason.empty()) return reason;
+    if (!write_all(log.fd, log.unwritten)) {
+        const std::string reason = strerror(errno);
         const bool truncated = ftruncate(log.fd, log.written) == 0;
         return reason + (truncated ? "" : ", and its last line is incomplete");
     }

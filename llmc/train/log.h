@@ -11,7 +11,8 @@
 // lines of kind step, val and sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
 // A write error of the log does not stop the run: one warning goes to stderr. The lines are kept, up to MAX_UNWRITTEN
-// bytes, and written as soon as that is possible again. finish() says how many are missing at the end.
+// bytes, and written as soon as that is possible again. finish() says how many are missing at the end. A log that was
+// removed during the run is created again, with a warning; the lines in the removed file are gone.
 #pragma once
 #include <cstdint>
 #include <string>

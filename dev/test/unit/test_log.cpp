@@ -14,6 +14,7 @@
 #include <pty.h>
 #include <sstream>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -505,19 +506,63 @@ TEST_CASE("files opened later never take the number of a closed standard stream"
     CHECK(child.exit_code == 0);
 }
 
-TEST_CASE("a log that is removed during the run is reported") {
+TEST_CASE("a log that is removed during the run is created again") {
     TemporaryDirectory dir;
+    const std::string path = dir.path + "/log.jsonl";
     const Child child = run_child([&] {
         Log log(quiet(dir.path, 10));
         log.step(record(0));
-        unlink((dir.path + "/log.jsonl").c_str());
+        unlink(path.c_str());
         for (int step = 1; step < 4; step++) log.step(record(step));
+        if (log.finish() != 0) _exit(1);
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(
-        child.err,
-        "log.jsonl: the file was removed; the run continues and writes these lines if that becomes possible\n"));
-    CHECK(contains(child.err, "3 lines could not be written to " + dir.path + "/log.jsonl\n"));
+    CHECK(child.err == "warning: " + path + " was removed; it was created again, without the lines before\n");
+    const auto lines = lines_of(path);
+    REQUIRE(lines.size() == 3);
+    for (size_t i = 0; i < 3; i++) CHECK(Json::parse(lines[i], nullptr, false)["step"] == i + 1);
+}
+
+TEST_CASE("a removed log is not written into what stands in its place") {
+    const std::vector<std::pair<std::string, std::function<void(const char*)>>> cases = {
+        {"a directory", [](const char* path) { mkdir(path, 0700); }},
+        {"a pipe", [](const char* path) { mkfifo(path, 0600); }},
+        {"a link", [](const char* path) { REQUIRE(symlink("/dev/null", path) == 0); }},
+        {"another file", [](const char* path) { replace_file(path, "mine"); }}};
+    for (const auto& [what, put] : cases) {
+        CAPTURE(what);
+        TemporaryDirectory dir;
+        const std::string path = dir.path + "/log.jsonl";
+        const Child child = run_child([&] {
+            Log log(quiet(dir.path, 10));
+            unlink(path.c_str());
+            put(path.c_str());
+            for (int step = 0; step < 4; step++) log.step(record(step));
+            if (log.finish() != 4) _exit(1);
+        });
+        CHECK(child.exit_code == 0);
+        CHECK(contains(child.err, "warning: cannot write " + path + ": the file was removed, and " + what +
+                                      " stands in its place; the run continues and writes these lines if that"));
+        CHECK(contains(child.err, "warning: 4 lines could not be written to " + path + "\n"));
+        CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
+        if (what == "another file") CHECK(content(path) == "mine");
+    }
+}
+
+TEST_CASE("the lines of a removed log are written when its place is free again") {
+    TemporaryDirectory dir;
+    const std::string path = dir.path + "/log.jsonl";
+    const Child child = run_child([&] {
+        Log log(quiet(dir.path, 10));
+        unlink(path.c_str());
+        mkdir(path.c_str(), 0700);
+        for (int step = 0; step < 3; step++) log.step(record(step));
+        rmdir(path.c_str());
+        log.step(record(3));
+        if (log.finish() != 0) _exit(1);
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(lines_of(path).size() == 4);
 }
 
 static void limit_file_size(rlim_t bytes) {
