@@ -204,16 +204,16 @@ static void delete_checkpoint(const std::string& dir) {
 }
 
 // Renames tmp to dir. At every moment the old or the new directory has a name that find_latest recognizes.
-static void put_in_place(const std::string& tmp, const std::string& dir, const Note& note) {
+static void put_in_place(const std::string& tmp, const std::string& dir, const Note& warn) {
     const std::string aside = dir + ".replaced";
     if (path_exists(dir)) {
         if (path_exists(aside))
-            try_to("a leftover of an earlier save was not deleted", note, [&] { delete_checkpoint(aside); });
+            try_to("a leftover of an earlier save was not deleted", warn, [&] { delete_checkpoint(aside); });
         rename_path(dir, aside);
     }
     rename_path(tmp, dir);
     sync_directory(parent_directory(dir));
-    try_to("the replaced checkpoint was not deleted", note, [&] { remove_tree(aside); });
+    try_to("the replaced checkpoint was not deleted", warn, [&] { remove_tree(aside); });
 }
 
 // Directories, newest first, that a save of this step makes superfluous: those beyond the newest `keep` (the new one
@@ -292,10 +292,18 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
                     output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
 }
 
-static void delete_older(const std::string& output, int64_t step, int keep, const Note& note) {
+// The checkpoint that the file `latest` names; empty: there is no such file.
+static std::string named_latest(const std::string& output) {
+    std::string name;
+    succeeds([&] { name = read_file(output + "/latest", 1 << 10); });
+    return output + "/" + name.substr(0, name.find('\n'));
+}
+
+static void delete_older(const std::string& output, int64_t step, int keep, const Note& warn) {
+    const std::string latest = named_latest(output);  // an older one, if `latest` could not be replaced
     for (const std::string& dir : superfluous(output, step, keep)) {
-        if (dir == checkpoint_directory(output, step)) continue;
-        try_to("an old checkpoint was not deleted", note, [&] { delete_checkpoint(dir); });
+        if (dir == checkpoint_directory(output, step) || dir == latest) continue;
+        try_to("an old checkpoint was not deleted", warn, [&] { delete_checkpoint(dir); });
     }
 }
 
@@ -309,7 +317,8 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);
     SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
-    const Note note = options.note ? options.note : [](const std::string&) {};
+    const Note silent = [](const std::string&) {};
+    const Note note = options.note ? options.note : silent, warn = options.warn ? options.warn : silent;
     make_directories(options.output);
     const std::string tmp = temporary_name(saved.dir);
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
@@ -317,7 +326,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         make_directories(tmp);
         saved.bytes = write_files(tmp, options, layout, read, state);
         set_aside_later(options.output, state.step, note);
-        put_in_place(tmp, saved.dir, note);
+        put_in_place(tmp, saved.dir, warn);
     } catch (...) {
         try {
             remove_tree(tmp);  // frees the space
@@ -326,10 +335,10 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         }
         throw;
     }
-    try_to("the checkpoint is saved, but latest still names an earlier one, and no old one is deleted", note, [&] {
-        replace_file(options.output + "/latest", name + "\n");
-        delete_older(options.output, state.step, options.keep, note);
-    });
+    try_to("the checkpoint is saved, but the file latest does not name it", warn,
+           [&] { replace_file(options.output + "/latest", name + "\n"); });
+    try_to("no old checkpoint was deleted", warn,
+           [&] { delete_older(options.output, state.step, options.keep, warn); });
     return saved;
 }
 
@@ -455,7 +464,8 @@ FoundCheckpoint find_resumable(const std::string& output) {
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s starts from its weights, with a new optimizer state; give another --output",
                                  start.c_str());
-    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(), advice.c_str());
+    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(),
+         advice.c_str());
 }
 
 bool holds_model(const std::string& dir) {

@@ -44,6 +44,7 @@ struct SaveOptions {
     int end_of_text = 50256;                                      // for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
     std::function<void(const std::string& line)> note;            // prints lines about renamed and deleted directories
+    std::function<void(const std::string& line)> warn;  // prints what could not be done after the checkpoint was saved
 };
 struct SavedCheckpoint {
     std::string dir;
@@ -65,8 +66,8 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
 // Writes OUTPUT/step_N for state.step and replaces an existing one. Fails with EXIT_IO or EXIT_CANNOT_CREATE, the path
 // and the system's reason. After a failure every earlier checkpoint is still there, except those that make_room
 // deleted, so training may continue and try again later. If `latest` cannot be replaced, the save still succeeds,
-// because checkpoints are found by their directories' names: a note says so, and older checkpoints stay. Checkpoints of
-// later steps (of a run that was continued from an older one) are renamed to step_N.stale.
+// because checkpoints are found by their directories' names: a warning says so, and the checkpoint that `latest` names
+// stays. Checkpoints of later steps (of a run that was continued from an older one) are renamed to step_N.stale.
 //
 // `read` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,

@@ -19,6 +19,7 @@ static SaveOptions save_options(const Run& run, const StateReader& reader) {
         };
     }
     save_options.note = [&run](const std::string& line) { run.log->note(line); };
+    save_options.warn = [&run](const std::string& line) { run.log->warn(line); };
     return save_options;
 }
 

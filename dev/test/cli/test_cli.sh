@@ -527,6 +527,12 @@ wait $!
 check "a log that was deleted: one warning" test "$(grep -c '^warning: .*/unlogged/log.jsonl was removed' "$scratch/err")" = 1
 check "a log that was deleted: the last step is in the new one" grep -q '"step":1999,' "$scratch/unlogged/log.jsonl"
 check "a log that was deleted: the run is complete" test -e "$scratch/unlogged/step_002000/trainer.json"
+# A directory in the place of `latest`: each save warns, and deletes older checkpoints as before.
+mkdir -p "$scratch/no_latest/latest"
+check "a directory named latest: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" \
+    "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/no_latest" --steps 6 --checkpoint-every 3 --keep 1
+check "a directory named latest: a warning for each save" test "$(grep -c '^warning: the checkpoint is saved, but the file latest' "$scratch/err")" = 2
+check "a directory named latest: older checkpoints are deleted" test ! -e "$scratch/no_latest/step_000003"
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
 refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \

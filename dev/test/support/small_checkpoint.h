@@ -35,15 +35,17 @@ inline SaveOptions save_options(const std::string& output, int keep = 0, bool bf
 using Names = std::vector<std::string>;
 
 struct Saved : SavedCheckpoint {
-    Names notes;
+    Names notes, warnings;
 };
 
 // Saves a checkpoint whose weights and moments are random numbers of seed `step`: each step has other ones.
 inline Saved save(SaveOptions options, int64_t step) {
     const FlatState state(small_model, uint64_t(step));
-    Names notes;
+    Names notes, warnings;
     options.note = [&](const std::string& line) { notes.push_back(line); };
-    return {save_checkpoint(options, state.layout, state.reader(), trainer_state(step)), notes};
+    options.warn = [&](const std::string& line) { warnings.push_back(line); };
+    const SavedCheckpoint saved = save_checkpoint(options, state.layout, state.reader(), trainer_state(step));
+    return {saved, notes, warnings};
 }
 
 // Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`, which is `step` after save().

@@ -147,7 +147,7 @@ TEST_CASE("a step can be saved again, even if its old checkpoint cannot be remov
             const FlatState state(small_model, uint64_t(90 + i));
             Names notes;
             SaveOptions options = save_options(out);
-            options.note = [&](const std::string& line) { notes.push_back(line); };
+            options.warn = [&](const std::string& line) { notes.push_back(line); };
             save_checkpoint(options, state.layout, state.reader(), trainer_state(1));
             if (!holds(first, 1, uint64_t(90 + i)) || notes.size() != size_t(1 + i)) return 1 + i;
             if (notes.back().find("the replaced checkpoint was not deleted: ") != 0) return 3;
@@ -158,22 +158,40 @@ TEST_CASE("a step can be saved again, even if its old checkpoint cannot be remov
     CHECK(failed == 0);
 }
 
-TEST_CASE("a save succeeds, with a note, if `latest` cannot be written") {
+TEST_CASE("a save succeeds and deletes older ones, with a warning, if `latest` cannot be written") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     save(save_options(out, 1), 1);
     remove_tree(out + "/latest");
     make_directories(out + "/latest/in the way");
     const Saved saved = save(save_options(out, 1), 2);
-    REQUIRE(saved.notes.size() == 1);
-    CHECK(saved.notes[0].find("latest still names an earlier one") != std::string::npos);
-    CHECK(saved.notes[0].find("Is a directory") != std::string::npos);
+    CHECK(saved.notes.empty());
+    REQUIRE(saved.warnings.size() == 1);
+    CHECK(saved.warnings[0].find("is saved, but the file latest does not name it: ") != std::string::npos);
+    CHECK(saved.warnings[0].find("Is a directory") != std::string::npos);
     CHECK(holds(saved.dir, 2));
     CHECK(find_model(out).dir == saved.dir);
-    CHECK(holds(out + "/step_000001", 1));
+    CHECK(!path_exists(out + "/step_000001"));
     remove_tree(out + "/latest");
-    CHECK(save(save_options(out, 1), 3).notes.empty());
+    CHECK(save(save_options(out, 1), 3).warnings.empty());
     CHECK(list_directory(out) == Names{"latest", "step_000003"});
+}
+
+TEST_CASE("the checkpoint that `latest` names stays while `latest` cannot be written") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    save(save_options(out, 0), 1);
+    save(save_options(out, 0), 2);
+    write_bytes(out + "/latest", "step_000001\n");
+    make_directories(out + "/latest.tmp");
+    const int failed = as_ordinary_user(dir.path, [&] {
+        write_bytes(out + "/latest.tmp/x", "");
+        std::filesystem::permissions(out + "/latest.tmp", std::filesystem::perms::owner_read);  // cannot be removed
+        return save(save_options(out, 1), 3).warnings.size() == 1 ? 0 : 1;
+    });
+    CHECK(failed == 0);
+    CHECK(holds(out + "/step_000001", 1));
+    CHECK(!path_exists(out + "/step_000002"));
 }
 
 TEST_CASE("an output that cannot be created is EXIT_CANNOT_CREATE") {
