@@ -39,6 +39,12 @@ static constexpr const char* CONVERT = "convert it with data/to_shard.py (docs/d
          path.c_str(), magic, MAGIC, CONVERT);
 }
 
+static int64_t modified_ns(const struct stat& status) {
+    return int64_t(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
+static int64_t file_bytes(const Shard& shard) { return HEADER_BYTES + shard.tokens * shard.bytes_per_token; }
+
 Shard open_shard(const std::string& path) {
     const InputFile file(path);
     int32_t header[HEADER_BYTES / 4] = {};
@@ -55,14 +61,23 @@ Shard open_shard(const std::string& path) {
         fail(EXIT_BAD_DATA, "%s: has shard version %d; this program reads versions 1 (uint16 tokens) and 2 (uint32)",
              path.c_str(), header[1]);
 
-    const Shard shard{path, header[2], header[1] == 1 ? 2 : 4};
-    const int64_t promised = HEADER_BYTES + shard.tokens * shard.bytes_per_token;
+    struct stat status = {};
+    if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");
+    const Shard shard{path, header[2], header[1] == 1 ? 2 : 4, modified_ns(status), status.st_ino};
+    const int64_t promised = file_bytes(shard);
     if (file.size != promised)  // refuses a negative count too, because the file has a whole header
         fail(EXIT_BAD_DATA,
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
              with_commas(file.size).c_str());
     return shard;
+}
+
+bool has_changed(const Shard& shard) {
+    struct stat status;
+    return stat(shard.path.c_str(), &status) == 0 &&
+           (status.st_size != file_bytes(shard) || modified_ns(status) != shard.modified_ns ||
+            status.st_ino != shard.inode);
 }
 
 uint64_t sampled_hash(const Shard& shard, int places) {

@@ -138,6 +138,22 @@ void end_trace(Run& run) {
     }
 }
 
+void warn_of_changed_data(Run& run) {
+    if (!run.first_rank() || run.warned_of_data) return;
+    std::vector<std::string> changed;
+    for (const DataLoader* loader : {run.loader.get(), run.val_loader.get()})
+        if (loader)
+            for (const Shard& shard : loader->corpus.shards)
+                if (has_changed(shard)) changed.push_back(shard.path);
+    if (changed.empty()) return;
+    run.warned_of_data = true;
+    const std::string more = changed.size() > 1 ? format(" (and %zu more)", changed.size() - 1) : "";
+    run.log->warn(
+        format("%s%s: was changed or replaced since the run opened it; steps since then read what it has now, so a "
+               "repeated run may differ",
+               changed[0].c_str(), more.c_str()));
+}
+
 static int end_of_stopped(Run& run) {
     const std::vector<std::string> codes =
         run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
@@ -156,6 +172,7 @@ static int end_of_stopped(Run& run) {
 
 int end_run(Run& run) {
     stop_quietly();
+    warn_of_changed_data(run);
     const bool log_is_complete = run.log->finish() == 0;
     if (run.stop) return end_of_stopped(run);
     return log_is_complete ? 0 : EXIT_IO;

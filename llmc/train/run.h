@@ -38,6 +38,7 @@ struct Run {
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t saved_step = -1;
+    bool warned_of_data = false;  // warn_of_changed_data has printed its warning
 
     Run(const Options& options, Comm& comm, Dtype dtype) : options(options), comm(comm), dtype(dtype) {}
     bool first_rank() const { return comm.rank == 0; }
@@ -54,6 +55,8 @@ int device_of(const Options& options, const Launch& launch);
 void start_clock(Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
+// Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
+void warn_of_changed_data(Run& run);
 // Called after the loop. Returns the exit code: 0 if the run is complete. If it was stopped: that of the first rank
 // that could not continue, else EXIT_PREEMPTED. A rank that could not continue itself throws its error instead.
 int end_run(Run& run);

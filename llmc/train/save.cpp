@@ -72,6 +72,7 @@ void save(Run& run, const StateReader& reader) {
     }
     if (!error.empty()) throw Error(exit_code, error);
     run.saved_step = run.state.step;
+    warn_of_changed_data(run);
     if (run.first_rank()) run.log->checkpoint(run.state.step, saved.dir, 1e3 * (seconds_now() - begin));
 }
 

@@ -533,6 +533,17 @@ check "a directory named latest: the run succeeds" bash -c '"$@" 2>"$0"' "$scrat
     "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/no_latest" --steps 6 --checkpoint-every 3 --keep 1
 check "a directory named latest: a warning for each save" test "$(grep -c '^warning: the checkpoint is saved, but the file latest' "$scratch/err")" = 2
 check "a directory named latest: older checkpoints are deleted" test ! -e "$scratch/no_latest/step_000003"
+# A shard that is replaced by another one of the same size during the run.
+cp -r "$scratch/data" "$scratch/replaced"
+replaces_shard() {
+    wait_for "$scratch/replaced_run/log.jsonl" '"kind":"step"' || return 1
+    cp "$scratch/replaced/train_000001.bin" "$scratch/replaced/new" && mv "$scratch/replaced/new" "$scratch/replaced/train_000001.bin"
+}
+replaces_shard &
+check "a shard that is replaced: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" "$program" --train-data "$scratch/replaced/train_*.bin" "${tiny[@]}" \
+    --output "$scratch/replaced_run" --steps 1000 --checkpoint-every 500
+wait $!
+check "a shard that is replaced: one warning names it" test "$(grep -c "^warning: $scratch/replaced/train_000001.bin: was changed or replaced" "$scratch/err")" = 1
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
 refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \

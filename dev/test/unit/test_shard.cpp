@@ -249,6 +249,20 @@ TEST_CASE("a shard that becomes shorter after it was opened is refused") {
     }
 }
 
+TEST_CASE("a shard that is replaced by another one of the same size has changed") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "a.bin";
+    write_shard(path, counting(1000), 1000);
+    const Shard shard = open_shard(path);
+    CHECK(!has_changed(shard));
+    write_shard(dir / "b.bin", std::vector<int>(1000, 7), 1000);
+    rename_path(dir / "b.bin", path);
+    CHECK(has_changed(shard));
+    CHECK(!has_changed(open_shard(path)));
+    remove_tree(path);
+    CHECK(!has_changed(shard));
+}
+
 TEST_CASE("a pattern in a directory that may not be read is refused for that reason") {
     const TemporaryDirectory dir;
     for (const char* name : {"hidden", "seen"}) {
