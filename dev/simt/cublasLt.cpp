@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -233,7 +234,9 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
     return "unknown status";
 }
 
+// SIMT_LIBRARY_MIB: device memory that the library takes for itself.
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    if (const char* mib = getenv("SIMT_LIBRARY_MIB")) simt::take_device_memory(size_t(atoi(mib)) << 20);
     static char context;
     *handle = reinterpret_cast<cublasLtHandle_t>(&context);
     return CUBLAS_STATUS_SUCCESS;

@@ -274,7 +274,7 @@ void device_free(void* block) {
 }
 
 int64_t device_bytes_free(int) {  // the number of processes is ignored: each has a GPU of its own
-    constexpr int64_t library_bytes = int64_t(512) << 20;  // kernels, graphs and cuBLASLt's own memory
+    constexpr int64_t library_bytes = int64_t(256) << 20;  // CUDA graphs, and what load_libraries does not load
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
     return int64_t(free) > library_bytes ? int64_t(free) - library_bytes : 0;

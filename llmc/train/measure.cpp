@@ -52,6 +52,13 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     return measured;
 }
 
+void load_libraries(Dtype dtype, const GPT2Config& config, const std::string& optimizer) {
+    if (device_memory_is_host()) return;
+    const int T = std::min(64, config.max_T), V = std::min(512, config.V);
+    const GPT2Config small = {T, V, 1, config.NH, config.C};
+    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, T, {}, optimizer); });
+}
+
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops, const std::string& optimizer) {
     options.virtual_ranks = options.shards = 1;

@@ -8,6 +8,10 @@
 // Random tokens below V, for a step whose result does not matter.
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
 
+// Trains a step of one small layer, so that the GPU's libraries and kernels take their memory before it is measured.
+// Nothing on the CPU.
+void load_libraries(Dtype dtype, const GPT2Config& config, const std::string& optimizer);
+
 struct MeasuredStep {
     int B;                      // sequences of the micro-batch
     double micro_step, update;  // seconds

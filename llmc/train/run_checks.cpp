@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
 #include "parallel/trace_file.h"
+#include "train/measure.h"
 #include "train/report.h"
 #include "train/save.h"
 #include "train/update_rule.h"
@@ -17,6 +18,7 @@ void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T
                          int local_ranks) {
     if (o.micro_batch != 0) return;
     comm.connect();
+    load_libraries(dtype, source.config, o.optimizer);
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
     const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
                                         memory_options_of(o, world_size), available, o.optimizer);

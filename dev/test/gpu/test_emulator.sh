@@ -34,6 +34,8 @@ check "both the same" same_run "$scratch/recorded" "$scratch/calls"
 check "layers recomputed" "$emulated" "${accumulated[@]}" --output "$scratch/recomputed" --recompute layer
 check "with the same bits" same_run "$scratch/recorded" "$scratch/recomputed"
 check "the largest micro-batch" grep -q 'x 1 micro-step,\? *$' <("$emulated" plan "${tiny[@]}" --micro-batch auto --global-batch 64 | grep '^ *batch')
+sequences() { "$emulated" plan "${tiny[@]}" --seq-len 1024 --micro-batch auto --global-batch 0 | sed -n 's/^batch.* = \([0-9]*\) sequences.*/\1/p'; }
+check "the largest micro-batch leaves the memory that libraries take" test "$(SIMT_LIBRARY_MIB=8192 sequences)" -lt "$(sequences)"
 
 # Before the first step the program times algorithms, and keeps the choices.
 choices=$XDG_CACHE_HOME/train_gpt2/algorithms.txt
