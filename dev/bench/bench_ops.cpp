@@ -7,6 +7,7 @@
 //   build/release/bench_ops                       GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), bf16 and fp32
 //   build/release/bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
 //   build/release/bench_ops --op step             the whole step alone
+//   build/release/bench_ops --list                the operations of a step, their calls, bytes and FLOPs; times nothing
 //   build/release/cuda/bench_ops                  the same on a GPU (make gpu-bench)
 #include <CLI/CLI.hpp>
 
@@ -28,6 +29,7 @@ struct Choice {
     std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on";
     int B = 0, T = 0;
     double budget = 0.3;
+    bool list = false;
 
     // The choices that differ from the program's defaults: "--cudnn off --autotune off".
     std::string variant() const {
@@ -49,6 +51,71 @@ struct Work {
     double bytes = 0.0, flop = 0.0;  // the least that one call needs
     double floor(const Rates& rates) const { return std::max(bytes / rates.copy, flop / rates.product); }
 };
+
+// An operation of a training step. calls: of a step with one micro-batch, with neither recomputation nor a separate
+// GELU.
+struct Operation {
+    const char* name;
+    int calls;
+    Work work;  // of one call
+};
+
+// Every operation that is timed, and its work for floatX of `element` bytes. dev/bench/ledger.py predicts the times of
+// these operations on a GPU from the same list; dev/test/cli/test_scripts.sh compares the two.
+std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element) {
+    const ParamLayout layout(config);
+    const int L = config.L, N = B * T, chunks = ceil_div(N, logit_rows), rows = ceil_div(N, chunks);
+    const double C = config.C, NC = N * C, parameters = double(layout.total), wte_size = double(layout.size(wte));
+    const double pairs = 0.5 * double(B) * C * double(T) * T;  // causal: half of all pairs, C numbers each
+    const double logits = double(rows) * config.Vp();
+    double zeroed = double(layout.size(wpe)) + 1;
+    for (int b = 0; b < layout.num_buckets(); b++)
+        zeroed += double(layout.bucket(b).end - layout.bucket(b).decayed_end);
+    const auto forward = [&](double IC, double OC, double more = 0) {
+        return Work{element * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
+    };
+    const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
+        return Work{element * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
+    };
+    // AdamW reads the gradient, both moments, and the weight or its master. It writes the moments, the weight, and its
+    // master if there is one.
+    const double adamw = element == 4 ? 28 : 28 + element;
+    return {
+        {"zero_gradients", 1, {4 * zeroed}},
+        {"embedding_forward", 1, {3 * element * NC}},
+        {"embedding_backward", 1, {element * NC + 8 * C * (std::min(N, config.V) + T)}},
+        {"layernorm_forward", 2 * L + 1, {2 * element * NC}},
+        {"layernorm_backward", 2 * L + 1, {4 * element * NC}},
+        {"gelu_forward", 0, {8 * element * NC}},
+        {"gelu_backward", 0, {12 * element * NC}},
+        {"attention_forward", L, {4 * element * NC, 4 * pairs}},
+        {"attention_backward", L, {8 * element * NC, 10 * pairs}},
+        {"attention_decode", 0, {2 * element * T * C}},
+        {"qkv forward", L, forward(C, 3 * C)},
+        {"attproj forward", L, forward(C, C, C)},
+        {"fc forward", L, forward(C, 4 * C, 4 * C)},
+        {"fcproj forward", L, forward(4 * C, C, C)},
+        {"fcproj backward", L, backward(4 * C, C, 4 * C)},
+        {"fc backward", L, backward(C, 4 * C)},
+        {"attproj backward", L, backward(C, C)},
+        {"qkv backward", L, backward(C, 3 * C)},
+        {"head forward", chunks, {element * (rows * C + wte_size + logits), 2 * rows * wte_size}},
+        {"cross_entropy_forward", 0, {element * logits}},
+        {"cross_entropy", chunks, {2 * element * logits}},
+        {"head backward",
+         chunks,
+         {element * (2 * rows * C + wte_size + 2 * logits) + (chunks > 1 ? 8 : 4) * wte_size, 4 * rows * wte_size}},
+        {"accumulate_loss", 1, {4.0 * N}},
+        {"norm and clip", 1, {4 * parameters}},
+        {"adamw, all buckets", 1, {adamw * parameters}},
+    };
+}
+
+// A line for each operation of a step: name, calls, bytes and FLOPs of a call, separated by tabs.
+void print_operations(const std::vector<Operation>& operations) {
+    for (const Operation& op : operations)
+        if (op.calls > 0) printf("%s\t%d\t%.0f\t%.0f\n", op.name, op.calls, op.work.bytes, op.work.flop);
+}
 
 double measure_copy(double budget) {
     const auto from = random_buffer<float>(64 << 20, 1);
@@ -80,6 +147,7 @@ struct StepBench {
     GPT2Config config;
     int B, T;
     Rates rates;
+    std::vector<Operation> all;
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
     DeviceBuffer<int> tokens;  // the targets begin one token later
@@ -91,6 +159,7 @@ struct StepBench {
           B(B),
           T(T),
           rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
+          all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes)),
           model(config, Purpose::train, B, T),
           optimizer(model, OptimizerConfig{"adamw"}),
           tokens(int64_t(B) * T + 1, "tokens") {
@@ -124,12 +193,14 @@ struct StepBench {
                    1e-9 * rates.copy, 1e-12 * rates.product));
     }
 
-    // Times an operation that a step calls `count` times.
-    void time(const char* op, int count, Work work, const std::function<void()>& run) {
-        if (!choice.op.empty() && choice.op != op) return;
+    // Times one of the operations.
+    void time(const std::string& name, const std::function<void()>& run) {
+        const auto op = std::find_if(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; });
+        INVARIANT(op != all.end(), "%s is not in the list of operations", name.c_str());
+        if (!choice.op.empty() && choice.op != name) return;
         const double seconds = best_seconds(run, choice.budget);
-        sum += count * seconds, floors += count * work.floor(rates);
-        report(op, count, work, seconds);
+        sum += op->calls * seconds, floors += op->calls * op->work.floor(rates);
+        report(op->name, op->calls, op->work, seconds);
     }
 
     void run() {
@@ -166,127 +237,110 @@ struct StepBench {
             1e3 * seconds, double(B) * T / seconds, mfu, static_cast<long long>(device_bytes_allocated())));
     }
 
-    // ---- the operations, on layer 0 and the tensors around it. NC: elements of an activation
-    // of C channels per token.
+    // ---- the operations, on layer 0 and the tensors around it
 
     static constexpr double element_bytes = sizeof(floatX);
-    double NC() const { return double(B) * T * config.C; }
     const LayerActivations<floatX>& layer() const { return model.acts.layer[0]; }
 
     void rows() {
-        const int N = B * T, C = config.C, L = config.L, V = config.V;
+        const int N = B * T, C = config.C, V = config.V;
         const auto& a = layer();
         const auto& acts = model.acts;
-        time("embedding_forward", 1, {3 * element_bytes * NC()},
+        time("embedding_forward",
              [&] { ops::embedding_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
-        time("embedding_backward", 1, {element_bytes * NC() + 8.0 * C * (std::min(N, V) + T)},
+        time("embedding_backward",
              [&] { ops::embedding_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
-        time("layernorm_forward", 2 * L + 1, {2 * element_bytes * NC()}, [&] {
+        time("layernorm_forward", [&] {
             ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
                                    nullptr);
         });
-        time("layernorm_backward", 2 * L + 1, {4 * element_bytes * NC()}, [&] {
+        time("layernorm_backward", [&] {
             ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
                                     model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
-        time("gelu_forward", 0, {8 * element_bytes * NC()},
-             [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
-        time("gelu_backward", 0, {12 * element_bytes * NC()},
-             [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_forward", [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_backward", [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
     }
 
     void attention() {
         const int NH = config.NH, HS = config.C / NH;
         const auto& a = layer();
-        const double pairs = 0.5 * double(B) * NH * double(T) * T * HS;  // causal: half of all pairs
-        time("attention_forward", config.L, {4 * element_bytes * NC(), 4 * pairs},
-             [&] { ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, nullptr); });
-        time("attention_backward", config.L, {8 * element_bytes * NC(), 10 * pairs}, [&] {
+        time("attention_forward", [&] { ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, nullptr); });
+        time("attention_backward", [&] {
             ops::attention_backward(model.acts.dlarge, model.acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, nullptr);
         });
-        time("attention_decode", 0, {2 * element_bytes * T * config.C},
-             [&] { ops::attention_decode(a.att, a.qkv, T, NH, HS, nullptr); });
+        time("attention_decode", [&] { ops::attention_decode(a.att, a.qkv, T, NH, HS, nullptr); });
     }
 
     void products() {
-        const int N = B * T, C = config.C, L = config.L;
+        const int N = B * T, C = config.C;
         const auto& a = layer();
         const auto& acts = model.acts;
         floatX* no_gelu = nullptr;
         const floatX *no_residual = nullptr, *no_pre_gelu = nullptr;
-        const auto forward = [&](double IC, double OC, double more = 0) {
-            return Work{element_bytes * (N * (IC + OC + more) + IC * OC), 2.0 * N * IC * OC};
-        };
-        const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
-            return Work{element_bytes * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
-        };
-        time("qkv forward", L, forward(C, 3 * C), [&] {
+        time("qkv forward", [&] {
             ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), no_residual, N, C, 3 * C,
                                 nullptr);
         });
-        time("attproj forward", L, forward(C, C, C), [&] {
+        time("attproj forward", [&] {
             ops::matmul_forward(a.residual2, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), acts.encoded, N,
                                 C, C, nullptr);
         });
-        time("fc forward", L, forward(C, 4 * C, 4 * C), [&] {
+        time("fc forward", [&] {
             ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), no_residual, N, C, 4 * C,
                                 nullptr);
         });
-        time("fcproj forward", L, forward(4 * C, C, C), [&] {
+        time("fcproj forward", [&] {
             ops::matmul_forward(a.residual3, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), a.residual2, N,
                                 4 * C, C, nullptr);
         });
-        time("fcproj backward", L, backward(4 * C, C, 4 * C), [&] {
+        time("fcproj backward", [&] {
             ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc,
                                  N, 4 * C, C, false, nullptr);
         });
-        time("fc backward", L, backward(C, 4 * C), [&] {
+        time("fc backward", [&] {
             ops::matmul_backward(acts.dtmp, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw),
                                  no_pre_gelu, N, C, 4 * C, false, nullptr);
         });
-        time("attproj backward", L, backward(C, C), [&] {
+        time("attproj backward", [&] {
             ops::matmul_backward(acts.dtmp, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw),
                                  no_pre_gelu, N, C, C, false, nullptr);
         });
-        time("qkv backward", L, backward(C, 3 * C), [&] {
+        time("qkv backward", [&] {
             ops::matmul_backward(acts.dtmp, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1, model.matrix(qkvw),
                                  no_pre_gelu, N, C, 3 * C, false, nullptr);
         });
     }
 
-    // The head runs on as many rows at once as the model has logits for.
+    // The head runs on as many rows at once as the model has logits for, or on a few less, so that all chunks are
+    // equal.
     void head() {
-        const int N = B * T, C = config.C, Vp = config.Vp(), rows = model.logit_rows, pieces = ceil_div(N, rows);
+        const int N = B * T, C = config.C, Vp = config.Vp();
+        const int chunks = ceil_div(N, model.logit_rows), rows = ceil_div(N, chunks);
         const auto& acts = model.acts;
         floatX* no_gelu = nullptr;
         const floatX *no_bias = nullptr, *no_residual = nullptr, *no_pre_gelu = nullptr;
-        const double logits = double(rows) * Vp, weight = double(Vp) * C;
-        time("head forward", pieces, {element_bytes * (rows * double(C) + weight + logits), 2.0 * rows * weight}, [&] {
+        time("head forward", [&] {
             ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, no_residual, rows, C, Vp,
                                 nullptr);
         });
-        time("cross_entropy_forward", 0, {element_bytes * logits}, [&] {
+        time("cross_entropy_forward", [&] {
             ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
         });
-        time("cross_entropy", pieces, {2 * element_bytes * logits}, [&] {
+        time("cross_entropy", [&] {
             ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr);
         });
-        time("head backward", pieces,
-             {element_bytes * (2 * rows * double(C) + weight + 2 * logits) + (pieces > 1 ? 8 : 4) * weight,
-              4.0 * rows * weight},
-             [&] {
-                 ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
-                                      no_pre_gelu, rows, C, Vp, pieces > 1, nullptr);
-             });
+        time("head backward", [&] {
+            ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
+                                 no_pre_gelu, rows, C, Vp, chunks > 1, nullptr);
+        });
+        time("accumulate_loss", [&] { ops::accumulate_loss(acts.loss, acts.losses, N, 1.0f / float(N), nullptr); });
     }
 
     void parameters() {
-        const double count = double(model.layout.total), master = sizeof(floatX) == 4 ? 0.0 : 8.0;
-        time("norm and clip", 1, {4 * count}, [&] { optimizer.clip(1.0f); });
-        // Reads the gradient, both moments, and the weight or its master. Writes the moments, the weight, and its
-        // master if there is one.
-        time("adamw, all buckets", 1, {(20.0 + (master ? 8.0 + element_bytes : 8.0)) * count},
-             [&] { optimizer.step(1e-6f, 2); });
+        time("zero_gradients", [&] { model.zero_gradients(); });
+        time("norm and clip", [&] { optimizer.clip(1.0f); });
+        time("adamw, all buckets", [&] { optimizer.step(1e-6f, 2); });
     }
 };
 
@@ -298,6 +352,8 @@ GPT2Config config_of(const std::string& model) {
 template <class floatX>
 void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
     if (!choice.precision.empty() && choice.precision != dtype_name(dtype_of<floatX>)) return;
+    const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
+    if (choice.list) return print_operations(operations(config, B, T, logit_rows, sizeof(floatX)));
     StepBench<floatX>(choice, config, B, T).run();
 }
 
@@ -312,6 +368,7 @@ int main(int argc, char** argv) try {
     app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
     app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
     app.add_option("--op", choice.op, "only the operation with this name in the table; step = the whole step");
+    app.add_flag("--list", choice.list, "print the operations of a step: name, calls, bytes and FLOPs of a call");
     app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
     app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]");
     app.add_option("--autotune", choice.autotune,
