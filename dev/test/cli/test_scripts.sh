@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_scripts.sh: the scripts in scripts/ and data/: the plans of the recipes, how they start training again, and messages for
-# bad arguments and missing data.
+# bad arguments and missing data. Also dev/bench/ledger.py.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -205,6 +205,79 @@ if python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import mat
         "plot.py: [Errno 2] No such file or directory: '$scratch/none.jsonl'"
 else
     skip "plot.py by another python3" "no python3 here has matplotlib"
+fi
+
+# ---- dev/bench/ledger.py
+# ledger_refuses TEXT ARGUMENT...: exit code 2 and one line that has TEXT.
+ledger_refuses() {
+    local text=$1 status=0
+    shift
+    dev/bench/ledger.py "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ $status = 2 ] && [ "$(wc -l <"$scratch/err")" = 1 ] && grep -qF -- "$text" "$scratch/err" && [ ! -s "$scratch/out" ]
+}
+# same_operations PRECISION ARGUMENT...: bench_ops --list and ledger.py --operations print the same lines for d24 and d12. On a CPU
+# bench_ops computes 2048 rows of logits at a time.
+same_operations() {
+    diff <(build/release/bench_ops --list --model d24 -b 5 -t 512 --precision "$1" | sort) \
+        <(dev/bench/ledger.py --operations --model d24 --micro-batch 5 --seq-len 512 --logit-rows 2048 --precision "$1" "${@:2}" | sort) &&
+        diff <(build/release/bench_ops --list --model d12 -b 2 -t 1024 --precision "$1" | sort) \
+            <(dev/bench/ledger.py --operations --model d12 --micro-batch 2 --precision "$1" "${@:2}" | sort)
+}
+# cell TABLE OPERATION KERNELS COLUMN: of the launch; columns count from the right, 0 is the last.
+cell() { grep -E "^[a-z]+ +$2 +$3 +" "$1" | awk -v column="$4" '{ print $(NF - column) }'; }
+if command -v python3 >/dev/null; then
+    check "bench_ops is built" make build/release/bench_ops
+    for precision in bf16 fp32; do
+        check "the ledger has the operations of bench_ops: $precision" same_operations $precision
+        check "the ledger has the operations of bench_ops: $precision, GELU not fused" same_operations $precision --gpu a100
+    done
+    # N = 2 x 32 tokens, C = 64. FLOP: 6 N (12 L C C + 128 C) = 40,894,464 in matmuls, and 14 L (N T C / 2) in attention.
+    # Parameters in memory: (128 + 32 + 2) C + 2 (12 C C + 13 C) = 110,336.
+    dev/bench/ledger.py --layers 2 --heads 2 --channels 64 --micro-batch 2 --seq-len 32 --vocab-size 128 --operations >"$scratch/tiny"
+    check "the ledger's FLOP of a tiny step" test "$(awk -F'\t' '{ sum += $2 * $4 } END { printf "%d", sum }' "$scratch/tiny")" = 42729472
+    check "the ledger's bytes of AdamW" grep -qx "adamw, all buckets	1	3310080	0" "$scratch/tiny"
+    check "the ledger's bytes of zeroed gradients" grep -qx "zero_gradients	1	15364	0" "$scratch/tiny"
+    # AdamW: 3,734,277,120 bytes at 3350 GB/s are 1.11 ms; at 0.80 of that, and 2 us for the launch, 1.40 ms.
+    # attproj's weight: 768 x 768 results are 18 tiles; 7 SMs share a tile, so 126 of 132 SMs work for one wave, on a sum of
+    # 65536 / 7 + 283 products: 132 x 2 x 128 x 256 x 9645 / (0.86 x 989e12) = 98 us; 7 x 768 x 768 x 8 bytes of partial sums
+    # 12 us; the launch 2 us; 12 layers. Without split-K: 132 x 2 x 128 x 256 x 65819 / (0.86 x 989e12) = 669 us.
+    dev/bench/ledger.py --gpu h100-sxm --model d12 >"$scratch/ledger"
+    check "the ledger's floor of AdamW" test "$(cell "$scratch/ledger" "adamw, all buckets" adamw 1)" = 1.11
+    check "the ledger's prediction of AdamW" test "$(cell "$scratch/ledger" "adamw, all buckets" adamw 0)" = 1.40
+    check "the ledger's waves of tiles" test "$(cell "$scratch/ledger" "attproj backward" "weight gradient" 0)" = 1.35
+    # FP8: 16 N C operands of a layer's matmuls in forward and backward, and 12 C C weights, each read twice and written twice.
+    dev/bench/ledger.py --gpu h100-sxm --model d12 --precision fp8 >"$scratch/fp8"
+    check "the ledger's floor of FP8 casts" test "$(sed -n 's/^FP8 casts *[0-9]* *\([0-9.]*\) .*/\1/p' "$scratch/fp8")" = 17.46
+    check "the ledger's sums" awk '
+        /^phase / { rows = 1; next } /^group / { rows = 0; next } rows && NF { sum += $NF }
+        /^the whole step/ { total = $(NF - 2) } !rows && /%$/ && !/^the whole/ { groups += $(NF - 2) }
+        function near(a, b) { return a - b < 0.2 && b - a < 0.2 }
+        END { exit !(total > 50 && near(sum, total) && near(groups, total)) }' "$scratch/ledger"
+    check "the ledger's MFU is that of llmc/model/mfu.h" awk '
+        / tokens\/s, MFU / { gsub(",", ""); for (i = 1; i < NF; i++) if ($(i + 1) == "tokens/s") speed = $i; else if ($i == "MFU") mfu = $(i + 1) }
+        END { expected = 100 * speed * (6 * 124439808 + 6 * 12 * 768 * 1024) / 989e12
+              exit !(speed > 0 && mfu - expected < 0.1 && expected - mfu < 0.1) }' "$scratch/ledger"
+    check "the ledger refuses an unknown GPU" ledger_refuses "--gpu b300 is not known; give one of h100-sxm," --gpu b300
+    check "the ledger refuses an unknown model" ledger_refuses "--model d13 is not known; give one of d12, d24, d36, d48" --model d13
+    check "the ledger refuses a part of a shape" ledger_refuses "all three of --layers, --heads and --channels" --layers 2 --heads 2
+    check "the ledger refuses heads that do not divide" ledger_refuses "64 channels are not a multiple of 3 heads; try --channels 66" \
+        --layers 2 --heads 3 --channels 64
+    check "the ledger refuses no sequences" ledger_refuses "--micro-batch 0 must be at least 1" --micro-batch 0
+    check "the ledger refuses an unknown option" ledger_refuses "unrecognized arguments: --gpus" --gpus 2
+    check "the ledger refuses FP8 on an A100" ledger_refuses "has no FP8; try --gpu h100-sxm" --gpu a100 --precision fp8
+    for device in "H100 80GB HBM3" "H100 PCIe"; do
+        printf '{"bench":"ops","device":"NVIDIA %s","model":"d12","B":64,"T":1024,"dtype":"bf16","op":"qkv forward","count":12,"us":%d,"variant":"%s"}\n' \
+            "$device" 500 "" "$device" 400 "" "$device" 300 "--autotune off" >"$scratch/results.jsonl"
+        if [ "$device" = "H100 PCIe" ]; then
+            check "the ledger refuses figures of another GPU" ledger_refuses "it has d12 bf16 B 64 T 1024 on NVIDIA H100 PCIe" \
+                --model d12 --measured "$scratch/results.jsonl"
+        else
+            dev/bench/ledger.py --model d12 --measured "$scratch/results.jsonl" >"$scratch/measured"
+            check "the ledger shows the best measured time" test "$(cell "$scratch/measured" "qkv forward" "matmul . bias" 0)" = 4.80
+        fi
+    done
+else
+    skip "dev/bench/ledger.py" "there is no python3"
 fi
 
 for script in scripts/*.sh scripts/*.sbatch data/*.sh dev/*.sh dev/test/*/*.sh; do check "bash -n $script" bash -n "$script"; done
