@@ -276,6 +276,7 @@ if command -v python3 >/dev/null; then
             check "the ledger shows the best measured time" test "$(cell "$scratch/measured" "qkv forward" "matmul . bias" 0)" = 4.80
         fi
     done
+    check "the ledger's tables in docs/performance.md" dev/bench/ledger.py --check-docs
 else
     skip "dev/bench/ledger.py" "there is no python3"
 fi
