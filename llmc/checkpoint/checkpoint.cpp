@@ -513,7 +513,7 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.tokens = count("tokens", max_count);
         out.seed = state.at("seed").get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
-        out.options = state.at("options").dump();
+        out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if it is no object
         out.data = state.at("data").dump();
         return out;
     } catch (const json::exception&) {

@@ -70,7 +70,7 @@ TEST_CASE("trainer.json has the empty object that version 0.1.0 requires, and is
     CHECK(holds(ckpt, 5));
 }
 
-TEST_CASE("impossible counts in trainer.json are refused, even if its checksum matches") {
+TEST_CASE("impossible values in trainer.json are refused, even if its checksum matches") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
     const nlohmann::json good = nlohmann::json::parse(read_bytes(path));
@@ -91,6 +91,9 @@ TEST_CASE("impossible counts in trainer.json are refused, even if its checksum m
                                          ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
+    for (const nlohmann::json& bad : {nlohmann::json::array(), nlohmann::json("--lr 1"), nlohmann::json(nullptr)})
+        CHECK(said("options", bad) ==
+              "65 " + path + ": a value is missing or of the wrong type; the checkpoint is damaged");
 }
 
 TEST_CASE("a trainer.json of another program or version is refused") {
