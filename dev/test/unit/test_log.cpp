@@ -524,12 +524,7 @@ TEST_CASE("a log that is removed during the run is created again") {
 }
 
 TEST_CASE("a removed log is not written into what stands in its place") {
-    const std::vector<std::pair<std::string, std::function<void(const char*)>>> cases = {
-        {"a directory", [](const char* path) { mkdir(path, 0700); }},
-        {"a pipe", [](const char* path) { mkfifo(path, 0600); }},
-        {"a link", [](const char* path) { REQUIRE(symlink("/dev/null", path) == 0); }},
-        {"another file", [](const char* path) { replace_file(path, "mine"); }}};
-    for (const auto& [what, put] : cases) {
+    const auto check = [](const std::string& what, const std::function<void(const char* path)>& put) {
         CAPTURE(what);
         TemporaryDirectory dir;
         const std::string path = dir.path + "/log.jsonl";
@@ -546,7 +541,11 @@ TEST_CASE("a removed log is not written into what stands in its place") {
         CHECK(contains(child.err, "warning: 4 lines could not be written to " + path + "\n"));
         CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
         if (what == "another file") CHECK(content(path) == "mine");
-    }
+    };
+    check("a directory", [](const char* path) { mkdir(path, 0700); });
+    check("a pipe", [](const char* path) { mkfifo(path, 0600); });
+    check("a link", [](const char* path) { REQUIRE(symlink("/dev/null", path) == 0); });
+    check("another file", [](const char* path) { replace_file(path, "mine"); });
 }
 
 TEST_CASE("the lines of a removed log are written when its place is free again") {
