@@ -57,11 +57,18 @@ struct SharedTile {
         }
     }
 
-    // The address that this lane passes to ldmatrix_x4 to load two neighbouring chunks of 16 rows. All loads use this
-    // pattern, and `row` is a constant offset, so that a lane keeps few addresses. row: a multiple of 8.
+    // The address that this lane passes to ldmatrix_x4 to load two neighbouring chunks of 16 rows: first both halves of
+    // the rows, then the second chunk. `row` is a constant offset, so that a lane keeps few addresses. row: a multiple
+    // of 8.
     __device__ const bf16* lane_at(int row, int chunk) const {
         const int lane = int(threadIdx.x) % WARP_SIZE;
         return at(lane % 16, chunk + lane / 16) + row * HS;
+    }
+    // The same with both chunks of the first 8 rows first. ldmatrix writes four neighbouring registers, and mma reads
+    // its B fragment from two: in this order no register has to be moved.
+    __device__ const bf16* lane_at_chunks_first(int row, int chunk) const {
+        const int lane = int(threadIdx.x) % WARP_SIZE;
+        return at(lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2) + row * HS;
     }
     // A fragment (16, 16): 16 rows beginning at `row`, 16 channels beginning at `chunk`.
     __device__ void load_a(uint32_t (&a)[4], int row, int chunk) const { ldmatrix_x4(a, lane_at(row, chunk)); }
@@ -69,10 +76,10 @@ struct SharedTile {
     // `row` and of the next 8.
     __device__ void load_b_transposed(uint32_t (&b)[2][2], int row, int chunk) const {
         uint32_t r[4];
-        ldmatrix_x4(r, lane_at(row, chunk));
+        ldmatrix_x4(r, lane_at_chunks_first(row, chunk));
         b[0][0] = r[0];
-        b[0][1] = r[2];
-        b[1][0] = r[1];
+        b[0][1] = r[1];
+        b[1][0] = r[2];
         b[1][1] = r[3];
     }
     // Two B fragments (16, 8) of the tile: 16 rows beginning at `row`, of the 8 channels of `chunk` and of the next 8.
