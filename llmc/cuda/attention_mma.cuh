@@ -25,7 +25,6 @@
 #include "cuda/attention_heads.cuh"
 
 constexpr int MMA_WARPS = 4, MMA_THREADS = MMA_WARPS * WARP_SIZE;
-constexpr float LOG2_E = 1.44269504f;
 
 // Row and column of a lane's first element in the (16, 8) accumulator of mma_m16n8k16. Its other three elements are in
 // the next column and 8 rows below.

@@ -127,7 +127,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return pair;
 }
 
-// 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0.
+// 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0. (__expf does not let them,
+// which takes four instructions more.)
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -259,6 +260,49 @@ void cp_async_wait() {
 #error "neither nvcc nor the emulator compiles this file"
 #endif
 
+constexpr float LOG2_E = 1.44269504f;
+
+// e^x, with a relative error of at most 2^-21 + |x| * 2^-23. Results below 2^-126 become 0.
+__device__ inline float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
+
+// The elements of a Vec<floatX> in float.
+template <class floatX>
+struct Floats {
+    static constexpr int size = Vec<floatX>::size;
+    float values[size];
+    __device__ float& operator[](int i) { return values[i]; }
+    __device__ const float& operator[](int i) const { return values[i]; }
+};
+
+// Conversions of whole vectors: one instruction for each element of bf16, or for each two in `rounded`. Element by
+// element it would take more, because bf16 does not fill a register.
+template <class floatX>
+__device__ Floats<floatX> widened(const Vec<floatX>& x) {
+    if constexpr (sizeof(floatX) == sizeof(float)) {
+        return __builtin_bit_cast(Floats<floatX>, x);
+    } else {
+        const auto pairs = __builtin_bit_cast(Vec<uint32_t>, x);
+        Floats<floatX> y;
+        UNROLL
+        for (int i = 0; i < pairs.size; i++) {
+            y[2 * i] = __builtin_bit_cast(float, pairs[i] << 16);
+            y[2 * i + 1] = __builtin_bit_cast(float, pairs[i] & 0xffff0000u);
+        }
+        return y;
+    }
+}
+template <class floatX>
+__device__ Vec<floatX> rounded(const Floats<floatX>& x) {
+    if constexpr (sizeof(floatX) == sizeof(float)) {
+        return __builtin_bit_cast(Vec<floatX>, x);
+    } else {
+        Vec<uint32_t> pairs;
+        UNROLL
+        for (int i = 0; i < pairs.size; i++) pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+        return __builtin_bit_cast(Vec<floatX>, pairs);
+    }
+}
+
 // Reductions in a fixed order. Every lane (warp_) or thread (block_) gets the result. A maximum ignores NaN.
 
 __device__ inline float warp_sum(float x) {
@@ -302,4 +346,11 @@ void with_constant(int c, const Run& run) {
     if constexpr (MAX > 1)
         if (c < MAX) return with_constant<MAX - 1>(c, run);
     run(std::integral_constant<int, MAX>{});
+}
+
+// Calls run(0), run(1), ..., run(COUNT - 1), each with its argument as a compile-time constant.
+template <int COUNT, class Run>
+__device__ __forceinline__ void with_each_constant(const Run& run) {
+    if constexpr (COUNT > 1) with_each_constant<COUNT - 1>(run);
+    run(std::integral_constant<int, COUNT - 1>{});
 }
