@@ -11,7 +11,9 @@
 // C. cp.async loads the rows into shared memory one row ahead (double buffering), because the registers are taken by
 // the sums; a lane reads only what it copied itself. Memory traffic: 4*N*C*sizeof(floatX) bytes, and 12*C bytes per
 // block for the second stage (403 and 2.4 MB). The block and team of a row depend only on N and C, and no atomics are
-// used, so the same inputs give the same bits.
+// used, so the same inputs give the same bits. Each number of warps in a team has its own kernel, in which the division
+// into teams and all addresses of shared memory are constants: 291 instructions for each row and warp at C = 768 (bf16,
+// sm_90a).
 #pragma once
 #include "base/device.h"
 #include "cuda/bias.cuh"
@@ -87,7 +89,8 @@ void check_layernorm_sizes(const char* op, int N, int C) {
            max_channels);
 }
 
-// Calls run(vecs), where vecs is the number of vectors per lane for rows of C channels, as a compile-time constant.
+// Calls run(vecs), where vecs is the number of vectors of each lane if one warp has rows of C channels, as a
+// compile-time constant. It is also the number of warps if each lane has one vector.
 template <class floatX, class Run>
 void with_row_vecs(const char* op, int N, int C, const Run& run) {
     check_layernorm_sizes<floatX>(op, N, C);
@@ -107,26 +110,24 @@ void gpu::layernorm_forward(floatX* out, float* mean, float* rstd, const floatX*
 
 // Warps per block. With 14, two blocks fit into the registers of an SM, and a block has two teams for rows of 1600
 // channels. Only rows that need more than 14 warps use blocks of 16.
-constexpr int LAYERNORM_BACKWARD_WARPS = 14, LAYERNORM_BACKWARD_WIDE = 16;
-// Backward has several warps per row and one vector per lane; forward has one warp per row and several vectors.
-static_assert(LAYERNORM_BACKWARD_WIDE == LAYERNORM_MAX_VECS);
+constexpr int LAYERNORM_BACKWARD_WARPS = 14;
 
-// A block is divided into teams of warps; each team owns a row at a time.
-struct LayerNormTeams {
-    int warps, teams;  // warps per team, teams per block
+// A block is divided into teams of WARPS warps; each team owns a row at a time, and each lane 16 bytes of it.
+template <class floatX, int WARPS>
+struct LayerNormTeam {
+    using V = Vec<floatX>;
+    static constexpr int teams = WARPS > LAYERNORM_BACKWARD_WARPS ? 1 : LAYERNORM_BACKWARD_WARPS / WARPS;
+    static constexpr int lanes = WARPS * WARP_SIZE, threads = teams * lanes;
+    static constexpr int blocks_per_sm = WARPS > LAYERNORM_BACKWARD_WARPS ? 1 : 2;
+    int team = int(threadIdx.x) / lanes, lane = int(threadIdx.x) % lanes, c = lane * V::size;  // c: the first channel
 };
 
-template <class floatX>
-LayerNormTeams layernorm_teams(int C) {
-    const int warps = ceil_div(C, WARP_SIZE * Vec<floatX>::size);
-    return {warps, warps > LAYERNORM_BACKWARD_WARPS ? 1 : LAYERNORM_BACKWARD_WARPS / warps};
-}
-
 // A lane's vectors in shared memory: those of dout, inp and dresidual for two stages (rows), and that of weight.
-template <class floatX>
+template <class floatX, int THREADS>
 struct LayerNormBuffers {
     using V = Vec<floatX>;
     static constexpr int arrays = 3, stages = 2, count = arrays * stages + 1;
+    static constexpr int64_t bytes = int64_t(count) * THREADS * int64_t(sizeof(V));
     V* lane_vectors;
 
     __device__ LayerNormBuffers() : lane_vectors(simt::dynamic_shared<V>() + threadIdx.x) {}
@@ -134,26 +135,107 @@ struct LayerNormBuffers {
     // that was stored to before would need a fence.
     __device__ void clear(bool whole) {
         for (int i = 0; i < count; i++)
-            if (whole || i % arrays == 2) lane_vectors[i * int(blockDim.x)] = V{};
+            if (whole || i % arrays == 2) lane_vectors[i * THREADS] = V{};
     }
-    __device__ V& at(int stage, int array) { return lane_vectors[(stage * arrays + array) * int(blockDim.x)]; }
-    __device__ V& weight() { return lane_vectors[arrays * stages * int(blockDim.x)]; }
-    static int64_t bytes(int threads) { return int64_t(count) * threads * int64_t(sizeof(V)); }
+    __device__ V& at(int stage, int array) { return lane_vectors[(stage * arrays + array) * THREADS]; }
+    __device__ V& weight() { return lane_vectors[arrays * stages * THREADS]; }
+    // Starts the copies of the lane's vectors, which begin at element `from` of the arrays.
+    __device__ void fetch(int stage, const floatX* dout, const floatX* inp, const floatX* dresidual, int64_t from) {
+        cp_async_16(&at(stage, 0), dout + from);
+        cp_async_16(&at(stage, 1), inp + from);
+        if (dresidual) cp_async_16(&at(stage, 2), dresidual + from);
+    }
+};
+
+// Of a row: the sums over C of dnorm = dout * weight, and of dnorm * norm, where norm = (inp - mean) * rstd.
+struct LayerNormDots {
+    float dnorm = 0.0f, dnorm_norm = 0.0f;
+
+    // Adds a lane's channels.
+    template <class floatX>
+    __device__ void add(const Floats<floatX>& dy, const Floats<floatX>& x, const Floats<floatX>& w, float mean,
+                        float rstd) {
+        UNROLL
+        for (int k = 0; k < x.size; k++) {
+            const float d = dy[k] * w[k];
+            dnorm += d;
+            dnorm_norm += d * ((x[k] - mean) * rstd);
+        }
+    }
+    // Called by the whole block: the sum of the lane's team. warp_sums: of all warps; the next call needs another
+    // array, since this one is still read when the function returns.
+    template <int WARPS>
+    __device__ LayerNormDots of_team(float2* warp_sums, int team) const {
+        const float2 sum = {warp_sum(dnorm), warp_sum(dnorm_norm)};
+        if (threadIdx.x % WARP_SIZE == 0) warp_sums[threadIdx.x / WARP_SIZE] = sum;
+        __syncthreads();
+        LayerNormDots total;
+        UNROLL
+        for (int i = 0; i < WARPS; i++) {
+            total.dnorm += warp_sums[team * WARPS + i].x;
+            total.dnorm_norm += warp_sums[team * WARPS + i].y;
+        }
+        return total;
+    }
 };
 
 // A lane's gradient sums over rows, for its channels.
 template <class floatX>
 struct LayerNormSums {
-    static constexpr int size = Vec<floatX>::size;
-    float dweight[size], dbias[size], dbranch_bias[size];
+    static constexpr int size = Vec<floatX>::size, groups = 3, dweight = 0, dbias = 1, dbranch_bias = 2;
+    float sums[groups][size] = {};
 
-    // Writes (first) or adds the sums to the lane's channels of out (3, width).
-    __device__ void add_to(float* out, int width, bool first) const {
+    // Adds a row, and returns its dinp. The averages are those of dnorm and of dnorm * norm over C.
+    __device__ Vec<floatX> add_row(const Floats<floatX>& dy, const Floats<floatX>& x, const Floats<floatX>& w,
+                                   const Floats<floatX>& dresidual, float mean, float rstd, float average,
+                                   float average_norm) {
+        Floats<floatX> d;
         UNROLL
         for (int k = 0; k < size; k++) {
-            out[k] = dweight[k] + (first ? 0.0f : out[k]);
-            out[width + k] = dbias[k] + (first ? 0.0f : out[width + k]);
-            out[2 * width + k] = dbranch_bias[k] + (first ? 0.0f : out[2 * width + k]);
+            const float norm = (x[k] - mean) * rstd, dnorm = dy[k] * w[k];
+            d[k] = dresidual[k] + rstd * (dnorm - average - norm * average_norm);
+            sums[dweight][k] += dy[k] * norm;
+            sums[dbias][k] += dy[k];
+        }
+        const Vec<floatX> dinp = rounded(d);
+        d = widened(dinp);
+        UNROLL
+        for (int k = 0; k < size; k++) sums[dbranch_bias][k] += d[k];
+        return dinp;
+    }
+
+    // Called by the whole block: the first team's lanes get the sums of all teams. `exchange`: shared memory for all
+    // sums of a block. Neighbouring lanes access neighbouring floats, so no banks conflict.
+    template <class Team>
+    __device__ void add_teams(float* exchange, const Team& own) {
+        const auto at = [&](int team, int g, int k) -> float& {
+            return exchange[(g * size + k) * Team::threads + team * Team::lanes + own.lane];
+        };
+        for_each([&](int g, int k) { at(own.team, g, k) = sums[g][k]; });
+        __syncthreads();
+        if (own.team > 0) return;
+        UNROLL_BY(1)
+        for (int t = 1; t < Team::teams; t++) for_each([&](int g, int k) { sums[g][k] += at(t, g, k); });
+    }
+    // Writes the lane's channels of the first `count` groups: out (count, C), c the first of them.
+    __device__ void store(float* out, int count, int C, int c) const {
+        constexpr int floats = Vec<float>::size;
+        UNROLL
+        for (int g = 0; g < groups; g++) {
+            UNROLL
+            for (int k = 0; k < size; k += floats)
+                if (g < count)
+                    store128(out + int64_t(g) * C + c + k,
+                             Vec<float>{{sums[g][k], sums[g][k + 1], sums[g][k + 2], sums[g][k + 3]}});
+        }
+    }
+
+    template <class Body>
+    __device__ static void for_each(const Body& body) {
+        UNROLL
+        for (int g = 0; g < groups; g++) {
+            UNROLL
+            for (int k = 0; k < size; k++) body(g, k);
         }
     }
 };
@@ -161,39 +243,35 @@ struct LayerNormSums {
 // dinp (N, C) from dout, inp, dresidual (N, C; dresidual may be null), weight (C), mean and rstd (N). partial (blocks,
 // groups, C) receives each block's sums for dweight, dbias and, with 3 groups, dbranch_bias; sum_rows adds them.
 //
-// Grid: LayerNormBackward::blocks blocks of block.teams * block.warps warps. Team t of block b owns row b * teams + t
-// and every (gridDim.x * teams)-th row after it. Dynamic shared memory holds the lanes' buffers, and at the end the
-// sums of the block, which need no more space.
-template <class floatX, int MAX_WARPS>
-__global__ void __launch_bounds__(MAX_WARPS* WARP_SIZE, MAX_WARPS > LAYERNORM_BACKWARD_WARPS ? 1 : 2)
+// Grid: LayerNormBackward::blocks blocks of teams of WARPS warps. Team t of block b owns row b * teams + t and every
+// (gridDim.x * teams)-th row after it. Dynamic shared memory holds the lanes' buffers, and at the end the sums of the
+// block, which need no more space.
+template <class floatX, int WARPS>
+__global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNormTeam<floatX, WARPS>::blocks_per_sm)
     layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* weight,
-                              const float* mean, const float* rstd, const floatX* dresidual, int N, int C,
-                              LayerNormTeams block, int groups) {
-    using V = Vec<floatX>;
-    SHARED(row_sums, float2[2][MAX_WARPS]);  // two stages, so that one barrier per row is enough
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, team = warp / block.warps;
-    const int c = (warp % block.warps * WARP_SIZE + lane) * V::size, step = int(gridDim.x) * block.teams;
-    LayerNormBuffers<floatX> buffers;
-    LayerNormSums<floatX> sums = {};
-    if (c >= C || !dresidual) buffers.clear(c >= C);
-    if (c < C) buffers.weight() = load128(weight + c);
+                              const float* mean, const float* rstd, const floatX* dresidual, int N, int C, int groups) {
+    using Team = LayerNormTeam<floatX, WARPS>;
+    SHARED(warp_sums, float2[2][Team::threads / WARP_SIZE]);  // two stages, so that one barrier per row is enough
+    const Team own;
+    const bool has_channels = own.c < C;
+    const int step = int(gridDim.x) * Team::teams;
+    const float inv_C = 1.0f / float(C);
+    LayerNormBuffers<floatX, Team::threads> buffers;
+    LayerNormSums<floatX> sums;
+    if (!has_channels || !dresidual) buffers.clear(!has_channels);
+    if (has_channels) buffers.weight() = load128(weight + own.c);
 
     const auto fetch = [&](int stage, int n) {
-        if (c < C && n < N) {
-            const int64_t at = int64_t(n) * C + c;
-            cp_async_16(&buffers.at(stage, 0), dout + at);
-            cp_async_16(&buffers.at(stage, 1), inp + at);
-            if (dresidual) cp_async_16(&buffers.at(stage, 2), dresidual + at);
-        }
+        if (has_channels && n < N) buffers.fetch(stage, dout, inp, dresidual, int64_t(n) * C + own.c);
         cp_async_commit();
     };
-    int n = int(blockIdx.x) * block.teams + team, stage = 0;
+    int n = int(blockIdx.x) * Team::teams + own.team, stage = 0;
     fetch(0, n);
     fetch(1, n + step);
     float next_mean = n < N ? mean[n] : 0.0f, next_rstd = n < N ? rstd[n] : 0.0f;
 
     // Every team makes as many iterations as the first one, because of the barrier. A team past N adds nothing.
-    for (; n - team < N; n += step, stage ^= 1) {
+    for (; n - own.team < N; n += step, stage ^= 1) {
         const float m = next_mean, r = next_rstd;
         if (n + step < N) {
             next_mean = mean[n + step];
@@ -201,75 +279,47 @@ __global__ void __launch_bounds__(MAX_WARPS* WARP_SIZE, MAX_WARPS > LAYERNORM_BA
         }
         cp_async_wait<1>();
 
-        float total = 0.0f, total_norm = 0.0f;
+        // Read here and again below, because registers for them are wanting.
+        const auto dy = [&] { return widened(buffers.at(stage, 0)); };
+        const auto x = [&] { return widened(buffers.at(stage, 1)); };
+        const auto w = [&] { return widened(buffers.weight()); };
+        LayerNormDots dots;
+        if (n < N) dots.add<floatX>(dy(), x(), w(), m, r);
+        dots = dots.template of_team<WARPS>(warp_sums[stage], own.team);
         if (n < N) {
-            const V dy = buffers.at(stage, 0), x = buffers.at(stage, 1), w = buffers.weight();
-            UNROLL
-            for (int k = 0; k < V::size; k++) {
-                const float dnorm = float(dy[k]) * float(w[k]);
-                total += dnorm;
-                total_norm += dnorm * ((float(x[k]) - m) * r);
-            }
-        }
-        total = warp_sum(total);
-        total_norm = warp_sum(total_norm);
-        if (lane == 0) row_sums[stage][warp] = {total, total_norm};
-        __syncthreads();
-
-        if (n < N) {
-            total = 0.0f;
-            total_norm = 0.0f;
-            for (int i = team * block.warps; i < (team + 1) * block.warps; i++) {
-                total += row_sums[stage][i].x;
-                total_norm += row_sums[stage][i].y;
-            }
-            const float average = total / float(C), average_norm = total_norm / float(C);
-            const V dy = buffers.at(stage, 0), x = buffers.at(stage, 1), w = buffers.weight();
-            const V dres = buffers.at(stage, 2);
-            V d;
-            UNROLL
-            for (int k = 0; k < V::size; k++) {
-                const float norm = (float(x[k]) - m) * r, dnorm = float(dy[k]) * float(w[k]);
-                d[k] = floatX(float(dres[k]) + r * (dnorm - average - norm * average_norm));
-                sums.dweight[k] += float(dy[k]) * norm;
-                sums.dbias[k] += float(dy[k]);
-                sums.dbranch_bias[k] += float(d[k]);
-            }
-            if (c < C) store128(dinp + int64_t(n) * C + c, d);  // not a streaming store: the next matmul reads it
+            const Vec<floatX> d = sums.add_row(dy(), x(), w(), widened(buffers.at(stage, 2)), m, r, dots.dnorm * inv_C,
+                                               dots.dnorm_norm * inv_C);
+            if (has_channels) store128(dinp + int64_t(n) * C + own.c, d);  // not streaming: the next matmul reads it
         }
         fetch(stage, n + 2 * step);
     }
 
-    // The teams add their sums one after the other; then the block writes them.
     cp_async_wait<0>();
     __syncthreads();  // the buffers' memory is reused for the sums
-    float* block_sums = simt::dynamic_shared<float>();
-    const int width = block.warps * WARP_SIZE * V::size;
-    for (int t = 0; t < block.teams; t++) {
-        if (t == team) sums.add_to(block_sums + c, width, t == 0);
-        __syncthreads();
-    }
-    for (int g = 0; g < groups; g++)
-        for (int i = int(threadIdx.x); i < C; i += int(blockDim.x))
-            partial[(int64_t(blockIdx.x) * groups + g) * C + i] = block_sums[g * width + i];
+    static_assert(sizeof(sums) <= LayerNormBuffers<floatX, Team::threads>::bytes / Team::threads);
+    sums.add_teams(simt::dynamic_shared<float>(), own);
+    if (own.team == 0 && has_channels) sums.store(partial + int64_t(blockIdx.x) * groups * C, groups, C, own.c);
 }
 
 // The launch of layernorm_backward_kernel: as many blocks as the GPU runs at once, so that no block waits for another
 // one. The sums are therefore the same in each run on one kind of GPU, and may differ in rounding on another kind.
 template <class floatX>
 struct LayerNormBackward {
-    LayerNormTeams block;
-    int threads, blocks;
-    decltype(&layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>) kernel;
+    int threads = 0, blocks = 0;
+    int64_t shared_bytes = 0;
+    decltype(&layernorm_backward_kernel<floatX, 1>) kernel = nullptr;
 
-    LayerNormBackward(int N, int C) : block(layernorm_teams<floatX>(C)) {
-        threads = block.teams * block.warps * WARP_SIZE;
-        kernel = block.warps > LAYERNORM_BACKWARD_WARPS ? layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WIDE>
-                                                        : layernorm_backward_kernel<floatX, LAYERNORM_BACKWARD_WARPS>;
-        const int resident = simt::resident_blocks(kernel, threads, shared_bytes()), needed = ceil_div(N, block.teams);
-        blocks = needed < resident ? needed : resident;
+    LayerNormBackward(int N, int C) {
+        with_row_vecs<floatX>("layernorm_backward", N, C, [&](auto warps) {
+            using Team = LayerNormTeam<floatX, warps>;
+            threads = Team::threads;
+            shared_bytes = LayerNormBuffers<floatX, Team::threads>::bytes;
+            kernel = layernorm_backward_kernel<floatX, warps>;
+            const int resident = simt::resident_blocks(kernel, threads, shared_bytes),
+                      needed = ceil_div(N, Team::teams);
+            blocks = needed < resident ? needed : resident;
+        });
     }
-    int64_t shared_bytes() const { return LayerNormBuffers<floatX>::bytes(threads); }
 };
 
 namespace gpu {
@@ -286,11 +336,10 @@ template <class floatX>
 void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                              const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                              const floatX* dresidual, int N, int C, Stream stream) {
-    check_layernorm_sizes<floatX>("layernorm_backward", N, C);
     const LayerNormBackward<floatX> launch(N, C);
     const int groups = dbranch_bias ? 3 : 2;
     float* partial = static_cast<float*>(device_scratch(layernorm_scratch_bytes<floatX>(N, C)));
-    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes(), stream, dinp, partial, dout, inp,
-                 weight, mean, rstd, dresidual, N, C, launch.block, groups);
+    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp, partial, dout, inp,
+                 weight, mean, rstd, dresidual, N, C, groups);
     sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
 }
