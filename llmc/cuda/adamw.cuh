@@ -12,9 +12,11 @@
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-// Constants of one optimizer step. correction1 and correction2 are the bias corrections of the moments, 1 - beta^step.
+// Constants of one optimizer step. inverse1 and inverse2 are the reciprocals of the moments' bias corrections, 1 -
+// beta^step, so that an element takes one division instead of three. With it the update has two roundings more than the
+// definition's, of 2^-24 each.
 struct AdamWStep {
-    float beta1, beta2, correction1, correction2, eps, lr, weight_decay;
+    float beta1, beta2, inverse1, inverse2, eps, lr, weight_decay;
     Philox random;
 };
 
@@ -22,7 +24,7 @@ struct AdamWStep {
 __device__ inline float adamw_element(float w, float& m, float& v, float g, float decay, const AdamWStep& s) {
     m = s.beta1 * m + (1.0f - s.beta1) * g;
     v = s.beta2 * v + (1.0f - s.beta2) * g * g;
-    const float update = (m / s.correction1) / (sqrtf(v / s.correction2) + s.eps);
+    const float update = (m * s.inverse1) / (sqrtf(v * s.inverse2) + s.eps);
     return w - s.lr * (update + decay * w);
 }
 
@@ -85,8 +87,8 @@ void gpu::adamw(floatX* weight, float* master, float* m, float* v, const float* 
     if (count == 0) return;
     const AdamWStep s = {config.beta1,
                          config.beta2,
-                         float(1.0 - std::pow(double(config.beta1), step)),
-                         float(1.0 - std::pow(double(config.beta2), step)),
+                         float(1.0 / (1.0 - std::pow(double(config.beta1), step))),
+                         float(1.0 / (1.0 - std::pow(double(config.beta2), step))),
                          config.eps,
                          lr,
                          config.weight_decay,

@@ -101,9 +101,10 @@ void several_buckets(const Backend& backend, int steps) {
     compare<floatX>(backend, steps, 1088, decay, far);
 }
 
-// Loshchilov and Hutter's algorithm 2, every number a double.
+// Loshchilov and Hutter's algorithm 2, every number a double. The moments are zero before the step `first`.
 template <class floatX, class Backend>
-void formula_in_double(const Backend& backend) {
+void formula_in_double(const Backend& backend, int first = 1) {
+    CAPTURE(first);
     const int64_t count = 128, decayed = 64;
     const int steps = 10;
     const AdamWConfig c;
@@ -115,8 +116,8 @@ void formula_in_double(const Backend& backend) {
         std::vector<double> w(count), m(count), v(count);
         const auto start = s.weights();
         for (int i = 0; i < count; i++) w[i] = double(start[i]);
-        for (int step = 1; step <= steps; step++) {
-            const Tensor<float>& grad = grads[step - 1];
+        for (int step = first; step < first + steps; step++) {
+            const Tensor<float>& grad = grads[step - first];
             backend.call(ops::adamw<floatX>, s.weight, s.masters(), s.m, s.v, grad, factor, int64_t(0), count,
                          first_ones(count, decayed), c, LR, step);
             for (int i = 0; i < count; i++) {
