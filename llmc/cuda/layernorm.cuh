@@ -1,9 +1,8 @@
-// layernorm.cuh: LayerNorm over channels. Forward, alone and fused with the residual addition before it. Backward,
-// which also adds the gradient of the residual stream and computes three parameter gradients of size C.
+// layernorm.cuh: LayerNorm over channels: forward, and backward, which also adds the gradient of the residual stream and
+// computes three parameter gradients of size C.
 //
-// Forward: a warp owns a row and keeps it in registers, so that each element is read and written once:
-// 2*N*C*sizeof(floatX) bytes, or 4*N*C*sizeof(floatX) with the residual addition, which bounds the time (201 and 403 MB
-// for N = 65536, C = 768, bf16). The variance takes a second pass over the registers: E[x^2] - E[x]^2 would cancel in
+// Forward: a warp owns a row and keeps it in registers, so that each element is read and written once. These
+// 2*N*C*sizeof(floatX) bytes bound the time (201 MB for N = 65536, C = 768, bf16). The variance takes a second pass over the registers: E[x^2] - E[x]^2 would cancel in
 // float when |mean| >> std (test: mean far from zero).
 //
 // Backward: a row belongs to a team of warps, with one 16-byte vector per lane. A lane has the same channels in all
@@ -279,7 +278,7 @@ __global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNo
         }
         cp_async_wait<1>();
 
-        // Read here and again below, because registers for them are wanting.
+        // Read here and again below, because there are no registers to keep them.
         const auto dy = [&] { return widened(buffers.at(stage, 0)); };
         const auto x = [&] { return widened(buffers.at(stage, 1)); };
         const auto w = [&] { return widened(buffers.weight()); };
