@@ -33,13 +33,14 @@ static std::string as_pattern(const std::string& path) {
 
 // Makes the relative paths in saved options absolute if the run was started in another directory. If that directory
 // does not exist here, the run comes from another machine, or was moved together with its data: paths stay relative.
-static void resolve_paths(nlohmann::json& options, const std::string& directory) {
+static void resolve_paths(const Options& o, nlohmann::json& saved, const std::string& directory) {
     if (!is_directory(directory) || directory == current_directory()) return;
-    for (const auto& [name, is_pattern] :
-         {std::pair("train-data", true), {"val-data", true}, {"tokenizer", false}, {"init", false}}) {
-        const auto path = options.find(name);
-        if (path == options.end() || !path->is_string() || !is_relative(path->get<std::string>())) continue;
-        *path = (is_pattern ? as_pattern(directory) : directory) + "/" + path->get<std::string>();
+    for (const Setting& setting : settings(o)) {
+        const auto path = saved.find(setting.name);
+        if (!setting.is_path || path == saved.end() || !path->is_string()) continue;
+        const std::string text = path->get<std::string>();
+        if (!is_relative(text)) continue;
+        *path = (setting.is_pattern ? as_pattern(directory) : directory) + "/" + text;
     }
 }
 
@@ -57,7 +58,7 @@ static std::string saved_options(const Options& o) {
     if (options == run.end() || !options->is_object())
         fail(EXIT_BAD_DATA, "%s: has no options; give --train-data and the other options", path.c_str());
     if (const auto directory = run.find("directory"); directory != run.end() && directory->is_string())
-        resolve_paths(*options, directory->get<std::string>());
+        resolve_paths(o, *options, directory->get<std::string>());
     return options->dump();
 }
 

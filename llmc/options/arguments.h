@@ -33,6 +33,8 @@ struct OptionSpec {
     bool of_shape = false;      // a resume takes all of these from the earlier start, or none if one of them is given
     bool may_change = false;    // a resume accepts another value without a warning
     bool may_differ = false;    // the ranks of a run may have different values
+    bool is_path = false;       // a resume reads a relative path from the directory in which the run was started
+    bool is_pattern = false;    // the path is a shell pattern
 
     std::string long_name() const { return names.substr(names.find("--")); }
     bool is_called(const std::string& name) const {
@@ -65,6 +67,8 @@ struct OptionBuilder {
     // For an option that does not change the losses of the steps, or that has a check of its own.
     OptionBuilder& may_change() { return spec.may_change = true, *this; }
     OptionBuilder& may_differ() { return spec.may_differ = true, *this; }
+    OptionBuilder& is_path() { return spec.is_path = true, *this; }
+    OptionBuilder& is_pattern() { return spec.is_pattern = true, is_path(); }
     OptionBuilder& between(T least, T most) { return check_range(least, most, true), *this; }
     OptionBuilder& from_to_below(T least, T below) { return check_range(least, below, false), *this; }
     OptionBuilder& at_least(T least) { return check_range(least, std::numeric_limits<T>::max(), true), *this; }

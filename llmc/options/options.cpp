@@ -35,7 +35,8 @@ static void model_options(OptionSpecs& all, Options& o) {
     s.add("--init", o.init, "", "DIR", "start from the weights of a Hugging Face directory or a checkpoint")
         .planned()
         .of_shape()
-        .may_change();
+        .may_change()
+        .is_path();
     s.add("--layers", o.layers, 0, "N", "number of layers; with --heads and --channels")
         .at_least(0)
         .shown("")
@@ -66,12 +67,14 @@ static void precision_options(OptionSpecs& all, Options& o, const char* title) {
 static void data_options(OptionSpecs& all, Options& o) {
     Section s{all, "data"};
     s.add("-i,--train-data", o.train_data, "", "GLOB", "token shards to train on, quoted: 'data/x/train_*.bin'")
-        .planned();
-    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on");
+        .planned()
+        .is_pattern();
+    s.add("-j,--val-data", o.val_data, "", "GLOB", "token shards to validate on").is_pattern();
     s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "tokenizer for samples and checkpoints")
         .shown("beside the training data")
         .planned()
-        .may_change();
+        .may_change()
+        .is_path();
 }
 
 static void batch_options(OptionSpecs& all, Options& o) {
@@ -574,7 +577,7 @@ std::vector<Setting> settings(const Options& options) {
         defaults[i].reset();
         const std::string value = all[i].text();
         out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text(),
-                       all[i].may_change, all[i].may_differ});
+                       all[i].may_change, all[i].may_differ, all[i].is_path, all[i].is_pattern});
     }
     return out;
 }

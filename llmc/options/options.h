@@ -43,13 +43,13 @@ struct Options {
     std::string export_dtype;          // dtype of model.safetensors: fp32, bf16
 
     // batch
-    int micro_batch;              // B; 0: the largest that fits, which resolve_micro_batch sets
-    int64_t global_batch_tokens;  // per optimizer step over all ranks; 0: one micro-batch per rank
-    std::string recompute;        // none, gelu, layer
-    int comm_sms;                 // 0: NCCL and cuBLASLt choose
-    std::string cuda_graph, autotune;       // on, off
-    std::string cudnn;            // on, off
-    std::string deterministic;    // on, off
+    int micro_batch;                   // B; 0: the largest that fits, which resolve_micro_batch sets
+    int64_t global_batch_tokens;       // per optimizer step over all ranks; 0: one micro-batch per rank
+    std::string recompute;             // none, gelu, layer
+    int comm_sms;                      // 0: NCCL and cuBLASLt choose
+    std::string cuda_graph, autotune;  // on, off
+    std::string cudnn;                 // on, off
+    std::string deterministic;         // on, off
     bool debug_sync;
     int logit_chunks;            // chunks in which the logits are computed; 0: automatic
     std::string master_weights;  // on, off: fp32 copies of bf16 weights
@@ -120,6 +120,8 @@ struct Setting {
     bool is_default;
     bool may_change;  // a resume accepts another value without a warning
     bool may_differ;  // the ranks of a run may have different values
+    bool is_path;     // a resume reads a relative path from the directory in which the run was started
+    bool is_pattern;  // the path is a shell pattern
 };
 // All options of options.command, in the order of --help.
 std::vector<Setting> settings(const Options& options);

@@ -321,6 +321,17 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
     CHECK(parse({"-h"}).text == help);
 }
 
+TEST_CASE("every file that a resume takes from the run is declared as a path") {
+    const std::string help = parse({"--help"}).text;
+    for (const Setting& s : settings(train({}))) {
+        CAPTURE(s.name);
+        const auto has_unit = [&](const char* unit) { return contains(help, "--" + s.name + " " + unit); };
+        const bool of_one_start = s.name == "output" || s.name == "trace";
+        CHECK(s.is_pattern == has_unit("GLOB"));
+        CHECK(s.is_path == (!of_one_start && (has_unit("GLOB") || has_unit("DIR") || has_unit("FILE"))));
+    }
+}
+
 TEST_CASE("the help of plan lists the options that it uses, and plan accepts all others of train") {
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
