@@ -5,9 +5,20 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-budget=dev/cuda_budget.txt update=0
-if [ "${1:-}" = --update ]; then update=1; shift; fi
-archs=("$@")
+usage() { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' dev/check_cuda.sh; }
+
+budget=dev/cuda_budget.txt update=0 archs=()
+for word in "$@"; do
+    case $word in
+        --help | -h) usage && exit 0 ;;
+        --update) update=1 ;;
+        [1-9][0-9] | [1-9][0-9][0-9] | [1-9][0-9][af] | [1-9][0-9][0-9][af]) archs+=("$word") ;;
+        *)
+            echo "check_cuda: '$word' is neither an option nor an architecture such as 80 or 90a (see --help)" >&2
+            exit 2
+            ;;
+    esac
+done
 if [ ${#archs[@]} = 0 ]; then archs=(80 89 90a 100 120); fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
