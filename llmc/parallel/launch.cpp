@@ -50,6 +50,7 @@ struct Variables {
         return has(name) ? number(name, least, most) : absent;
     }
 
+    bool mpirun() const { return has(mpirun_names.world_size); }
     bool torchrun() const { return has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR"); }
     // The number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
     int step_tasks() const { return has("SLURM_STEP_ID") ? number_or(srun_names.world_size, 1, MAX_RANKS, 0) : 0; }
@@ -127,7 +128,7 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
     if (!options.rendezvous.empty()) read_rendezvous(launch, options.rendezvous);
     launch.run_id = options.run_id;
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
-    launch.mpi = variables.has(mpirun_names.world_size);  // find_launch compares its numbers
+    launch.mpi = variables.mpirun();  // check_other_launchers compares its numbers
     return launch;
 }
 
@@ -223,11 +224,30 @@ static void refuse_copies(const Launch& launch, const Names& mine, const char* n
            name, tasks, setting_text(mine.world_size, launch.world_size).c_str(), tasks, name);
 }
 
+// Refuses a launch that contradicts the variables of another launcher.
+static void check_other_launchers(const Launch& launch, const Names& names, const Variables& variables) {
+    const bool mpirun = variables.mpirun();
+    if (mpirun && &names != &mpirun_names)
+        refuse_other_numbers(launch, names, mpirun_names, read_numbers(mpirun_names, variables));
+    if (variables.torchrun() && &names != &torchrun_names)
+        refuse_other_numbers(launch, names, torchrun_names, read_numbers(torchrun_names, variables));
+    if (mpirun) return;  // mpirun itself starts one Slurm task per host
+    refuse_copies(launch, names, srun_names.world_size, variables.step_tasks());
+    refuse_copies(launch, names, "PMI_SIZE", variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1));
+}
+
+static void check_run_id(const std::string& run_id) {
+    for (unsigned char c : run_id)
+        ENSURE(c > ' ' && c < 0x7f,
+               "the run id has the character 0x%02x; only printable ASCII without spaces is allowed", c);
+    ENSURE(run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters; at most %d are allowed", run_id.size(),
+           MAX_RUN_ID);
+}
+
 Launch find_launch(const LaunchOptions& options, const Environment& environment) {
     const Variables variables{environment};
-    const bool mpirun = variables.has(mpirun_names.world_size);
     const Names* names = any_given(options)           ? &options_names
-                         : mpirun                     ? &mpirun_names
+                         : variables.mpirun()         ? &mpirun_names
                          : variables.torchrun()       ? &torchrun_names
                          : variables.step_tasks() > 1 ? &srun_names
                                                       : nullptr;
@@ -236,19 +256,8 @@ Launch find_launch(const LaunchOptions& options, const Environment& environment)
                     : names == &mpirun_names   ? from_mpirun(variables)
                     : names == &torchrun_names ? from_torchrun(variables)
                                                : from_srun(variables);
-    if (names && names != &mpirun_names && mpirun)
-        refuse_other_numbers(launch, *names, mpirun_names, read_numbers(mpirun_names, variables));
-    if (names && names != &torchrun_names && variables.torchrun())
-        refuse_other_numbers(launch, *names, torchrun_names, read_numbers(torchrun_names, variables));
-    if (names && !mpirun) {  // mpirun itself starts one Slurm task per host
-        refuse_copies(launch, *names, srun_names.world_size, variables.step_tasks());
-        refuse_copies(launch, *names, "PMI_SIZE", variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1));
-    }
-    for (unsigned char c : launch.run_id)
-        ENSURE(c > ' ' && c < 0x7f,
-               "the run id has the character 0x%02x; only printable ASCII without spaces is allowed", c);
-    ENSURE(launch.run_id.size() <= size_t(MAX_RUN_ID), "the run id has %zu characters; at most %d are allowed",
-           launch.run_id.size(), MAX_RUN_ID);
+    if (names) check_other_launchers(launch, *names, variables);
+    check_run_id(launch.run_id);
     launch.error_file = variables.text("TORCHELASTIC_ERROR_FILE");
     launch.join_seconds = options.join_seconds;
     return launch;
