@@ -69,7 +69,7 @@ def main():
         if rest % width:
             sys.exit(f"{args.input}: {rest} bytes are not a whole number of {width}-byte tokens")
         if rest < 2 * width:
-            sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training sample has at least two tokens")
+            sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training window has at least two tokens")
         if rest <= SHARD_TOKENS * width:
             write_shard(args.output, file.read(), width, args.vocab_size)
             return

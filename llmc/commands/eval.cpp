@@ -62,7 +62,7 @@ static int eval_loss(const Options& o) {
              dtype_name(dtype_of<floatX>));
     print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s window%s of %d tokens\n",
                         source.weights.c_str(), o.val_data.c_str(), loss, std::exp(loss),
-                        with_commas(loader.num_samples).c_str(), loader.num_samples == 1 ? "" : "s", T));
+                        with_commas(loader.num_windows).c_str(), loader.num_windows == 1 ? "" : "s", T));
     return 0;
 }
 

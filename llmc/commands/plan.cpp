@@ -66,7 +66,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (!o.train_data.empty()) {
         const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
         rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});
-        resolve_steps(o, corpus.num_samples * T / batch.tokens_per_step);
+        resolve_steps(o, corpus.num_windows * T / batch.tokens_per_step);
     }
     const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
     const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);

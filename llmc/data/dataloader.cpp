@@ -9,11 +9,11 @@
 #include "base/random.h"
 
 // A Feistel network is a bijection whatever its round function. This one works on 2 * half bits, the smallest power of
-// four that holds num_samples. It is applied again until the result is below num_samples (fewer than four times on
-// average), which makes it a bijection of 0 .. num_samples-1. Eight rounds shuffle even a handful of samples well.
-int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
-    assert(g >= 0 && num_samples > 0);
-    const uint64_t n = uint64_t(num_samples), epoch = uint64_t(g) / n;
+// four that holds num_windows. It is applied again until the result is below num_windows (fewer than four times on
+// average), which makes it a bijection of 0 .. num_windows-1. Eight rounds shuffle even a handful of windows well.
+int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed) {
+    assert(g >= 0 && num_windows > 0);
+    const uint64_t n = uint64_t(num_windows), epoch = uint64_t(g) / n;
     int half = 1;
     while (uint64_t(1) << (2 * half) < n) half++;
     const uint64_t mask = (uint64_t(1) << half) - 1;
@@ -32,8 +32,8 @@ int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed) {
 }
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T) {
-    ENSURE(T > 0, "--seq-len %d must be at least 1", T);
-    Corpus corpus = {.shards = {}, .first_sample = {}, .T = T, .tokens = 0, .num_samples = 0, .fingerprint = 0};
+    ENSURE(T > 0, "the data cannot be divided into windows of %d tokens", T);
+    Corpus corpus = {.shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
     // Fewer for many files, which may be on slow network storage.
     const int places = std::clamp(512 / int(paths.size()), 2, 4);
@@ -41,55 +41,55 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     for (const std::string& path : paths) {
         const Shard shard = open_shard(path);
         corpus.shards.push_back(shard);
-        corpus.first_sample.push_back(corpus.num_samples);
-        corpus.num_samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
+        corpus.first_window.push_back(corpus.num_windows);
+        corpus.num_windows += std::max<int64_t>(shard.tokens - 1, 0) / T;
         corpus.tokens += shard.tokens;
         names += format("%s %lld x %d, %016llx\n", path.substr(path.rfind('/') + 1).c_str(),
                         static_cast<long long>(shard.tokens), shard.bytes_per_token,
                         static_cast<unsigned long long>(sampled_hash(shard, places)));
     }
-    corpus.first_sample.push_back(corpus.num_samples);
+    corpus.first_window.push_back(corpus.num_windows);
     corpus.fingerprint = XXH3_64bits(names.data(), names.size());
     return corpus;
 }
 
-void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* tokens) {
-    assert(sample >= 0 && sample < corpus.num_samples);
-    const auto after = std::upper_bound(corpus.first_sample.begin(), corpus.first_sample.end(), sample);
-    // The last shard that starts at or before the sample; it is never an empty shard.
-    const int64_t shard = after - corpus.first_sample.begin() - 1;
-    const int64_t begin = (sample - corpus.first_sample[shard]) * corpus.T;
+void read_window(const Corpus& corpus, int64_t window, int vocab_size, int* tokens) {
+    assert(window >= 0 && window < corpus.num_windows);
+    const auto after = std::upper_bound(corpus.first_window.begin(), corpus.first_window.end(), window);
+    // The last shard that starts at or before the window; it is never an empty shard.
+    const int64_t shard = after - corpus.first_window.begin() - 1;
+    const int64_t begin = (window - corpus.first_window[shard]) * corpus.T;
     read_tokens(corpus.shards[shard], begin, corpus.T + 1, vocab_size, tokens);
 }
 
-static std::string describe_samples(const Corpus& corpus, const DataLoaderConfig& config) {
-    return format("%s '%s' has %s sample%s of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
-                  config.pattern.c_str(), with_commas(corpus.num_samples).c_str(), corpus.num_samples == 1 ? "" : "s",
+static std::string describe_windows(const Corpus& corpus, const DataLoaderConfig& config) {
+    return format("%s '%s' has %s window%s of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
+                  config.pattern.c_str(), with_commas(corpus.num_windows).c_str(), corpus.num_windows == 1 ? "" : "s",
                   corpus.T, with_commas(corpus.tokens).c_str(),
                   corpus.shards.size() == 1 ? "one file" : format("%zu files", corpus.shards.size()).c_str());
 }
 
 DataLoader::DataLoader(const DataLoaderConfig& config_)
     : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
-    const int64_t per_call = int64_t(config.B) * config.world_size;  // samples of one next() on all ranks
+    const int64_t per_call = int64_t(config.B) * config.world_size;  // windows of one next() on all ranks
     ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
            "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
-    num_samples = corpus.num_samples;
-    int64_t& step = config.samples_per_step;
+    num_windows = corpus.num_windows;
+    int64_t& step = config.windows_per_step;
     if (step == 0 || config.in_order) step = per_call;
     ENSURE(step > 0 && step % per_call == 0,
-           "%s samples per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
+           "%s windows per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
            with_commas(per_call).c_str(), config.B, config.world_size);
     if (config.in_order) {
-        if (corpus.num_samples == 0)
+        if (corpus.num_windows == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
-                 describe_samples(corpus, config).c_str());
-        if (config.max_batches > 0) num_samples = std::min(num_samples, config.max_batches * config.B);
-        num_batches = ceil_div(num_samples, per_call);
-    } else if (corpus.num_samples < step) {
+                 describe_windows(corpus, config).c_str());
+        if (config.max_batches > 0) num_windows = std::min(num_windows, config.max_batches * config.B);
+        num_batches = ceil_div(num_windows, per_call);
+    } else if (corpus.num_windows < step) {
         fail(EXIT_BAD_DATA,
              "%s, but one step needs %s = --global-batch %s / %d; give more text, or lower --global-batch or --seq-len",
-             describe_samples(corpus, config).c_str(), with_commas(step).c_str(), with_commas(step * config.T).c_str(),
+             describe_windows(corpus, config).c_str(), with_commas(step).c_str(), with_commas(step * config.T).c_str(),
              config.T);
     }
 
@@ -135,23 +135,23 @@ void DataLoader::seek(int64_t to) {
 // Reads micro-batch `batch`, counted from origin. Returns the number of targets that are not ignored.
 int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     const int B = config.B, T = config.T;
-    const int64_t share = config.samples_per_step / config.world_size, micro_batches = share / B;
+    const int64_t share = config.windows_per_step / config.world_size, micro_batches = share / B;
     const int64_t step = batch / micro_batches, micro_step = batch % micro_batches;
-    const int64_t first = origin + step * config.samples_per_step + config.rank * share + micro_step * B;
-    const int64_t pass_positions = num_batches * config.samples_per_step;
-    std::vector<int> window(T + 1);
+    const int64_t first = origin + step * config.windows_per_step + config.rank * share + micro_step * B;
+    const int64_t pass_positions = num_batches * config.windows_per_step;
+    std::vector<int> window_tokens(T + 1);
     int64_t valid = 0;
     for (int b = 0; b < B; b++, tokens += T, targets += T) {
-        const int64_t sample =
-            config.in_order ? (first + b) % pass_positions : sample_at(first + b, corpus.num_samples, config.seed);
-        if (sample >= num_samples) {  // padding of the last batch of the pass
+        const int64_t window =
+            config.in_order ? (first + b) % pass_positions : window_at(first + b, corpus.num_windows, config.seed);
+        if (window >= num_windows) {  // padding of the last batch of the pass
             std::fill_n(tokens, T, 0);
             std::fill_n(targets, T, -1);
             continue;
         }
-        read_sample(corpus, sample, config.vocab_size, window.data());
-        std::copy_n(window.data(), T, tokens);
-        std::copy_n(window.data() + 1, T, targets);
+        read_window(corpus, window, config.vocab_size, window_tokens.data());
+        std::copy_n(window_tokens.data(), T, tokens);
+        std::copy_n(window_tokens.data() + 1, T, targets);
         valid += T;
     }
     return valid;
@@ -201,8 +201,8 @@ Batch DataLoader::next() {
     Slot& slot = slots[taken % 2];
     copy_to_device(device.data, slot.host, device.bytes(), config.stream);
     record_event(slot.copied, config.stream);
-    const int64_t batches_per_step = config.samples_per_step / config.world_size / config.B;
+    const int64_t batches_per_step = config.windows_per_step / config.world_size / config.B;
     taken++;
-    position = origin + taken / batches_per_step * config.samples_per_step;
+    position = origin + taken / batches_per_step * config.windows_per_step;
     return {device.data, device.data + device.size / 2, config.B, config.T, slot.valid_tokens};
 }

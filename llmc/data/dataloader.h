@@ -1,9 +1,9 @@
 // dataloader.h: turns token shards into batches in device memory. A thread reads one batch ahead.
 //
-// A sample is a window of T+1 tokens: T inputs and, shifted by one, T targets. A shard of n tokens has (n-1)/T samples.
-// Sample w starts at token w*T, so every token but a shard's last few is a target once per epoch. Samples are numbered
-// over the sorted shards. A run visits them in the order of sample_at, which does not depend on the number of ranks,
-// the batch size or restarts.
+// A window is T+1 consecutive tokens of a shard: T inputs and, shifted by one, T targets. A shard of n tokens has
+// (n-1)/T windows. Window w starts at token w*T, so every token but a shard's last few is a target once per epoch.
+// Windows are numbered over the sorted shards. A run visits them in the order of window_at, which does not depend on
+// the number of ranks, the batch size or restarts.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -24,42 +24,42 @@ struct Batch {
     int64_t valid_tokens;  // targets that are not -1
 };
 
-// The sample at position g = 0, 1, 2, ... of a run. Within an epoch, which has number g / num_samples, it
-// maps g mod num_samples one-to-one to the samples, keyed by (seed, epoch).
-int64_t sample_at(int64_t g, int64_t num_samples, uint64_t seed);
+// The number of the window at position g = 0, 1, 2, ... of a run. Position g is in epoch g / num_windows. Each epoch
+// has every window once, in an order that depends on the seed and the epoch.
+int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed);
 
-// The shards that match one pattern, and the samples in them.
+// The shards that match one pattern, and the windows in them.
 struct Corpus {
     std::vector<Shard> shards;
-    std::vector<int64_t> first_sample;  // of each shard; the last entry is num_samples
+    std::vector<int64_t> first_window;  // of each shard; the last entry is num_windows
     int T;
     int64_t tokens;  // in all files
-    int64_t num_samples;
+    int64_t num_windows;
     // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Shows whether another
     // rank, or a resumed run, has the same data.
     uint64_t fingerprint;
 };
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T);
-void read_sample(const Corpus& corpus, int64_t sample, int vocab_size, int* tokens);  // T+1 tokens
+void read_window(const Corpus& corpus, int64_t window, int vocab_size, int* tokens);  // T+1 tokens
 
 struct DataLoaderConfig {
     std::string pattern;  // a shell pattern: data/x/train_*.bin
     const char* option;   // the option that set the pattern, for messages: "--train-data"
     int B, T, vocab_size;
     uint64_t seed = 0;
-    int64_t samples_per_step = 0;  // over all ranks, a multiple of B * world_size; 0: B * world_size
+    int64_t windows_per_step = 0;  // over all ranks, a multiple of B * world_size; 0: B * world_size
     int rank = 0, world_size = 1;
     Stream stream = nullptr;  // copies to the device are queued on it
-    bool in_order = false;    // validation: samples 0, 1, 2, ... in order, repeated
-    int64_t max_batches = 0;  // of a pass in order, over all ranks; 0: every sample, with a padded last batch
+    bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
+    int64_t max_batches = 0;  // of a pass in order, over all ranks; 0: every window, with a padded last batch
     Trace* trace = nullptr;
 };
 
-// Training: step s takes samples_per_step positions of the run from s * samples_per_step on. Rank r takes the r-th
-// contiguous share of them, and each micro-batch the next B positions of the share. Refuses a corpus with fewer samples
+// Training: step s takes windows_per_step positions of the run from s * windows_per_step on. Rank r takes the r-th
+// contiguous share of them, and each micro-batch the next B positions of the share. Refuses a corpus with fewer windows
 // than one step takes (EXIT_BAD_DATA). Validation (in_order): a pass is num_batches calls of next() on every rank, and
-// each pass has the same samples.
+// each pass has the same windows.
 struct DataLoader {
     explicit DataLoader(const DataLoaderConfig& config);
     ~DataLoader();
@@ -74,8 +74,8 @@ struct DataLoader {
     DataLoaderConfig config;
     Corpus corpus;
     int64_t num_batches = 0;    // in a pass in order, per rank
-    int64_t num_samples = 0;    // in a pass in order over all ranks, or in an epoch
-    int64_t position = 0;       // of the first sample of the next step; the only state that a restart needs
+    int64_t num_windows = 0;    // in a pass in order over all ranks, or in an epoch
+    int64_t position = 0;       // of the first window of the next step; the only state that a restart needs
     double wait_seconds = 0.0;  // total time that next() waited for the reading thread
 
     // Shared by next() and the reading thread.

@@ -12,8 +12,8 @@ struct Shard {
     std::string path;
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
-    int64_t modified_ns;  // time of the last modification, and
-    uint64_t inode;       // the inode, when the shard was opened
+    int64_t modified_ns;  // modification time when the shard was opened
+    uint64_t inode;       // its inode then
 };
 
 // Checks the magic, the version, and that the file has exactly the length that its header states. A missing file is

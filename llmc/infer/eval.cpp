@@ -3,13 +3,13 @@
 #include <cstring>
 #include <exception>
 
-// Each rank sums the losses of each of its samples. Then every rank sums these numbers in the order of the samples. All
+// Each rank sums the losses of each of its windows. Then every rank sums these numbers in the order of the windows. All
 // sums are in double, so that the mean over a large set is precise.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
                                const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {
     const int64_t batches = loader.num_batches, B = loader.config.B;
-    std::vector<double> numbers;  // the loss sum of each sample, then the number of tokens
+    std::vector<double> numbers;  // the loss sum of each window, then the number of tokens
     int64_t tokens = 0;
     std::exception_ptr error;
     for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {

@@ -1,4 +1,4 @@
-// eval.h: computes the mean loss on a fixed set of samples, for validation and the command `eval`.
+// eval.h: computes the mean loss on a fixed set of windows, for validation and the command `eval`.
 #pragma once
 #include <functional>
 #include <optional>

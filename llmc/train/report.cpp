@@ -53,11 +53,11 @@ static std::string describe_tokenizer(const RunSource& source) {
     return format("%s, %d tokens", source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
 }
 
-std::string describe_data(const Corpus& corpus, int64_t samples_per_step) {
+std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
     return format("%zu shard%s, %s tokens, %s window%s of %d: an epoch is %.1f steps", corpus.shards.size(),
                   corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
-                  with_commas(corpus.num_samples).c_str(), corpus.num_samples == 1 ? "" : "s", corpus.T,
-                  double(corpus.num_samples) / double(samples_per_step));
+                  with_commas(corpus.num_windows).c_str(), corpus.num_windows == 1 ? "" : "s", corpus.T,
+                  double(corpus.num_windows) / double(windows_per_step));
 }
 
 MemoryOptions memory_options_of(const Options& o, int world_size) {

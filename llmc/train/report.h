@@ -18,7 +18,7 @@ MemoryOptions memory_options_of(const Options& options, int world_size);
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
-std::string describe_data(const Corpus& corpus, int64_t samples_per_step);
+std::string describe_data(const Corpus& corpus, int64_t windows_per_step);
 // Describes how many bytes a rank sends in a step.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 

@@ -100,7 +100,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     comm.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     open_data(run);
-    resolve_steps(o, run.loader->corpus.num_samples / (run.batch.tokens_per_step / T));
+    resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / T));
     const DeviceInfo device = device_info();
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = comm.all_gather_text(

@@ -103,7 +103,7 @@ void Trainer<floatX>::finish_step(PendingStep& step) {
         fail_not_finite(run, step.record);
     }
     run.state.step = step.record.step + 1;
-    run.state.position += run.loader->config.samples_per_step;
+    run.state.position += run.loader->config.windows_per_step;
     run.state.tokens = step.record.tokens;
 }
 

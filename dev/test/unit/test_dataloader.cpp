@@ -1,4 +1,4 @@
-// test_dataloader.cpp: the order of the samples, which depends on the seed alone, and errors in the thread that reads
+// test_dataloader.cpp: the order of the windows, which depends on the seed alone, and errors in the thread that reads
 // them.
 //
 // Token i of a corpus is i modulo a prime, so that the tokens of a window tell where it begins.
@@ -29,14 +29,14 @@ static std::string write_corpus(const TemporaryDirectory& dir, const std::vector
     return dir / "train_*.bin";
 }
 
-static DataLoaderConfig config_for(const std::string& pattern, int B, int64_t samples_per_step) {
+static DataLoaderConfig config_for(const std::string& pattern, int B, int64_t windows_per_step) {
     return {.pattern = pattern,
             .option = "--train-data",
             .B = B,
             .T = T,
             .vocab_size = VOCAB,
             .seed = 1,
-            .samples_per_step = samples_per_step};
+            .windows_per_step = windows_per_step};
 }
 
 static std::vector<std::vector<int>> rows(const Batch& batch) {
@@ -51,16 +51,16 @@ static std::vector<std::vector<int>> rows(const Batch& batch) {
     return out;
 }
 
-// The samples of each step, in the order of ranks and micro-batches.
+// The windows of each step, in the order of ranks and micro-batches.
 using Steps = std::vector<std::vector<std::vector<int>>>;
 static Steps run_steps(DataLoaderConfig config, int world_size, int steps) {
     Steps out(steps);
-    const int64_t calls = config.samples_per_step / world_size / config.B;
+    const int64_t calls = config.windows_per_step / world_size / config.B;
     for (int rank = 0; rank < world_size; rank++) {
         config.rank = rank, config.world_size = world_size;
         DataLoader loader(config);
         for (int step = 0; step < steps; step++) {
-            CHECK(loader.position == step * config.samples_per_step);
+            CHECK(loader.position == step * config.windows_per_step);
             for (int64_t call = 0; call < calls; call++)
                 for (const std::vector<int>& row : rows(loader.next())) out[step].push_back(row);
         }
@@ -68,25 +68,25 @@ static Steps run_steps(DataLoaderConfig config, int world_size, int steps) {
     return out;
 }
 
-TEST_CASE("every sample comes once per epoch, for any number of samples") {
+TEST_CASE("every window comes once per epoch, for any number of windows") {
     for (int64_t n : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 257, 1000, 4097, 100003})
         for (int64_t epoch : {0, 1, 12345}) {
             CAPTURE(n);
             std::vector<int> seen(n);
             for (int64_t g = epoch * n; g < (epoch + 1) * n; g++) {
-                const int64_t sample = sample_at(g, n, 42);
-                REQUIRE(sample >= 0);
-                REQUIRE(sample < n);
-                seen[sample]++;
+                const int64_t window = window_at(g, n, 42);
+                REQUIRE(window >= 0);
+                REQUIRE(window < n);
+                seen[window]++;
             }
             CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
         }
 }
 
-TEST_CASE("2^45 samples are shuffled over their whole range") {
+TEST_CASE("2^45 windows are shuffled over their whole range") {
     const int64_t n = int64_t(1) << 45;  // 2^45 windows of 1024 tokens: 36 petatokens
     std::set<int64_t> seen;
-    for (int64_t g = 0; g < 1000; g++) seen.insert(sample_at(g, n - 12345, 1));
+    for (int64_t g = 0; g < 1000; g++) seen.insert(window_at(g, n - 12345, 1));
     CHECK(seen.size() == 1000);
     CHECK(*seen.rbegin() > n - n / 16);  // the highest of 1000 random ones: all lower with probability e^-64
     CHECK(*seen.begin() < n / 16);
@@ -95,9 +95,9 @@ TEST_CASE("2^45 samples are shuffled over their whole range") {
 TEST_CASE("each epoch and each seed has its own order, which is the same every time") {
     const int64_t n = 1000;
     const auto order = [&](int64_t epoch, uint64_t seed) {
-        std::vector<int64_t> samples(n);
-        for (int64_t i = 0; i < n; i++) samples[i] = sample_at(epoch * n + i, n, seed);
-        return samples;
+        std::vector<int64_t> windows(n);
+        for (int64_t i = 0; i < n; i++) windows[i] = window_at(epoch * n + i, n, seed);
+        return windows;
     };
     // Two random orders agree in one place on average, in ten with probability 1e-7.
     const auto same_places = [&](const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
@@ -114,21 +114,21 @@ TEST_CASE("each epoch and each seed has its own order, which is the same every t
 
 // The order belongs to the format of checkpoints: a change of it breaks every resumed run. The values were computed
 // by an independent program (Philox and Feistel network in Python).
-TEST_CASE("the order of samples is that of version 1") {
+TEST_CASE("the order of windows is that of version 1") {
     std::vector<int64_t> got;
-    for (int64_t g = 0; g < 12; g++) got.push_back(sample_at(g, 10, 1234));
+    for (int64_t g = 0; g < 12; g++) got.push_back(window_at(g, 10, 1234));
     CHECK(got == std::vector<int64_t>{3, 4, 1, 2, 8, 5, 9, 6, 0, 7, 9, 2});
-    CHECK(sample_at(123456789, 1000003, 7) == 8267);
+    CHECK(window_at(123456789, 1000003, 7) == 8267);
 }
 
-// Over many seeds each place, and each pair of neighbouring places, has all samples equally often. Chi-square with 9
+// Over many seeds each place, and each pair of neighbouring places, has all windows equally often. Chi-square with 9
 // (99) degrees of freedom exceeds 40 (180) with probability 1e-5 (1e-6). The seeds are fixed, so the result never
 // changes.
-TEST_CASE("a small number of samples is shuffled uniformly") {
+TEST_CASE("a small number of windows is shuffled uniformly") {
     constexpr int n = 10, seeds = 10000;
     double single[n] = {}, pairs[n][n] = {};
     for (int seed = 0; seed < seeds; seed++) {
-        const int64_t a = sample_at(3, n, uint64_t(seed)), b = sample_at(4, n, uint64_t(seed));
+        const int64_t a = window_at(3, n, uint64_t(seed)), b = window_at(4, n, uint64_t(seed));
         single[a]++, pairs[a][b]++;
     }
     double chi_single = 0, chi_pairs = 0;
@@ -143,18 +143,18 @@ TEST_CASE("a small number of samples is shuffled uniformly") {
     CHECK(chi_pairs < 180);
 }
 
-TEST_CASE("samples are windows of one shard each, and neighbours overlap by one token") {
+TEST_CASE("a window lies in one shard, and neighbours overlap by one token") {
     const TemporaryDirectory dir;
     // 8 tokens are no window of 8+1, 9 are one, 16 one, 17 two, 0 none.
     const Corpus corpus = open_corpus(write_corpus(dir, {9, 8, 0, 16, 17, 30}), "--train-data", T);
     CHECK(corpus.shards.size() == 6);
     CHECK(corpus.tokens == 80);
-    CHECK(corpus.num_samples == 1 + 0 + 0 + 1 + 2 + 3);
-    std::vector<int> starts, window(T + 1);
-    for (int64_t sample = 0; sample < corpus.num_samples; sample++) {
-        read_sample(corpus, sample, VOCAB, window.data());
-        for (int t = 0; t <= T; t++) CHECK(window[t] == window[0] + t);
-        starts.push_back(window[0]);
+    CHECK(corpus.num_windows == 1 + 0 + 0 + 1 + 2 + 3);
+    std::vector<int> starts, window_tokens(T + 1);
+    for (int64_t window = 0; window < corpus.num_windows; window++) {
+        read_window(corpus, window, VOCAB, window_tokens.data());
+        for (int t = 0; t <= T; t++) CHECK(window_tokens[t] == window_tokens[0] + t);
+        starts.push_back(window_tokens[0]);
     }
     CHECK(starts == std::vector<int>{0, 17, 33, 41, 50, 58, 66});
 }
@@ -203,12 +203,12 @@ TEST_CASE("of many files the fingerprint covers the first and the last bytes") {
     CHECK(fingerprint_with(pattern, dir / "train_000001.bin", 100000) == print);
 }
 
-TEST_CASE("the loader reads every sample once per epoch, and the next epoch follows without a gap") {
+TEST_CASE("the loader reads every window once per epoch, and the next epoch follows without a gap") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000, 700, 333});
-    const int64_t n = open_corpus(pattern, "--train-data", T).num_samples;
+    const int64_t n = open_corpus(pattern, "--train-data", T).num_windows;
     REQUIRE(n == 124 + 87 + 41);
-    REQUIRE(n % 12 == 0);  // steps of 12 samples end with the epoch
+    REQUIRE(n % 12 == 0);  // steps of 12 windows end with the epoch
     const Steps steps = run_steps(config_for(pattern, 3, 12), 1, int(2 * n / 12));
     for (int epoch : {0, 1}) {
         std::map<std::vector<int>, int> times;
@@ -228,10 +228,10 @@ TEST_CASE("the loader reads every sample once per epoch, and the next epoch foll
     CHECK(int64_t(times.size()) == n);
 }
 
-TEST_CASE("a step reads the same samples for any micro-batch and any number of ranks") {
+TEST_CASE("a step reads the same windows for any micro-batch and any number of ranks") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1500, 600});
-    const Steps want = run_steps(config_for(pattern, 24, 24), 1, 25);  // 600 positions, 261 samples: three epochs
+    const Steps want = run_steps(config_for(pattern, 24, 24), 1, 25);  // 600 positions, 261 windows: three epochs
     for (int world_size : {1, 2, 3, 4})
         for (int B : {1, 2, 3, 6, 12, 24}) {
             if (24 % (B * world_size) != 0) continue;
@@ -266,7 +266,7 @@ TEST_CASE("a loader that continues at a position reads what an uninterrupted one
     second.next();  // the loader still works
 }
 
-TEST_CASE("a run resumed with another global batch neither repeats nor skips a sample") {
+TEST_CASE("a run resumed with another global batch neither repeats nor skips a window") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1500});
     Steps in_ones = run_steps(config_for(pattern, 1, 1), 1, 100);
@@ -290,7 +290,7 @@ TEST_CASE("a batch does not change until the next call of next()") {
     }
 }
 
-TEST_CASE("each validation pass reads the same samples in the same order, and pads the last batch") {
+TEST_CASE("each validation pass reads the same windows in the same order, and pads the last batch") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {100, 60});  // 12 + 7 windows
     for (int world_size : {1, 2, 3})
@@ -355,22 +355,22 @@ TEST_CASE("a corpus too small for one step is refused, and the message has the a
     CHECK(
         refusal(config_for(pattern, 1, 20)) ==
         "--train-data '" + pattern +
-            "' has 19 samples of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step needs 20 = --global-batch "
+            "' has 19 windows of --seq-len 8 + 1 tokens (160 tokens, 2 files), but one step needs 20 = --global-batch "
             "160 / 8; give more text, or lower --global-batch or --seq-len");
     CHECK(refusal(config_for(pattern, 1, 19)) == "accepted");
     DataLoaderConfig one = config_for(pattern, 1, 20);
     one.T = 60;
-    CHECK(refusal(one).find("has 1 sample of --seq-len 60 + 1 tokens") != std::string::npos);
+    CHECK(refusal(one).find("has 1 window of --seq-len 60 + 1 tokens") != std::string::npos);
     DataLoaderConfig validation = config_for(pattern, 1, 0);
     validation.T = 100, validation.in_order = true;
-    CHECK(refusal(validation).find("has 0 samples of --seq-len 100 + 1 tokens") != std::string::npos);
+    CHECK(refusal(validation).find("has 0 windows of --seq-len 100 + 1 tokens") != std::string::npos);
 }
 
 TEST_CASE("a global batch that micro-batches and ranks do not divide is refused") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000});
     CHECK_THROWS_WITH_AS(DataLoader(config_for(pattern, 3, 8)),
-                         doctest::Contains("8 samples per step are not a multiple of 3"), Error);
+                         doctest::Contains("8 windows per step are not a multiple of 3"), Error);
     DataLoaderConfig config = config_for(pattern, 2, 8);
     config.world_size = 3;
     CHECK_THROWS_AS(DataLoader{config}, Error);

@@ -125,8 +125,8 @@ TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
 }
 
 TEST_CASE("counts of one are in the singular") {
-    Corpus corpus = {.shards = {{}}, .first_sample = {}, .T = 8, .tokens = 9, .num_samples = 1, .fingerprint = 0};
+    Corpus corpus = {.shards = {{}}, .first_window = {}, .T = 8, .tokens = 9, .num_windows = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
-    corpus.num_samples = 2;
+    corpus.num_windows = 2;
     CHECK(describe_data(corpus, 1).find("2 windows of 8") != std::string::npos);
 }
