@@ -78,34 +78,53 @@ static void check_fingerprint(Run& run, const RunInfo& info) {
             "data");
 }
 
+// Returns notes on leftovers of an earlier run that were removed.
+static std::vector<std::string> prepare_output(Run& run) {
+    const Options& o = run.options;
+    std::vector<std::string> notes;
+    if (run.first_rank()) run.lock = lock_output(o);
+    if (run.lock) notes = remove_leftovers(o.output);
+    if (run.first_rank() && !o.trace.empty()) check_trace(o);
+    run.comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
+    return notes;
+}
+
+static void resolve_batch(Run& run, const Launch& launch) {
+    Options& o = run.options;
+    const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
+    resolve_micro_batch(run.dtype, o, run.source, T, run.comm, run.comm.world_size, launch.local_world_size);
+    check_tokens_at_once(o.micro_batch, T);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.comm.world_size);
+    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps it on any number of ranks
+    check_virtual_ranks(o, run.batch);
+    check_sample_prompt(o, run.source, T);
+}
+
+// Refuses ranks that differ in options, data or weights. Returns what each rank is.
+static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, const DeviceInfo& device) {
+    const Options& o = run.options;
+    const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
+    const std::vector<std::string> rank_infos = run.comm.all_gather_text(
+        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device.name, gpu));
+    check_same(rank_infos, fields_of_one_rank(o));
+    return rank_infos;
+}
+
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
-    if (run.first_rank()) run.lock = lock_output(o);
-    std::vector<std::string> notes;
     // Before the search for a checkpoint: remove_leftovers may rename one back.
-    if (run.lock) notes = remove_leftovers(o.output);
-    if (run.first_rank() && !o.trace.empty()) check_trace(o);
-    comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
+    const std::vector<std::string> notes = prepare_output(run);
     run.source = find_training_start(o);
-    const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
-    resolve_micro_batch(dtype, o, run.source, T, comm, comm.world_size, launch.local_world_size);
-    check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, comm.world_size);
-    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps it on any number of ranks
-    check_virtual_ranks(o, run.batch);
-    check_sample_prompt(o, run.source, T);
+    resolve_batch(run, launch);
     comm.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     open_data(run);
-    resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / T));
+    resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / run.batch.T));
     const DeviceInfo device = device_info();
-    const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
-    const std::vector<std::string> rank_infos = comm.all_gather_text(
-        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(dtype), device.name, gpu));
-    check_same(rank_infos, fields_of_one_rank(o));
+    const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
     align_trace(comm);
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
