@@ -21,8 +21,8 @@ int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp) {
 }
 
 static void check_rows(const char* op, int64_t rows, int width) {
-    ENSURE(rows >= 1 && width >= 1, "%s of %lld rows of %d: there must be at least one of each", op,
-           static_cast<long long>(rows), width);
+    INVARIANT(rows >= 1 && width >= 1, "%s of %lld rows of %d: there must be at least one of each", op,
+              static_cast<long long>(rows), width);
 }
 
 template <class floatX>
@@ -59,8 +59,8 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
 static bool has_matrix_attention(int HS) { return isa() >= Isa::avx512bf16 && HS % 32 == 0 && HS <= 128; }
 
 static void check_attention(const char* op, int B, int T, int NH, int HS) {
-    ENSURE(B >= 1 && T >= 1 && NH >= 1, "%s of %d sequences of %d tokens, %d heads: at least one of each", op, B, T,
-           NH);
+    INVARIANT(B >= 1 && T >= 1 && NH >= 1,
+              "%s of %d sequences of %d tokens, %d heads: there must be at least one of each", op, B, T, NH);
     ENSURE(HS >= 1 && HS <= 256, "%s: heads of %d channels; they have 1 to 256, so choose another number of heads", op,
            HS);
 }
@@ -104,7 +104,7 @@ template <class floatX>
 void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
                            Stream stream) {
     check_rows("cross_entropy_forward", N, V);
-    ENSURE(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
+    INVARIANT(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
     VARIANT_OF(cross_entropy_forward<floatX>)(losses, logits, targets, N, V, Vp, stream);
 }
 
@@ -112,7 +112,7 @@ template <class floatX>
 void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale,
                    Stream stream) {
     check_rows("cross_entropy", N, V);
-    ENSURE(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
+    INVARIANT(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
     VARIANT_OF(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
 }
 

@@ -147,8 +147,8 @@ void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stre
 }
 
 static void check_sizes(int N, int IC, int OC) {
-    ENSURE(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC, IC,
-           OC);
+    INVARIANT(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC,
+              IC, OC);
 }
 
 template <class floatX>

@@ -32,7 +32,7 @@ int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed) {
 }
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T) {
-    ENSURE(T > 0, "the data cannot be divided into windows of %d tokens", T);
+    INVARIANT(T > 0, "the data cannot be divided into windows of %d tokens", T);
     Corpus corpus = {.shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
     // Fewer for many files, which may be on slow network storage.
@@ -72,14 +72,14 @@ static std::string describe_windows(const Corpus& corpus, const DataLoaderConfig
 DataLoader::DataLoader(const DataLoaderConfig& config_)
     : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
     const int64_t per_call = int64_t(config.B) * config.world_size;  // windows of one next() on all ranks
-    ENSURE(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
-           "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
+    INVARIANT(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
+              "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
     num_windows = corpus.num_windows;
     int64_t& step = config.windows_per_step;
     if (step == 0 || config.in_order) step = per_call;
-    ENSURE(step > 0 && step % per_call == 0,
-           "%s windows per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
-           with_commas(per_call).c_str(), config.B, config.world_size);
+    INVARIANT(step > 0 && step % per_call == 0,
+              "%s windows per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
+              with_commas(per_call).c_str(), config.B, config.world_size);
     if (config.in_order) {
         if (corpus.num_windows == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
@@ -125,7 +125,7 @@ void DataLoader::stop() {
 }
 
 void DataLoader::seek(int64_t to) {
-    ENSURE(to >= 0, "data position %lld is negative", static_cast<long long>(to));
+    INVARIANT(to >= 0, "data position %lld is negative", static_cast<long long>(to));
     stop();
     for (Slot& slot : slots) wait_for_event(slot.copied);
     position = to;

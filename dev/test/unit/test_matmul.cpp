@@ -53,7 +53,7 @@ const std::vector<Options> every_option = {{.bias = false},
 }  // namespace
 
 // First of all tests, because working memory only grows: it must not, beyond what scratch_bytes said.
-TEST_CASE("scratch_bytes covers the products of the model") {
+TEST_CASE("scratch_bytes is enough for every matmul of the model") {
     const int B = 2, T = 40, C = 64, NH = 2, Vp = 256;
     const Isa before = isa();
     for (int level = int(best_isa()); level >= 0; level--) {  // AMX takes less than the forms that widen
@@ -86,18 +86,18 @@ TEST_CASE_TEMPLATE("scratch_bytes of fewer rows is never more", floatX, float, b
     set_isa(before);
 }
 
-TEST_CASE_TEMPLATE("the products of a GPT-2 block of 96 and 384 channels agree with the definition", floatX, float,
+TEST_CASE_TEMPLATE("the matmuls of a GPT-2 block of 96 and 384 channels agree with the definition", floatX, float,
                    bf16) {
     for (const Shape s : {Shape{64, 96, 288}, {64, 96, 96}, {64, 96, 384}, {64, 384, 96}, {300, 128, 160}})
         check_shape<floatX>(s, {{.gelu = true}, {.accumulate = true, .residual = true}});
 }
 
-TEST_CASE_TEMPLATE("products of several tasks and several panels agree with the definition" * LARGE, floatX, float,
+TEST_CASE_TEMPLATE("matmuls of several tasks and several panels agree with the definition" * LARGE, floatX, float,
                    bf16) {
     check_shape<floatX>({520, 780, 1300}, {{.gelu = true, .accumulate = true}, {.residual = true}});
 }
 
-TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition", floatX, float, bf16) {
     const int sizes[] = {1, 7, 17, 33, 65};
     for (const int N : sizes)
         for (const int IC : sizes)
@@ -105,21 +105,21 @@ TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition", floatX
                 check_shape<floatX>({N, IC, OC}, {{.gelu = true, .accumulate = (N + OC) % 3 == 0}});
 }
 
-TEST_CASE_TEMPLATE("products with every option agree with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls with every option agree with the definition", floatX, float, bf16) {
     check_shape<floatX>({64, 64, 64}, every_option);
     check_shape<floatX>({37, 51, 70}, every_option);
     check_shape<floatX>({1, 100, 130}, every_option);
 }
 
 // Larger than what the variants do in one go: up to 8192 rows, of those 4096 output channels, and 384 steps.
-TEST_CASE("products of more rows and output channels than are packed at a time agree with the definition" * LARGE) {
+TEST_CASE("matmuls of more rows and output channels than are packed at a time agree with the definition" * LARGE) {
     check_shape<float>({20, 5, 3100}, {{.gelu = true}});
     check_shape<float>({17, 770, 33}, {{.gelu = true, .accumulate = true}});
     check_shape<bf16>({8200, 33, 9}, {{.gelu = true, .accumulate = true}});
     check_shape<bf16>({8200, 3, 8230}, {{.gelu = true}});
 }
 
-TEST_CASE_TEMPLATE("products have the same bits on 1, 2 and 3 threads" * LARGE, floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls have the same bits on 1, 2 and 3 threads" * LARGE, floatX, float, bf16) {
     for (const Shape s : {Shape{520, 300, 700}, {33, 1000, 65}, {1, 70, 600}}) {
         const Inputs<floatX> in(s);
         for (const Isa level : available_isas()) {
@@ -147,14 +147,15 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
     for (const int N : {40, 1}) not_finite<floatX>(cpu_backend, {N, 50, 70});
 }
 
-TEST_CASE_TEMPLATE("products of small integers are exact", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of small integers are exact", floatX, float, bf16) {
     small_integers<floatX>(cpu_backend, {70, 300, 90});
 }
 
-TEST_CASE("products of sizes below 1 are refused") {
+TEST_CASE("matmuls of sizes below 1 are refused") {
     const Inputs<float> in({1, 1, 1});
     auto out = poisoned<float>(1);
-    CHECK_THROWS_WITH_AS(cpu::matmul_forward<float>(out.data(), nullptr, in.inp.data(), {in.weight.data(), nullptr},
-                                                    nullptr, nullptr, 0, 1, 1, nullptr),
-                         doctest::Contains("every size must be at least 1"), Error);
+    CHECK_THROWS_WITH_AS(
+        cpu::matmul_forward<float>(out.data(), nullptr, in.inp.data(), {in.weight.data(), nullptr}, nullptr, nullptr, 0,
+                                   1, 1, nullptr),
+        doctest::Contains("internal error: a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
 }
