@@ -37,10 +37,10 @@ DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
 std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the CPU
 bool device_memory_is_host();    // true on the CPU
-bool device_bf16_is_faster();    // than fp32 in matrix products; decides --precision auto
+bool device_bf16_is_faster();    // than fp32 in matmuls; decides --precision auto
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 
-// Algorithms of matrix products and attention that were chosen by time: each key names the device, its libraries and a
+// Algorithms of matmuls and attention that were chosen by time: each key names the device, its libraries and a
 // shape. A shape without a choice takes its library's first proposal. Algorithms may round differently, so only runs
 // with the same choices are bitwise equal. The CPU has no such algorithms: there, these functions do nothing.
 using AlgorithmChoices = std::map<std::string, std::string>;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cinttypes>
 #include <climits>
 #include <cstdio>
@@ -21,10 +22,11 @@ static int64_t bytes_of(const char* text) {
     int64_t number;
     char unit = 'K', more;
     const int found = sscanf(text, "%" SCNd64 " %c %c", &number, &unit, &more);
-    static constexpr char units[] = "BbKkMmGg";
-    const char* place = strchr(units, unit);
-    const int shift = place ? int(place - units) / 2 * 10 : 0;
-    return found < 1 || found > 2 || !place || number < 0 || number > INT64_MAX >> shift ? -1 : number << shift;
+    static constexpr char units[] = "BKMG";
+    const char* place = strchr(units, toupper(uint8_t(unit)));
+    if (found < 1 || found > 2 || !place) return -1;
+    const int shift = 10 * int(place - units);
+    return number < 0 || number > INT64_MAX >> shift ? -1 : number << shift;
 }
 
 void check_stacks() {
@@ -51,7 +53,7 @@ namespace {
 // With 0, one takes 1.1 to 4 times as long.
 constexpr double SPIN_SECONDS = 100e-6;
 
-// One turn of libgomp's spin loop.
+// Seconds that one turn of libgomp's spin loop takes.
 double seconds_of_turn() {
     constexpr int turns = 200;
     const int value = 0;

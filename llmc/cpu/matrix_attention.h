@@ -240,7 +240,7 @@ struct KeyRow {
 // s and dp: the key's row of the sums k q^T and v dout^T. diagonal: queries before the key (0 to 31) are masked.
 FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& queries, int key, bool diagonal,
                             float scale) {
-    const __mmask32 mask = diagonal ? ~0u << key : ~0u;  // the queries from the key on
+    const __mmask32 mask = diagonal ? ~0u << key : ~0u;  // queries at or after the key
     __m512 p[2], ds[2];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {

@@ -35,7 +35,7 @@ namespace cpu::MATRIX_VARIANT {
 constexpr int PANEL = 32;             // rows or columns of a micro-panel
 constexpr int TILE = 512;             // bf16 numbers in a tile
 constexpr int TILE_PAIR = 2 * TILE;   // bf16 numbers in a 32 x 32 block of a micro-panel
-constexpr int BLOCK = PANEL * PANEL;  // floats of a 32 x 32 block of a result
+constexpr int BLOCK = PANEL * PANEL;  // floats in a 32 x 32 block of the result
 
 // The number of micro-panels in `size` rows or columns.
 FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }

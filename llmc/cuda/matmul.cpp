@@ -272,7 +272,7 @@ void run(Plan& plan, const Call<floatX>& call, Stream stream) {
 
 // ---- Splitting the sum of a weight's gradient
 
-// The estimated time of a product whose sums are computed in `parts` parts, in units of the time of one whole tile: the
+// The estimated time of a matmul whose sums are computed in `parts` parts, in units of the time of one whole tile: the
 // SMs work in rounds of one tile each, and every part's results are written and read once.
 double split_cost(const Shape& shape, int parts) {
     constexpr int64_t tile = 128 * 256;
@@ -283,7 +283,7 @@ double split_cost(const Shape& shape, int parts) {
     return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte / shape.k;
 }
 
-// The best numbers of parts by split_cost, the best first.
+// The `count` numbers of parts with the lowest split_cost, the lowest first.
 std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
     constexpr int max_parts = 32;
     std::vector<std::pair<double, int32_t>> costs;

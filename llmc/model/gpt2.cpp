@@ -71,7 +71,7 @@ Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Pu
     return acts;
 }
 
-// A layer's weight matrices, which are packed for the matrix products. The only other packed matrix is wte, in bucket
+// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket
 // 0.
 constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
 

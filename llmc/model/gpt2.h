@@ -32,7 +32,7 @@ enum class Purpose { train, generate, eval };
 
 // Activations that backward recomputes, to save memory. Each layer keeps 16 C elements per token. none: nothing is
 // recomputed. gelu: GELU's output, which saves 4 C of the 16 C. layer: all of a layer's activations but its output, so
-// C of the 16 C stay; backward repeats the layer's LayerNorms, attention and 8/12 of the FLOPs of its matrix products
+// C of the 16 C stay; backward repeats the layer's LayerNorms, attention and 8/12 of the FLOPs of its matmuls
 // (all but fcproj). The last layer is never recomputed.
 enum class Recompute { none, gelu, layer };
 

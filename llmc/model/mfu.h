@@ -2,7 +2,7 @@
 //
 // The definition is llm.c's, so that figures are comparable: 6 N + 6 L C T FLOPs per token. 6 N: each parameter takes
 // one multiplication and one addition in forward, and twice as many in backward. N counts the tied embedding once, as
-// the head, and no padding. 6 L C T: the two attention products (queries times keys, weights times values) take
+// the head, and no padding. 6 L C T: the two matmuls of attention (queries times keys, weights times values) take
 // 12 L C T in forward and backward, halved because attention is causal. Recomputed work does not count.
 #pragma once
 #include <cctype>

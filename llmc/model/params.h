@@ -15,7 +15,7 @@ struct GPT2Config {
     int NH = 12;        // heads
     int C = 768;        // channels
 
-    int Vp() const { return round_up(V, 128); }  // rows of wte in memory: whole tiles for the matrix products
+    int Vp() const { return round_up(V, 128); }  // rows of wte in memory: whole tiles for the matmuls
     int HS() const { return C / NH; }
     bool operator==(const GPT2Config&) const = default;
 };

@@ -13,8 +13,8 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
-// A weight matrix (OC, IC) as matrix products read it: its rows, and the copy that pack_weight made for this backend's
-// matrix units. packed may be null: each product then packs the matrix itself.
+// A weight matrix (OC, IC) as matmuls read it: its rows, and the copy that pack_weight made for this backend's
+// matrix units. packed may be null: each matmul then packs the matrix itself.
 template <class floatX>
 struct Weight {
     const floatX* rows;

@@ -51,7 +51,7 @@ struct Comm {
     void label_next(const char* name, int64_t number = -1);
     SpanLabel take_label();
 
-    // Adds to exposed_seconds the times of those of the first `first_waits` waits that have ended by now; returns it.
+    // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns it.
     virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.

@@ -110,7 +110,7 @@ struct MpiComm : Comm {
     std::unique_ptr<OwnedStream> copies;
 
     Ticket voted = 0;    // ticket of the last any_rank; 0: none yet
-    bool votes[2] = {};  // of even and odd calls
+    bool votes[2] = {};  // results of even and of odd calls of any_rank
     int64_t votes_begun = 0;
 
     std::vector<char> outgoing, incoming[2], staging;

@@ -47,7 +47,8 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
 
 GradientSum::~GradientSum() { host_free(host_statuses); }
 
-// A binary counter: the v-th virtual rank completes a tree of height h for every trailing 1 in v.
+// Adds the virtual ranks as a balanced binary tree. subtree_sums[h] waits for its sibling, as a bit of a binary
+// counter: virtual rank v completes one subtree for every trailing 1 bit of v.
 void GradientSum::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
     const int64_t count = bucket.end - bucket.begin;

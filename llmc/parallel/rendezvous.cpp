@@ -140,7 +140,7 @@ static uint32_t attempt_of_all(const Launch& launch) {
 namespace {
 struct Peer {
     Socket socket;
-    std::string from;      // address
+    std::string from;      // address, for messages
     double since;          // when it connected
     std::string received;  // bytes of its hello so far
     int rank = -1;         // -1: unknown before its hello

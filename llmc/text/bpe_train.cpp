@@ -99,10 +99,10 @@ struct Pair {
     int round = -1;               // the last round that raised its count
 };
 
-// Pairs by number, found by their tokens: open addressing.
+// All pairs, and a hash table (open addressing) that finds a pair by its tokens.
 struct Pairs {
     std::vector<Pair> pairs;
-    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 16);  // 1 + number; 0: free
+    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 16);  // 1 + index in pairs; 0: a free slot
 
     size_t slot(int left, int right) const {
         const uint64_t key = (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * GOLDEN;

@@ -14,7 +14,7 @@
 #include "train/update_rule.h"
 
 struct OptimizerConfig {
-    std::string rule;  // its name in --optimizer
+    std::string rule;  // name of the update rule, as in --optimizer
     Hyperparameters constants = {};
 };
 

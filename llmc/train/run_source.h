@@ -10,7 +10,7 @@
 
 struct RunSource {
     GPT2Config config;
-    int end_of_text = 50256;  // of the weights' config.json
+    int end_of_text = 50256;  // token id, from config.json beside the weights
     std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
     std::string resume;       // the checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;

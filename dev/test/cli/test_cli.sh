@@ -215,7 +215,7 @@ done
 cp "$scratch/check.log" "$scratch/by_init.log"
 check "--resume --init reports only --steps as changed" grep -qx "warning: changed since the checkpoint: --steps 4 (was 2)" "$scratch/by_init.log"
 check "--resume --init trains the next steps" grep -q '"step":3,' "$scratch/by_init/log.jsonl"
-check "--resume alone after --init, from elsewhere" env -C "$scratch/elsewhere" "$program" --resume --output "$scratch/by_init" --steps 6 --quiet
+check "--resume without other options after --init, from another directory" env -C "$scratch/elsewhere" "$program" --resume --output "$scratch/by_init" --steps 6 --quiet
 check "--resume --init again, by another name" "${started_by_init[@]}" --init "$run/." --output "$scratch/by_init" --steps 8
 refused "another --init on resume" 2 "so the weights of --init $run/step_000015 would not be read" "${started_by_init[@]}" \
     --init "$run/step_000015" --output "$scratch/by_init" --steps 10

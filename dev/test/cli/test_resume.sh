@@ -91,7 +91,7 @@ kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
 check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the step is abandoned" "$scratch/said"
-check "SIGTERM in a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
+check "SIGTERM in a long step: the step is not saved" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
 check "SIGTERM in a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
 if [ "$slower" != 1 ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_emulator.sh: the commands of train_gpt2cu, as a CPU runs them: training as train_gpt2 trains, resumed as never
-# stopped, with timed products, validation, samples and text.
+# stopped, with timed matmuls, validation, samples and text.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 [ "$(uname -m)" = x86_64 ] || { skip "the CUDA backend" "the emulator is for x86-64"; exit 0; }

@@ -75,7 +75,7 @@ TEST_CASE_TEMPLATE("equal keys average the past, and nothing of the future", flo
     for (const int HS : {64, 128, 32}) equal_keys<floatX>(gpu_backend, 200, HS, epsilon<floatX>(), 1e-5f);
 }
 
-TEST_CASE_TEMPLATE("decoding gives the last row of the whole", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("decoding the last token gives the last row of attention over all tokens", floatX, float, bf16) {
     for (int T : {1, 2, 64, 65}) decoding_is_the_last_row<floatX>(gpu_backend, {1, T, 3, 24});
 }
 

@@ -189,7 +189,7 @@ static void expect_refused(const char* text) {
     CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("a process uses the GPU of its number, or the only one that it sees") {
+TEST_CASE("a process uses the GPU whose index is its local rank, or the only one that it sees") {
     const simt::Config as_it_was = simt::config;
     simt::config.gpus = 2;
     device_init(1, 0);

@@ -36,7 +36,7 @@ TEST_CASE_TEMPLATE("embeddings of one token alone agree with the definition", fl
 }
 
 // A token's rows begin and end at each place of a chunk.
-TEST_CASE("embeddings agree with the definition, however often a token comes") {
+TEST_CASE("embeddings agree with the definition, however often a token occurs") {
     token_counts<float>(gpu_backend, Sums::in_any_order);
 }
 

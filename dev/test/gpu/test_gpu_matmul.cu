@@ -1,4 +1,4 @@
-// test_gpu_matmul.cu: the shared cases of the matrix products (cases_matmul.h) on the GPU, with every epilogue, by the
+// test_gpu_matmul.cu: the shared cases of the matmuls (cases_matmul.h) on the GPU, with every epilogue, by the
 // library's epilogues and by our own kernels; and the choice by time. The same source runs on a GPU, with cuBLASLt, and
 // in the emulator, with plain loops in its place.
 #include "cuda/matmul.h"
@@ -22,7 +22,7 @@ struct MatmulOnGpu : GpuBackend {
         const float sum_error = 4.0f * float(K) * epsilon<float>() / 2, root = std::sqrt(float(K));
         const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>();
         switch (value) {
-            case Value::out:  // a GELU kernel of ours starts from the rounded product; its slope is up to 1.13
+            case Value::out:  // a GELU kernel of ours starts from the rounded result; its slope is up to 1.13
                 return {2 * one_rounding, sum_error + (options.gelu ? 5.0f * root * one_rounding / 4 : 0.0f)};
             case Value::pre_gelu:
                 return {one_rounding, sum_error};
@@ -57,7 +57,7 @@ static void compare_all(Shape s) {
     compare_backward<floatX>(s, {.gelu = true});
 }
 
-TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition, by either way to GELU", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition, by either way to GELU", floatX, float, bf16) {
     constexpr int unit = 16 / int(sizeof(floatX));
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
@@ -72,7 +72,7 @@ TEST_CASE_TEMPLATE("products of awkward sizes agree with the definition, by eith
 }
 
 #ifdef SIMT_EMULATOR
-TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own on the others") {
+TEST_CASE("GELU is part of the matmul on H100 and B200, and a kernel of its own on the others") {
     const simt::Config as_it_was = simt::config;
     const Inputs<bf16> in({17, 64, 96});
     const auto result = [&](int compute_capability, bool fused_epilogues) {
@@ -81,7 +81,7 @@ TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own
         compare_forward<bf16>(in.s, {.gelu = true});
         return forward(gpu_backend, tested<bf16>, in, {.gelu = true}).out;
     };
-    // Behind the product GELU starts from a rounded number: other bits in some of the results.
+    // After the matmul, GELU starts from a rounded number: other bits in some of the results.
     const Tensor<bf16> apart = result(90, false);
     for (const int compute_capability : {80, 86, 89, 120}) CHECK(same_bits(result(compute_capability, true), apart));
     for (const int compute_capability : {90, 100}) CHECK(!same_bits(result(compute_capability, true), apart));
@@ -90,7 +90,7 @@ TEST_CASE("GELU is part of the product on H100 and B200, and a kernel of its own
 }
 #endif
 
-TEST_CASE_TEMPLATE("products of few rows in GPT-2's layers agree with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of few rows in GPT-2's layers agree with the definition", floatX, float, bf16) {
     compare_forward<floatX>({1, 768, 2304}, {});  // a token generated
     compare_forward<floatX>({5, 768, 3072}, {.gelu = true});
     compare_backward<floatX>({5, 3072, 768}, {.bias = false, .gelu = true, .accumulate = true});
@@ -100,11 +100,11 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
     for (const int N : {40, 1}) not_finite<floatX>(gpu_backend, {N, 56, 72});
 }
 
-TEST_CASE_TEMPLATE("products of small integers are exact", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of small integers are exact", floatX, float, bf16) {
     small_integers<floatX>(gpu_backend, {70, 304, 96});
 }
 
-TEST_CASE_TEMPLATE("the same product twice has the same bits, on any stream", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("the same matmul twice has the same bits, on any stream", floatX, float, bf16) {
     constexpr int N = 33, IC = 64, OC = 96;
     auto inp = random_tensor<floatX>(N * IC, 1), dout = random_tensor<floatX>(N * OC, 2);
     auto weight = random_tensor<floatX>(OC * IC, 3);
@@ -126,7 +126,7 @@ TEST_CASE_TEMPLATE("the same product twice has the same bits, on any stream", fl
     expect_close("dbias", dbias[1], dbias[0], OC, 0.0f, 0.0f);
 }
 
-TEST_CASE("sizes that cannot be are refused") {
+TEST_CASE("sizes below 1, and widths that are not a multiple of 16 bytes, are refused") {
     bf16* none = nullptr;
     float* no_floats = nullptr;
     const auto forward = [&](int N, int IC, int OC) {
@@ -140,7 +140,7 @@ TEST_CASE("sizes that cannot be are refused") {
                          doctest::Contains("in fp32: the widths must be multiples of 4"), Error);
 }
 
-TEST_CASE("working memory of the products is part of the plan") {
+TEST_CASE("working memory of the matmuls is part of the plan") {
     CHECK(gpu::matmul_scratch_bytes<bf16>(1024, 768) >= 32 << 20);
     CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 32 << 20);
 }
@@ -167,7 +167,7 @@ static std::string key_of(const AlgorithmChoices& choices, const std::string& sh
     return "";
 }
 
-TEST_CASE("products chosen by time are right, and the choice is kept") {
+TEST_CASE("matmuls chosen by time are right, and the choice is kept") {
     const Inputs<bf16> in({17, 64, 96});
     const Options gelu = {.gelu = true}, gelu_added = {.gelu = true, .accumulate = true};
     const auto compared_forward = [&] {

@@ -156,7 +156,7 @@ check "a long step: they train" wait_for "$scratch/given_up/log.jsonl" '"step":0
 kill -USR1 "$job"
 check "a long step: all end, and leave nothing" job_ends 15
 check "a long step: exit code 75" test "$status" = 75
-check "a long step: it is not completed" test "$(cat "$scratch/given_up/latest")" = step_000001
+check "a signal in a long step: the step is not saved" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
 check "a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
 

@@ -108,7 +108,7 @@ met() {
         return 1
     fi
 }
-check "4 tasks on 2 hosts meet" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
+check "4 tasks on 2 hosts join one run" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
 check "2 tasks on the second host meet" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
 check "3 tasks on one host and 1 on the other meet" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
 cat >"$scratch/late" <<EOF

@@ -45,7 +45,7 @@ Tensor<floatX> backward(const Backend& backend, const Ops<floatX>& ops, Shape s,
     return dqkv;
 }
 
-// Of the first sequence.
+// Decodes the last token of the first sequence.
 template <class Backend, class floatX>
 Tensor<floatX> decode(const Backend& backend, const Ops<floatX>& ops, Shape s, const Tensor<floatX>& qkv) {
     auto decoded = poisoned<floatX>(s.C());

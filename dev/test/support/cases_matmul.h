@@ -1,4 +1,4 @@
-// cases_matmul.h: the cases of the matrix products that test_matmul.cpp and test_gpu_matmul.cu share. Their bounds
+// cases_matmul.h: the cases of the matmuls that test_matmul.cpp and test_gpu_matmul.cu share. Their bounds
 // depend on how a backend sums and on where it rounds: a backend here also has bound<floatX>(value, K, options), for
 // sums of K products.
 #pragma once

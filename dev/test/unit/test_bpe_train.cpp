@@ -26,7 +26,7 @@ TEST_CASE("training merges the most frequent pair first, and of equals the one o
 
 // aaaa + a: pairs overlap, but a merge takes each byte once. "aaaaa" is (aa)(aa)a, then aa+aa (1 place), tied with aa+a
 // (1 place); a < aa as ids, so the pair (aa, a) comes first.
-TEST_CASE("in a run of one letter a merge takes each byte once") {
+TEST_CASE("in a run of one repeated letter, a merge uses each byte once") {
     PieceCounts counts;
     counts.add("aaaaa", 7);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"aa", "aaa", "aaaaa"});

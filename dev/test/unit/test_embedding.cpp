@@ -24,7 +24,7 @@ TEST_CASE_TEMPLATE("embeddings at awkward sizes agree with the definition", floa
     compare<floatX>({65, 1, 63, 1});
 }
 
-TEST_CASE("embeddings agree with the definition, however often a token comes") {
+TEST_CASE("embeddings agree with the definition, however often a token occurs") {
     token_counts<float>(cpu_backend, Sums::in_order);
 }
 

@@ -496,7 +496,7 @@ TEST_CASE("a closed stdout does not stop the run, and is reported once") {
     CHECK(contains(lines[0], "\"warning\""));
 }
 
-TEST_CASE("files opened later never take the number of a closed standard stream") {
+TEST_CASE("files opened later never take the descriptor of a closed standard stream") {
     const Child child = run_child([] {
         close(0), close(1);
         prepare_standard_streams();

@@ -93,7 +93,7 @@ TEST_CASE("a token depends on seed, text and position, not on what was sampled b
     CHECK(same_seed < 100);
 }
 
-TEST_CASE("a token of logit -infinity never comes, and the only other one always") {
+TEST_CASE("a token whose logit is -infinity is never sampled, and the only other token always is") {
     std::vector<float> logits(65, -INF);
     logits[17] = -1e30f;
     for (float temperature : {0.0f, 1e-30f, 1.0f, 1000.0f})

@@ -42,7 +42,7 @@ TEST_CASE("without warmup the first step is at the peak") {
     for (const char* name : {"constant", "linear", "cosine", "wsd"}) CHECK(rates(name, 0.1, 0, 100)[0] == 6e-4);
 }
 
-TEST_CASE("after warmup the rate never rises") {
+TEST_CASE("after warmup the learning rate never rises") {
     for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
         const auto r = rates(name, 0.1, 10, 300);
         for (size_t step = 10; step < r.size(); step++) CHECK(r[step] <= r[step - 1]);

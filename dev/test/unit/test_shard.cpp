@@ -157,7 +157,7 @@ TEST_CASE("a full disk is an error of finish() or append(), and leaves no file")
     CHECK(!std::filesystem::exists(dir / "a.bin"));
 }
 
-TEST_CASE("files of other kinds are refused by what they are") {
+TEST_CASE("a file of another kind is refused, and the message names the kind") {
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     const auto refusal_of = [&](const std::string& bytes) {

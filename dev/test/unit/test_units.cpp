@@ -85,12 +85,12 @@ TEST_CASE("rounding to bf16 by vcvtne2ps2bf16") {
     }
 }
 
-TEST_CASE("products of pairs by vdpbf16ps") {
+TEST_CASE("dot products of pairs by vdpbf16ps") {
     if (skipped(Isa::avx512bf16)) return;
     compare<16, 32>(&Units::add_pair_products, 60000);
 }
 
-TEST_CASE("products of tiles by tdpbf16ps") {
+TEST_CASE("matrix products of tiles by tdpbf16ps") {
     if (skipped(Isa::amx)) return;
     compare<256, 512>(&Units::tile_multiply, 3000);
 }

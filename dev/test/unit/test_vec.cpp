@@ -97,7 +97,7 @@ TEST_CASE("sums, maxima, square roots, transposition") {
         for (int j = 0; j < VL; j++) CHECK(float(rows[i][j]) == float(10 * j + i));
 }
 
-TEST_CASE("gelu and its derivative") {
+TEST_CASE("GELU and its derivative agree with those in double") {
     for (float x = -10.0f; x <= 10.0f; x += 0.01f) {
         const double slope = 2 * std::sqrt(2 / std::acos(-1)), two_u = slope * (x + 0.044715 * x * x * x);
         const double s = 1 / (1 + std::exp(-two_u)), bend = x * s * (1 - s) * slope * (1 + 3 * 0.044715 * x * x);
