@@ -255,7 +255,7 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
     if (plan.post_kernel == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
     if (plan.post_kernel == PostKernel::gelu_derivative)
         gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
-    const int N = call.shape.k, OC = call.shape.n;  // of a weight's gradient
+    const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient
     if (plan.post_kernel == PostKernel::bias_gradient)
         gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
                                    device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);

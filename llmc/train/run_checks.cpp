@@ -49,12 +49,12 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
            "try 8",
            n, batch.world_size);
-    const int64_t once = batch.tokens_per_step / (int64_t(batch.grad_accum_steps) * batch.world_size) * n;
-    ENSURE(batch.tokens_per_step % once == 0,
+    const int64_t least_tokens = int64_t(batch.B) * batch.T * n;  // one micro-batch on each virtual rank
+    ENSURE(batch.tokens_per_step % least_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
            "--deterministic-ranks %d; try %lld",
-           static_cast<long long>(batch.tokens_per_step), static_cast<long long>(once), batch.B, batch.T, n,
-           static_cast<long long>(round_up(batch.tokens_per_step, once)));
+           static_cast<long long>(batch.tokens_per_step), static_cast<long long>(least_tokens), batch.B, batch.T, n,
+           static_cast<long long>(round_up(batch.tokens_per_step, least_tokens)));
 }
 
 void check_sample_prompt(const Options& o, const RunSource& source, int T) {

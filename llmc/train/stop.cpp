@@ -7,7 +7,7 @@
 #include <csignal>
 #include <string_view>
 
-// Atomic: two threads can be in the handler at once, each with one of two signals.
+// Atomic, because two signals can run the handler in two threads at the same time.
 static std::atomic<bool> requested, next_signal_ends;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may use lock-free atomics only");
 static bool prints_lines, stderr_is_terminal;

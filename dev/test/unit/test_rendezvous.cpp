@@ -204,7 +204,7 @@ TEST_CASE("the nccl_id may have any bytes up to its largest size, and rank_infos
                          Error);
 }
 
-TEST_CASE("the nccl_id is made once, after all ranks have come, and a failure reaches all ranks") {
+TEST_CASE("the nccl_id is made once, after all ranks have connected, and a failure reaches all ranks") {
     const int port = free_ports();
     std::vector<std::string> order;
     std::thread peer([&] {
