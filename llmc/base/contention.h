@@ -11,7 +11,7 @@ class ContentionGuard {
     // Observes the threads of a parallel region. Where the system does not say how long a thread waits for a core
     // (/proc/thread-self/schedstat of Linux), nothing is ever changed.
     ContentionGuard();
-    ~ContentionGuard();  // all threads again
+    ~ContentionGuard();  // uses all threads again
     ContentionGuard(const ContentionGuard&) = delete;
     ContentionGuard& operator=(const ContentionGuard&) = delete;
 

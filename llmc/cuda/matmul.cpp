@@ -294,7 +294,8 @@ std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
     return best;
 }
 
-// The plan with its sums in parts, once for each way to add the partial sums that the algorithm supports.
+// Variants of the plan that compute its sums in `parts` parts: one variant for each way to add the partial sums that
+// the algorithm supports.
 std::vector<Plan> split_plans(Plan plan, const Shape& shape, int32_t parts) {
     std::vector<Plan> out;
     for (const uint32_t scheme : reduction_schemes(shape)) {
@@ -336,7 +337,7 @@ std::string choice_key(const Shape& s) {
                   epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment, sms.c_str());
 }
 
-// The choice as text: the index of the route, the algorithm, and the times of it and of the heuristic's proposal.
+// The choice as text: the index of the route, the algorithm, its time, and the time of the heuristic's proposal.
 std::string choice_text(size_t route, const cublasLtMatmulAlgo_t& algo, const gpu::Fastest& times) {
     std::string text = format("%zu ", route);
     for (const uint64_t word : algo.data) text += format("%" PRIx64 " ", word);
@@ -418,9 +419,9 @@ Plan first_plan(const Call<floatX>& call) {
         if (plans.empty()) continue;
         const int32_t parts = best_splits(call.shape, 1)[0];
         const bool to_split = call.shape.kind == Kind::weight_gradient && parts > 1 && !is_split(plans[0]);
-        if (to_split && supports_splits(plans[0]))
-            for (const Plan& split : split_plans(plans[0], call.shape, parts)) return split;
-        return plans[0];
+        if (!to_split || !supports_splits(plans[0])) return plans[0];
+        const std::vector<Plan> splits = split_plans(plans[0], call.shape, parts);
+        return splits.empty() ? plans[0] : splits[0];
     }
     fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
 }

@@ -46,7 +46,7 @@ struct GradientSum {
 
     // Called during the last backward of this rank's v-th virtual rank, when the gradients of bucket b are complete.
     void reduce_bucket(int b, int v);
-    void virtual_rank_done(int v);  // after all buckets
+    void virtual_rank_done(int v);  // called after reduce_bucket of all its buckets
     // Called after the last virtual rank. Waits for all buckets, and computes on the device the loss of the step and
     // the sum of squares of its gradients.
     void finish(RankStatus status);

@@ -89,7 +89,7 @@ struct PieceCounts {
     static constexpr int MAX_PIECE = 1024;
 
     struct Slot {
-        uint64_t key[2];  // the bytes of a piece of up to 16, then zeros
+        uint64_t key[2];  // a piece of up to 16 bytes, padded with zeros
         int64_t count;    // 0: free
         int64_t length;
     };

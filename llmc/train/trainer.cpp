@@ -166,7 +166,10 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     for (int b = 0; b < model.layout.num_buckets(); b++) optimizer.wait_weights(b);
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
-        stop && !run.failure ? save(run, reader) : save_or_warn(run, reader);
+        if (stop && !run.failure)
+            save(run, reader);
+        else
+            save_or_warn(run, reader);
     }
     if (val_due) validate(step);
     if (sample_due && run.first_rank()) sample(step);

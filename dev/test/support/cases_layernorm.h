@@ -156,12 +156,12 @@ struct Gradients {
 
 template <class Backend, class floatX>
 Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const BackwardInputs<floatX>& in,
-                           Dresidual past = Dresidual::apart, bool with_branch_bias = true) {
-    Gradients<floatX> g{past == Dresidual::in_place ? copy_of(in.dresidual) : poisoned<floatX>(in.inp.size()),
+                           Dresidual where = Dresidual::apart, bool with_branch_bias = true) {
+    Gradients<floatX> g{where == Dresidual::in_place ? copy_of(in.dresidual) : poisoned<floatX>(in.inp.size()),
                         filled<float>(in.C, before), filled<float>(in.C, before), filled<float>(in.C, before)};
-    const Tensor<floatX>* dresidual = past == Dresidual::none    ? nullptr
-                                      : past == Dresidual::apart ? &in.dresidual
-                                                                 : &g.dinp;
+    const Tensor<floatX>* dresidual = where == Dresidual::none    ? nullptr
+                                      : where == Dresidual::apart ? &in.dresidual
+                                                                  : &g.dinp;
     backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, in.dout,
                  in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
     return g;
@@ -189,8 +189,8 @@ Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d
 // that and a few more, for the worst of C columns.
 template <class Backend, class floatX>
 Outputs backward_outputs(const Backend& backend, const Ops<floatX>& ops, const BackwardInputs<floatX>& in,
-                         Dresidual past) {
-    const Gradients<floatX> g = backward(backend, ops, in, past);
+                         Dresidual where) {
+    const Gradients<floatX> g = backward(backend, ops, in, where);
     const float root = std::sqrt(float(in.N)), error = row_error(in.C, in.offset);
     const float column_error = root * (8.0f + 2.0f * root) * epsilon<float>();
     Outputs outputs;
@@ -203,16 +203,16 @@ Outputs backward_outputs(const Backend& backend, const Ops<floatX>& ops, const B
 }
 
 template <class floatX, class Backend>
-void compare_backward(const Backend& backend, int N, int C, Dresidual past = Dresidual::apart, float offset = 0.0f,
+void compare_backward(const Backend& backend, int N, int C, Dresidual where = Dresidual::apart, float offset = 0.0f,
                       Statistics statistics = Statistics::random) {
     CAPTURE(N);
     CAPTURE(C);
     CAPTURE(offset);
-    CAPTURE(int(past));
+    CAPTURE(int(where));
     CAPTURE(int(statistics));
     const BackwardInputs<floatX> in(N, C, offset, statistics);
-    backend.compare(backward_outputs(OnHost{}, definition<floatX>, in, past),
-                    [&] { return backward_outputs(backend, tested<floatX>, in, past); });
+    backend.compare(backward_outputs(OnHost{}, definition<floatX>, in, where),
+                    [&] { return backward_outputs(backend, tested<floatX>, in, where); });
 }
 
 template <class floatX, class Backend>
