@@ -51,13 +51,16 @@ INLINE float exp_inline(float x) {
     return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
 }
 
-// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)).
-INLINE float gelu(float x) { return x / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x))); }
+// The tanh-GELU is x times a logistic function: 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), with
+// u = sqrt(2 / pi) (x + 0.044715 x^3).
+constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f;  // 2 sqrt(2 / pi)
+INLINE float exp_minus_2u(float x) { return exp_inline(-GELU_SLOPE * (x + GELU_CUBIC * x * x * x)); }
+INLINE float gelu(float x) { return x / (1.0f + exp_minus_2u(x)); }
 
 // d gelu / dx = s + s (1 - s) x 2u', where s is the logistic function of 2u. x 2u' may overflow where s (1 - s) is 0.
 INLINE float gelu_derivative(float x) {
-    const float s = 1.0f / (1.0f + exp_inline(-1.5957691216f * (x + 0.044715f * x * x * x)));
-    const float ds = s * (1.0f - s), x_2du = 1.5957691216f * x * (1.0f + 3 * 0.044715f * x * x);
+    const float s = 1.0f / (1.0f + exp_minus_2u(x));
+    const float ds = s * (1.0f - s), x_2du = GELU_SLOPE * x * (1.0f + 3 * GELU_CUBIC * x * x);
     return ds == 0.0f ? s : s + ds * x_2du;
 }
 
@@ -216,8 +219,8 @@ struct KernelLoops {
         }
     }
 
-    // Epilogue of matmul_forward: bias, residual and GELU for `count` elements of a row; all three may be null. sums may
-    // be out itself: without `omp simd` the compilers' overlap test would then choose the scalar loop.
+    // Epilogue of matmul_forward: bias, residual and GELU for `count` elements of a row; all three may be null. sums
+    // may be out itself: without `omp simd` the compilers' overlap test would then choose the scalar loop.
     template <class floatX>
     static INLINE void forward_epilogue(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias,
                                         const floatX* residual, int count) {

@@ -143,7 +143,8 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
 
 // ---- cutting
 
-// The start of the first line in the window after a line end, else the position of the first space; npos if neither.
+// Where a file may be cut within the window: after the first line end, else at the first space, else npos. A line end
+// that is the last character does not count.
 static size_t part_start(std::string_view window) {
     const size_t line = window.find('\n');
     return line < window.size() - 1 ? line + 1 : window.find(' ');
