@@ -23,7 +23,7 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options, const std::string& optimizer);
 int64_t total_bytes(const std::vector<MemoryItem>& items);
-// The part of it that the device must have: all of it if the device's memory is the host's.
+// The bytes of the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
 // The largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available` bytes of

@@ -246,8 +246,8 @@ void independent_draws(const Backend& backend, int64_t count) {
     });
 }
 
-// Both sides start from the same values, so before rounding their weights differ by about 2^-22 of the weight. Neighbours
-// in bf16 are 2^-8 apart. Stochastic rounding may therefore go the other way for one element in 2^14.
+// Both sides start from the same values, so before rounding their weights differ by about 2^-22 of the weight.
+// Neighbours in bf16 are 2^-8 apart. Stochastic rounding may therefore go the other way for one element in 2^14.
 template <class Backend>
 void one_step_without_masters(const Backend& backend, int64_t count, DecayPattern decay, int64_t begin,
                               int64_t most_different) {
