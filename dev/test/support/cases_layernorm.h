@@ -167,7 +167,7 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     return g;
 }
 
-// The difference between sums and `before` plus the column sums of d, relative to the sum of the terms' sizes.
+// The error of sums, which should be `before` plus the column sums of d, relative to the sum of the terms' sizes.
 template <class floatX>
 Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d, int C) {
     auto off = poisoned<float>(C);
