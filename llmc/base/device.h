@@ -27,8 +27,8 @@ struct DeviceInfo {
 // Set by --debug-sync: the host waits for every kernel, so that an error names its kernel. Slow.
 inline bool device_debug_sync = false;
 
-// Set by --comm-sms: the multiprocessors of a GPU that collectives use, and that matmuls leave to them. 0: the libraries
-// choose.
+// Set by --comm-sms: the multiprocessors of a GPU that collectives use, and that matmuls leave to them. 0: the
+// libraries choose.
 inline int device_comm_sms = 0;
 
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
@@ -46,8 +46,8 @@ std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 1
 using AlgorithmChoices = std::map<std::string, std::string>;
 void device_load_algorithms(const AlgorithmChoices& choices);  // replaces all choices
 AlgorithmChoices device_algorithms();
-// While on, the first use of a shape without a choice times several algorithms and chooses. It repeats the operation, so
-// a gradient that accumulates is then wrong.
+// While on, the first use of a shape without a choice times several algorithms and chooses. It repeats the operation,
+// so a gradient that accumulates is then wrong.
 void device_time_algorithms(bool on);
 
 // Set by a communicator. Called repeatedly while the host waits for the device, with the duration of the wait in

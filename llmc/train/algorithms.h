@@ -5,8 +5,8 @@
 #include "train/run.h"
 
 // All ranks, before the first step. Rank 0 times a micro-step on random tokens for the shapes that the file lacks. All
-// ranks then take the same choices, so that they compute with the same algorithms. A file that cannot be read or written
-// is only noted. Changes gradients and activations; the CPU does nothing.
+// ranks then take the same choices, so that they compute with the same algorithms. A file that cannot be read or
+// written is only noted. Changes gradients and activations; the CPU does nothing.
 template <class floatX>
 void choose_algorithms(GPT2<floatX>& model, Run& run);
 

@@ -230,6 +230,7 @@ TEST_CASE("impossible shapes are refused") {
     refused({1024, 50257, 0, 12, 768}, "0 layers");
     refused({1024, 50257, 12, 0, 768}, "0 heads");
     refused({1024, 50257, 12, 12, 0}, "0 channels");
+    refused({1024, 50257, 12, 1, 512}, "heads of 512 channels: at most 256; 512 channels need at least 2 heads");
     refused({0, 50257, 12, 12, 768}, "0 positions");
     refused({1024, -5, 12, 12, 768}, "-5 tokens");
     refused({1024, 50257, 1025, 12, 768}, "1025 layers");

@@ -55,7 +55,7 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
     REQUIRE(slow);
     CHECK(slow->B == 2);
     CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3), "adamw"));  // one takes 7 s
-    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 25, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
+    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 100, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
 }
 
 static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
