@@ -462,8 +462,7 @@ FoundCheckpoint find_resumable(const std::string& output) {
     const std::string advice =
         denied          ? "this user may not read all files: change their permissions and try again"
         : start.empty() ? "restore one from a copy, or start anew in another --output"
-                        : format("--init %s starts from its weights, with a new optimizer state; give another --output",
-                                 start.c_str());
+                        : format("--init %s takes its weights alone; train then needs another --output", start.c_str());
     fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(),
          advice.c_str());
 }

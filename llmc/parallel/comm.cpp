@@ -53,8 +53,9 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
 std::string describe_joining(const Launch& launch) {
     if (launch.world_size == 1) return "";
     if (launch.mpi) return "joins the others by MPI";
-    return launch.master_addr.empty() ? "has no address to join the others"
-                                      : "joins the others at " + rendezvous_address(launch);
+    if (launch.master_addr.empty()) return "has no address to join the others";
+    return "joins the others at " + rendezvous_address(launch) +
+           (device_memory_is_host() ? "; a GPU's rank can, CPU ranks need mpirun" : "");
 }
 
 std::string device_identity() { return device_id() + " " + host_name(); }

@@ -321,6 +321,10 @@ static void check_files(const std::vector<TextFile>& files) {
              files.size() == 1 ? "" : ", and so are the other inputs");
 }
 
+static std::string size_text(double bytes) {
+    return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : format("%.1f MB", bytes / 1e6);
+}
+
 static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
                           double seconds) {
     if (o.quiet) return;
@@ -334,11 +338,11 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
             "--val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
-    text +=
-        format("%s %s, %.1f MB, %s tokens, %.2f bytes per token, %.1f MB/s, %zu shard%s and the tokenizer in %s\n",
-               with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
-               double(totals.bytes) / 1e6, with_commas(tokens).c_str(), double(totals.bytes) / double(tokens),
-               double(totals.bytes) / 1e6 / seconds, shards, shards == 1 ? "" : "s", message_text(o.output).c_str());
+    text += format("%s %s, %s, %s tokens, %.2f bytes per token, %s/s, %zu shard%s and the tokenizer in %s\n",
+                   with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
+                   size_text(double(totals.bytes)).c_str(), with_commas(tokens).c_str(),
+                   double(totals.bytes) / double(tokens), size_text(double(totals.bytes) / seconds).c_str(), shards,
+                   shards == 1 ? "" : "s", message_text(o.output).c_str());
     print_stdout(text);
 }
 

@@ -69,7 +69,7 @@ check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at
 check "plan says that it does not measure a step that is too large" grep -q "estimated at 30 % of the peak: a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
 check "plan says what does not fit, and what to try" grep -q "^memory .* of .* available, does not fit: try a smaller model" \
-    <("$program" plan --layers 2 --heads 2 --channels 64000 --micro-batch 1)
+    <("$program" plan --layers 2 --heads 250 --channels 64000 --micro-batch 1)
 "${train[@]}" --quiet=0 >"$scratch/out"
 check "train says how much memory there is" grep -q "^memory .* of .* available: weights" "$scratch/out"
 cp -r "$run" "$scratch/again"
@@ -438,7 +438,7 @@ before=$(tree_of "$scratch/all_damaged")
 on_damaged=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/all_damaged" --steps 40 --keep 1)
 refused "every checkpoint damaged" 65 "none of its checkpoints is intact" "${on_damaged[@]}" --resume
 check "every checkpoint damaged: both files are named" test "$(grep -cE 'step_000030/optimizer.safetensors: its checksum|step_000015/trainer.json: ' "$scratch/err")" = 2
-check "every checkpoint damaged: the message says how to use the weights" grep -q -- "--init $scratch/all_damaged/step_000030 starts from its weights" "$scratch/err"
+check "every checkpoint damaged: the message says how to use the weights" grep -q -- "--init $scratch/all_damaged/step_000030 takes its weights alone" "$scratch/err"
 refused "every checkpoint damaged: a new run" 2 "holds the checkpoints of an earlier run" "${on_damaged[@]}"
 refused "every checkpoint damaged: generate" 65 "none of its checkpoints is intact" "$program" generate --init "$scratch/all_damaged"
 check "every checkpoint damaged: no file is changed" test "$(tree_of "$scratch/all_damaged")" = "$before"

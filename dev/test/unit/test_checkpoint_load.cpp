@@ -229,11 +229,11 @@ TEST_CASE("if all checkpoints are damaged, each is named, with the weights that 
     CHECK(
         says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
              "damaged\n"));
-    CHECK(says(advice + "2 starts from its weights"));
+    CHECK(says(advice + "2 takes its weights alone"));
     remove_tree(out + "/step_000002/trainer.json");
     CHECK(says("it has no trainer.json"));
     CHECK(says("its weights can be read, but not verified\n"));
-    CHECK(says(advice + "2 starts from its weights"));
+    CHECK(says(advice + "2 takes its weights alone"));
     write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
     CHECK(says("restore one from a copy, or start anew in another --output"));
     CHECK_FALSE(says("--init " + out));
