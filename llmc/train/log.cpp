@@ -132,9 +132,14 @@ static Json number(float value, const char* name, Json& object) {
     return Json(std::strtod(text, nullptr));
 }
 
-static bool is_removed(int fd) {
-    struct stat status;
-    return fstat(fd, &status) == 0 && status.st_nlink == 0;
+// Whether log.jsonl no longer names the open file, because that was removed or renamed. If the whole directory was
+// moved, the file is still the log.
+static bool is_removed(const Log& log) {
+    struct stat open_file, named;
+    if (fstat(log.fd, &open_file) != 0) return false;
+    if (stat((log.options.output + "/log.jsonl").c_str(), &named) != 0)
+        return errno == ENOENT && is_directory(log.options.output);
+    return named.st_ino != open_file.st_ino || named.st_dev != open_file.st_dev;
 }
 
 // Writes all of the text, or sets errno and returns false.
@@ -158,25 +163,26 @@ static std::string what_stands_at(const std::string& path) {
                                       : "another file";
 }
 
-// Creates log.jsonl again after it was removed. Returns the reason if that fails; empty: it was created. A file that
-// stands there now may belong to somebody else, so it is not used.
+// Creates log.jsonl again after it was removed or renamed. Returns the reason if that fails; empty: it was created. A
+// file that stands there now may belong to somebody else, so it is not used.
 static std::string create_again(Log& log) {
     const std::string path = log.options.output + "/log.jsonl";
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0 && errno == EEXIST) return "the file was removed, and " + what_stands_at(path) + " stands in its place";
-    if (fd < 0) return format("the file was removed, and cannot be created again: %s", strerror(errno));
+    if (fd < 0 && errno == EEXIST)
+        return "the file was removed or renamed, and " + what_stands_at(path) + " stands in its place";
+    if (fd < 0) return format("the file was removed or renamed, and cannot be created again: %s", strerror(errno));
     close(log.fd);
     log.fd = fd;
     log.written = 0;
     clear_live_line(log);
-    print_message("warning: " + path + " was removed; it was created again, without the lines before");
+    print_message("warning: " + path + " was removed or renamed; it was created again, without the lines before");
     return "";
 }
 
 // Writes all lines of log.unwritten or none: if a write fails, the file is truncated to its length before. Returns the
 // reason of the failure; empty: they were written.
 static std::string write_lines(Log& log) {
-    if (is_removed(log.fd))
+    if (is_removed(log))
         if (const std::string reason = create_again(log); !reason.empty()) return reason;
     if (!write_all(log.fd, log.unwritten)) {
         const std::string reason = strerror(errno);

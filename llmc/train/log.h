@@ -12,7 +12,7 @@
 //
 // A write error of the log does not stop the run: one warning goes to stderr. The lines are kept, up to MAX_UNWRITTEN
 // bytes, and written as soon as that is possible again. finish() says how many are missing at the end. A log that was
-// removed during the run is created again, with a warning; the lines in the removed file are gone.
+// removed or renamed during the run is created again, with a warning, without the lines before.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -517,10 +517,28 @@ TEST_CASE("a log that is removed during the run is created again") {
         if (log.finish() != 0) _exit(1);
     });
     CHECK(child.exit_code == 0);
-    CHECK(child.err == "warning: " + path + " was removed; it was created again, without the lines before\n");
+    CHECK(child.err ==
+          "warning: " + path + " was removed or renamed; it was created again, without the lines before\n");
     const auto lines = lines_of(path);
     REQUIRE(lines.size() == 3);
     for (size_t i = 0; i < 3; i++) CHECK(Json::parse(lines[i], nullptr, false)["step"] == i + 1);
+}
+
+TEST_CASE("a log that is renamed during the run is created again") {
+    TemporaryDirectory dir;
+    const std::string path = dir.path + "/log.jsonl", moved = dir.path + "/log.1";
+    const Child child = run_child([&] {
+        Log log(quiet(dir.path, 10));
+        log.step(record(0));
+        rename(path.c_str(), moved.c_str());
+        for (int step = 1; step < 4; step++) log.step(record(step));
+        if (log.finish() != 0) _exit(1);
+    });
+    CHECK(child.exit_code == 0);
+    CHECK(child.err ==
+          "warning: " + path + " was removed or renamed; it was created again, without the lines before\n");
+    CHECK(lines_of(path).size() == 3);
+    CHECK(lines_of(moved).size() == 1);
 }
 
 TEST_CASE("a removed log is not written into what stands in its place") {
@@ -536,7 +554,7 @@ TEST_CASE("a removed log is not written into what stands in its place") {
             if (log.finish() != 4) _exit(1);
         });
         CHECK(child.exit_code == 0);
-        CHECK(contains(child.err, "warning: cannot write " + path + ": the file was removed, and " + what +
+        CHECK(contains(child.err, "warning: cannot write " + path + ": the file was removed or renamed, and " + what +
                                       " stands in its place; the run continues and writes these lines if that"));
         CHECK(contains(child.err, "warning: 4 lines could not be written to " + path + "\n"));
         CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
