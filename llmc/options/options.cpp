@@ -297,7 +297,7 @@ static void tokenize_options(OptionSpecs& all, Options& o) {
     s.add("--val-tokens", o.val_tokens, 0, "TOKENS", "hold out the first N tokens instead, as in llm.c; 0 = off")
         .at_least(0);
     s.add("--shard-tokens", o.shard_tokens, 100000000, "TOKENS", "tokens per shard").between(1, INT32_MAX);
-    s.add_flag("--replace", o.replace, "delete the shards in --output first");
+    s.add_flag("--replace", o.replace, "replace the shards in --output");
     s.add("--split", o.split, "none", "none|blank-lines|end-of-text", "where to cut text files into documents")
         .one_of_unit();
     s.add("--text-key", o.text_key, "text", "KEY", "key of the text in .jsonl objects");

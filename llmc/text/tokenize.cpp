@@ -361,8 +361,6 @@ int tokenize(const TokenizeOptions& o) {
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
     check_tokenizer_size(tokenizer);
-    remove_old_shards(o.output);  // only after the lock is taken and the tokenizer is ready
-
     ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
     const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
     const double seconds = progress.seconds();
@@ -375,6 +373,7 @@ int tokenize(const TokenizeOptions& o) {
              files.size(), with_commas(totals.bytes).c_str());
     train.complete();
     val.complete();
+    remove_old_shards(o.output);  // only now, because the new ones are on disk; an error before this loses nothing
     save_tokenizer(tokenizer, o.output, 1024);
     // Rename all shards at the very end: a part of the shards, or shards without a tokenizer, would look complete. A
     // kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.

@@ -7,7 +7,7 @@
 struct TokenizeOptions {
     std::vector<std::string> inputs;  // files and folders, see text_reader.h
     std::string output;               // folder, created if missing; refused if it has shards and replace is false
-    bool replace = false;             // delete the shards that output already has
+    bool replace = false;             // delete the shards that output already has, when the new ones are complete
     std::string tokenizer;            // directory or file, see load_tokenizer()
     int train_bpe = 0;                // instead of tokenizer: size of a vocabulary to train on all of the text
     double val_fraction = 0.05;       // of the text, up to 0.5, held out (text_reader.h); 0: nothing

@@ -189,6 +189,16 @@ TEST_CASE("--replace deletes nothing if another run uses the output or the token
     CHECK(read_bytes(run.out("train_000001.bin")) == before);
 }
 
+TEST_CASE("--replace keeps the old shards if the new ones cannot be completed") {
+    TokenizeRun run;
+    run.file("a.txt", "a");
+    tokenize(run.options);
+    const std::string before = read_bytes(run.out("train_000001.bin"));
+    run.options.replace = true, run.options.val_tokens = 1000;
+    CHECK_THROWS_WITH_AS(tokenize(run.options), doctest::Contains("was held out"), Error);
+    CHECK(read_bytes(run.out("train_000001.bin")) == before);
+}
+
 TEST_CASE("a full disk is an error, and leaves no shard of the run") {
     TokenizeRun run;
     run.file("a.txt", prose(100000));
