@@ -39,7 +39,7 @@ void ContentionGuard::adapt() {
     constexpr double WINDOW = 0.02, PAUSE = 0.3;  // seconds
     const double now = seconds_now(), window = now - last_look;
     if (window < WINDOW || now < retry_at) return;
-    double waited = 0.0;  // by all threads together
+    double waited = 0.0;  // seconds that all threads together waited for a core
     for (Thread& thread : threads) {
         const double delay = run_delay(thread.schedstat);
         waited += delay - thread.delay;

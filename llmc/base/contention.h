@@ -22,7 +22,7 @@ class ContentionGuard {
   private:
     struct Thread {
         int schedstat;  // file descriptor, or -1
-        double delay;   // seconds that it has waited for a core
+        double delay;   // seconds that the thread has waited for a core
     };
     std::vector<Thread> threads;
     double last_look;

@@ -20,7 +20,7 @@ struct DeviceInfo {
     int64_t memory_bytes;    // total
     double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
-    std::string peak_source;   // "data sheet", "measured at start", or why there is none
+    std::string peak_source;   // "data sheet", "measured at start", or why no peak is known
     std::string cpu_isa = {};  // instruction set of the CPU operations, a value of CPU_ISA; empty on a GPU
 };
 
@@ -37,7 +37,7 @@ DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
 std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the CPU
 bool device_memory_is_host();    // true on the CPU
-bool device_bf16_is_faster();    // than fp32 in matmuls; decides --precision auto
+bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; decides --precision auto
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 
 // Algorithms of matmuls and attention that were chosen by time: each key names the device, its libraries and a
@@ -46,8 +46,8 @@ std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 1
 using AlgorithmChoices = std::map<std::string, std::string>;
 void device_load_algorithms(const AlgorithmChoices& choices);  // replaces all choices
 AlgorithmChoices device_algorithms();
-// While on, the first use of a shape without a choice times several algorithms and chooses. It repeats the operation,
-// so a gradient that accumulates is then wrong.
+// While timing is on, the first use of a shape without a choice times several algorithms and chooses the fastest. The
+// timing repeats the operation, so a gradient that accumulates is then wrong.
 void device_time_algorithms(bool on);
 
 // Set by a communicator. Called repeatedly while the host waits for the device, with the duration of the wait in
@@ -88,12 +88,12 @@ Event create_timer();
 double seconds_between(Event from, Event to);
 
 // CUDA graphs. Work queued on the stream between begin_graph and end_graph is captured and not run. run_graph queues
-// all of it with one launch, with the same pointers and arguments each time. Not on the CPU, where calls are
-// synchronous.
+// the captured work with one launch, with the same pointers and arguments each time. The CPU has no graphs: its calls
+// are synchronous.
 bool device_has_graphs();
-void begin_graph(Stream stream);  // not the null stream
+void begin_graph(Stream stream);  // the stream must not be the null stream
 Graph end_graph(Stream stream);
-void abandon_graph(Stream stream) noexcept;  // instead of end_graph, after an error
+void abandon_graph(Stream stream) noexcept;  // call it instead of end_graph after an error
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
 
@@ -118,9 +118,9 @@ void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void fill_zero(void* device, int64_t bytes, Stream stream);
 
-// Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes it at least this
-// large; call it before training starts. device_scratch returns the memory, and grows it only if nothing was reserved
-// (tests).
+// Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes the scratch
+// memory at least `bytes` large; call it before training starts. device_scratch returns the memory, and grows it only
+// if nothing was reserved (tests).
 void device_reserve_scratch(int64_t bytes);
 void* device_scratch(int64_t bytes);
 

@@ -60,24 +60,25 @@ FileSum checksum_file(const std::string& path);
 void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
-bool is_deleted(const std::string& path);  // no such name; false if it cannot be determined
+bool is_deleted(const std::string& path);  // whether nothing has this name; false if unknown
 bool is_directory(const std::string& path);
 // Calls f, which reads files of a directory. If f fails and the directory is gone, the error says so (EXIT_NO_INPUT).
 void read_from(const std::string& dir, const std::function<void()>& f);
 // Refuses (EXIT_NO_INPUT) a path that is no directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
-bool is_denied(const std::string& dir);                           // this user may not read it, or a file in it
-std::vector<std::string> list_directory(const std::string& dir);  // names, sorted; missing: EXIT_NO_INPUT
-void make_directories(const std::string& dir);                    // and its parents, synced to disk; it may exist
-void sync_directory(const std::string& dir);                      // makes its entries durable
+bool is_denied(const std::string& dir);  // this user may not read dir or a file in it
+// Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.
+std::vector<std::string> list_directory(const std::string& dir);
+void make_directories(const std::string& dir);  // also makes the parents, and syncs them; dir may exist
+void sync_directory(const std::string& dir);    // makes the directory's entries durable
 void rename_path(const std::string& from, const std::string& to);
-void remove_tree(const std::string& path);              // may be missing; does not follow links
+void remove_tree(const std::string& path);              // path may be missing; links are not followed
 int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system
-int64_t free_files(const std::string& dir);             // files that can still be created there
-int64_t bytes_on_disk(const std::string& dir);          // disk space of the files in it
+int64_t free_files(const std::string& dir);             // files that can still be created on dir's file system
+int64_t bytes_on_disk(const std::string& dir);          // disk space of the files in dir
 bool is_file_name(const std::string& name);             // a bare name: no path, not . or ..
 std::string parent_directory(const std::string& path);  // "." for a bare name
-std::string current_directory();                        // "" if it was removed
+std::string current_directory();                        // "" if the directory was removed
 
 // Throws Error: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);

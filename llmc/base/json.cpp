@@ -10,16 +10,17 @@
 
 using nlohmann::json;
 
-// Builds the value and makes the checks that json::parse lacks. json::parse with a callback could make them too, but it
-// searches the whole list at the end of each object in it, so a long list of objects would take quadratic time.
+// Builds the value and makes the checks that json::parse lacks. json::parse with a callback could make these checks
+// too. But at the end of each object in a list it searches the whole list, so a long list would take quadratic time.
 struct CheckedValue : nlohmann::json_sax<json> {
     static constexpr size_t MAX_DEPTH = 32;
     static constexpr int OUT_OF_RANGE = 406;  // the id of json::out_of_range for a number
     const std::string& where;
     json root;
-    // Lists and objects that are not closed yet, outermost first. One does not move in memory while one in it is open.
+    // Lists and objects that are not closed yet, outermost first. A list or object does not move in memory while
+    // another one inside it is open.
     std::vector<json*> open;
-    json* member = nullptr;  // of the innermost object: its key was read, its value comes next
+    json* member = nullptr;  // the value, not read yet, of the last key of the innermost object
     size_t too_deep = 0;     // lists and objects that are not closed yet, beyond MAX_DEPTH
     size_t error_byte = 0;
     int error_id = 0;

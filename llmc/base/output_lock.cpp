@@ -18,7 +18,7 @@
 
 void MadeDirectories::make(const std::string& dir) {
     for (std::string missing = dir; !path_exists(missing); missing = parent_directory(missing)) {
-        if (missing == parent_directory(missing)) break;  // "." or "/": it exists, but its parent may not be searched
+        if (missing == parent_directory(missing)) break;  // "." or "/" exists, even if the process may not search it
         dirs.insert(dirs.begin(), missing);
     }
     make_directories(dir);
@@ -42,7 +42,7 @@ static OpenedFile open_or_create(const std::string& path) {
         if (errno != EEXIST) fail_errno(EXIT_CANNOT_CREATE, path, "create");
         fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         if (fd >= 0) return {fd, false};
-        if (errno != ENOENT) fail_errno(EXIT_CANNOT_CREATE, path, "open");  // ENOENT: its owner has just removed it
+        if (errno != ENOENT) fail_errno(EXIT_CANNOT_CREATE, path, "open");  // ENOENT: its owner removed it just now
     }
 }
 
@@ -124,7 +124,7 @@ OutputLock::OutputLock(const std::string& output, LockCall lock, double beat_sec
             }
             if (age(fd, path) < dead_after)
                 refuse(output, fd, format(" (if it is dead, for at most %.0f s)", dead_after));
-            // Without locks, two runs that do this within the same millisecond may both continue.
+            // Without locks, two runs that remove the file within the same millisecond may both continue.
             unlink(path.c_str());
         }
         close(fd);

@@ -2,8 +2,8 @@
 //
 // The run holds an flock on OUTPUT/run.lock. The kernel releases the lock when the process ends in any way, so a dead
 // run never blocks another. The file identifies its owner, for the message to a second run. Some network file systems
-// have no locks. There a thread renews the file's modification time instead, and a file that was not renewed for
-// LOCK_BEATS beats counts as abandoned.
+// have no locks. On such a file system a thread renews the file's modification time instead, and a file that was not
+// renewed for LOCK_BEATS beats counts as abandoned.
 #pragma once
 #include <sys/file.h>
 
@@ -37,7 +37,7 @@ struct OutputLock {
     bool ending = false;
 
     // Creates the directory if it is missing. Refuses (EXIT_CANNOT_CREATE) a directory that another run uses; the error
-    // names its pid, host and time. The other arguments are for tests.
+    // names that run's pid, host and start time. Only tests give `lock` and `beat_seconds`.
     explicit OutputLock(const std::string& output, LockCall lock = flock, double beat_seconds = 20.0);
     OutputLock(const OutputLock&) = delete;
     ~OutputLock();

@@ -1,11 +1,12 @@
 // random.h: counter-based random numbers, a function of (seed, stream, index). They do not depend on threads, ranks or
 // order.
 //
-// The four uses of the user's seed have separate streams; their upper 16 bits differ:
+// The four uses of the user's seed have separate streams. The first column is the upper 16 bits of the stream number;
+// the value after the colon fills the lower bits:
 //   0x0000  initial weights: tensor << 32 | layer (model/params.cpp)
-//   0x5ada  stochastic rounding of the weights: + step (ROUNDING_STREAMS, ops/ops.h)
-//   0x8000  sampling of generated tokens: | number of the text (infer/sampler.cpp)
-//   0xda7a  order of the training data: + epoch (data/dataloader.cpp)
+//   0x5ada  stochastic rounding of the weights: step (ROUNDING_STREAMS, ops/ops.h)
+//   0x8000  sampling of generated tokens: number of the text (infer/sampler.cpp)
+//   0xda7a  order of the training data: epoch (data/dataloader.cpp)
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
@@ -52,7 +53,7 @@ inline std::array<float, 2> box_muller(uint32_t x, uint32_t y) {
 
 struct Philox {
     uint64_t seed;
-    uint64_t stream;  // separate streams for tensors, steps, ...: no shared numbers
+    uint64_t stream;  // streams (of tensors, steps, ...) share no numbers
 
     // Four independent 32-bit words for each index.
     std::array<uint32_t, 4> operator()(uint64_t index) const {

@@ -17,7 +17,8 @@
 // KiB; 40 KiB are enough. (Measured with g++ 12 at -O3. Smaller stacks end the program before main().)
 static constexpr int64_t LEAST_STACK = 64 << 10;
 
-// Parses a size as OpenMP does: a number of KiB, or a number with suffix B, K, M or G. Returns -1 if it is no size.
+// Parses a size as OpenMP does: a number of KiB, or a number with suffix B, K, M or G. Returns -1 if the text is no
+// size.
 static int64_t bytes_of(const char* text) {
     int64_t number;
     char unit = 'K', more;
@@ -78,7 +79,7 @@ void limit_spinning(char** argv) {
     for (const char* setting : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
         if (getenv(setting)) return;
     if (getauxval(AT_BASE) == 0) return;  // started as `ld.so PROGRAM`: the link below would name ld.so
-    char program[PATH_MAX];               // not /proc/self/exe itself: the process would then be named "exe"
+    char program[PATH_MAX];               // executing /proc/self/exe itself would name the process "exe"
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length <= 0) return;
     program[length] = 0;
@@ -89,6 +90,6 @@ void limit_spinning(char** argv) {
 
 #else
 
-void limit_spinning(char**) { setenv("KMP_BLOCKTIME", "1", 0); }  // libomp reads it at the first parallel region
+void limit_spinning(char**) { setenv("KMP_BLOCKTIME", "1", 0); }  // libomp reads this at the first parallel region
 
 #endif

@@ -37,7 +37,8 @@ Event Trace::take_timer() {
     return timer;
 }
 
-// Ignores an error: it comes from work that was queued earlier, and the next call to the device reports it too.
+// Ignores errors: an error here comes from work that was queued earlier, and the next call to the device reports it
+// too.
 void Trace::end_on(Stream stream, const Record& record, Event begin) {
     try {
         const Event end = take_timer();

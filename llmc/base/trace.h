@@ -1,9 +1,9 @@
 // trace.h: records what a rank does when (--trace). parallel/trace_file.h writes the records of all ranks to a file.
 //
 // A span is a named interval of time on one track of a rank. A span of a stream is measured in the stream's time,
-// because the host runs ahead of it: two timers are queued around the work and read once they have completed. On the
-// CPU timers record the host's time, so that the same calls work there. Each span is also a range for a profiler, even
-// without a trace.
+// because the host runs ahead of the stream: two timers are queued around the work and read once they have completed.
+// On the CPU, timers record the host's time, so the same calls work on both backends. Each span is also a range for a
+// profiler, even without a trace.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -15,7 +15,8 @@
 #include "base/common.h"
 #include "base/device.h"
 
-// Spans of one track are nested or disjoint. host: the thread that queues work, when its spans are not on `training`.
+// Spans of one track are nested or disjoint. `host` is the thread that queues work; on the CPU its spans are on
+// `training`.
 enum class Track { training, host, communication, loader };
 
 // A span's label: "reduce bucket 3", and details that the trace viewer shows on a click. -1: not set.
@@ -49,7 +50,7 @@ struct Trace {
     const double begin = seconds_now();
     double zero = begin;  // zero of the file's times, on this host's clock: see align_trace
     std::atomic<bool> recording = true;
-    std::atomic<int64_t> spans = 0;  // begun, including those beyond most_spans, which are not recorded
+    std::atomic<int64_t> spans = 0;  // spans that have begun; those beyond most_spans are not recorded
 
     std::mutex mutex;             // guards records
     std::vector<Record> records;  // spans that have ended
@@ -61,10 +62,10 @@ struct Trace {
         Record record;
         Event begin, end;
     };
-    std::deque<Queued> queued;  // in the order in which the host ended them
-    std::vector<Event> timers;  // free, for reuse
-    Event anchor = nullptr;     // the last timer that was read: short differences are precise
-    double anchor_time = 0.0;   // when it completed, on this host's clock
+    std::deque<Queued> queued;  // spans whose timers were not read yet, in the order in which the host ended them
+    std::vector<Event> timers;  // unused timers
+    Event anchor = nullptr;    // the timer from which times are measured: the last one read, as short times are precise
+    double anchor_time = 0.0;  // when `anchor` completed, on this host's clock
 };
 
 // A span from its construction to the end of the block; trace may be null.

@@ -1,5 +1,5 @@
 // unicode.cpp: looks up character classes in a table of 1.1 MB, one byte per code point, which is filled from ranges at
-// first use. A text touches only the few cache lines of its own scripts. ASCII, the bulk of most texts, does not use
+// first use. A text touches only those few cache lines that hold its scripts. ASCII, the bulk of most texts, skips
 // the table.
 #include "base/unicode.h"
 
@@ -107,9 +107,9 @@ Char char_before(const char* begin, const char* p) {
     return {OTHER, 1, false};
 }
 
-// Skips the ASCII letters at p, eight bytes at a time, because a loop over bytes mispredicts the end of every word. In
-// t letters are lower case and high bits are clear. Each sum then has the high bit of a byte set if that byte is at
-// least 'a', or above 'z'.
+// Skips the ASCII letters at p, eight bytes at a time, because a loop over bytes mispredicts the end of every word. The
+// word t holds the eight bytes with letters in lower case and high bits clear. A byte of from_a has its high bit set if
+// the byte of t is at least 'a', and a byte of above_z if the byte of t is above 'z'.
 static const char* skip_letters(const char* p, const char* end) {
     constexpr uint64_t ones = 0x0101010101010101, high = 0x80 * ones;
     while (end - p >= 8) {
@@ -136,7 +136,7 @@ static const char* end_of_run(const char* p, const char* end, CharClass type) {
     }
 }
 
-// 's, 't, 'm, 'd, 're, 've, 'll: the length with the apostrophe, or 0.
+// The length, with the apostrophe, of a contraction at p ('s, 't, 'm, 'd, 're, 've or 'll); 0 if there is none.
 static int contraction(const char* p, const char* end) {
     if (end - p < 2) return 0;
     const char a = p[1], b = end - p > 2 ? p[2] : '\0';
@@ -144,8 +144,8 @@ static int contraction(const char* p, const char* end) {
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-// The end of a piece of white space that starts at p. At the end of the text it is the whole run. Elsewhere the last
-// character of the run is left for the next piece, unless the run is a single character.
+// The end of a piece of white space that starts at p. At the end of the text the piece is the whole run.
+// Elsewhere the last character of the run is left for the next piece, unless the run is a single character.
 static const char* end_of_white_piece(const char* p, const char* end) {
     const char* last = p;  // the run's last character
     for (const char* next = p; next < end;) {
@@ -179,7 +179,8 @@ static bool may_become_valid(const char* p, const char* end) {
     const uint8_t first = uint8_t(p[0]);
     const int length = first >= 0xc2 && first <= 0xdf ? 2 : first <= 0xef ? 3 : 4;
     if (first < 0xc2 || first > 0xf4 || end - p >= length) return false;
-    // The first and the last character that it can become. If any of these characters is valid, one of the two is.
+    // The first and the last character that the bytes can become. If any of these characters is valid, one of the two
+    // is.
     std::string lowest(p, end), highest(p, end);
     lowest.append(size_t(length) - lowest.size(), '\x80');
     highest.append(size_t(length) - highest.size(), '\xbf');
