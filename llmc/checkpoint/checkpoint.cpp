@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
-constexpr int64_t max_files = 12;                // created by a save: 10 files, their directory and latest.tmp
+constexpr int64_t max_files = 12;                // that a save creates: 10 files, their directory and latest.tmp
 constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
 // --- saving ---
@@ -46,7 +46,7 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
            safetensors_bytes(list_tensors(layout, optimizer_groups(format), "F32"), metadata) + others + tokenizer;
 }
 
-// trainer.json contains a checksum of its own text without that checksum.
+// The checksum in trainer.json is that of the file's other values.
 static uint64_t checksum_of_state(json state) {
     state.erase("xxh3_64");
     const std::string text = state.dump();
@@ -286,13 +286,13 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
         });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
-    // Only a note: some file systems report wrong file counts.
+    // Too few free files cause only a note, because some file systems report wrong counts.
     if (const int64_t files = free_files(output); files < max_files)
         note(format("%s: a checkpoint has up to %lld files, but only %lld more can be created there, of any size",
                     output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
 }
 
-// The checkpoint that the file `latest` names; empty: there is no such file.
+// The path of the checkpoint that the file `latest` names; OUTPUT/ if `latest` cannot be read.
 static std::string named_latest(const std::string& output) {
     std::string name;
     succeeds([&] { name = read_file(output + "/latest", 1 << 10); });
@@ -300,7 +300,7 @@ static std::string named_latest(const std::string& output) {
 }
 
 static void delete_older(const std::string& output, int64_t step, int keep, const Note& warn) {
-    const std::string latest = named_latest(output);  // an older one, if `latest` could not be replaced
+    const std::string latest = named_latest(output);  // an older checkpoint, if `latest` could not be replaced
     for (const std::string& dir : superfluous(output, step, keep)) {
         if (dir == checkpoint_directory(output, step) || dir == latest) continue;
         try_to("an old checkpoint was not deleted", warn, [&] { delete_checkpoint(dir); });
@@ -394,7 +394,7 @@ void verify_checkpoint(const std::string& dir) {
     for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
 }
 
-// Finds the newest checkpoint that verifies. Returns false if an active run deleted one during the search.
+// Finds the newest checkpoint that verifies. Returns false if an active run deleted a checkpoint during the search.
 static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
     for (const StepDirectory& found : list_steps(output)) {
         const std::string dir = output + "/" + found.name;
@@ -425,8 +425,8 @@ std::string newest_directory(const std::string& output) {
     return steps.empty() ? "" : output + "/" + steps[0].name;
 }
 
-// Refuses weights that differ from the saved ones. Without a readable list of checksums it compares nothing and returns
-// the reason. A directory without trainer.json is no checkpoint, so there is nothing to compare.
+// Refuses weights that differ from the saved ones. Without a readable list of checksums this function compares
+// nothing and returns the reason. A directory without trainer.json is no checkpoint, so there is nothing to compare.
 static std::string verify_weights(const std::string& dir) {
     if (!path_exists(dir + "/trainer.json")) return "";
     json files;
@@ -507,12 +507,12 @@ TrainerState read_trainer_state(const std::string& dir) {
     };
     try {
         TrainerState out;
-        out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts in int, from 1
+        out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts steps from 1 in an int
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
         out.seed = state.at("seed").get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
-        out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if it is no object
+        out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object
         out.data = state.at("data").dump();
         return out;
     } catch (const json::exception&) {

@@ -23,7 +23,7 @@
 // The state of a run other than its tensors.
 struct TrainerState {
     int64_t step = 0;      // optimizer steps taken
-    int64_t position = 0;  // training windows taken: the position of the next one in the data order
+    int64_t position = 0;  // training windows taken: the position of the next window in the data order
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
     double val_loss = -1;        // the last validation loss; -1: not measured yet
@@ -41,7 +41,7 @@ struct SaveOptions {
     std::string output;  // the OUTPUT directory, created if missing
     int keep = 0;        // newest directories to keep; 0 = all
     CheckpointFormat format;
-    int end_of_text = 50256;                                      // for config.json
+    int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
     std::function<void(const std::string& line)> note;            // prints lines about renamed and deleted directories
     std::function<void(const std::string& line)> warn;  // prints what could not be done after the checkpoint was saved
@@ -56,10 +56,10 @@ std::string checkpoint_directory(const std::string& output, int64_t step);
 
 // Frees disk space before a save if fewer than `needed` bytes are free, or fewer files than a save creates. It deletes
 // the checkpoints that the save of this step would delete afterwards because of `keep`, oldest first, but never the
-// newest one that verifies. If that cannot free enough bytes, it deletes nothing and fails (EXIT_IO) with advice. A
-// checkpoint that cannot be deleted is skipped, and the next one is deleted if the rest is enough. save_checkpoint
-// calls it first. A run that resumes should call it too, because its log needs space. `note` prints what was deleted
-// and what could not be.
+// newest one that verifies. If deleting all of these cannot free enough bytes, make_room deletes nothing and fails
+// (EXIT_IO) with advice. If a checkpoint cannot be deleted, the next one is, if the remaining ones free enough.
+// save_checkpoint calls make_room first. A run that resumes should call make_room too, because its log needs space.
+// `note` prints what was deleted and what could not be deleted.
 void make_room(const std::string& output, int keep, int64_t step, int64_t needed,
                const std::function<void(const std::string& line)>& note);
 
@@ -92,8 +92,8 @@ struct DamagedCheckpoint {
 struct FoundCheckpoint {
     std::string dir;                         // empty: no checkpoint was found
     std::vector<DamagedCheckpoint> damaged;  // damaged checkpoints newer than dir, newest first
-    std::string unverified;                  // why the weights in dir cannot be verified; empty: they were, or are not
-                                             // those of a checkpoint
+    std::string unverified;                  // why the weights in dir cannot be verified; empty if they were verified,
+                                             // or if dir is not a checkpoint
 };
 // A run that is active in OUTPUT may delete a checkpoint while it is read. The search then starts again, at most this
 // many times.
@@ -109,8 +109,8 @@ std::string newest_directory(const std::string& output);
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
 // The directory whose weights `path` denotes: `path` itself if it is a Hugging Face directory (a checkpoint is one), or
-// the newest checkpoint if it is a run's OUTPUT. EXIT_NO_INPUT if it is neither. EXIT_USAGE if it is both, because the
-// choice would be ambiguous. EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
+// the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
+// it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path);
 
 // Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of

@@ -14,8 +14,9 @@ struct HFConfig {
 // (EXIT_BAD_DATA) a model that this program does not implement, with the key, its value and the reason: an activation
 // other than tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
 HFConfig parse_hf_config(const std::string& text, const std::string& path);
-HFConfig read_hf_config(const std::string& dir);  // DIR/config.json; missing: EXIT_NO_INPUT
+HFConfig read_hf_config(const std::string& dir);  // fails with EXIT_NO_INPUT if DIR/config.json is missing
 
-// The contents of the files. torch_dtype is the dtype of model.safetensors: "float32" or "bfloat16".
+// The contents of config.json and of generation_config.json. torch_dtype is the dtype of model.safetensors: "float32"
+// or "bfloat16".
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
 std::string hf_generation_config_json(const HFConfig& config);

@@ -17,7 +17,7 @@ using Slot = int;
 constexpr Slot WEIGHTS = 0;
 
 // Copies one tensor to or from `host`: layout.size(p) floats in ParamLayout's memory layout, padded rows included.
-// Called from one thread, in a fixed order: the tensors of the model, then layer by layer.
+// The callback is called from one thread, in a fixed order: the tensors of the model, then layer by layer.
 using TensorReader = std::function<void(float* host, Slot slot, Param p, int l)>;
 using TensorWriter = std::function<void(const float* host, Slot slot, Param p, int l)>;
 

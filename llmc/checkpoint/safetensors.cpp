@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
 constexpr size_t max_dimensions = 8, max_name_bytes = 4096;
-constexpr int64_t chunk_elements = 1 << 20;  // converted at a time, in a buffer that stays in the cache
+constexpr int64_t chunk_elements = 1 << 20;  // elements converted at a time, in a buffer that stays in the cache
 
 int64_t TensorInfo::elements() const {
     int64_t count = 1;
@@ -41,8 +41,8 @@ static int dtype_bits(const std::string& dtype) {
     return found == bits.end() ? 0 : found->second;
 }
 
-// Size of the tensor in bytes, or nothing if it is not a whole number or overflows. Multiplies from left to right, as
-// the reference implementation does, so that [2^40, 2^40, 0] is refused.
+// Size of the tensor in bytes, or nothing if the size is not a whole number or overflows. Multiplies from left to
+// right, as the reference implementation does, so that [2^40, 2^40, 0] is refused.
 static std::optional<int64_t> shape_bytes(const TensorInfo& tensor) {
     int64_t bits = 1;
     for (int64_t n : tensor.shape)
@@ -147,7 +147,8 @@ struct HeaderParser : json::json_sax_t {
     }
 };
 
-// Checks that every tensor has a known dtype and the byte count of its shape, and that together they tile the data.
+// Checks that every tensor has a known dtype and the byte count of its shape, and that the tensors together tile the
+// data.
 static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& path, int64_t data_bytes) {
     std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

@@ -3,7 +3,8 @@
 // A file consists of the header's length (8 bytes, little-endian), the header (a JSON object with the dtype, shape and
 // byte range of each tensor) and the data, row-major. Files are untrusted: before any allocation of the stated sizes,
 // the header is checked as the reference implementation does (tensors tile the data without gap, overlap or rest, and
-// each byte range has the length of its shape). An invalid file is EXIT_BAD_DATA, with the path and the tensor.
+// each byte range has the length of its shape). The error for an invalid file (EXIT_BAD_DATA) names the path and
+// the tensor.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -28,13 +29,13 @@ using Metadata = std::map<std::string, std::string>;  // __metadata__: strings o
 
 // One file, or all files of an index.
 struct Safetensors {
-    std::string path;  // what was opened, for messages
+    std::string path;  // the file or index that was opened, for messages
     std::vector<InputFile> files;
-    std::vector<int64_t> data_begin;            // of each file: offset of its data
+    std::vector<int64_t> data_begin;            // the offset of the data in each file
     std::map<std::string, TensorInfo> tensors;  // by name
-    Metadata metadata;                          // of the first file
+    Metadata metadata;                          // the metadata of the first file
 
-    const TensorInfo* find(const std::string& name) const;  // null: not there
+    const TensorInfo* find(const std::string& name) const;  // null if there is no such tensor
     // Elements [first, first + count) as float; F32, BF16 and F16 are exact. Other dtypes are refused.
     void read(float* out, const TensorInfo& tensor, int64_t first, int64_t count) const;
     void read(float* out, const TensorInfo& tensor) const { read(out, tensor, 0, tensor.elements()); }
@@ -56,7 +57,7 @@ struct SafetensorsWriter {
     SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata);
     // Writes the next elements of the current tensor, rounded to its dtype (to nearest, ties to even).
     void write(const float* data, int64_t count);
-    FileSum finish();  // fails if data are missing (a bug); else as OutputFile::finish
+    FileSum finish();  // fails if data are missing (a bug); otherwise like OutputFile::finish
 };
 // Size in bytes of the file that the writer makes for these tensors: header and data.
 int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata);
