@@ -35,7 +35,7 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     INVARIANT(T > 0, "the data cannot be divided into windows of %d tokens", T);
     Corpus corpus = {.shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
-    // Fewer for many files, which may be on slow network storage.
+    // Fewer places in each file if there are many files, which may be on slow network storage.
     const int places = std::clamp(512 / int(paths.size()), 2, 4);
     std::string names;
     for (const std::string& path : paths) {
@@ -181,8 +181,9 @@ void DataLoader::read_ahead() {
     }
 }
 
-// One device buffer is enough: the stream runs this copy after all work that reads the previous batch. next() waits for
-// the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs out of work.
+// One device buffer is enough: the stream runs a copy into it after all work that reads the previous batch. next()
+// waits for the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs out
+// of work.
 Batch DataLoader::next() {
     if (taken > 0) wait_for_event(slots[(taken - 1) % 2].copied);
     {

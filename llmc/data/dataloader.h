@@ -31,12 +31,12 @@ int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed);
 // The shards that match one pattern, and the windows in them.
 struct Corpus {
     std::vector<Shard> shards;
-    std::vector<int64_t> first_window;  // of each shard; the last entry is num_windows
+    std::vector<int64_t> first_window;  // first window of each shard; the last entry is num_windows
     int T;
     int64_t tokens;  // in all files
     int64_t num_windows;
-    // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Shows whether another
-    // rank, or a resumed run, has the same data.
+    // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Comparing it shows
+    // whether another rank, or a resumed run, has the same data.
     uint64_t fingerprint;
 };
 
@@ -50,16 +50,16 @@ struct DataLoaderConfig {
     uint64_t seed = 0;
     int64_t windows_per_step = 0;  // over all ranks, a multiple of B * world_size; 0: B * world_size
     int rank = 0, world_size = 1;
-    Stream stream = nullptr;  // copies to the device are queued on it
+    Stream stream = nullptr;  // the stream on which copies to the device are queued
     bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
-    int64_t max_batches = 0;  // of a pass in order, over all ranks; 0: every window, with a padded last batch
+    int64_t max_batches = 0;  // limit of a pass in order, over all ranks; 0: every window, with a padded last batch
     Trace* trace = nullptr;
 };
 
 // Training: step s takes windows_per_step positions of the run from s * windows_per_step on. Rank r takes the r-th
-// contiguous share of them, and each micro-batch the next B positions of the share. Refuses a corpus with fewer windows
-// than one step takes (EXIT_BAD_DATA). Validation (in_order): a pass is num_batches calls of next() on every rank, and
-// each pass has the same windows.
+// contiguous share of these positions, and each micro-batch the next B positions of the share. Refuses a corpus with
+// fewer windows than one step takes (EXIT_BAD_DATA). Validation (in_order): a pass is num_batches calls of next() on
+// every rank, and each pass has the same windows.
 struct DataLoader {
     explicit DataLoader(const DataLoaderConfig& config);
     ~DataLoader();
@@ -73,15 +73,15 @@ struct DataLoader {
 
     DataLoaderConfig config;
     Corpus corpus;
-    int64_t num_batches = 0;    // in a pass in order, per rank
-    int64_t num_windows = 0;    // in a pass in order over all ranks, or in an epoch
-    int64_t position = 0;       // of the first window of the next step; the only state that a restart needs
+    int64_t num_batches = 0;    // batches of a pass in order, per rank
+    int64_t num_windows = 0;    // windows of a pass in order over all ranks, or of an epoch
+    int64_t position = 0;       // position of the first window of the next step; all the state that a restart needs
     double wait_seconds = 0.0;  // total time that next() waited for the reading thread
 
     // Shared by next() and the reading thread.
     struct Slot {
         int* host;     // (2, B, T): tokens, targets
-        Event copied;  // the copy to the device is complete
+        Event copied;  // completes when the slot has been copied to the device
         int64_t valid_tokens;
     };
     Slot slots[2];

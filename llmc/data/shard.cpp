@@ -104,7 +104,7 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
     ENSURE(begin >= 0 && count >= 0 && count <= shard.tokens - begin,
            "%s: cannot read %s tokens from token %s on: it has %s", shard.path.c_str(), with_commas(count).c_str(),
            with_commas(begin).c_str(), with_commas(shard.tokens).c_str());
-    static thread_local std::vector<unsigned char> bytes;  // reused: a training run calls this for every window
+    static thread_local std::vector<unsigned char> bytes;  // reused: a training run calls read_tokens for every window
     bytes.resize(size_t(count * shard.bytes_per_token));
 
     const InputFile file(shard.path);
@@ -165,7 +165,7 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)",
              option, pattern.c_str());
-    std::sort(files.begin(), files.end());  // by bytes, in any locale: the order of windows depends on it
+    std::sort(files.begin(), files.end());  // by bytes in any locale: the windows are numbered in this order
     return files;
 }
 

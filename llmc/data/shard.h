@@ -13,17 +13,19 @@ struct Shard {
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
     int64_t modified_ns;  // modification time when the shard was opened
-    uint64_t inode;       // its inode then
+    uint64_t inode;       // inode when the shard was opened
 };
 
-// Checks the magic, the version, and that the file has exactly the length that its header states. A missing file is
-// EXIT_NO_INPUT. Other errors are EXIT_BAD_DATA, and the message says the values and what to do.
+// Checks the magic, the version, and that the file has exactly the length that its header states. Fails with
+// EXIT_NO_INPUT if the file is missing. Other errors are EXIT_BAD_DATA, and the message says the values and what to do.
 Shard open_shard(const std::string& path);
-// Whether the file has another size, modification time or inode than when it was opened: shards that were written
-// together can have the same time. A file that cannot be found has not changed: reading it fails anyway.
+// Whether the file has another size, modification time or inode than when it was opened. The time alone is not enough:
+// shards that were written together can have the same time. A missing file counts as unchanged: reading it fails
+// anyway.
 bool has_changed(const Shard& shard);
 // XXH3 of the whole file if it has at most `places` x 64 KiB, else of `places` pieces of 64 KiB, spread evenly from the
-// first byte to the last. Tells apart shards of the same name and size, at a cost that does not grow with the file.
+// first byte to the last. The hash tells apart shards of the same name and size, at a cost that does not grow with the
+// file.
 uint64_t sampled_hash(const Shard& shard, int places);
 // Reads tokens [begin, begin + count) of the shard. Refuses (EXIT_BAD_DATA) a token that is not below vocab_size, with
 // its place, and a file that has become shorter.
