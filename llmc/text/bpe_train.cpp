@@ -3,13 +3,13 @@
 // A merge touches only the words that contain its pair. Each pair has its count and a list of the words in which it has
 // occurred (a word that has lost the pair since is scanned without effect). A heap holds every pair with an upper bound
 // of its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find the
-// best pair, take the top. If its bound is too high, push it back with its current count; otherwise it is the best
-// pair.
+// best pair, the trainer takes the top of the heap. If the bound of this pair is higher than its count, the trainer
+// pushes the pair back with its count; otherwise the pair is the best one.
 //
-// Hugging Face's BpeTrainer uses the same algorithm and tie-break, so the merges are equal, with three exceptions. It
-// trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. If two merges make the same
-// bytes (aa + a, a + aa), which is rare in text, a pair with the common token has two entries in its queue, each for a
-// part of the words, in undefined order; here it has one.
+// Hugging Face's BpeTrainer uses the same algorithm and tie-break, so the merges are equal, with three exceptions.
+// BpeTrainer trains on pieces of any length (here: up to PieceCounts::MAX_PIECE). It counts in int32. If two merges
+// make the same bytes (aa + a, a + aa), which is rare in text, a pair with the common token has two entries in
+// BpeTrainer's queue, each for a part of the words, in undefined order; here the pair has one entry.
 #include <algorithm>
 #include <cstring>
 #include <queue>
@@ -69,9 +69,9 @@ void PieceCounts::add(const PieceCounts& other) {
 
 // The distinct pieces, as tokens.
 struct Words {
-    std::vector<int> tokens;     // of all words, one after the other
-    std::vector<int64_t> begin;  // of each word in tokens
-    std::vector<int> length;     // in tokens: shrinks as its pairs are merged
+    std::vector<int> tokens;     // the tokens of all words, one word after the other
+    std::vector<int64_t> begin;  // where each word begins in `tokens`
+    std::vector<int> length;     // each word's number of tokens, which shrinks as pairs are merged
     std::vector<int64_t> count;
 };
 
@@ -138,7 +138,7 @@ struct Trainer {
     Words words;
     Pairs pairs;
     std::priority_queue<Candidate> queue;
-    std::vector<int> raised;  // pairs whose counts this round has raised; pushed into the heap at its end
+    std::vector<int> raised;  // pairs whose counts this round has raised; pushed into the heap when the round ends
     int round = 0;
 
     Pair& pair(int number) { return pairs.pairs[size_t(number)]; }
@@ -209,7 +209,7 @@ struct Trainer {
 
     void merge(int number, int token) {
         const int left = pair(number).left, right = pair(number).right;
-        // Moved out of the pair, because new pairs may move the pair in memory.
+        // The list is moved out of the pair, because new pairs may move the pair in memory.
         const std::vector<int> affected_words = std::move(pair(number).words);
         for (const int word : affected_words) merge_word(word, left, right, token);
         pair(number).count = 0;

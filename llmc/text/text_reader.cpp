@@ -118,7 +118,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
     std::error_code ignored;
     const fs::path output = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
     FoundFiles found;
-    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links have the same device and inode
+    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links to a file have its device and inode
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
         for (const std::string& path : is_directory(input) ? files_in(input, output, found) : std::vector{input}) {
@@ -136,7 +136,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
             found.files.push_back(text);
         }
     }
-    // A file that a folder leaves out may be named as well.
+    // A file that is left out of a folder, but is also named as an input, is read.
     for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));
     return found;
 }

@@ -11,7 +11,7 @@
 //   * the end of every document of at least 64 KiB, from the start of a line on;
 //   * the end of smaller text files too, when there are too few to hold out a whole one: fewer than
 //     k = 1 / val_fraction, and not split;
-//   * of every k documents the second, if it is shorter.
+//   * the second of every k documents, if it is shorter than 64 KiB.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -29,13 +29,13 @@ struct TextFile {
     int64_t size;
     bool jsonl;
     bool binary = false;        // a zero byte is among its first 8000: git's and diff's test
-    int64_t invalid_utf8 = -1;  // offset of the first one in the first MiB of a text file; -1: none
+    int64_t invalid_utf8 = -1;  // offset of the first invalid byte in the first MiB of a text file; -1: none
 };
 
 struct FoundFiles {
     std::vector<TextFile> files;                                // each once, under the first name that led to it
     std::vector<std::pair<std::string, std::string>> repeated;  // a name, and the file that it repeats
-    std::set<std::string> left_out;    // files of the folders that are not text; no hidden files
+    std::set<std::string> left_out;    // files in the folders that are not text; hidden files are not listed
     std::set<std::string> unfollowed;  // links in the folders that lead to no file
 };
 
@@ -56,8 +56,8 @@ struct CorpusRules {
 // A document, or the part of it that is in a chunk.
 struct Document {
     size_t begin, end;  // in the chunk's bytes
-    int64_t line;       // in a JSONL file, from 1
-    bool starts;        // false: it continues from the previous chunk
+    int64_t line;       // line number in a JSONL file, from 1
+    bool starts;        // false: the document continues from the previous chunk
     bool val;
 };
 
@@ -73,22 +73,22 @@ struct CorpusReader {
     ~CorpusReader();
 
     // Reads the next chunk: 2 MiB, or more where a JSON line, a section or a run without white space is longer. Chunks
-    // do not depend on the number of threads. Encoding their documents gives the tokens of the uncut text. Returns
-    // false at the end.
+    // do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut text.
+    // Returns false at the end.
     bool next(Chunk& chunk);
 
     const std::vector<TextFile>& files;
     const CorpusRules rules;
-    bool few_files;          // the ends of text files are held out
-    int64_t bytes_read = 0;  // of all files
-    int64_t documents = 0;   // begun; held-out ends do not count
+    bool few_files;          // there are so few text files that the end of each is held out
+    int64_t bytes_read = 0;  // bytes read of all files
+    int64_t documents = 0;   // documents begun; held-out ends do not count
     size_t file = 0;         // index of the current file
     std::unique_ptr<InputFile> input;
-    int64_t begin = 0, end = 0;   // range of the file still to read: first the training part, then the rest
+    int64_t begin = 0, end = 0;   // range of the file still to read: first the training part, then the held-out part
     int64_t lines = 0;            // lines of the file returned so far
-    bool many_documents = false;  // the file has several documents
+    bool many_documents = false;  // the file is split into documents
     bool part_begun = false, part_val = false;  // for a file that is one document
-    std::string rest;                           // read, but not yet returned
+    std::string rest;                           // bytes that were read, but not yet returned
 };
 
 // Calls f(text, starts, val) for each document of a chunk, decoded from JSON for JSONL files; a long document comes in

@@ -1,6 +1,6 @@
 // tokenize.cpp: the command `tokenize`. One thread reads a batch of chunks, all threads encode them, and one thread
 // writes the tokens in order. A batch has four chunks per thread, so a large input needs little memory. Reading and
-// writing do not overlap with encoding, because they are short in comparison.
+// writing do not overlap with encoding, because they take little time in comparison.
 #include "text/tokenize.h"
 
 #include <omp.h>
@@ -32,7 +32,7 @@ struct Progress {
     double start = seconds_now(), shown = start;
     bool line_open = false;
 
-    // At most ten times a second on a terminal, every ten seconds elsewhere.
+    // Prints the text, but at most ten times a second on a terminal, and every ten seconds elsewhere.
     void show(const std::string& text) {
         const double now = seconds_now();
         if (quiet || now - shown < (terminal ? 0.1 : 10.0)) return;
@@ -68,7 +68,7 @@ struct Batches {
     int threads;
 
     // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
-    // chunks fail, the error of the first of them is thrown, so that it does not depend on the threads.
+    // chunks fail, the error of the first failed chunk is thrown, so that the error does not depend on the threads.
     void run(const std::function<void(const Chunk&, int slot, int thread)>& work,
              const std::function<void(int slots)>& finish) {
         std::vector<Chunk> chunks(size_t(4 * threads));
@@ -94,8 +94,8 @@ struct Batches {
 
 // ---- shards
 
-// The shards PREFIX_000001.bin, PREFIX_000002.bin ... They have temporary names until finish(). The destructor removes
-// them unless `kept` is set.
+// The shards PREFIX_000001.bin, PREFIX_000002.bin ... The files have temporary names until finish(). The
+// destructor removes the files unless `kept` is set.
 struct ShardSet {
     std::string prefix;
     int first;
@@ -211,7 +211,7 @@ static void encode_chunk(Encoder& encoder, const Chunk& chunk, const CorpusRules
     });
 }
 
-// Appends to the shards. The first val_tokens tokens of all are held out (0: none).
+// Appends the tokens of a chunk to the shards. The first val_tokens tokens of the whole input are held out (0: none).
 static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& train, ShardSet& val) {
     const int64_t count = int64_t(encoded.train.size());
     const int64_t first = std::clamp<int64_t>(val_tokens - val.tokens, 0, count);

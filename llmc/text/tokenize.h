@@ -10,8 +10,8 @@ struct TokenizeOptions {
     bool replace = false;             // delete the shards that output already has, when the new ones are complete
     std::string tokenizer;            // directory or file, see load_tokenizer()
     int train_bpe = 0;                // instead of tokenizer: size of a vocabulary to train on all of the text
-    double val_fraction = 0.05;       // of the text, up to 0.5, held out (text_reader.h); 0: nothing
-    int64_t val_tokens = 0;           // instead: hold out the first val_tokens tokens, as llm.c's scripts do; 0: off
+    double val_fraction = 0.05;       // fraction of the text to hold out, up to 0.5 (text_reader.h); 0: none
+    int64_t val_tokens = 0;  // instead of val_fraction: hold out the first tokens, as llm.c's scripts do; 0: off
     int64_t shard_tokens = 100'000'000;
     std::string split = "none";     // documents of a text file: none, blank-lines, end-of-text (text_reader.h)
     std::string text_key = "text";  // key of the text in JSONL objects

@@ -40,12 +40,12 @@ int PairRanks::rank(int left, int right) const {
     }
 }
 
-// Merges ids[0..n) in place; returns how many remain. Quadratic in n.
+// Merges the tokens ids[0..n) in place; returns how many tokens remain. Takes time quadratic in n.
 static int merge_short(const Tokenizer& tokenizer, int* ids, int n) {
     int ranks[64];
     for (int i = 0; i + 1 < n; i++) ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
     while (n > 1) {
-        const int i = int(std::min_element(ranks, ranks + n - 1) - ranks);  // the leftmost of the lowest
+        const int i = int(std::min_element(ranks, ranks + n - 1) - ranks);  // the leftmost pair of the lowest rank
         if (ranks[i] == PairRanks::NONE) break;
         ids[i] = tokenizer.merges[size_t(ranks[i])].token;
         n--;
@@ -139,7 +139,7 @@ static void merge_piece(Encoder& encoder, std::string_view piece) {
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
     using CachedPiece = Encoder::CachedPiece;
     constexpr size_t max_cached = sizeof(CachedPiece::key), max_tokens = std::size(CachedPiece().tokens);
-    int block[4096];  // appended to out when it is nearly full: cheaper than one push_back per token
+    int block[4096];  // buffer for `out`, appended when nearly full: cheaper than one push_back per token
     size_t filled = 0;
     const auto flush = [&] {
         out.insert(out.end(), block, block + filled);
@@ -155,7 +155,7 @@ void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
             load_key(key, p, length, end);
             CachedPiece& cached = encoder.cache[hash_key(key) >> encoder.cache_shift];
             if (cached.length == length && memcmp(cached.key, key, sizeof(key)) == 0) {
-                memcpy(block + filled, cached.tokens, sizeof(cached.tokens));  // all: a constant size is faster
+                memcpy(block + filled, cached.tokens, sizeof(cached.tokens));  // all slots: a constant size is faster
                 filled += cached.count;
                 continue;
             }

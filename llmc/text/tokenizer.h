@@ -22,8 +22,8 @@ struct Merge {
     int token;        // the token of the joined pair
 };
 
-// Hash table from a pair of tokens to its merge's rank. Open addressing; a slot is left (20 bits), right (20), rank
-// (20).
+// Hash table from a pair of tokens to its merge's rank. Open addressing; a slot holds left, right and rank, 20 bits
+// each.
 struct PairRanks {
     static constexpr int NONE = 1 << 20;  // above every rank
     std::vector<uint64_t> slots;
@@ -59,12 +59,12 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
 // Refuses (EXIT_USAGE) a vocabulary whose tokenizer.json would be larger than what load_tokenizer() reads.
 void check_tokenizer_size(const Tokenizer& tokenizer);
 
-// A tokenizer's encoding state, one per thread. Keep it between calls: it caches pieces that were seen before.
+// A tokenizer's encoding state, one per thread. Keep an Encoder between calls: it caches the pieces seen before.
 struct Encoder {
     // A piece of up to 24 bytes and its tokens, in one cache line.
     struct alignas(64) CachedPiece {
-        uint64_t key[3];        // its bytes, then zeros
-        uint8_t length, count;  // of bytes; of tokens
+        uint64_t key[3];        // the piece's bytes, then zeros
+        uint8_t length, count;  // number of bytes; number of tokens
         uint16_t unused;
         int tokens[9];
     };
@@ -83,31 +83,31 @@ std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
 // The bytes of the tokens. Refuses ids outside of the vocabulary. For a terminal, pass tokens[id] to TerminalText.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);
 
-// Counts how often each piece occurs in texts. Use one per thread and add them up at the end.
+// Counts how often each piece occurs in texts. Use one PieceCounts per thread and add them up at the end.
 struct PieceCounts {
     // Longer pieces are not counted: runs of one character and encoded data would make training quadratic.
     static constexpr int MAX_PIECE = 1024;
 
     struct Slot {
         uint64_t key[2];  // a piece of up to 16 bytes, padded with zeros
-        int64_t count;    // 0: free
+        int64_t count;    // 0: the slot is free
         int64_t length;
     };
     std::vector<Slot> slots = std::vector<Slot>(1 << 12);  // open addressing
     int64_t used = 0;
     std::unordered_map<std::string, int64_t> longer;  // pieces of more than 16 bytes
-    int64_t bytes_left_out = 0;                       // of pieces longer than MAX_PIECE
+    int64_t bytes_left_out = 0;                       // bytes in pieces longer than MAX_PIECE
 
     void add_text(std::string_view text);
     void add(std::string_view piece, int64_t count);
     void add(const PieceCounts& other);
 };
 
-// Learns vocab_size - 257 merges. Each round merges the most frequent pair of neighbours; of several, the pair with the
-// smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the last id is
-// <|endoftext|>. The result depends only on the counts. It equals that of Hugging Face's BpeTrainer (initial_alphabet
-// of all bytes) as far as that is defined, see bpe_train.cpp. progress(merges done, total) is called every 256 merges
-// and at the end. Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
+// Learns vocab_size - 257 merges. Each round merges the most frequent pair of neighbours; of equally frequent pairs,
+// the one with the smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the
+// last id is <|endoftext|>. The result depends only on the counts. It equals that of Hugging Face's BpeTrainer
+// (initial_alphabet of all bytes) as far as BpeTrainer's result is defined, see bpe_train.cpp. progress(merges done,
+// total) is called every 256 merges and at the end. Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress = {});
 

@@ -1,4 +1,5 @@
-// tokenizer_files.cpp: reads and writes a tokenizer's files. It knows Hugging Face's names for them and OpenAI's.
+// tokenizer_files.cpp: reads and writes a tokenizer's files. It reads files with Hugging Face's names and with
+// OpenAI's.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -110,7 +111,7 @@ static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added,
     }
 }
 
-// Sets the bytes of every token. Refuses ids with a gap, and an id of two tokens.
+// Sets the bytes of every token. Refuses ids with a gap, and two tokens with the same id.
 static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     const int vocab_size = int(ids.size());
     std::vector<bool> seen(ids.size());
@@ -187,7 +188,8 @@ static void finish_tokenizer(Tokenizer& tokenizer, const std::string& where) {
     }
 }
 
-// Completes what the merges refer to: the tokens' bytes, the special tokens and the tokens of single bytes.
+// Completes the vocabulary, to which merges refer: the tokens' bytes, the special tokens and the tokens of single
+// bytes.
 static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     const auto end_of_text = ids.find(END_OF_TEXT);
     if (end_of_text == ids.end())
@@ -322,7 +324,7 @@ static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     return written;
 }
 
-// One token a line, by id.
+// A JSON object of tokens and ids, one token per line, in the order of the ids.
 static std::string vocab_object(const std::vector<std::string>& written, const std::string& indent) {
     std::string out = "{\n";
     for (size_t id = 0; id < written.size(); id++)
@@ -344,7 +346,7 @@ static std::string added_tokens_list(const Tokenizer& tokenizer) {
 static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
     const std::string byte_level =
         R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
-    std::string merges;  // as strings: readers from before 2024 do not accept pairs
+    std::string merges;  // written as strings: readers from before 2024 do not accept pairs
     for (const Merge& merge : tokenizer.merges)
         merges += (merges.empty() ? "\n      " : ",\n      ") +
                   quoted(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
@@ -357,8 +359,8 @@ static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<
            vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
 }
 
-// Returns tokenizer.json. Refuses a text that is too large to be read again; the other files hold parts of it, so they
-// are smaller.
+// Returns tokenizer.json. Refuses a text that is too large to be read again; the other files hold parts of this
+// text, so they are smaller.
 static std::string readable_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
     std::string text = tokenizer_json(tokenizer, written);
     ENSURE(int64_t(text.size()) <= MAX_FILE_BYTES,
