@@ -91,7 +91,7 @@ static void refuse_single_dash(const OptionSpecs& all, const std::string& argume
         ENSURE(d.long_name() != name, "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
 }
 
-// The option that the argument names, if it was a flag in earlier releases and no value follows. Else null.
+// The option that the argument names, if the option was a flag in earlier releases and no value follows. Else null.
 static const OptionSpec* flag_without_value(const OptionSpecs& all, const std::string& argument,
                                             const std::string& next) {
     if (!next.starts_with("-")) return nullptr;
@@ -141,7 +141,7 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
         name.pop_back();  // "--name=": CLI11 would take the next argument for the value
         arguments.push_back("");
     }
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 reads them from the back
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 reads arguments from the back
     try {
         app.parse(arguments);
     } catch (const CLI::ArgumentMismatch& error) {
@@ -207,11 +207,11 @@ std::string nearest_option(const OptionSpecs& all, const std::string& name) {
     std::vector<std::string> known = {"--help", "--version"};
     for (const OptionSpec& d : all) known.push_back(d.long_name());
     if (name.size() > 4)
-        for (const std::string& candidate : known)  // --warm, --temp
+        for (const std::string& candidate : known)  // the start of a name was given: --warm, --temp
             if (candidate.starts_with(name)) return candidate;
     const std::string nearest = nearest_name(known, name);
     if (!nearest.empty() || name.size() <= 4) return nearest;
-    for (const std::string& candidate : known)  // --batch
+    for (const std::string& candidate : known)  // another part of a name was given: --batch
         if (candidate.find(name.substr(2)) != std::string::npos) return candidate;
     return nearest;
 }

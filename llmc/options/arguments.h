@@ -18,23 +18,23 @@ struct OptionSpec {
     std::string names;  // "-b,--micro-batch"
     std::string unit;   // "SEQUENCES", "fp32|bf16|auto"; a flag has none
     std::string help;
-    std::string default_text;  // as --help shows it
+    std::string default_text;  // the default as --help shows it
     ValueKind kind;
     std::string old_name;                          // "--head-chunks"; still accepted, with a note
     std::string llmc_alias;                        // llm.c's letter for a flag, with a value: -y 0, -y 1
     std::function<void()> reset;                   // sets the field to its default
-    std::function<void(const std::string&)> read;  // sets the field from text; throws if it is not a value
+    std::function<void(const std::string&)> read;  // sets the field from text; throws if the text is not a value
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
-    std::vector<std::function<void()>> checks;     // of the field; each throws if it refuses the value
+    std::vector<std::function<void()>> checks;     // checks of the field; each throws if it refuses the value
 
-    bool was_flag = false;      // earlier releases had it as a flag: --autotune alone means --autotune on, with a note
-    bool planned = false;       // `plan` uses it; plan accepts the other options of `train` without effect
-    bool of_one_start = false;  // a resume does not take it from the earlier start of the run
-    bool of_shape = false;      // a resume takes all of these from the earlier start, or none if one of them is given
-    bool may_change = false;    // a resume accepts another value without a warning
-    bool may_differ = false;    // the ranks of a run may have different values
-    bool is_path = false;       // a resume reads a relative path from the directory in which the run was started
-    bool is_pattern = false;    // the path is a shell pattern
+    bool was_flag = false;      // a flag in earlier releases: --autotune alone means --autotune on, with a note
+    bool planned = false;       // `plan` uses the option; plan accepts the other options of `train` without effect
+    bool of_one_start = false;  // a resume does not take the option's value from the earlier start of the run
+    bool of_shape = false;    // a resume takes all options of the shape from the earlier start, or none if one is given
+    bool may_change = false;  // a resume accepts another value without a warning
+    bool may_differ = false;  // the ranks of a run may have different values
+    bool is_path = false;     // a resume reads a relative path from the directory in which the run was started
+    bool is_pattern = false;  // the path is a shell pattern
 
     std::string long_name() const { return names.substr(names.find("--")); }
     bool is_called(const std::string& name) const {
@@ -44,8 +44,8 @@ struct OptionSpec {
 
 using OptionSpecs = std::deque<OptionSpec>;  // a deque, because Section::add returns references into it
 
-// For std::string, bool, int, int64_t, uint64_t and double. Refuses text that is not entirely a number, and a number
-// out of the type's range.
+// Converts text to std::string, bool, int, int64_t, uint64_t or double. Refuses text that is not entirely a number, and
+// a number out of the type's range.
 template <class T>
 T parse_value(const std::string& name, const std::string& text);
 // Text from which parse_value gives the same value: 0.0006, 1e-08, 524288.
@@ -99,7 +99,7 @@ struct OptionBuilder {
         return *this;
     }
 
-    // Refuses NaN too.
+    // Adds a check of the range, which also refuses NaN.
     void check_range(T least, T most, bool most_too) {
         spec.checks.push_back([name = spec.long_name(), least, most, most_too, &value = field] {
             std::string upper;
@@ -154,8 +154,8 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
 void read_values(const OptionSpecs& all, const ParsedArgs& given);
 // The known name that is nearest to a mistyped one; empty if none is similar.
 std::string nearest_name(const std::vector<std::string>& known, const std::string& name);
-// The same among the options. It prefers an option that begins with `name`; if none is similar, it takes one that
-// contains it.
+// The option that is nearest to a mistyped name. An option that begins with `name` is preferred; if no option is
+// similar, one that contains `name` is returned.
 std::string nearest_option(const OptionSpecs& all, const std::string& name);
 // The part of the help that lists the options, section by section.
 std::string list_options(const OptionSpecs& all);

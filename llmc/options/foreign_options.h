@@ -7,10 +7,10 @@ struct ForeignOption {
     const char* names;  // separated by spaces; with underscores after "--"
     const char* whose;  // the other trainer
     const char*
-        here;  // "it is --steps", or why there is no such option; the first option named in it is this program's
+        here;  // "it is --steps", or why there is no such option; own_option() returns the first option in this text
 };
 
-// The row for --max_iters, --max-iters and so on; null if no trainer in the table has such an option.
+// The table's row for an option (--max_iters, --max-iters); null if no trainer in the table has such an option.
 const ForeignOption* find_foreign_option(const std::string& name);
-// This program's option that the row names first: "--steps"; empty if it names none.
+// The option of this program that a row names first: "--steps"; empty if the row names none.
 std::string own_option(const ForeignOption& foreign);

@@ -350,7 +350,8 @@ static const OptionSpec* find_spec(const OptionSpecs& all, const std::string& na
     return nullptr;
 }
 
-// Refuses an option of another trainer, if this command has the counterpart or there is none. The error names it.
+// Refuses an option of another trainer if this command has the counterpart, which the error names, or if no command
+// has one.
 static void refuse_foreign(const OptionSpecs& all, const std::string& name) {
     const ForeignOption* foreign = find_foreign_option(name);
     if (!foreign) return;
@@ -527,7 +528,7 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
                text.c_str());
         if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
         if (all[i].was_flag && found->is_boolean()) text = text == "true" ? "on" : "off";
-        if (text == all[i].text()) continue;  // it is the default
+        if (text == all[i].text()) continue;  // the saved value is the default
         o.taken += (o.taken.empty() ? "" : " ") + name;
         if (all[i].kind != ValueKind::flag) o.taken += " " + shell_word(text);
         given.values[i] = text;
@@ -542,7 +543,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     o.command = find_command(argc > 1 ? argv[1] : "");
     const int first = argc > 1 && argv[1] == std::string(command_name(o.command)) ? 2 : 1;
     for (Command command : {Command::tokenize, Command::eval, Command::generate, Command::train, o.command})
-        for (const OptionSpec& d : declare(command, o)) d.reset();  // the command's own defaults last
+        for (const OptionSpec& d : declare(command, o)) d.reset();  // the command's own defaults are set last
 
     const OptionSpecs all = declare(o.command, o);
     if (o.command == Command::train || o.command == Command::plan)
@@ -563,7 +564,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     const bool trains = o.command == Command::train || o.command == Command::plan;
     o.needs_saved = trains && o.resume && saved.empty();
     check_together(o);
-    o.default_model |= saved_shape;  // the user did not ask for a shape: the checkpoint's is used
+    o.default_model |= saved_shape;  // the user gave no shape, so the checkpoint's shape is used
     return o;
 }
 

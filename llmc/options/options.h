@@ -1,6 +1,6 @@
 // options.h: the options of the command line. Each option is declared once, in a table in options.cpp: names, default,
-// unit, help, range, and what `plan`, a resume and other ranks do with it. The parser, --help, the settings printed at
-// start-up and run.json all use that table.
+// unit, help, range, and what `plan`, a resume and other ranks do with the option. The parser, --help, the settings
+// printed at start-up and run.json all use this table.
 //
 // parse_options reads only the arguments, no files and no environment variables. It checks ranges, names, and options
 // that contradict each other.
@@ -28,8 +28,8 @@ struct Options {
     std::vector<std::string> renamed;  // a note for each option that was given by its old name
 
     // model
-    std::string model;   // a name of config_by_name; empty: the shape is that of layers, heads, channels, or of init
-    bool default_model;  // no shape was given: --resume uses that of the checkpoint
+    std::string model;   // a name of config_by_name; empty: layers, heads and channels, or init, give the shape
+    bool default_model;  // no shape was given: --resume uses the checkpoint's shape
     std::string init;    // a Hugging Face directory, a checkpoint, or a run's output directory
     int layers, heads, channels;
     int vocab_size;         // 0: the tokenizer's, or 50257
@@ -125,15 +125,16 @@ struct Setting {
 };
 // All options of options.command, in the order of --help.
 std::vector<Setting> settings(const Options& options);
-// The same as a JSON object, numbers as numbers: {"micro-batch":4,"lr":0.0006,...}.
+// The options of options.command as a JSON object: {"micro-batch":4,"lr":0.0006,...}. Numbers are JSON numbers.
 std::string options_json(const Options& options);
 
 // The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
 
-// Sets what depends on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default 700 or a
-// tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the run.
+// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default
+// 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the
+// run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 // "train_gpt2 0.1.0 (commit 1234abc)"; without the commit if the build has none.
