@@ -1,5 +1,5 @@
-// commands.h: the program's commands, one function each, and the set-up that main does before them. The command train
-// is in train_gpt2.cu.
+// commands.h: the program's commands, one function each, and the set-up that main does before a command. The command
+// train is in train_gpt2.cu.
 #pragma once
 #include <string>
 
@@ -7,7 +7,7 @@
 #include "options/options.h"
 #include "parallel/launch.h"
 
-// Each returns the exit code, and throws Error for bad input.
+// Each of these functions returns the exit code, and throws Error for bad input.
 int run_generate(const Options& options, Dtype dtype);  // prints each token at once; notes go to stderr
 int run_eval(const Options& options, Dtype dtype);      // prints the loss on --val-data
 int run_tokenize(const Options& options);               // text to token shards
@@ -20,5 +20,5 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 Options read_options(int argc, char** argv);
 // Chooses the device and the number of threads, before any other use of the device.
 void start_device(const Options& options, const Launch& launch);
-// The dtype of --precision; auto is bf16 on devices where it is faster.
+// The dtype of --precision; auto is bf16 on devices where bf16 is faster than fp32.
 Dtype training_dtype(const Options& options);

@@ -18,7 +18,7 @@ struct ProgressLine {
     ProgressLine() = default;
     ProgressLine(const ProgressLine&) = delete;
     ~ProgressLine() {
-        if (drawn) fputs("\n", stderr);  // an error follows
+        if (drawn) fputs("\n", stderr);  // the error message starts on a new line
     }
 
     void show(int64_t done, int64_t of) {

@@ -18,7 +18,7 @@
 #include "parallel/comm.h"
 #include "train/run.h"
 
-// Looks at the first character after opening braces: "{/a,/b}/train_*.bin" is absolute.
+// Whether a path or pattern is relative. Opening braces are skipped: "{/a,/b}/train_*.bin" is absolute.
 static bool is_relative(const std::string& path) {
     const size_t start = path.find_first_not_of('{');
     return start != std::string::npos && path[start] != '/' && path[start] != '~';
