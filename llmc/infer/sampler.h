@@ -12,7 +12,8 @@ struct Sampler {
     std::vector<double> weights;
 };
 
-// Returns a token in [0, V). It depends only on the logits, settings, seed, text and position, not on earlier samples:
-// text and position number the random draw. Of equal logits, the lower token counts as more likely. Refuses logits with
-// NaN or +infinity, and a row without a finite logit (EXIT_BAD_DATA). A token with logit -infinity is never sampled.
+// Returns a token in [0, V). The token depends only on the logits, settings, seed, text and position, not on earlier
+// samples: text and position number the random draw. Of equal logits, the lower token counts as more likely. Refuses
+// logits with NaN or +infinity, and a row without a finite logit (EXIT_BAD_DATA). A token with logit -infinity is never
+// sampled.
 int sample_token(Sampler& sampler, const float* logits, int V, uint64_t text, uint64_t position);
