@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "train/measure.h"
 
-// "" if there is no place for it.
+// The file that keeps the choices; "" if no directory for it is known.
 static std::string choices_file() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (cache && *cache) return std::string(cache) + "/train_gpt2/algorithms.txt";
@@ -38,8 +38,8 @@ static AlgorithmChoices read_choices(const std::string& file) {
     return path_exists(file) ? from_text(read_file(file, max_bytes)) : AlgorithmChoices();
 }
 
-// Adds the choices to those that other runs may have written meanwhile. The name of the temporary file is this
-// process's own, because several runs may write at the same time.
+// Writes the choices, together with those that other runs may have written meanwhile. The name of the temporary file is
+// this process's own, because several runs may write at the same time.
 static void write_choices(const std::string& file, AlgorithmChoices choices) {
     choices.merge(read_choices(file));
     const std::string temporary = file + "." + std::to_string(getpid()) + ".tmp";
@@ -60,7 +60,8 @@ static void time_micro_step(GPT2<floatX>& model) {
     device_time_algorithms(false);
 }
 
-// Rank 0: loads the file's choices, makes those that are missing, and keeps them.
+// Called by rank 0: loads the choices in the file, times algorithms for shapes without a choice, and writes the
+// choices.
 template <class floatX>
 static void time_algorithms(GPT2<floatX>& model, Log& log) {
     const std::string file = choices_file();
@@ -99,7 +100,7 @@ void choose_algorithms(GPT2<floatX>& model, Run& run) {
 void recall_algorithms() {
     try {
         device_load_algorithms(read_choices(choices_file()));
-    } catch (const Error&) {  // then the plan is made without them
+    } catch (const Error&) {  // then the plan is made without these choices
     }
 }
 

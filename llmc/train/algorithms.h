@@ -4,11 +4,12 @@
 #include "model/gpt2.h"
 #include "train/run.h"
 
-// All ranks, before the first step. Rank 0 times a micro-step on random tokens for the shapes that the file lacks. All
-// ranks then take the same choices, so that they compute with the same algorithms. A file that cannot be read or
-// written is only noted. Changes gradients and activations; the CPU does nothing.
+// Called by all ranks before the first step. Rank 0 times a micro-step on random tokens for the shapes that the file
+// lacks. All ranks then take the same choices, so that they compute with the same algorithms. If the file cannot be
+// read or written, the log has a note and training continues. Changes gradients and activations. Does nothing on the
+// CPU.
 template <class floatX>
 void choose_algorithms(GPT2<floatX>& model, Run& run);
 
-// Takes the choices of earlier runs, for `plan`.
+// Loads the choices of earlier runs, for `plan`.
 void recall_algorithms();

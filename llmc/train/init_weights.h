@@ -2,6 +2,6 @@
 #pragma once
 #include "train/optimizer.h"
 
-// All ranks. Uses the memory of the gradients. The weights do not depend on the number of ranks.
+// Called by all ranks. Uses the memory of the gradients. The weights do not depend on the number of ranks.
 template <class floatX>
 void init_weights(Optimizer<floatX>& optimizer, uint64_t seed);

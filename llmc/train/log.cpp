@@ -26,10 +26,10 @@
 using Json = nlohmann::ordered_json;
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
-static constexpr size_t MAX_UNWRITTEN = size_t(4) << 20;  // about 16,000 steps
+static constexpr size_t MAX_UNWRITTEN = size_t(4) << 20;  // the lines of about 16,000 steps
 
 // A live line needs a terminal that understands control sequences. Under mpirun stderr looks like a terminal even if it
-// is a file, so auto never chooses a live line there; --progress tty does.
+// is a file, so --progress auto never chooses a live line under mpirun; --progress tty does.
 static bool live_line_works(const std::string& progress) {
     if (progress != "auto") return progress == "tty";
     const char* term = getenv("TERM");
@@ -163,8 +163,8 @@ static std::string what_stands_at(const std::string& path) {
                                       : "another file";
 }
 
-// Creates log.jsonl again after it was removed or renamed. Returns the reason if that fails; empty: it was created. A
-// file that stands there now may belong to somebody else, so it is not used.
+// Creates log.jsonl again after it was removed or renamed. Returns the reason of a failure; empty if the file was
+// created. Another file of this name may belong to somebody else, so it is not used.
 static std::string create_again(Log& log) {
     const std::string path = log.options.output + "/log.jsonl";
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
@@ -179,8 +179,8 @@ static std::string create_again(Log& log) {
     return "";
 }
 
-// Writes all lines of log.unwritten or none: if a write fails, the file is truncated to its length before. Returns the
-// reason of the failure; empty: they were written.
+// Writes all lines of log.unwritten or none: if a write fails, the file is truncated to its earlier length. Returns
+// the reason of the failure; empty if the lines were written.
 static std::string write_lines(Log& log) {
     if (is_removed(log))
         if (const std::string reason = create_again(log); !reason.empty()) return reason;
@@ -225,8 +225,8 @@ static std::string utc_time() {
 
 static Json event(const char* kind, int64_t step) { return Json{{"kind", kind}, {"step", step}}; }
 
-// How many updates a line of an earlier start has seen. The line of a step includes the step's own update. -1: a line
-// without a step (run, warning). Absent: not a line of a log.
+// The number of updates after which a line of an earlier start was written. A line of kind step counts the step's own
+// update. -1: a line without a step (run, warning). No value: not a line of a log.
 static std::optional<int64_t> step_of(const std::string& line) {
     const Json object = Json::parse(line, nullptr, false);
     if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
@@ -235,7 +235,7 @@ static std::optional<int64_t> step_of(const std::string& line) {
     return object["kind"] == "step" ? step + 1 : step;
 }
 
-// Removes the lines that a run resumed at resume_step will write again. Returns the kept lines of that step itself.
+// Removes the lines that a run resumed at resume_step will write again. Returns the kept lines of resume_step itself.
 static std::vector<std::string> cut_log(const std::string& path, int64_t resume_step) {
     std::vector<std::string> of_resume_step;
     if (!path_exists(path)) return of_resume_step;
@@ -282,8 +282,8 @@ Log::~Log() {
     if (fd >= 0) close(fd);
 }
 
-// JSON cannot hold bytes that are not UTF-8, so run.json has U+FFFD instead. --resume refuses to read an option from
-// it.
+// JSON cannot hold bytes that are not UTF-8, so run.json has U+FFFD instead. --resume refuses to read an
+// option that contains U+FFFD.
 static void warn_of_replaced_bytes(Log& log, const RunInfo& info) {
     const bool directory = !is_utf8(info.directory);
     if (log.options.output.empty() || (is_utf8(info.command_line) && !directory)) return;
@@ -347,7 +347,7 @@ void Log::warn(const std::string& text) {
     append_line(*this, Json{{"kind", "warning"}, {"text", text}});
 }
 
-// Both means have the same weights, so their quotient is the rate over the last steps.
+// The means of time and of tokens have the same weights, so their quotient is the rate over the last steps.
 static void update_means(Log& log, const StepRecord& r) {
     const double keep = 0.95;
     log.smoothed_ms = keep * log.smoothed_ms + (1.0 - keep) * r.step_ms;
@@ -359,7 +359,7 @@ static double smoothed_rate(const Log& log) {
     return log.smoothed_ms > 0 ? 1e3 * log.smoothed_tokens / log.smoothed_ms : 0.0;
 }
 
-// Dividing the mean by `weight` makes up for its start at zero.
+// The mean time starts at zero; dividing it by `weight` corrects for that.
 static double remaining_seconds(const Log& log, int64_t step) {
     return 1e-3 * log.smoothed_ms / log.weight * double(log.options.total_steps - step - 1);
 }
@@ -377,7 +377,7 @@ static void show_step(Log& log, const StepRecord& r) {
     }
 }
 
-// The line of log.jsonl. Its rate is that of this step alone.
+// A step's line in log.jsonl. Its rate is that of this step alone.
 static Json step_json(const LogOptions& o, const StepRecord& r) {
     Json json = event("step", r.step);
     json["tokens"] = r.tokens;

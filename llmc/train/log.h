@@ -25,7 +25,7 @@ struct LogOptions {
     std::string progress = "plain";  // auto, tty, plain
     bool quiet = false;              // only warnings on the terminal
     bool silent = false;             // no warnings either: for ranks other than rank 0
-    int64_t log_every = 1;           // plain lines
+    int64_t log_every = 1;           // steps per plain line
     int64_t total_steps = 0;
     int64_t resume_step = -1;                        // >= 0: continue log.jsonl from this step
     double flops_per_token = 0.0, peak_flops = 0.0;  // for MFU; 0: left out
@@ -33,12 +33,12 @@ struct LogOptions {
 
 struct StepRecord {
     int64_t step = 0;
-    int64_t tokens = 0;       // of the run up to and including this step
-    int64_t step_tokens = 0;  // of this step
+    int64_t tokens = 0;       // tokens of the run up to and including this step
+    int64_t step_tokens = 0;  // tokens of this step
     float loss = 0.0f, grad_norm = 0.0f, lr = 0.0f;
     double step_ms = 0.0;
     double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // the parts of step_ms in which this rank waited
-    int64_t comm_bytes = -1;                             // sent by this rank; -1: single rank
+    int64_t comm_bytes = -1;                             // bytes sent by this rank; -1: single rank
 };
 
 // Content of run.json. Strings are plain text, except that options is JSON.
@@ -70,8 +70,8 @@ struct Log {
     bool stdout_broken = false;
     bool above_peak = false;  // the warning that MFU exceeds 100 % was printed
     int fd = -1;              // log.jsonl
-    int64_t written = 0;      // bytes of it that were written without an error
-    // Lines that could not be written yet, their number, and the number of those that did not fit here either.
+    int64_t written = 0;      // bytes of log.jsonl that were written without an error
+    // Lines that could not be written yet, their number, and the number of lines that did not fit into `unwritten`.
     std::string unwritten;
     int64_t unwritten_lines = 0, lost_lines = 0;
     double smoothed_ms = 0.0, smoothed_tokens = 0.0, weight = 0.0;  // exponential means over about 20 steps
@@ -81,9 +81,10 @@ struct Log {
     std::string short_line;                                         // drawn where live_line has no room for the loss
     std::vector<std::string> of_resume_step;                        // lines of resume_step that log.jsonl already has
 
-    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed one removes the
-    // lines beyond resume_step (steps from it on; validation, samples and checkpoints after it) and an incomplete last
-    // line. Validation and sample of resume_step may run again: a line that log.jsonl already has is not written twice.
+    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed run removes
+    // the lines that it will write again (steps from resume_step on; validation, samples and checkpoints after
+    // resume_step) and an incomplete last line. Validation and sample of resume_step may run again: a line that
+    // log.jsonl already has is not written twice.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
@@ -94,12 +95,14 @@ struct Log {
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
-    // Within a step that takes long: "micro-step 37/512" behind the live line after a second, a plain line each minute.
+    // Shows progress within a step that takes long: "micro-step 37/512" behind the live line after a second, or a plain
+    // line each minute.
     void working(int64_t step, const char* what, int64_t done, int64_t of);
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms);
-    // Leaves the last live line on the terminal, and warns of lines that log.jsonl lacks. Returns their number.
+    // Leaves the last live line on the terminal, and warns of lines that log.jsonl lacks. Returns the number of
+    // these lines.
     int64_t finish();
 };
 

@@ -33,7 +33,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
 
     MeasuredStep measured{B, 0.0, 0.0};
-    // The first run touches the memory.
+    // The first run includes the first use of the memory; the times of the second run replace its times.
     for (int step = 1; step <= 2 && measured.micro_step < MAX_MICRO_STEP_SECONDS; step++) {
         wait_for_device();
         const double begin = seconds_now();

@@ -8,8 +8,8 @@
 // Random tokens below V, for a step whose result does not matter.
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
 
-// Trains a step of one small layer, so that the GPU's libraries and kernels take their memory before it is measured.
-// Nothing on the CPU.
+// Trains a step of one small layer, so that the GPU's libraries and kernels allocate their memory before the free
+// memory is measured. Does nothing on the CPU.
 void load_libraries(Dtype dtype, const GPT2Config& config, const std::string& optimizer);
 
 struct MeasuredStep {

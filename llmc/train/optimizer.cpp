@@ -77,8 +77,8 @@ void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values
     wait_for_stream(model.stream);
 }
 
-// Returns a whole tensor of fp32 state. With shards, its owners broadcast their shards into the memory of the tensor's
-// gradient.
+// Returns a whole tensor of fp32 state. With shards, the ranks broadcast their shards of the tensor into the memory of
+// the tensor's gradient.
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);

@@ -36,8 +36,9 @@ struct Optimizer {
     // Copies a tensor from host floats in memory layout. WEIGHTS sets the master weights, and rounds into the
     // model's weights; the caller must call pack_bucket afterwards.
     void set_state(Slot slot, Param p, int l, const float* values);
-    // Copies the same tensor to the host; WEIGHTS without master weights reads the model's weights, converted to
-    // fp32. With shards all ranks must call it, between steps. It overwrites the memory of the gradients.
+    // Copies a tensor to host floats in memory layout; WEIGHTS without master weights reads the model's weights,
+    // converted to fp32. With shards all ranks must call it, between steps. get_state overwrites the memory of the
+    // gradients.
     void get_state(float* values, Slot slot, Param p, int l);
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
@@ -53,8 +54,8 @@ struct Optimizer {
     const float* factor() const { return stats.data + 1; }  // (1) on the device
 
   private:
-    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers; it starts at element `at` of
-    // the buffers of the optimizer.
+    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers. In the optimizer's buffers
+    // the shard starts at element `at`.
     struct Shard {
         int64_t begin, count, at;
     };
@@ -65,7 +66,7 @@ struct Optimizer {
     std::vector<Comm::Ticket> all_gather_tickets;  // one per bucket; -1: the weights are complete
 };
 
-// Memory that Optimizer(...) allocates. rule: its name in --optimizer.
+// Memory that Optimizer(...) allocates. rule: the name of the update rule, as in --optimizer.
 template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
                                          const std::string& rule);

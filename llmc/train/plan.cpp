@@ -4,13 +4,13 @@
 
 #include "train/optimizer.h"
 
-// The most tokens in a micro-batch of --micro-batch auto: larger ones need more memory and are not faster. On a CPU of
-// two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens as with
-// 8,192, and 3 to 20 % slower with 512.
+// The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
+// a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens
+// as with 8,192, and 3 to 20 % slower with 512.
 constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
-// Advice for a global batch that is not a multiple: a smaller micro-batch that divides it, or else fewer ranks; and the
-// nearest multiple.
+// Advice for a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
+// that divides the global batch, or else fewer ranks; and the nearest multiple.
 static std::string advise_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
     const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size,
                   below = global_batch_tokens / step_tokens * step_tokens;

@@ -26,15 +26,15 @@ int64_t total_bytes(const std::vector<MemoryItem>& items);
 // The bytes of the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
-// The largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available` bytes of
-// the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to the size beyond
-// which training is not faster, and a tenth of the memory is left to other programs.
+// The largest micro-batch that divides the global batch (any size if the global batch is 0) and needs at most
+// `available` bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
+// the size beyond which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         MemoryOptions options, int64_t available, const std::string& optimizer,
                         bool own_memory = !device_memory_is_host());
 
-// Options with which training would fit into `available` bytes of the device: "try --recompute layer ..."; "" if it
-// fits already.
+// Options with which training would fit into `available` bytes of the device: "try --recompute layer ..."; "" if
+// training fits already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available, const std::string& optimizer);
 

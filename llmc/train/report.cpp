@@ -187,7 +187,7 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
     return text;
 }
 
-// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of that is sent as weights.
+// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of these bytes is weights.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const ParamLayout layout(config, options.virtual_ranks);

@@ -48,7 +48,8 @@ static void open_log(Run& run, const RunInfo& info, std::vector<std::string> not
     if (run.lock && resumes) make_room_to_resume(o, run.source, run.state.step, notes);
     run.log = std::make_unique<Log>(log);
     for (const std::string& line : notes) run.log->note(line);
-    // If there are weights, these notes say why they are not from the newest checkpoint, so they become warnings.
+    // If there are weights, these notes say why the weights are not from the newest checkpoint, so the notes become
+    // warnings.
     for (const std::string& line : run.source.notes)
         run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
     if (const std::string changed = changed_options(run.state.options, o); !changed.empty())
@@ -95,12 +96,12 @@ static void resolve_batch(Run& run, const Launch& launch) {
     resolve_micro_batch(run.dtype, o, run.source, T, run.comm, run.comm.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
     run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.comm.world_size);
-    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps it on any number of ranks
+    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);
 }
 
-// Refuses ranks that differ in options, data or weights. Returns what each rank is.
+// Refuses ranks that differ in options, data or weights. Returns each rank's rank_info.
 static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, const DeviceInfo& device) {
     const Options& o = run.options;
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
@@ -115,7 +116,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
-    // Before the search for a checkpoint: remove_leftovers may rename one back.
+    // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
     const std::vector<std::string> notes = prepare_output(run);
     run.source = find_training_start(o);
     resolve_batch(run, launch);

@@ -20,7 +20,7 @@
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
     Comm& comm;
-    Dtype dtype;                       // of weights and activations
+    Dtype dtype;                       // dtype of weights and activations
     std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
     RunSource source;
     BatchPlan batch;
@@ -30,7 +30,7 @@ struct Run {
     Schedule schedule;
     std::string info_options, data_fingerprint;  // in the form that checkpoints store
 
-    TrainerState state;                              // after the last step that is known to be finite
+    TrainerState state;                              // state after the last step that is known to be finite
     double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
     Straggler straggler;
@@ -57,6 +57,6 @@ void start_clock(Run& run);
 void end_trace(Run& run);
 // Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
 void warn_of_changed_data(Run& run);
-// Called after the loop. Returns the exit code: 0 if the run is complete. If it was stopped: that of the first rank
-// that could not continue, else EXIT_PREEMPTED. A rank that could not continue itself throws its error instead.
+// Called after the loop. Returns the exit code: 0 if the run is complete. If the run was stopped: the exit code of
+// the first rank that could not continue, else EXIT_PREEMPTED. A rank that could not continue throws its error instead.
 int end_run(Run& run);

@@ -204,7 +204,7 @@ std::string warn_of_tokenizer(const std::string& path, const std::string& patter
         pattern.c_str(), path.c_str());
 }
 
-// -1 stands for an option that was not given and whose default depends on others (--warmup).
+// -1 stands for an option that was not given and whose default depends on other options (--warmup).
 static std::string shown(const nlohmann::json& value) { return value == -1 ? "not given" : value.dump(); }
 
 std::string changed_options(const std::string& saved, const Options& options) {

@@ -29,7 +29,8 @@ RunSource find_trained_model(const Options& options, bool need_tokenizer);
 // Whether two tokenizers (paths as for load_tokenizer) differ in tokens or merges. False if one cannot be read.
 bool differ_as_tokenizers(const std::string& path, const std::string& other_path);
 // Returns a warning if the shards (a pattern) were made with another tokenizer than that at `path`, else an empty
-// string. The tokenizer of the shards is the one in their directory. The result is also empty if either cannot be read.
+// string. The tokenizer of the shards is the one in their directory. The result is also empty if either tokenizer
+// cannot be read.
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
 
 // Returns one line with the options that differ from those of the checkpoint (a JSON object), except those that may

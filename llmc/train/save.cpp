@@ -33,8 +33,8 @@ static void check_lock(const OutputLock& lock, const std::string& output) {
              output.c_str());
 }
 
-// Makes the reads that a failed save has not made: every rank takes part in each read, so the other ranks would wait
-// for them.
+// Makes the reads that a failed save has not made. Every rank takes part in each read, so the other ranks would
+// otherwise wait for these reads.
 static void finish_reads(const StateReader& reader, const CheckpointFormat& format, int64_t done) {
     const ParamLayout& layout = reader.layout;
     std::vector<float> unused(layout.size(wte) + layout.size(fcw) + layout.size(wpe));  // as large as any tensor

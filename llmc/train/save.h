@@ -16,8 +16,8 @@ CheckpointFormat checkpoint_format(const Options& options, const std::vector<std
 // Called by all ranks. Saves the state of run.state.step, unless it is already saved or the run saves nothing. If rank
 // 0 cannot write, rank 0 throws; with sharded state every rank throws.
 void save(Run& run, const StateReader& reader);
-// The same, but a failed save is a warning: the older checkpoints are intact, and training continues. The third failure
-// in a row is an error.
+// Like save, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
+// failure in a row is an error.
 void save_or_warn(Run& run, const StateReader& reader);
 // Writes the validation loss into the checkpoint of this step, which was saved before its validation.
 void save_val_loss(Run& run);

@@ -11,7 +11,7 @@ enum class Decay { constant, linear, cosine, wsd };  // wsd: warmup, stable, dec
 struct Schedule {
     Decay decay;
     double peak;
-    double final_fraction;  // of peak, at the last step; unused by constant
+    double final_fraction;  // the last step's rate as a fraction of `peak`; unused by Decay::constant
     int64_t warmup, steps;
 };
 
@@ -28,8 +28,9 @@ inline Schedule make_schedule(const std::string& name, double peak, double final
     return {Decay(found - std::begin(names)), peak, final_fraction, warmup, steps};
 }
 
-// Rate of step 0, 1, ... steps - 1. Warmup rises in equal parts and ends at the peak: the first step's rate is
-// peak / warmup, not 0. The last step's rate is peak * final_fraction exactly, unless warmup fills the whole run.
+// Learning rate of step 0, 1, ... steps - 1. During warmup the rate rises in equal parts and ends at the peak: the
+// first step's rate is peak / warmup, not 0. The last step's rate is peak * final_fraction exactly, unless warmup fills
+// the whole run.
 inline double learning_rate(const Schedule& s, int64_t step) {
     if (step < s.warmup) return s.peak * double(step + 1) / double(s.warmup);
     const int64_t last = s.steps - 1;

@@ -12,8 +12,8 @@ static std::atomic<bool> requested, next_signal_ends;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may use lock-free atomics only");
 static bool prints_lines, stderr_is_terminal;
 
-// Writes a line that begins with a newline, which ends a live line; only a terminal needs it. A signal handler may not
-// call printf.
+// Writes a line that begins with a newline, which ends a live line; only a terminal needs this newline. A signal
+// handler may not call printf.
 static void write_in_handler(std::string_view text) {
     if (!stderr_is_terminal) text.remove_prefix(1);
     [[maybe_unused]] const ssize_t written = write(2, text.data(), text.size());

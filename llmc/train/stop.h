@@ -1,9 +1,9 @@
 // stop.h: signals that ask a run to stop: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU.
 //
-// After the first, training leaves its step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A second
-// signal ends the process at once. SIGUSR1 is a scheduler's notice that SIGTERM will follow, and Linux repeats SIGXCPU
-// each second (ulimit -t), so these two do not count as a second. A signal that the caller ignores remains ignored:
-// nohup ignores SIGHUP, and a shell script ignores SIGINT in what it starts with &.
+// After the first signal, training leaves its step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A
+// second signal ends the process at once. SIGUSR1 is a scheduler's notice that SIGTERM will follow, and Linux repeats
+// SIGXCPU each second (ulimit -t), so these two do not count as a second. A signal that the caller ignores remains
+// ignored: nohup ignores SIGHUP, and a shell script ignores SIGINT in commands that it starts with &.
 #pragma once
 
 // Handles the signals from now on. announce: print a line on stderr when the run stops; set it on one rank only.

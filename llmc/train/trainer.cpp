@@ -113,7 +113,7 @@ void Trainer<floatX>::finish_steps(int64_t step) {
     finish_step(pending[(step + 1) % 2]);
 }
 
-// There is no result if a rank leaves the pass early, because it was asked to stop or cannot read its data.
+// The validation has no result if a rank leaves the pass early, because it was asked to stop or cannot read its data.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});

@@ -60,13 +60,13 @@ struct Trainer {
     Run& run;
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
-    PendingStep pending[2];    // of even and odd steps
-    MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
+    PendingStep pending[2];    // results of even and of odd steps
+    MicroStepGraph graphs[2];  // graph of the first micro-step, which overwrites gradients; graph of the others
     StateReader reader;
-    double last_own_ms = 0.0;  // of the last finished step (RankStatus)
+    double last_own_ms = 0.0;  // own time of the last finished step, as in RankStatus
 
     // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
-    // initialization. All ranks.
+    // initialization. Called by all ranks.
     explicit Trainer(Run& run);
 
     // Waits for the results of a step, logs them, and counts the step in run.state. Throws an error if the gradients

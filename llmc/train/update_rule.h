@@ -14,7 +14,7 @@
 // The constants of all rules, from the options of the same names. Each rule uses those that it knows.
 struct Hyperparameters {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-    uint64_t seed = 0;  // of stochastic rounding
+    uint64_t seed = 0;  // seed of stochastic rounding
 };
 
 // Arguments of a rule: elements begin .. begin + count of the model's flat buffers.
@@ -42,7 +42,7 @@ struct UpdateRule {
     void (*update)(const UpdateArgs<floatX>&);
 };
 
-// Refuses a name that is not in the table, and lists those that are.
+// Finds the rule of this name. The error for a name that is not in the table lists the names that are.
 template <class floatX>
 const UpdateRule<floatX>& find_update_rule(const std::string& name);
 
