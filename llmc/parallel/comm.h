@@ -21,7 +21,7 @@ struct Comm {
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
     std::unique_ptr<Trace> trace;  // null: tracing is off
-    SpanLabel next_label = {};     // trace label of the next collective; its bytes field holds bytes_sent before it
+    SpanLabel next_label = {};     // trace label of the next collective; its `bytes` holds the earlier bytes_sent
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
@@ -30,8 +30,9 @@ struct Comm {
     // first such collective.
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}
 
-    // Makes one small and one large call of each collective. NCCL connects the ranks and takes device memory for it at
-    // the first call, which would otherwise come after memory was measured and filled. All ranks call it.
+    // Makes one small and one large call of each collective. At the first call NCCL connects the ranks and allocates
+    // device memory; without connect() this would happen after memory was measured and filled. All ranks call
+    // connect().
     virtual void connect() {}
 
     using Ticket = int64_t;
@@ -45,13 +46,14 @@ struct Comm {
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
-    // The same; the trace records the wait as a span of the training track.
+    // Waits like the function above; the trace records the wait as a span of the training track.
     void wait(Ticket ticket, Stream stream, SpanLabel label);
     // label_next sets the trace label of the next collective; the function that queues the collective takes it.
     void label_next(const char* name, int64_t number = -1);
     SpanLabel take_label();
 
-    // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns it.
+    // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns
+    // exposed_seconds.
     virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.

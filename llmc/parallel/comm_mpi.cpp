@@ -4,8 +4,9 @@
 // the received half to the half that it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and
 // Gropp 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
 // adjacent, the first exchanges stay inside hosts, and 2 (H-1) buffers in total leave the H hosts. The sum is the tree
-// ((0+1)+(2+3))+... for any n, and a + b = b + a, so its bits do not depend on how many leaves of the tree one rank
-// has. If the number of ranks is no power of two, MPI's own collectives are used, with their own order of summation.
+// ((0+1)+(2+3))+... for any n, and a + b = b + a, so the bits of the sum do not depend on how many leaves of the tree
+// one rank has. If the number of ranks is no power of two, MPI's own collectives are used, with their own order of
+// summation.
 //
 // One thread makes all MPI calls, so that the training thread can continue. The thread sleeps while it waits: Open MPI
 // would spin on the core that training needs.
@@ -105,12 +106,12 @@ struct MpiComm : Comm {
         Event ready;
         std::function<void(char* host)> job;
     };
-    std::deque<Staged> staged;  // collectives on device memory, which run when they are waited for
+    std::deque<Staged> staged;  // collectives on device memory, which run when the training thread waits for them
     Ticket queued = 0, moved = 0;
     std::unique_ptr<OwnedStream> copies;
 
     Ticket voted = 0;    // ticket of the last any_rank; 0: none yet
-    bool votes[2] = {};  // results of even and of odd calls of any_rank
+    bool votes[2] = {};  // results of the last two calls of any_rank: of an even and of an odd call number
     int64_t votes_begun = 0;
 
     std::vector<char> outgoing, incoming[2], staging;
@@ -215,7 +216,8 @@ struct MpiComm : Comm {
                 done++;
             }
             changed.notify_all();
-            // After jobs 1, 2, 4, 8, ...: ranks connect when they first send to each other, in the first steps.
+            // Called after jobs 1, 2, 4, 8, ..., because ranks connect when they first send to each other, in the
+            // first steps.
             if (std::has_single_bit(uint64_t(done))) limit_silence();
         }
     }
@@ -251,8 +253,8 @@ struct MpiComm : Comm {
     }
 
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
-    // thread may run the collective as late as the next step. With the CPU backend x is host memory, and all earlier
-    // work on it is complete.
+    // MPI thread may run the collective as late as the next step. With the CPU backend x is host memory, and all
+    // earlier work on it is complete.
     Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
         calls++;
         bytes_sent += sent;
@@ -276,8 +278,8 @@ struct MpiComm : Comm {
         exposed_seconds += seconds_now() - start - (stopped_seconds - stopped_before);
     }
 
-    // The thread that waits copies staged collectives between device and host: it is the only one that calls the
-    // device.
+    // The waiting thread copies the buffers of staged collectives between device and host, because it is the only
+    // thread that calls the device.
     void wait(Ticket ticket, Stream) override {
         expose([&] {
             if (device_memory_is_host()) wait_for(ticket);
@@ -304,7 +306,8 @@ struct MpiComm : Comm {
 
     // ---- exchanges between two ranks, called on the MPI thread
 
-    // Sends `count` elements of x to the partner and receives as many, piece by piece: take(at, received, n).
+    // Sends `count` elements of x to the partner and receives as many, in pieces. Calls take(at, received, n) with each
+    // received piece.
     template <class Sent, class Take>
     void exchange_with(const float* x, int64_t count, int partner, const Take& take) {
         outgoing.resize(sizeof(Sent) * PIECE);
@@ -505,6 +508,6 @@ struct MpiComm : Comm {
 
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {
     MpiComm* comm = new MpiComm;
-    comm->join(launch);  // if it throws, comm leaks: its thread may still be in MPI_Init
+    comm->join(launch);  // if join throws, comm leaks: its thread may still be in MPI_Init
     return std::unique_ptr<Comm>(comm);
 }

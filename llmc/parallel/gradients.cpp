@@ -47,8 +47,9 @@ GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division divisio
 
 GradientSum::~GradientSum() { host_free(host_statuses); }
 
-// Adds the virtual ranks as a balanced binary tree. subtree_sums[h] waits for its sibling, as a bit of a binary
-// counter: virtual rank v completes one subtree for every trailing 1 bit of v.
+// Adds the virtual ranks as a balanced binary tree. subtree_sums[h] holds the sum of a subtree of height h until the
+// sibling subtree is complete. As in a binary counter, virtual rank v completes one subtree for every trailing 1 bit of
+// v.
 void GradientSum::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
     const int64_t count = bucket.end - bucket.begin;
@@ -71,9 +72,10 @@ void GradientSum::virtual_rank_done(int v) {
 // Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
 // order.
 void GradientSum::sum_squares(float* squares_of) {
-    if (!needs_reduction()) return ops::sum_of_squares(squares_of, grads, layout.total, *stream);  // one launch
+    // Without a reduction, one kernel launch handles all buckets.
+    if (!needs_reduction()) return ops::sum_of_squares(squares_of, grads, layout.total, *stream);
     const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks();
-    for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes them
+    for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes buckets
         comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
@@ -91,7 +93,7 @@ void GradientSum::finish(RankStatus status) {
     copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
                    *stream);
     sum_squares(squares_of);
-    // Makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
+    // A NaN here makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     comm.label_next("reduce loss and norm");
     comm.wait(comm.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,

@@ -10,19 +10,19 @@
 #include "model/params.h"
 #include "parallel/comm.h"
 
-// Status that each rank sends to all ranks in every step, with its gradients. The step is then not finished: the last
-// finished one is the step before, or with several GPUs, whose hosts are a step ahead of them, the one before that. It
-// is the same step on all ranks.
+// Status that each rank sends to all ranks in every step, with its gradients, before that step is finished. The last
+// finished step is then the previous one. With several GPUs, whose hosts run a step ahead of them, it is the one before
+// the previous one. All ranks have the same last finished step.
 struct RankStatus {
     float stop;         // not 0: the rank was asked to stop, or cannot continue
-    float last_own_ms;  // time of the last finished step, without waits for other ranks, with waits for its loader
+    float last_own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
     float lost = 0.0f;  // NaN: the rank did not compute its micro-batches, so no rank may apply this step
 };
 
 // How a step is divided among ranks.
 struct Division {
     int virtual_ranks = 1;  // number over all ranks (--deterministic-ranks); a multiple of world_size
-    int shards = 1;         // with ZeRO-1 world_size: each rank then gets only its shard of every bucket
+    int shards = 1;         // world_size with ZeRO-1, where each rank gets only its shard of every bucket
     GradDtype grad_dtype = GradDtype::fp32;
 };
 
@@ -32,7 +32,7 @@ struct GradientSum {
     Division division;
     float* grads;       // (layout.total), output of backward
     const float* loss;  // (1), output of backward: the sum over micro-steps, scaled for the whole step
-    Stream* stream;     // of the model
+    Stream* stream;     // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
     GradientSum(Comm& comm, const ParamLayout& layout, Division division, float* grads, const float* loss,
@@ -46,7 +46,7 @@ struct GradientSum {
 
     // Called during the last backward of this rank's v-th virtual rank, when the gradients of bucket b are complete.
     void reduce_bucket(int b, int v);
-    void virtual_rank_done(int v);  // called after reduce_bucket of all its buckets
+    void virtual_rank_done(int v);  // called after reduce_bucket of all buckets of v
     // Called after the last virtual rank. Waits for all buckets, and computes on the device the loss of the step and
     // the sum of squares of its gradients.
     void finish(RankStatus status);
@@ -62,7 +62,7 @@ struct GradientSum {
     // rank writes its own elements and leaves zeros in the others, so that an all-reduce gathers them.
     DeviceBuffer<float> step_stats;
     DeviceBuffer<float> sums;   // loss, squares
-    RankStatus* host_statuses;  // (2): for even and odd steps
+    RankStatus* host_statuses;  // (2): one for even and one for odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
 

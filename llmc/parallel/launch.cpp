@@ -24,7 +24,7 @@ constexpr Names options_names = {"options", "--rank", "--world-size", "--local-r
 constexpr Names mpirun_names = {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr Names torchrun_names = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-// Not SLURM_NTASKS: a batch script has that too, and under mpirun it differs from host to host.
+// SLURM_NTASKS does not serve as world size: a batch script has it too, and under mpirun it differs from host to host.
 constexpr Names srun_names = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""};
 
 struct Variables {
@@ -87,7 +87,7 @@ static Launch read_numbers(const Names& names, const Variables& variables) {
 
 // ---- each launcher
 
-// HOST:PORT
+// Parses HOST:PORT.
 static void read_rendezvous(Launch& launch, const std::string& text) {
     const size_t colon = text.rfind(':');
     std::string host = text.substr(0, colon);
@@ -128,7 +128,7 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
     if (!options.rendezvous.empty()) read_rendezvous(launch, options.rendezvous);
     launch.run_id = options.run_id;
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
-    launch.mpi = variables.mpirun();  // check_other_launchers compares its numbers
+    launch.mpi = variables.mpirun();  // check_other_launchers compares mpirun's numbers
     return launch;
 }
 
@@ -164,7 +164,7 @@ static Launch from_srun(const Variables& variables) {
     const int job = variables.number_or("SLURM_JOB_ID", 0, most, 0), step = variables.number("SLURM_STEP_ID", 0, most);
     launch.run_id = format("%d.%d", job, step);
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
-    // Not SLURM_LAUNCH_NODE_IPADDR, which is the host on which srun was called.
+    // SLURM_LAUNCH_NODE_IPADDR is the host on which srun was called, which need not be rank 0's host.
     const std::string hosts = variables.text("SLURM_STEP_NODELIST");
     if (!hosts.empty()) launch.master_addr = expand_hosts(hosts).front();
     launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, slurm_port(job, step));
@@ -179,7 +179,8 @@ static Launch from_srun(const Variables& variables) {
     return launch;
 }
 
-// No launcher was found: a single process. Refused if the environment shows that there are several processes.
+// The launch of a process for which no launcher was found: a single process. Refuses an environment that shows that
+// there are several processes.
 static Launch single_process(const Variables& variables) {
     ENSURE(!variables.has("PMIX_RANK") || variables.step_tasks() == 1,
            "PMIX_RANK=%s, but nothing says how many ranks there are; start with Open MPI's mpirun, torchrun or srun",
@@ -354,7 +355,7 @@ std::vector<std::string> expand_hosts(const std::string& slurm_list) {
 
 void write_error_file(const Launch& launch, const std::string& message) {
     if (launch.error_file.empty()) return;
-    // No "py_callstack" beside the time: if there is one, even an empty one, torchrun prints it instead of the message.
+    // "extraInfo" has no "py_callstack": torchrun would print it, even an empty one, instead of the message.
     const nlohmann::json content = {
         {"message", {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
     std::ofstream(launch.error_file) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

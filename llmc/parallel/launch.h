@@ -27,8 +27,8 @@ struct Launch {
     double join_seconds = 300;
 };
 
-// -1 or empty: not given. Either none of the options is given, or rank and world_size are, with rendezvous for more
-// than one rank.
+// Options from the command line; -1 or empty: not given. Either none of them is given, or rank and world_size are
+// given, and rendezvous too for more than one rank.
 struct LaunchOptions {
     int rank = -1, world_size = -1, local_rank = -1;
     std::string rendezvous;  // HOST:PORT, the host of rank 0; [::1]:PORT with an IPv6 address
@@ -38,7 +38,8 @@ struct LaunchOptions {
 
 using Environment = std::function<const char*(const char*)>;  // getenv, or a test's
 
-// Takes the first that applies: options, Open MPI's mpirun, torchrun, a Slurm step of several tasks, a single process.
+// Uses the first source that applies: options, Open MPI's mpirun, torchrun, a Slurm step of several tasks, a single
+// process.
 Launch find_launch(const LaunchOptions& options, const Environment& environment);
 std::string describe_launch(const Launch& launch);  // "mpirun, rank 3 of 8, local rank 1 of 2 on h1"
 

@@ -34,7 +34,7 @@ static std::vector<fs::path> entries_of(const fs::path& dir) {
     return entries;
 }
 
-// -1: not a number.
+// Returns -1 if the text is not a number.
 static int number_of(const std::string& text) {
     int number = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -54,14 +54,14 @@ static bool waits(const fs::path& process) {
     return false;
 }
 
-// The state of a process, as in /proc/PID/stat: R, S, D, T, ...; '?': it has ended.
+// The state of a process, as in /proc/PID/stat: R, S, D, T, ...; '?': the process has ended.
 static char state_of(const fs::path& process) {
     const std::string stat = content_of(process / "stat");
     const size_t name_end = stat.rfind(") ");
     return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
-// Why a process does not wait in MPI_Init; empty: it waits.
+// Why a process does not wait in MPI_Init; empty if it waits there.
 static std::string why_not_waiting(const fs::path& process, const std::string& own_program, const std::string& host) {
     const std::string who = "process " + process.filename().string() + " on " + host;
     const char state = state_of(process);

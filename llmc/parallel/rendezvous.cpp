@@ -87,8 +87,8 @@ static bool wait_for(int fd, short events, double until) {
     }
 }
 
-// Returns the addresses of a host; for an empty host, the wildcard addresses to listen on. If there are none, returns
-// an empty list and sets the reason.
+// Returns the addresses of a host; for an empty host, the wildcard addresses to listen on. If the host has no
+// address, returns an empty list and sets the reason.
 static std::vector<Address> find_addresses(const std::string& host, int port, std::string& reason) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_family = AF_UNSPEC, hints.ai_socktype = SOCK_STREAM;
@@ -129,7 +129,8 @@ std::string rendezvous_address(const Launch& launch) {
     return ports.size() == 1 ? first : first + format("-%d", ports.back());
 }
 
-// The restart count that all ranks agree on. torchrun's agents on several hosts count separately, so it is 0 there.
+// The restart count that all ranks agree on. torchrun's agents on several hosts count separately, so with
+// several agents this count is 0.
 static uint32_t attempt_of_all(const Launch& launch) {
     const bool several_agents = launch.launcher == "torchrun" && launch.local_world_size != launch.world_size;
     return several_agents ? 0 : uint32_t(launch.attempt);
@@ -141,7 +142,7 @@ namespace {
 struct Peer {
     Socket socket;
     std::string from;      // address, for messages
-    double since;          // when it connected
+    double since;          // time of the connection
     std::string received;  // bytes of its hello so far
     int rank = -1;         // -1: unknown before its hello
     uint64_t process = 0;
@@ -157,7 +158,7 @@ struct Server {
     std::vector<bool> connected;
     std::string contradiction;  // not empty: how the ranks contradict each other
     int dropped = 0;            // number of dropped connections
-    std::string drop_note;      // why the last one was dropped
+    std::string drop_note;      // why the last connection was dropped
 };
 }  // namespace
 
@@ -192,7 +193,8 @@ static Socket open_listener(const Launch& launch) {
          rendezvous_address(launch).c_str(), reason.c_str());
 }
 
-// Sends a short answer. It fits the empty send buffer of the connection, so a failed send means that the peer is gone.
+// Sends a short answer. The answer fits the empty send buffer of the connection, so a failed send means that the peer
+// is gone.
 static void send_status(const Peer& peer, Status status, const std::string& text) {
     const std::string answer = encode(Answer{status, one_line(text), "", {}});
     (void)!send(peer.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -216,7 +218,7 @@ static void refuse_all(Server& server, const std::string& text) {
     send_status_to_all(server, Status::refused, server.contradiction);
 }
 
-// Returns why this rank cannot belong to the run; empty: it can.
+// Returns why this rank cannot belong to the run; empty if it can.
 static std::string find_contradiction(const Server& server, const Peer& peer, const Hello& hello) {
     const Launch& launch = server.launch;
     const std::string who = format("rank %u (%s)", hello.rank, peer.from.c_str());
@@ -284,7 +286,7 @@ static void read_from(Server& server, Peer& peer) {
         case Parsed::garbage:
             return drop(server, peer, "did not send a rank's hello");
         case Parsed::other_version:
-            send_status(peer, Status::other, "");  // its header holds our version
+            send_status(peer, Status::other, "");  // the answer's header holds this program's version
             return drop(server, peer, "is a rank of another version of this program");
     }
 }
@@ -296,8 +298,8 @@ static std::string peer_name(const sockaddr_storage& peer, socklen_t length) {
     return error ? "an unknown address" : name;
 }
 
-// Accepts new connections. Drops the oldest one without a hello if there are more of those than world_size + 64, or if
-// no file descriptors are left.
+// Accepts new connections. Drops the oldest connection that has sent no hello if more than world_size + 64 connections
+// have sent none, or if no file descriptors are left.
 static void accept_peers(Server& server) {
     for (;;) {
         sockaddr_storage peer = {};
@@ -305,7 +307,7 @@ static void accept_peers(Server& server) {
         Socket socket = make_nonblocking(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
         const int error = socket.fd < 0 ? errno : 0;
         const bool no_room = error == EMFILE || error == ENFILE;
-        if (error != 0 && !no_room) return;  // no pending connection, or it was aborted
+        if (error != 0 && !no_room) return;  // no connection is pending, or the connection was aborted
         const auto unknown = [](const Peer& peer) { return peer.rank < 0 && !peer.gone; };
         const auto count = std::count_if(server.peers.begin(), server.peers.end(), unknown);
         if (no_room && count == 0)
@@ -395,7 +397,7 @@ static void answer_all(Server& server, const std::string& answer) {
             send_status_to_all(server, Status::failed, text);
             throw Error(EXIT_INTERNAL, text);
         }
-        peer.gone = true;  // it has its answer
+        peer.gone = true;  // this peer has its answer
     }
 }
 
@@ -426,7 +428,7 @@ static Rendezvous serve_rendezvous(const Launch& launch, const std::string& rank
 namespace {
 // The most informative failure of one round of connection attempts.
 struct Tries {
-    std::string last;      // the failure; one after a connection takes precedence
+    std::string last;      // the failure; a failure after a connection takes precedence
     bool reached = false;  // the attempt of `last` was connected
 
     void add(const std::string& place, const std::string& why, bool connected) {

@@ -36,7 +36,7 @@ std::string rendezvous_address(const Launch& launch);
 // ---- the messages
 //
 // All numbers are little-endian. A frame is a magic of 8 bytes, uint32 version, uint32 body length, and the body.
-constexpr int WINDOW = 16;  // ports
+constexpr int WINDOW = 16;  // ports that rank 0 tries under torchrun
 constexpr uint32_t RENDEZVOUS_VERSION = 1;
 constexpr int MAX_TEXT = 1024;
 
@@ -45,7 +45,7 @@ constexpr int MAX_TEXT = 1024;
 struct Hello {
     uint32_t world_size = 0, rank = 0, attempt = 0;
     uint32_t port = 0;     // master_port: distinguishes torchrun's runs, whose ids are all "none"
-    uint64_t process = 0;  // random: the same process may reconnect, another one with its rank is refused
+    uint64_t process = 0;  // random: the same process may reconnect; another process with this rank is refused
     std::string run_id, rank_info;
 };
 

@@ -11,7 +11,7 @@
 // Differences of a few percent, or of milliseconds in all, are noise.
 struct Straggler {
     static constexpr int STEPS = 20;          // steps over which times are summed
-    static constexpr int SILENT_STEPS = 100;  // steps without a warning after one
+    static constexpr int SILENT_STEPS = 100;  // steps after a warning in which there is no other warning
     static constexpr double SHARE = 0.1;      // least cost that is reported, as a fraction of the time of these steps
     static constexpr double LEAST_MS = 50;    // least cost that is reported, in ms over these steps
 
@@ -19,8 +19,8 @@ struct Straggler {
     double all_ms = 0.0;
     int steps = 0, silent = 0;
 
-    // statuses: of all ranks, in a step that took step_ms. Returns a line to print, at most every SILENT_STEPS steps,
-    // or an empty string.
+    // statuses: the statuses of all ranks, in a step that took step_ms. Returns a line to print, at most every
+    // SILENT_STEPS steps, or an empty string.
     std::string add(const RankStatus* statuses, int world_size, double step_ms) {
         if (world_size == 1) return "";
         own_ms.resize(world_size);

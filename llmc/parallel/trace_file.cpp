@@ -121,15 +121,15 @@ void check_trace_file(const std::string& path) {
         if (begin != FILE_BEGIN) refuse("exists and is not a trace; name another file, or remove it");
     }
     if (!is_directory(parent_directory(path))) refuse("its directory does not exist; create it, or name another file");
-    const std::string temporary = path + ".tmp";  // as replace_file will write it
+    const std::string temporary = path + ".tmp";  // the name that replace_file will use
     if (is_directory(temporary)) refuse("its temporary file, with .tmp at the end of the name, is a directory");
     remove_tree(temporary);
     write_file(temporary, "");
     remove_tree(temporary);
 }
 
-// Returns the texts of all ranks, on rank 0 only. They are sent in pieces, because an all-gather copies each piece to
-// all ranks.
+// Returns the texts of all ranks, on rank 0 only. The texts are sent in pieces, because an all-gather copies each piece
+// to all ranks.
 static std::vector<std::string> gather(Comm& comm, const std::string& own) {
     constexpr size_t piece = 1 << 18;
     std::vector<std::string> all(size_t(comm.world_size));
