@@ -6,11 +6,11 @@
 
 namespace {
 
-// Arguments of the matmuls that may be null.
+// Names for null arguments of the matmuls.
 constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_residual = nullptr;
 
-// Carves tensors out of one memory block. With base null it only counts bytes, so the plan and the allocation always
-// agree.
+// Carves tensors out of one memory block. With base null the arena only counts bytes, so the plan and the
+// allocation always agree.
 struct Arena {
     std::byte* base;
     int64_t used = 0;
@@ -203,7 +203,7 @@ void GPT2<floatX>::layer_attention(int l, int B, int T) {
     ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
 }
 
-// From the attention's output to GELU's.
+// Computes a layer from the attention's output to GELU's output.
 template <class floatX>
 void GPT2<floatX>::layer_hidden(int l, int N) {
     const int C = config.C;
@@ -214,7 +214,7 @@ void GPT2<floatX>::layer_hidden(int l, int N) {
     ops::matmul_forward<floatX>(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), no_residual, N, C, 4 * C, stream);
 }
 
-// From GELU's output to the next layer's ln1, or to acts.lnf after the last layer.
+// Computes a layer from GELU's output to the next layer's ln1; for the last layer, to acts.lnf.
 template <class floatX>
 void GPT2<floatX>::layer_output(int l, int N) {
     const int C = config.C;
@@ -286,8 +286,8 @@ void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
     }
 }
 
-// Zeroes the gradients that every kernel accumulates into: biases and LayerNorm parameters, which are at the end of
-// each bucket, and wpe.
+// Zeroes the gradients that kernels never overwrite and always add to: biases and LayerNorm parameters, which are at
+// the end of each bucket, and wpe.
 template <class floatX>
 void GPT2<floatX>::zero_gradients() {
     fill_zero(acts.loss, sizeof(float), stream);
@@ -329,8 +329,8 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
 
 // On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. The outputs of attproj and
 // fcproj, with their biases, are added to the residual stream. The LayerNorm backward that computes the residual
-// stream's gradient at that point therefore also computes their bias gradients. For fcproj it is the backward of the
-// next layer's ln1, or of lnf.
+// stream's gradient at that point therefore also computes their bias gradients. For fcproj this LayerNorm is the
+// next layer's ln1, or lnf.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const int N = B * T, C = config.C, NH = config.NH;
@@ -338,7 +338,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
-    const bool last = l + 1 == config.L;                  // its activations in shared memory are still valid
+    const bool last = l + 1 == config.L;                  // the last layer's activations are still in the shared memory
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
     ops::matmul_backward<floatX>(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N,

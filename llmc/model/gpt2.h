@@ -41,7 +41,7 @@ struct MemoryOptions {
     Recompute recompute = Recompute::none;
     int logit_chunks = 0;         // chunks in which the logits are computed; 0: the backend chooses
     bool master_weights = true;   // fp32 copies of bf16 weights, in the optimizer
-    int virtual_ranks = 1;        // over all ranks (GradientSum); each bucket is padded to divide evenly
+    int virtual_ranks = 1;        // of all ranks together (GradientSum); each bucket is padded to divide evenly
     int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool bf16_gradients = false;  // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
 };
@@ -62,7 +62,7 @@ struct Activations {
     float* losses;               // (N)
     float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
     floatX* dx;                  // (N, C)     gradient of the residual stream
-    floatX* dtmp;                // (N, C)     gradients of lnf; in each layer of ln2, att and ln1
+    floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
     floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
     floatX* logits;              // (logit_rows, Vp)
 };

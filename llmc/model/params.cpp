@@ -39,7 +39,7 @@ void check_config(const GPT2Config& config) {
     bounded(config.V, "tokens in the vocabulary", 1 << 20);
     ENSURE(config.C % config.NH == 0, "%d channels are not a multiple of %d heads; try --channels %d", config.C,
            config.NH, round_up(config.C, config.NH));
-    constexpr int max_head_channels = 256;  // of the attention kernels
+    constexpr int max_head_channels = 256;  // the limit of the attention kernels
     ENSURE(config.C / config.NH <= max_head_channels,
            "heads of %d channels: at most %d; %d channels need at least %d heads", config.C / config.NH,
            max_head_channels, config.C, ceil_div(config.C, max_head_channels));

@@ -25,8 +25,9 @@ GPT2Config config_by_name(const std::string& name);
 // Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);
 
-// In the order of a flat buffer: in each scope, the decayed (2-D) tensors come first. The value of a parameter selects
-// the random numbers of its initial weights, so a parameter inserted in the middle changes those of all later ones.
+// The parameters in the order of a flat buffer: in each scope, the decayed (2-D) tensors come first. The value of a
+// parameter selects the random numbers of its initial weights, so a parameter inserted in the middle changes the
+// initial weights of all later parameters.
 enum Param {
     wte, wpe, lnfw, lnfb,                  // once in the model
     qkvw, attprojw, fcw, fcprojw,          // in each layer
@@ -46,7 +47,7 @@ struct ParamSpec {
     Dim rows, cols;
     Init init;
     bool decay;
-    HFLayout hf_layout;   // Hugging Face's Conv1D stores (in, out), we (out, in)
+    HFLayout hf_layout;   // Hugging Face's Conv1D stores (in, out), this program (out, in)
 };
 
 constexpr ParamSpec param_table[NUM_PARAMS] = {
@@ -95,8 +96,8 @@ constexpr int64_t count_parameters(const GPT2Config& config) {
     return count;
 }
 
-// The unit of a collective. Bucket 0 holds the tensors of the model's scope, bucket 1 + l the tensors of layer l.
-// Decayed elements come first.
+// The range of elements that one collective reduces or gathers. Bucket 0 holds the tensors of Scope::model, bucket
+// 1 + l those of layer l. In each bucket the decayed elements come first.
 struct Bucket {
     int64_t begin, decayed_end, end;
 };
