@@ -37,8 +37,8 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v,
     });
 }
 
-// For a rank that cannot read its data: takes part in the reductions of the last micro-step, so that the other ranks
-// can finish the step.
+// Replaces micro_step on a rank that cannot read its data: takes part in the reductions of the last micro-step, so that
+// the other ranks can finish the step.
 template <class floatX>
 static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
     for (int b = t.model.config.L; b >= 0 && last; b--) t.optimizer.gradients.reduce_bucket(b, v);
@@ -84,7 +84,7 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
                 continue;
             }
             run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
-            // A graph replays the same calls on the same memory. Communication is not part of it.
+            // A graph replays the same calls on the same memory. Communication is never part of a graph.
             const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.needs_reduction());
             t.graphs[i > 0].call_or_replay(as_graph, model.stream,
                                            [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
@@ -118,7 +118,7 @@ static void queue_results(Trainer<floatX>& t, int64_t step, int64_t bytes_sent) 
 }
 
 // One optimizer step on grad_accum_steps micro-batches. The host queues the work and waits for nothing. Returns false
-// if the step was left between two micro-steps; it has then changed nothing.
+// if all ranks left the step between two micro-steps; the step has then changed nothing.
 template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
     Run& run = t.run;
@@ -179,7 +179,7 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
     return end_run(*run);
 }
 
-// Finds this process's rank and the number of ranks. Only train has options for them.
+// Finds this process's rank and the number of ranks. Only the command train has options for both.
 static Launch launch_of(const Options& o) {
     LaunchOptions given;
     if (o.command == Command::train)
@@ -232,7 +232,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     }
 }
 
-// If a rank fails, it ends the other ranks too, because they would wait for it forever.
+// If a rank fails, it ends the other ranks too, because they would wait for the failed rank forever.
 int main(int argc, char** argv) {
     limit_spinning(argv);
     Launch launch;
@@ -249,7 +249,7 @@ int main(int argc, char** argv) {
     } catch (const std::bad_alloc&) {
         error = "out of memory";
         exit_code = EXIT_INTERNAL;
-    } catch (const std::exception& e) {  // of the C++ library: for example, no thread can be started
+    } catch (const std::exception& e) {  // an error of the C++ library: for example, no thread can be started
         error = e.what();
         exit_code = EXIT_INTERNAL;
     }
