@@ -1,0 +1,251 @@
+// cases_fp8.h: the cases of the FP8 matmuls that test_fp8_matmul.cpp and test_gpu_fp8.cu share. The definition here
+// rounds the operands with base/fp8.h and sums in double. A backend here also has bound(value, K, gelu), for sums of K
+// products.
+#pragma once
+#include "base/fp8.h"
+#include "support/cases_matmul.h"
+
+namespace fp8_cases {
+
+using matmul_cases::Bound;
+using matmul_cases::Inputs;
+using matmul_cases::Options;
+using matmul_cases::Shape;
+using matmul_cases::Value;
+
+// The magnitudes of the operands, and of the products that an output sums.
+struct Scales {
+    float activations = 1.0f, weights = 1.0f, gradients = 1.0f;
+    float of(Value value) const {
+        switch (value) {
+            case Value::out:
+            case Value::pre_gelu:
+                return activations * weights;
+            case Value::dinp:
+                return gradients * weights;
+            case Value::dweight:
+                return gradients * activations;
+            case Value::dbias:
+                return gradients;
+        }
+        return 0.0f;
+    }
+};
+
+inline Inputs<bf16> scaled_inputs(Shape s, Scales scales) {
+    Inputs<bf16> in(s);
+    in.inp = random_tensor<bf16>(in.inp.size(), 1, scales.activations);
+    in.weight = random_tensor<bf16>(in.weight.size(), 2, scales.weights);
+    in.dout = random_tensor<bf16>(in.dout.size(), 4, scales.gradients);
+    return in;
+}
+
+inline float largest(const Tensor<bf16>& x) {
+    float amax = 0.0f;
+    for (int64_t i = 0; i < x.size(); i++) amax = std::max(amax, std::fabs(float(x[i])));
+    return amax;
+}
+
+template <class Format>
+std::vector<double> rounded(const Tensor<bf16>& x) {
+    const Fp8Scale s = fp8_scale<Format>(largest(x));
+    std::vector<double> out;
+    for (int64_t i = 0; i < x.size(); i++)
+        out.push_back(double(fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale))) * double(s.inverse));
+    return out;
+}
+
+inline double gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+inline double gelu_derivative(double x) {
+    const double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
+
+// The outputs of one call, with the bounds of the backend. The definition and the operations fill in their own.
+template <class Backend>
+struct ForwardOutputs {
+    Tensor<bf16> out, pre_gelu;
+    Outputs list(const Backend& backend, Shape s, Options options) const {
+        Outputs outputs;
+        const auto add = [&](const char* name, Value value, const Tensor<bf16>& tensor) {
+            const Bound bound = backend.bound(value, s.IC, options.gelu);
+            outputs.push_back(output(name, tensor, s.OC, bound.relative, bound.absolute));
+        };
+        add("out", Value::out, out);
+        if (options.gelu) add("pre_gelu", Value::pre_gelu, pre_gelu);
+        return outputs;
+    }
+};
+
+template <class Backend>
+ForwardOutputs<Backend> defined_forward(const Inputs<bf16>& in, Options options) {
+    const auto [N, IC, OC] = in.s;
+    const std::vector<double> x = rounded<E4M3>(in.inp), w = rounded<E4M3>(in.weight);
+    ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(N) * OC), poisoned<bf16>(int64_t(N) * OC)};
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < OC; o++) {
+            double sum = options.bias ? double(float(in.bias[o])) : 0.0;
+            for (int i = 0; i < IC; i++) sum += x[size_t(n * IC + i)] * w[size_t(o * IC + i)];
+            const int64_t at = int64_t(n) * OC + o;
+            if (options.residual) sum += double(float(in.residual[at]));
+            r.pre_gelu[at] = bf16(float(sum));
+            r.out[at] = bf16(float(options.gelu ? gelu(sum) : sum));
+        }
+    return r;
+}
+
+// Device memory of one FP8 matmul: the packed weight, amax of inp, and room for the operands.
+struct Fp8Memory {
+    DeviceBuffer<char> packed, operands;
+    DeviceBuffer<float> amax;
+    Fp8Memory(const bf16* weight, const bf16* inp, Shape s, Stream stream)
+        : packed(ops::fp8_weight_bytes(s.OC, s.IC), "a packed weight"),
+          operands(ops::fp8_operand_bytes(s.N, s.IC, s.OC), "FP8 operands"),
+          amax(1, "amax") {
+        ops::pack_fp8_weight(packed.data, weight, s.OC, s.IC, stream);
+        ops::find_amax(amax.data, inp, int64_t(s.N) * s.IC, stream);
+    }
+};
+
+template <class Backend>
+ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, Options options) {
+    const Shape s = in.s;
+    ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(s.N) * s.OC), poisoned<bf16>(int64_t(s.N) * s.OC)};
+    const auto op = [&](bf16* out, bf16* pre_gelu, const bf16* inp, const bf16* weight, const bf16* bias,
+                        const bf16* residual, Stream stream) {
+        const Fp8Memory memory(weight, inp, s, stream);
+        ops::matmul_forward_fp8(out, pre_gelu, inp, memory.amax.data, memory.packed.data, bias, residual,
+                                memory.operands.data, s.N, s.IC, s.OC, stream);
+        wait_for_device();
+    };
+    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr,
+                 options.residual ? &in.residual : nullptr);
+    return r;
+}
+
+// With accumulate the gradients of parameters start at random numbers, without at NaN.
+template <class Backend>
+struct Gradients {
+    Tensor<bf16> dinp;
+    Tensor<float> dweight, dbias;
+
+    Gradients(Shape s, bool accumulate)
+        : dinp(poisoned<bf16>(int64_t(s.N) * s.IC)),
+          dweight(before(int64_t(s.OC) * s.IC, 6, accumulate)),
+          dbias(before(s.OC, 7, accumulate)) {}
+    static Tensor<float> before(int64_t size, uint64_t seed, bool accumulate) {
+        return accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
+    }
+    Outputs list(const Backend& backend, Shape s, Options options) const {
+        Outputs outputs;
+        const auto add = [&](const char* name, Value value, const auto& tensor, int columns, int K) {
+            const Bound bound = backend.bound(value, K, options.gelu);
+            outputs.push_back(output(name, tensor, columns, bound.relative, bound.absolute));
+        };
+        add("dinp", Value::dinp, dinp, s.IC, s.OC);
+        add("dweight", Value::dweight, dweight, s.IC, s.N);
+        if (options.bias) add("dbias", Value::dbias, dbias, s.OC, s.N);
+        return outputs;
+    }
+};
+
+template <class Backend>
+Gradients<Backend> defined_backward(const Inputs<bf16>& in, Options options) {
+    const auto [N, IC, OC] = in.s;
+    const std::vector<double> x = rounded<E4M3>(in.inp), w = rounded<E4M3>(in.weight), dy = rounded<E5M2>(in.dout);
+    Gradients<Backend> r(in.s, options.accumulate);
+    const auto add = [&](float& gradient, double sum) {
+        gradient = float(options.accumulate ? double(gradient) + sum : sum);
+    };
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < IC; i++) {
+            const int64_t at = int64_t(n) * IC + i;
+            double sum = 0.0;
+            for (int o = 0; o < OC; o++) sum += dy[size_t(n * OC + o)] * w[size_t(o * IC + i)];
+            r.dinp[at] = bf16(float(options.gelu ? sum * gelu_derivative(double(float(in.pre_gelu[at]))) : sum));
+        }
+    for (int o = 0; o < OC; o++) {
+        double bias_sum = 0.0;
+        for (int n = 0; n < N; n++) bias_sum += double(float(in.dout[int64_t(n) * OC + o]));
+        add(r.dbias[o], bias_sum);
+        for (int i = 0; i < IC; i++) {
+            double sum = 0.0;
+            for (int n = 0; n < N; n++) sum += dy[size_t(n * OC + o)] * x[size_t(n * IC + i)];
+            add(r.dweight[int64_t(o) * IC + i], sum);
+        }
+    }
+    return r;
+}
+
+template <class Backend>
+Gradients<Backend> backward(const Backend& backend, const Inputs<bf16>& in, Options options) {
+    const Shape s = in.s;
+    Gradients<Backend> r(s, options.accumulate);
+    const auto op = [&](bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp, const bf16* weight,
+                        const bf16* pre_gelu, Stream stream) {
+        const Fp8Memory memory(weight, inp, s, stream);
+        ops::matmul_backward_fp8(dinp, dweight, dbias, dout, inp, memory.amax.data, memory.packed.data, pre_gelu,
+                                 memory.operands.data, s.N, s.IC, s.OC, options.accumulate, stream);
+        wait_for_device();
+    };
+    backend.call(op, r.dinp, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, in.inp, in.weight,
+                 options.gelu ? &in.pre_gelu : nullptr);
+    return r;
+}
+
+template <class Backend>
+void compare(const Backend& backend, const Inputs<bf16>& in, Options options) {
+    const std::string what = matmul_cases::describe(in.s, options);
+    CAPTURE(what);
+    if (!options.accumulate)
+        backend.compare(defined_forward<Backend>(in, options).list(backend, in.s, options),
+                        [&] { return forward(backend, in, options).list(backend, in.s, options); });
+    if (!options.residual)
+        backend.compare(defined_backward<Backend>(in, options).list(backend, in.s, options),
+                        [&] { return backward(backend, in, options).list(backend, in.s, options); });
+}
+
+// An element that is not finite has no FP8 value. It must not become the largest one: everything that is computed from
+// its tensor is NaN.
+template <class Backend>
+void not_finite(const Backend& backend, Shape s) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        Inputs<bf16> in(s);
+        in.inp[s.IC + 1] = bf16(-bad);
+        Inputs<bf16> of_weight(s);
+        of_weight.weight[s.IC + 1] = bf16(bad);
+        Inputs<bf16> of_gradient(s);
+        of_gradient.dout[s.OC + 3] = bf16(bad);
+        const auto all_nan = [](const auto& tensor) {
+            for (int64_t i = 0; i < tensor.size(); i++)
+                if (!std::isnan(float(tensor[i]))) return false;
+            return true;
+        };
+        backend.on_each_variant([&] {
+            CAPTURE(bad);
+            CHECK(all_nan(forward(backend, in, {}).out));
+            CHECK(all_nan(forward(backend, of_weight, {}).out));
+            CHECK(all_nan(backward(backend, in, {}).dweight));
+            CHECK(all_nan(backward(backend, of_weight, {}).dinp));
+            const auto r = backward(backend, of_gradient, {});
+            CHECK(all_nan(r.dinp));
+            CHECK(all_nan(r.dweight));
+            for (int o = 0; o < s.OC; o++) CHECK(std::isfinite(r.dbias[o]) == (o != 3));
+        });
+    }
+}
+
+// A tensor of zeros has the scale 1.
+template <class Backend>
+void zeros(const Backend& backend, Shape s) {
+    const Inputs<bf16> in = scaled_inputs(s, {0.0f, 1.0f, 0.0f});
+    backend.on_each_variant([&] {
+        const auto f = forward(backend, in, {});
+        for (int64_t i = 0; i < f.out.size(); i++) CHECK(float(f.out[i]) == float(in.bias[i % s.OC]));
+        const auto r = backward(backend, in, {});
+        for (int64_t i = 0; i < r.dinp.size(); i++) CHECK(float(r.dinp[i]) == 0.0f);
+        for (int64_t i = 0; i < r.dweight.size(); i++) CHECK(r.dweight[i] == 0.0f);
+    });
+}
+
+}  // namespace fp8_cases

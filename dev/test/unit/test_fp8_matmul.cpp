@@ -1,0 +1,66 @@
+// test_fp8_matmul.cpp: the shared cases of the FP8 matmuls (cases_fp8.h) on every CPU variant.
+#include "support/cases_fp8.h"
+#include "support/cpu_backend.h"
+
+using namespace fp8_cases;
+
+namespace {
+
+struct Fp8OnCpu : CpuBackend {
+    Scales scales;
+
+    // As in test_matmul.cpp: both sides sum products of the same rounded operands, here one of them in double.
+    Bound bound(Value value, int K, bool) const {
+        const float sum_error = (8.0f * float(K) + 16.0f) * epsilon<float>() * scales.of(value);
+        const bool of_parameters = value == Value::dweight || value == Value::dbias;
+        return {of_parameters ? 4 * epsilon<float>() : epsilon<bf16>(), sum_error};
+    }
+};
+
+const Fp8OnCpu cpu_backend;
+
+}  // namespace
+
+TEST_CASE("FP8 matmuls with every option agree with the definition") {
+    for (const Shape s : {Shape{64, 64, 64}, {37, 48, 80}, {1, 96, 128}, {80, 16, 16}}) {
+        const Inputs<bf16> in(s);
+        for (const Options& options : {Options{.bias = false},
+                                       {.gelu = true},
+                                       {.bias = false, .gelu = true, .accumulate = true},
+                                       {.accumulate = true},
+                                       {.residual = true}})
+            compare(cpu_backend, in, options);
+    }
+}
+
+TEST_CASE("FP8 matmuls of large and small numbers agree with the definition") {
+    for (const float activations : {1e-4f, 300.0f})
+        for (const float gradients : {1e-9f, 1e3f}) {
+            Fp8OnCpu backend;
+            backend.scales = {activations, 0.02f, gradients};
+            const Inputs<bf16> in = scaled_inputs({48, 64, 96}, backend.scales);
+            compare(backend, in, {.bias = false});
+        }
+}
+
+TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_finite(cpu_backend, {40, 64, 80}); }
+
+TEST_CASE("FP8 matmuls of zeros") { zeros(cpu_backend, {40, 64, 80}); }
+
+TEST_CASE("find_amax finds the largest magnitude, and a NaN") {
+    auto x = random_tensor<bf16>(1000, 1);
+    float amax = -1.0f;
+    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
+    CHECK(amax == largest(x));
+    x[999] = bf16(-100.0f);
+    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
+    CHECK(amax == 100.0f);
+    x[17] = bf16(-std::numeric_limits<float>::infinity());
+    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
+    CHECK(std::isinf(amax));
+    x[3] = bf16(-std::numeric_limits<float>::quiet_NaN());
+    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
+    CHECK(std::isnan(amax));
+    cpu::find_amax(&amax, x.data(), 0, nullptr);
+    CHECK(amax == 0.0f);
+}

@@ -1,0 +1,85 @@
+// fp8.cpp: simulates the FP8 matmuls of a GPU. Operands are rounded to the values that the GPU's FP8 operands have.
+// These are exact in bf16, so the bf16 matmuls then compute the same products; only the order of the sums differs.
+#include "base/fp8.h"
+
+#include <algorithm>
+
+#include "ops/ops.h"
+
+namespace {
+
+template <class Format>
+void round_to_fp8(bf16* out, const bf16* x, int64_t count, float amax) {
+    const Fp8Scale s = fp8_scale<Format>(amax);
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++)
+        out[i] = bf16(fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale)) * s.inverse);
+}
+
+// Bytes of count bf16 numbers, so that what follows is aligned.
+int64_t aligned_bytes(int64_t count) { return round_up<int64_t>(count * int64_t(sizeof(bf16)), 64); }
+
+// A packed FP8 weight is its rounded rows, and behind them their own packed copy.
+Weight<bf16> packed_weight(const void* packed, int OC, int IC) {
+    const char* copy = static_cast<const char*>(packed) + aligned_bytes(int64_t(OC) * IC);
+    return {static_cast<const bf16*>(packed), cpu::packed_bytes<bf16>(OC, IC) ? copy : nullptr};
+}
+
+void column_sums(float* sums, const bf16* x, int N, int columns, bool accumulate) {
+    constexpr int chunk = 64;
+#pragma omp parallel for schedule(static)
+    for (int first = 0; first < columns; first += chunk) {
+        const int count = std::min(chunk, columns - first);
+        float total[chunk] = {};
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < count; i++) total[i] += float(x[int64_t(n) * columns + first + i]);
+        for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
+    }
+}
+
+}  // namespace
+
+void cpu::find_amax(float* amax, const bf16* x, int64_t count, Stream) {
+    // As integers, magnitudes are in the order of their values, and NaN is above all others.
+    uint32_t largest = 0;
+#pragma omp parallel for simd schedule(static) reduction(max : largest)
+    for (int64_t i = 0; i < count; i++) largest = std::max(largest, uint32_t(x[i].bits) & 0x7fff);
+    *amax = __builtin_bit_cast(float, largest << 16);
+}
+
+int64_t cpu::fp8_weight_bytes(int OC, int IC) { return aligned_bytes(int64_t(OC) * IC) + packed_bytes<bf16>(OC, IC); }
+
+void cpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream stream) {
+    const int64_t count = int64_t(OC) * IC;
+    bf16* rows = static_cast<bf16*>(packed);
+    float amax;
+    find_amax(&amax, weight, count, stream);
+    round_to_fp8<E4M3>(rows, weight, count, amax);
+    pack_weight<bf16>(static_cast<char*>(packed) + aligned_bytes(count), rows, OC, IC, stream);
+}
+
+int64_t cpu::fp8_operand_bytes(int N, int IC, int OC) {
+    return aligned_bytes(int64_t(N) * IC) + aligned_bytes(int64_t(N) * OC);
+}
+
+void cpu::matmul_forward_fp8(bf16* out, bf16* pre_gelu, const bf16* inp, const float* inp_amax, const void* packed,
+                             const bf16* bias, const bf16* residual, void* operands, int N, int IC, int OC,
+                             Stream stream) {
+    bf16* x = static_cast<bf16*>(operands);
+    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *inp_amax);
+    matmul_forward<bf16>(out, pre_gelu, x, packed_weight(packed, OC, IC), bias, residual, N, IC, OC, stream);
+}
+
+void cpu::matmul_backward_fp8(bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
+                              const float* inp_amax, const void* packed, const bf16* pre_gelu, void* operands, int N,
+                              int IC, int OC, bool accumulate, Stream stream) {
+    bf16* x = static_cast<bf16*>(operands);
+    bf16* dy = reinterpret_cast<bf16*>(static_cast<char*>(operands) + aligned_bytes(int64_t(N) * IC));
+    float dout_amax;
+    find_amax(&dout_amax, dout, int64_t(N) * OC, stream);
+    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *inp_amax);
+    round_to_fp8<E5M2>(dy, dout, int64_t(N) * OC, dout_amax);
+    matmul_backward<bf16>(dinp, dweight, nullptr, dy, x, packed_weight(packed, OC, IC), pre_gelu, N, IC, OC, accumulate,
+                          stream);
+    if (dbias) column_sums(dbias, dout, N, OC, accumulate);
+}
