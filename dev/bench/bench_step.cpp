@@ -28,7 +28,8 @@ struct Timer {
 template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
-    GPT2<floatX> model(config, Purpose::train, B, T, {Recompute::none, options.logit_chunks});
+    const bool fp8 = options.precision == "fp8";
+    GPT2<floatX> model(config, Purpose::train, B, T, {.logit_chunks = options.logit_chunks, .fp8 = fp8});
     Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"});
     init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
@@ -60,8 +61,8 @@ static void bench(const Options& options, const GPT2Config& config) {
     printf(
         "%s B %d T %d %s | %.1f ms = %.0f tok/s | forward %.1f, head and backward %.1f, norm %.1f, update %.1f | loss "
         "%.4f\n",
-        dtype_name(dtype_of<floatX>), B, T, device_info().name.c_str(), step.best * 1e3, B * T / step.best,
-        forward.best * 1e3, backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
+        fp8 ? "fp8" : dtype_name(dtype_of<floatX>), B, T, device_info().name.c_str(), step.best * 1e3,
+        B * T / step.best, forward.best * 1e3, backward.best * 1e3, clip.best * 1e3, update.best * 1e3, double(loss));
 }
 
 int main(int argc, char** argv) try {
@@ -74,6 +75,7 @@ int main(int argc, char** argv) try {
         return 0;
     }
     device_init(0, options.threads);
+    if (options.precision == "fp8") device_check_fp8();
     const GPT2Config config = model_config(options);
     printf("%s\n", describe_model(config).c_str());
     options.precision == "fp32" ? bench<float>(options, config) : bench<bf16>(options, config);

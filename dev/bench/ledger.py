@@ -204,10 +204,14 @@ def round_up(n, multiple):
     return (n + multiple - 1) // multiple * multiple
 
 
+def gelu_is_fused(s, gpu):
+    return gpu.hopper and s.precision != "fp32"
+
+
 def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
     """gelu: also writes the values before GELU. Where the library's GELU is slow, a kernel of ours follows. residual: adds the
     residual stream, which has the size of the result."""
-    fused = gelu and gpu.hopper and s.precision != "fp32"
+    fused = gelu and gelu_is_fused(s, gpu)
     calls, result = s.L * s.micro_steps, s.element * s.N * OC
     moved = s.operand * (s.N * IC + IC * OC) + (2 if fused or residual else 1) * result
     kernels = "matmul + bias" + (" + GELU" if fused else "") + (" + residual" if residual else "")
@@ -220,7 +224,7 @@ def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
 
 def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
     """The gradients of the input, of the weight (in float) and of the bias. gelu: the input is GELU's output."""
-    fused = gelu and gpu.hopper and s.precision != "fp32"
+    fused = gelu and gelu_is_fused(s, gpu)
     calls, result, operation = s.L * s.micro_steps, s.element * s.N * IC, name + " backward"
     moved = s.operand * (s.N * OC + IC * OC) + (2 if fused else 1) * result
     yield Launch("backward", operation, "input gradient" + (" x GELU'" if fused else ""), "layers' matmuls, input gradients",
@@ -229,7 +233,10 @@ def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
         yield Launch("backward", operation, "gelu_backward", "passes of GELU and bias", calls, 3 * result, extra=2 * result,
                      begins=False)
     yield weight_gradient(s, operation, "layers' matmuls, weight gradients", calls, s.N, IC, OC, 1)
-    if bias:
+    if bias and s.precision.startswith("fp8"):  # the pass that makes the FP8 copies adds up each 128 rows
+        moved = 2 * 4 * s.N / 128 * OC
+        yield Launch("backward", operation, "sum_rows", "passes of GELU and bias", calls, moved, extra=moved, begins=False)
+    elif bias:
         moved = s.element * s.N * OC
         yield Launch("backward", operation, "bias_backward, sum_rows", "passes of GELU and bias", calls, moved, launches=2,
                      extra=moved, begins=False)
@@ -246,16 +253,17 @@ def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
                   shape=(IC, OC, N), may_split=True, begins=False)
 
 
-def cast(s, phase, operation, elements, calls, what):
-    """FP8 operands. cuBLASLt's FP8 matmuls on Hopper need both operands with the inner dimension contiguous, so the two
-    matmuls of backward need transposed copies: a pass reads bf16 and writes FP8 twice. One scale per tensor needs the largest
-    magnitude first, which is another pass; one scale per block does not."""
-    if s.precision == "fp8":
+def cast(s, phase, operation, elements, calls, what, copies, amax=False):
+    """FP8 operands. cuBLASLt's FP8 matmuls on Hopper need both operands with the inner dimension contiguous: forward reads rows
+    of its input, backward a transposed copy of it, and both of the gradient of its output. A pass reads bf16 and writes 1 or 2
+    copies. One scale per tensor needs the largest magnitude first; one scale per block does not. LayerNorm and GELU kernels find
+    it as they write the tensor. amax: a library writes the tensor, so it takes another pass."""
+    if s.precision == "fp8" and amax:
         yield Launch(phase, operation, f"amax of {what}", "FP8 casts", calls, 2 * elements, extra=2 * elements,
                      begins=False)
     if s.precision.startswith("fp8"):
-        yield Launch(phase, operation, f"cast and transpose {what}", "FP8 casts", calls, 4 * elements,
-                     extra=4 * elements, begins=False)
+        moved = (2 + copies) * elements
+        yield Launch(phase, operation, f"FP8 copies of {what}", "FP8 casts", calls, moved, extra=moved, begins=False)
 
 
 def attention(s, phase, gpu):
@@ -283,15 +291,15 @@ def forward(s, gpu):
         return Launch("forward", "layernorm_forward", f"layernorm_forward ({what})", rows, calls, 2 * s.element * NC)
     yield Launch("forward", "embedding_forward", "embedding_forward", rows, micro_steps, 3 * s.element * NC)
     yield layernorm("ln1 of the first layer", micro_steps)
-    yield from cast(s, "forward", "qkv forward", NC, calls, "ln1")
+    yield from cast(s, "forward", "qkv forward", NC, calls, "ln1", 1)
     yield from matmul_forward(s, "qkv", C, 3 * C, gpu)
     yield from attention(s, "forward", gpu)
-    yield from cast(s, "forward", "attproj forward", NC, calls, "att")
+    yield from cast(s, "forward", "attproj forward", NC, calls, "att", 1, amax=True)
     yield from matmul_forward(s, "attproj", C, C, gpu, residual=True)
     yield layernorm("ln2", calls)
-    yield from cast(s, "forward", "fc forward", NC, calls, "ln2")
+    yield from cast(s, "forward", "fc forward", NC, calls, "ln2", 1)
     yield from matmul_forward(s, "fc", C, 4 * C, gpu, gelu=True)
-    yield from cast(s, "forward", "fcproj forward", 4 * NC, calls, "gelu")
+    yield from cast(s, "forward", "fcproj forward", 4 * NC, calls, "gelu", 1, amax=gelu_is_fused(s, gpu))
     yield from matmul_forward(s, "fcproj", 4 * C, C, gpu, residual=True)
     yield layernorm("ln1 of the next layer, lnf", calls)
 
@@ -318,15 +326,19 @@ def backward(s, gpu):
                       4 * s.element * NC, launches=2)
     yield from backward_of_head(s, gpu)
     yield layernorm("lnf", s.micro_steps)
-    yield from cast(s, "backward", "fcproj backward", NC, calls, "dx")
+    yield from cast(s, "backward", "fcproj backward", NC, calls, "dx", 2)
+    yield from cast(s, "backward", "fcproj backward", 4 * NC, calls, "gelu", 1)
     yield from matmul_backward(s, "fcproj", 4 * C, C, gpu, gelu=True)
-    yield from cast(s, "backward", "fc backward", 4 * NC, calls, "dfc")
+    yield from cast(s, "backward", "fc backward", 4 * NC, calls, "dfc", 2, amax=gelu_is_fused(s, gpu))
+    yield from cast(s, "backward", "fc backward", NC, calls, "ln2", 1)
     yield from matmul_backward(s, "fc", C, 4 * C, gpu, bias=True)
     yield layernorm("ln2", calls)
-    yield from cast(s, "backward", "attproj backward", NC, calls, "dx")
+    yield from cast(s, "backward", "attproj backward", NC, calls, "dx", 2)
+    yield from cast(s, "backward", "attproj backward", NC, calls, "att", 1)
     yield from matmul_backward(s, "attproj", C, C, gpu)
     yield from attention(s, "backward", gpu)
-    yield from cast(s, "backward", "qkv backward", 3 * NC, calls, "dqkv")
+    yield from cast(s, "backward", "qkv backward", 3 * NC, calls, "dqkv", 2, amax=True)
+    yield from cast(s, "backward", "qkv backward", NC, calls, "ln1", 1)
     yield from matmul_backward(s, "qkv", C, 3 * C, gpu, bias=True)
     yield layernorm("ln1", calls)
     passes = 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
@@ -340,7 +352,7 @@ def update(s):
     yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1, 4 * parameters,
                  launches=9)
     yield Launch("update", "adamw, all buckets", "adamw", "update", 1, adamw * parameters)
-    yield from cast(s, "update", "adamw, all buckets", 12 * s.C**2 * s.L, 1, "weights")
+    yield from cast(s, "update", "adamw, all buckets", 12 * s.C**2 * s.L, 1, "weights", 2, amax=True)
 
 
 def step(s, gpu):
@@ -488,7 +500,7 @@ def arguments(args):
     add("--vocab-size", type=int, default=50257, help="[50257]")
     add("--micro-steps", type=int, default=1, help="micro-batches of a step [1]")
     add("--precision", default="bf16", help="bf16, fp32; fp8: the layers' matmuls with a scale per tensor, fp8-block: with a "
-                                            "scale per block; the trainer has no FP8 [bf16]")
+                                            "scale per block, which the trainer does not have [bf16]")
     add("--logit-rows", type=int, default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]),
         help="tokens whose logits are in memory at a time [65536]; on a CPU bench_ops has 2048")
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/fp8.h"
 #include "internal.h"
 
 using simt::Site;
@@ -31,7 +31,8 @@ constexpr Algorithm algorithms[] = {
     {5.0f, true, 0, 16}, {4.0f, false, 4096, 16}, {3.0f, true, 256, 128}, {6.0f, false, 0, 16}};
 constexpr int num_algorithms = int(std::size(algorithms));
 
-size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
 size_t extent(const cublasLtMatrixLayoutOpaque_t& l) {
     return (size_t(l.ld) * (l.cols - 1) + l.rows) * size_of(l.type);
 }
@@ -50,6 +51,21 @@ Sizes sizes_of(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayou
     return {int64_t(d.rows), int64_t(d.cols), int64_t(desc.transa ? a.rows : a.cols)};
 }
 
+// Describes a bug in the description of an FP8 matmul, or returns null. These are the library's rules on Hopper.
+const char* fp8_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
+                    const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d) {
+    const Sizes s = sizes_of(desc, a, d);
+    if (!is_fp8(b.type)) return "A is FP8, and B is not";
+    if (!desc.transa || desc.transb) return "FP8 operands need A transposed and B not transposed";
+    if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return "two operands in E5M2";
+    if (is_fp8(d.type)) return "a result in FP8, which this emulator does not have";
+    if (s.m % 16 || s.k % 16) return "FP8 operands whose rows or columns are no multiple of 16";
+    if (!desc.a_scale || !desc.b_scale) return "FP8 operands without their scales";
+    if (adds_bias(desc.epilogue) && desc.bias_type != CUDA_R_16BF) return "the bias of FP8 operands must be bf16";
+    if (sums_columns(desc.epilogue)) return "a bias gradient of FP8 operands";
+    return nullptr;
+}
+
 // Describes a bug in the layouts, or returns null. The library returns CUBLAS_STATUS_INVALID_VALUE or NOT_SUPPORTED for
 // some of these and does not notice others.
 const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
@@ -58,8 +74,14 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
     const Sizes s = sizes_of(desc, a, d);
     if (desc.compute != CUBLAS_COMPUTE_32F || desc.scale != CUDA_R_32F)
         return "a matmul that does not accumulate in float";
-    if (a.type != b.type || c.type != d.type) return "A and B, and C and D, must have the same type";
-    if (d.type != a.type && d.type != CUDA_R_32F) return "D must have the type of A, or float";
+    if (c.type != d.type) return "C and D must have the same type";
+    if (is_fp8(a.type) || is_fp8(b.type)) {
+        if (const char* wrong = fp8_bug(desc, a, b, d)) return wrong;
+    } else {
+        if (desc.a_scale || desc.b_scale) return "scales of operands that are not FP8";
+        if (a.type != b.type) return "A and B must have the same type";
+        if (d.type != a.type && d.type != CUDA_R_32F) return "D must have the type of A, or float";
+    }
     if (s.m < 1 || s.n < 1 || s.k < 1) return "an empty matmul";
     if (int64_t(desc.transa ? a.cols : a.rows) != s.m) return "A has not as many rows as D";
     if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B has not as many columns as D";
@@ -97,6 +119,8 @@ struct MatmulCall {
 
 float element(const char* p, cudaDataType_t type, int64_t i) {
     if (type == CUDA_R_32F) return reinterpret_cast<const float*>(p)[i];
+    if (type == CUDA_R_8F_E4M3) return fp8_value<E4M3>(uint8_t(p[i]));
+    if (type == CUDA_R_8F_E5M2) return fp8_value<E5M2>(uint8_t(p[i]));
     return float(reinterpret_cast<const bf16*>(p)[i]);
 }
 void set_element(char* p, cudaDataType_t type, int64_t i, float value) {
@@ -136,6 +160,8 @@ void apply_epilogue(const MatmulCall& p, int64_t i, int64_t j, float value) {
 
 void compute(MatmulCall& p) {
     const auto [m, n, k] = p.sizes;
+    const bool fp8 = is_fp8(p.a_layout.type);
+    const float scale = fp8 ? *static_cast<float*>(p.desc.a_scale) * *static_cast<float*>(p.desc.b_scale) : 1.0f;
     const int64_t a_ld = p.a_layout.ld, b_ld = p.b_layout.ld, step = (k + p.splits - 1) / p.splits;
     widen(p.wide_a, p.a, p.a_layout.type, k, m, p.desc.transa ? 1 : a_ld, p.desc.transa ? a_ld : 1);
     widen(p.wide_b, p.b, p.b_layout.type, n, k, p.desc.transb ? 1 : b_ld, p.desc.transb ? b_ld : 1);
@@ -150,7 +176,7 @@ void compute(MatmulCall& p) {
             }
             for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.split_sums[size_t(i)];
         }
-        for (int64_t i = 0; i < m; i++) apply_epilogue(p, i, j, p.alpha * p.sums[size_t(i)]);
+        for (int64_t i = 0; i < m; i++) apply_epilogue(p, i, j, p.alpha * scale * p.sums[size_t(i)]);
         if (!sums_columns(p.desc.epilogue)) continue;
         float sum = 0.0f;
         for (int64_t l = 0; l < k; l++) sum += p.wide_b[size_t(j * k + l)];
@@ -171,6 +197,10 @@ void annotate_accesses(const MatmulCall& p) {
     const size_t element_bytes = size_of(p.d_layout.type);
     annotate_read(p.a, extent(p.a_layout));
     annotate_read(p.b, extent(p.b_layout));
+    if (is_fp8(p.a_layout.type)) {
+        annotate_read(p.desc.a_scale, sizeof(float));
+        annotate_read(p.desc.b_scale, sizeof(float));
+    }
     if (adds_bias(p.desc.epilogue)) annotate_read(p.desc.bias, size_t(p.sizes.m) * element_bytes);
     const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
     if (applies_derivative(p.desc.epilogue)) annotate_read(p.desc.aux, aux_bytes);
@@ -192,6 +222,8 @@ void check_ranges(const MatmulCall& p, Site site) {
     const size_t element_bytes = size_of(p.d_layout.type);
     const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
     std::vector<Range> read = {{p.a, extent(p.a_layout)}, {p.b, extent(p.b_layout)}};
+    if (is_fp8(p.a_layout.type))
+        for (void* scale : {p.desc.a_scale, p.desc.b_scale}) read.push_back({static_cast<char*>(scale), sizeof(float)});
     std::vector<Range> written = {{p.d, extent(p.d_layout)}};
     if (adds_bias(p.desc.epilogue))
         read.push_back({static_cast<const char*>(p.desc.bias), size_t(p.sizes.m) * element_bytes});
@@ -243,7 +275,8 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 }
 
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
-    *desc = {compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, 0};
+    *desc = {compute, scale,   CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0,
+             0,       nullptr, nullptr,     -1};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -271,6 +304,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
             return set(desc->aux_ld, value, bytes);
         case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
             return set(desc->sm_count_target, value, bytes);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+            return set(desc->a_scale, value, bytes);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+            return set(desc->b_scale, value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+            return set(desc->bias_type, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -313,6 +352,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
     if (layout_bug(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
     if (algo->data[0] >= num_algorithms || splits < 1 || int64_t(splits) > s.k) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (splits > 1 && (!algorithms[algo->data[0]].splits || scheme == 0)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (is_fp8(a->type) && simt::config.compute_capability < 89) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (fused && (!simt::config.fused_epilogues || splits > 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
     result->workspaceSize = workspace_needed(*algo, s);
     return result->state = CUBLAS_STATUS_SUCCESS;

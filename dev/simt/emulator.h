@@ -303,6 +303,13 @@ extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
 extern "C" inline float __logf(float x) noexcept { return std::log(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+// Byte i of the result is byte number (selector >> 4i) % 8 of the eight bytes of x, then y.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const uint64_t bytes = x | uint64_t(y) << 32;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

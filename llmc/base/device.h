@@ -38,6 +38,7 @@ int device_count();              // GPUs that this process sees; the CPU counts 
 std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the CPU
 bool device_memory_is_host();    // true on the CPU
 bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; decides --precision auto
+void device_check_fp8();         // refuses a GPU without FP8 matmuls; the CPU simulates them
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 
 // Algorithms of matmuls and attention that were chosen by time: each key names the device, its libraries and a

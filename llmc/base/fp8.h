@@ -63,8 +63,9 @@ struct Fp8Scale {
 template <class Format>
 HOST_DEVICE __attribute__((always_inline)) inline Fp8Scale fp8_scale(float amax) {
     constexpr int max_scale = 110;
+    constexpr uint32_t nan = 0x7fc00000;
     const uint32_t bits = __builtin_bit_cast(uint32_t, amax);
-    if (bits >= 0x7f800000) return {__builtin_nanf(""), __builtin_nanf("")};
+    if (bits >= 0x7f800000) return {__builtin_bit_cast(float, nan), __builtin_bit_cast(float, nan)};
     if (bits == 0) return {1.0f, 1.0f};
     const int exponent = Format::max_exponent + 127 - int(bits >> 23) - ((bits & 0x7fffff) > 0x600000);
     const int n = exponent < max_scale ? exponent : max_scale;

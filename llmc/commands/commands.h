@@ -20,5 +20,6 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 Options read_options(int argc, char** argv);
 // Chooses the device and the number of threads, before any other use of the device.
 void start_device(const Options& options, const Launch& launch);
-// The dtype of --precision; auto is bf16 on devices where bf16 is faster than fp32.
+// The dtype of weights and activations with --precision; auto is bf16 on devices where bf16 is faster than fp32.
+// Refuses fp8 on a GPU that has none.
 Dtype training_dtype(const Options& options);

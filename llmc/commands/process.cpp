@@ -88,9 +88,10 @@ void start_device(const Options& o, const Launch& launch) {
 Dtype training_dtype(const Options& o) {
     std::string precision = o.precision;
     if (precision == "auto") precision = device_bf16_is_faster() ? "bf16" : "fp32";
-    ENSURE(precision == "bf16" || o.master_weights == "on",
+    ENSURE(precision != "fp32" || o.master_weights == "on",
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
-    return precision == "bf16" ? Dtype::bf16 : Dtype::fp32;
+    if (precision == "fp8") device_check_fp8();
+    return precision == "fp32" ? Dtype::fp32 : Dtype::bf16;
 }
 
 // Prints a single line, so that the output of several ranks does not mix.

@@ -134,8 +134,9 @@ void bias_backward(float* dbias, const floatX* dout,  // (OC), (N, OC)
     sum_rows({{dbias}}, partial, chunks, 1, OC, accumulate, stream);
 }
 
-inline void add_bias_gradient(float* dbias, const float* added, int OC, Stream stream) {  // (OC) +=, (OC)
-    sum_rows({{dbias}}, added, 1, 1, OC, true, stream);
+// dbias (OC) = the sum of the rows of parts (rows, OC), or += with accumulate.
+inline void sum_bias_parts(float* dbias, const float* parts, int rows, int OC, bool accumulate, Stream stream) {
+    sum_rows({{dbias}}, parts, rows, 1, OC, accumulate, stream);
 }
 
 }  // namespace gpu

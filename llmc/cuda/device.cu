@@ -235,6 +235,17 @@ std::string device_id() {
 bool device_memory_is_host() { return false; }
 bool device_bf16_is_faster() { return properties().major >= OLDEST_MAJOR; }
 
+void device_check_fp8() {
+    int device = 0;
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    ENSURE(10 * p.major + p.minor >= 89,
+           "--precision fp8: %s has compute capability %d.%d, and FP8 needs 8.9 (RTX 40, L4, H100) or later; give "
+           "--precision bf16",
+           p.name, p.major, p.minor);
+}
+
 std::string device_libraries() {
     int driver = 0, runtime = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));

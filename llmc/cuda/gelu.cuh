@@ -4,6 +4,7 @@
 // the time. 0.5 * (1 + tanh(u)) is computed as 1 / (1 + exp(-2u)): this loses no digits where tanh(u) is near -1, and
 // the result is finite for every finite input (test: inputs of 1e30).
 #pragma once
+#include "cuda/amax.cuh"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
@@ -21,49 +22,79 @@ __device__ inline float gelu_derivative(float x) {
     return s + s_derivative * GELU_SLOPE * x * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
-// out (count) = gelu(inp (count)). Grid: blocks of 256 threads, a thread per 16 bytes.
-template <class floatX>
-__global__ void __launch_bounds__(256) gelu_forward_kernel(floatX* out, const floatX* inp, int64_t count) {
-    using V = Vec<floatX>;
-    const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V::size;
-    if (i + V::size > count) {  // the last elements do not fill a vector
-        for (int64_t k = i; k < count; k++) out[k] = floatX(gelu(float(inp[k])));
-        return;
-    }
-    const V x = load128(inp + i);  // backward reads it again, but much later
-    V y;
-    for (int k = 0; k < V::size; k++) y[k] = floatX(gelu(float(x[k])));
-    store128(out + i, y);
-}
-
-// dinp (count) = dout (count) * gelu'(inp (count)); dinp may be dout. Grid: as gelu_forward_kernel.
+// out (count) = gelu(inp (count)). With amax, *amax is raised to the largest magnitude of out.
+// Grid: blocks of 256 threads, a thread per 16 bytes.
 template <class floatX>
 __global__ void __launch_bounds__(256)
-    gelu_backward_kernel(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count) {
+    gelu_forward_kernel(floatX* out, float* amax, const floatX* inp, int64_t count) {
     using V = Vec<floatX>;
     const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V::size;
-    if (i + V::size > count) {
-        for (int64_t k = i; k < count; k++) dinp[k] = floatX(float(dout[k]) * gelu_derivative(float(inp[k])));
-        return;
+    Amax largest;
+    if (i + V::size > count) {  // the last elements do not fill a vector
+        for (int64_t k = i; k < count; k++) {
+            out[k] = floatX(gelu(float(inp[k])));
+            largest.add(out[k]);
+        }
+    } else {
+        const V x = load128(inp + i);  // backward reads it again, but much later
+        V y;
+        for (int k = 0; k < V::size; k++) y[k] = floatX(gelu(float(x[k])));
+        store128(out + i, y);
+        largest.add(y);
     }
-    const V x = load128cs(inp + i), dy = load128(dout + i);
-    V dx;
-    for (int k = 0; k < V::size; k++) dx[k] = floatX(float(dy[k]) * gelu_derivative(float(x[k])));
-    store128(dinp + i, dx);
+    if (amax) largest.raise_by_block(amax);
 }
 
+// dinp (count) = dout (count) * gelu'(inp (count)); dinp may be dout. With amax, *amax is raised to the largest
+// magnitude of dinp. Grid: as gelu_forward_kernel.
 template <class floatX>
-void gpu::gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
+__global__ void __launch_bounds__(256)
+    gelu_backward_kernel(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count) {
+    using V = Vec<floatX>;
+    const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V::size;
+    Amax largest;
+    if (i + V::size > count) {
+        for (int64_t k = i; k < count; k++) {
+            dinp[k] = floatX(float(dout[k]) * gelu_derivative(float(inp[k])));
+            largest.add(dinp[k]);
+        }
+    } else {
+        const V x = load128cs(inp + i), dy = load128(dout + i);
+        V dx;
+        for (int k = 0; k < V::size; k++) dx[k] = floatX(float(dy[k]) * gelu_derivative(float(x[k])));
+        store128(dinp + i, dx);
+        largest.add(dx);
+    }
+    if (amax) largest.raise_by_block(amax);
+}
+
+namespace gpu {
+
+template <class floatX>
+void gelu_forward_amax(floatX* out, float* amax, const floatX* inp, int64_t count, Stream stream) {
     if (count == 0) return;
     constexpr int threads = 256;
     simt::launch(gelu_forward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, out,
-                 inp, count);
+                 amax, inp, count);
+}
+
+template <class floatX>
+void gelu_backward_amax(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count,
+                        Stream stream) {
+    if (count == 0) return;
+    constexpr int threads = 256;
+    simt::launch(gelu_backward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, dinp,
+                 amax, inp, dout, count);
+}
+
+}  // namespace gpu
+
+template <class floatX>
+void gpu::gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
+    gelu_forward_amax<floatX>(out, nullptr, inp, count, stream);
 }
 
 template <class floatX>
 void gpu::gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
-    if (count == 0) return;
-    constexpr int threads = 256;
-    simt::launch(gelu_backward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, dinp,
-                 inp, dout, count);
+    gelu_backward_amax<floatX>(dinp, nullptr, inp, dout, count, stream);
 }

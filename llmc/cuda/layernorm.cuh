@@ -1,9 +1,9 @@
-// layernorm.cuh: LayerNorm over channels: forward, and backward, which also adds the gradient of the residual stream and
-// computes three parameter gradients of size C.
+// layernorm.cuh: LayerNorm over channels: forward, and backward, which also adds the gradient of the residual stream
+// and computes three parameter gradients of size C.
 //
 // Forward: a warp owns a row and keeps it in registers, so that each element is read and written once. These
-// 2*N*C*sizeof(floatX) bytes bound the time (201 MB for N = 65536, C = 768, bf16). The variance takes a second pass over the registers: E[x^2] - E[x]^2 would cancel in
-// float when |mean| >> std (test: mean far from zero).
+// 2*N*C*sizeof(floatX) bytes bound the time (201 MB for N = 65536, C = 768, bf16). The variance takes a second pass
+// over the registers: E[x^2] - E[x]^2 would cancel in float when |mean| >> std (test: mean far from zero).
 //
 // Backward: a row belongs to a team of warps, with one 16-byte vector per lane. A lane has the same channels in all
 // rows of its team, so it keeps the sums of the three gradients over these rows in registers: 24 floats in bf16, at any
@@ -15,6 +15,7 @@
 // sm_90a).
 #pragma once
 #include "base/device.h"
+#include "cuda/amax.cuh"
 #include "cuda/bias.cuh"
 #include "cuda/simt.h"
 #include "ops/ops.h"
@@ -40,8 +41,8 @@ struct RowOfWarp {
             if (first + i * stride < C) body(i, first + i * stride);
     }
 
-    // Writes (x - mean) * rstd * weight + bias, and the two statistics of row n.
-    __device__ void normalize(floatX* out, float* mean, float* rstd, const floatX* weight, const floatX* bias, int n) {
+    // Writes (x - mean) * rstd * weight + bias, and the two statistics of row n. Returns the lane's largest output.
+    __device__ Amax normalize(floatX* out, float* mean, float* rstd, const floatX* weight, const floatX* bias, int n) {
         float sum = 0.0f;
         for_each_vec([&](int i, int) {
             for (int k = 0; k < V::size; k++) sum += float(x[i][k]);
@@ -52,32 +53,39 @@ struct RowOfWarp {
             for (int k = 0; k < V::size; k++) squares += (float(x[i][k]) - m) * (float(x[i][k]) - m);
         });
         const float r = rsqrtf(warp_sum(squares) * inv_C + 1e-5f);
+        Amax largest;
         for_each_vec([&](int i, int c) {
             const V w = load128(weight + c), b = load128(bias + c);
             V o;
             for (int k = 0; k < V::size; k++) o[k] = floatX((float(x[i][k]) - m) * r * float(w[k]) + float(b[k]));
             store128(out + int64_t(n) * C + c, o);  // not a streaming store: the next matmul reads it
+            largest.add(o);
         });
         if (threadIdx.x % WARP_SIZE == 0) {
             mean[n] = m;
             rstd[n] = r;
         }
+        return largest;
     }
 };
 
 __device__ inline int row_of_warp() { return int(blockIdx.x * LAYERNORM_WARPS + threadIdx.x / WARP_SIZE); }
 
-// out (N, C), mean, rstd (N) from inp (N, C), weight, bias (C).
+// out (N, C), mean, rstd (N) from inp (N, C), weight, bias (C). With AMAX, *amax is raised to the largest magnitude of
+// out; a constant, because it takes up to 30 registers.
 // Grid: blocks of 8 warps, one warp per row. VECS: 16-byte vectors per lane, so C <= VECS * WARP_SIZE * Vec::size.
-template <class floatX, int VECS>
+template <class floatX, int VECS, bool AMAX>
 __global__ void __launch_bounds__(LAYERNORM_WARPS* WARP_SIZE)
-    layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                             const floatX* bias, int N, int C) {
+    layernorm_forward_kernel(floatX* out, float* mean, float* rstd, float* amax, const floatX* inp,
+                             const floatX* weight, const floatX* bias, int N, int C) {
     const int n = row_of_warp();
-    if (n >= N) return;  // the same for all lanes of a warp, so the shuffles have all lanes
-    RowOfWarp<floatX, VECS> row(C);
-    row.for_each_vec([&](int i, int c) { row.x[i] = load128(inp + int64_t(n) * C + c); });
-    row.normalize(out, mean, rstd, weight, bias, n);
+    Amax largest;
+    if (n < N) {  // the same for all lanes of a warp, so the shuffles have all lanes
+        RowOfWarp<floatX, VECS> row(C);
+        row.for_each_vec([&](int i, int c) { row.x[i] = load128(inp + int64_t(n) * C + c); });
+        largest = row.normalize(out, mean, rstd, weight, bias, n);
+    }
+    if constexpr (AMAX) largest.raise_by_block(amax);
 }
 
 template <class floatX>
@@ -97,12 +105,26 @@ void with_row_vecs(const char* op, int N, int C, const Run& run) {
 }
 
 template <class floatX>
+void launch_layernorm_forward(floatX* out, float* mean, float* rstd, float* amax, const floatX* inp,
+                              const floatX* weight, const floatX* bias, int N, int C, Stream stream) {
+    with_row_vecs<floatX>("layernorm_forward", N, C, [&](auto vecs) {
+        auto kernel = layernorm_forward_kernel<floatX, vecs, false>;
+        if constexpr (std::is_same_v<floatX, bf16>)
+            if (amax) kernel = layernorm_forward_kernel<floatX, vecs, true>;
+        simt::launch(kernel, ceil_div(N, LAYERNORM_WARPS), LAYERNORM_WARPS * WARP_SIZE, 0, stream, out, mean, rstd,
+                     amax, inp, weight, bias, N, C);
+    });
+}
+
+template <class floatX>
 void gpu::layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                             const floatX* bias, int N, int C, Stream stream) {
-    with_row_vecs<floatX>("layernorm_forward", N, C, [&](auto vecs) {
-        simt::launch(layernorm_forward_kernel<floatX, vecs>, ceil_div(N, LAYERNORM_WARPS), LAYERNORM_WARPS * WARP_SIZE,
-                     0, stream, out, mean, rstd, inp, weight, bias, N, C);
-    });
+    launch_layernorm_forward<floatX>(out, mean, rstd, nullptr, inp, weight, bias, N, C, stream);
+}
+
+inline void gpu::layernorm_forward_amax(bf16* out, float* mean, float* rstd, float* amax, const bf16* inp,
+                                        const bf16* weight, const bf16* bias, int N, int C, Stream stream) {
+    launch_layernorm_forward<bf16>(out, mean, rstd, amax, inp, weight, bias, N, C, stream);
 }
 
 // ---- Backward
@@ -240,15 +262,17 @@ struct LayerNormSums {
 };
 
 // dinp (N, C) from dout, inp, dresidual (N, C; dresidual may be null), weight (C), mean and rstd (N). partial (blocks,
-// groups, C) receives each block's sums for dweight, dbias and, with 3 groups, dbranch_bias; sum_rows adds them.
+// groups, C) receives each block's sums for dweight, dbias and, with 3 groups, dbranch_bias; sum_rows adds them. With
+// amax, *amax is raised to the largest magnitude of dinp.
 //
 // Grid: LayerNormBackward::blocks blocks of teams of WARPS warps. Team t of block b owns row b * teams + t and every
 // (gridDim.x * teams)-th row after it. Dynamic shared memory holds the lanes' buffers, and at the end the sums of the
 // block, which need no more space.
 template <class floatX, int WARPS>
 __global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNormTeam<floatX, WARPS>::blocks_per_sm)
-    layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* weight,
-                              const float* mean, const float* rstd, const floatX* dresidual, int N, int C, int groups) {
+    layernorm_backward_kernel(floatX* dinp, float* partial, float* amax, const floatX* dout, const floatX* inp,
+                              const floatX* weight, const float* mean, const float* rstd, const floatX* dresidual,
+                              int N, int C, int groups) {
     using Team = LayerNormTeam<floatX, WARPS>;
     SHARED(warp_sums, float2[2][Team::threads / WARP_SIZE]);  // two stages, so that one barrier per row is enough
     const Team own;
@@ -257,6 +281,7 @@ __global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNo
     const float inv_C = 1.0f / float(C);
     LayerNormBuffers<floatX, Team::threads> buffers;
     LayerNormSums<floatX> sums;
+    Amax largest;
     if (!has_channels || !dresidual) buffers.clear(!has_channels);
     if (has_channels) buffers.weight() = load128(weight + own.c);
 
@@ -289,10 +314,12 @@ __global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNo
             const Vec<floatX> d = sums.add_row(dy(), x(), w(), widened(buffers.at(stage, 2)), m, r, dots.dnorm * inv_C,
                                                dots.dnorm_norm * inv_C);
             if (has_channels) store128(dinp + int64_t(n) * C + own.c, d);  // not streaming: the next matmul reads it
+            if (amax && has_channels) largest.add(d);
         }
         fetch(stage, n + 2 * step);
     }
 
+    if (amax) largest.raise_by_warp(amax);
     cp_async_wait<0>();
     __syncthreads();  // the buffers' memory is reused for the sums
     static_assert(sizeof(sums) <= LayerNormBuffers<floatX, Team::threads>::bytes / Team::threads);
@@ -332,13 +359,28 @@ int64_t layernorm_scratch_bytes(int N, int C) {
 }  // namespace gpu
 
 template <class floatX>
+void launch_layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float* amax,
+                               const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
+                               const float* rstd, const floatX* dresidual, int N, int C, Stream stream) {
+    const LayerNormBackward<floatX> launch(N, C);
+    const int groups = dbranch_bias ? 3 : 2;
+    float* partial = static_cast<float*>(device_scratch(gpu::layernorm_scratch_bytes<floatX>(N, C)));
+    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp, partial, amax, dout,
+                 inp, weight, mean, rstd, dresidual, N, C, groups);
+    sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
+}
+
+template <class floatX>
 void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                              const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                              const floatX* dresidual, int N, int C, Stream stream) {
-    const LayerNormBackward<floatX> launch(N, C);
-    const int groups = dbranch_bias ? 3 : 2;
-    float* partial = static_cast<float*>(device_scratch(layernorm_scratch_bytes<floatX>(N, C)));
-    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp, partial, dout, inp,
-                 weight, mean, rstd, dresidual, N, C, groups);
-    sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
+    launch_layernorm_backward<floatX>(dinp, dweight, dbias, dbranch_bias, nullptr, dout, inp, weight, mean, rstd,
+                                      dresidual, N, C, stream);
+}
+
+inline void gpu::layernorm_backward_amax(bf16* dinp, float* dweight, float* dbias, float* dbranch_bias, float* amax,
+                                         const bf16* dout, const bf16* inp, const bf16* weight, const float* mean,
+                                         const float* rstd, const bf16* dresidual, int N, int C, Stream stream) {
+    launch_layernorm_backward<bf16>(dinp, dweight, dbias, dbranch_bias, amax, dout, inp, weight, mean, rstd, dresidual,
+                                    N, C, stream);
 }

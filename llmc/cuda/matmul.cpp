@@ -8,6 +8,10 @@
 // bf16 operands are accumulated in float, and gradients of weights stay float. fp32 matmuls are fp32 throughout, never
 // tf32.
 //
+// FP8 matmuls exist only with A transposed and B not: both operands have the inner dimension contiguous. Backward
+// therefore reads transposed copies, which fp8.cuh makes: of the weight, when it is packed; of inp and dout, in each
+// call. A is always in E4M3. Results are bf16 or float.
+//
 // The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
 // fastest of many (autotune.h), or else the heuristic's first proposal. Split-K partial sums are added in float in a
 // fixed order (INPLACE: the splits take turns; COMPUTE_TYPE and OUTPUT_TYPE: they are added from the workspace), so a
@@ -41,10 +45,15 @@ constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradi
 enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient };
 constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'", "+bias gradient"};
 
+enum class Operands { fp32, bf16, fp8 };
+constexpr const char* operand_names[] = {"fp32", "bf16", "fp8"};
+template <class floatX>
+constexpr Operands operands_of = sizeof(floatX) == sizeof(float) ? Operands::fp32 : Operands::bf16;
+
 struct Shape {
     Kind kind;
     Epilogue epilogue;
-    bool is_bf16;
+    Operands operands;
     int m, n, k;
     bool adds_residual = false;
     int alignment = 0;  // of all operands, in bytes
@@ -88,7 +97,7 @@ bool fused_gelu_is_faster() {
 // kernel always computes GELU, because the accuracy of the library's GELU depends on the algorithm.
 std::vector<Route> routes(const Shape& shape) {
     const auto either = [&](Route fused, Route separate) -> std::vector<Route> {
-        if (!shape.is_bf16) return {separate};
+        if (shape.operands == Operands::fp32) return {separate};
         if (fused_gelu_is_faster()) return {fused, separate};
         return {separate, fused};
     };
@@ -107,7 +116,7 @@ std::vector<Route> routes(const Shape& shape) {
             return either({CUBLASLT_EPILOGUE_DGELU, PostKernel::nothing},
                           {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu_derivative});
         case Epilogue::bias_gradient:  // in fp32 our kernel's sums have a known accuracy
-            if (!shape.is_bf16) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
+            if (shape.operands == Operands::fp32) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
             return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient},
                     {CUBLASLT_EPILOGUE_BGRADB, PostKernel::add_bias_gradient}};
     }
@@ -124,6 +133,8 @@ struct Call {
     floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
     float* dbias = nullptr;      // written by Epilogue::bias_gradient
     bool accumulate = false;     // into out and dbias
+    const float *a_scale = nullptr, *b_scale = nullptr;  // of FP8 operands: what their codes are multiplied by
+    float* amax = nullptr;                               // raised to the largest magnitude of out
 };
 
 struct Plan {
@@ -161,6 +172,9 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
         bias = call.accumulate ? bias_gradient_scratch(call.shape.n) : call.dbias;
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
+    if (call.shape.operands != Operands::fp8) return;
+    set<const void*>(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.a_scale);
+    set<const void*>(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.b_scale);
 }
 
 // The multiprocessors that a matmul may use.
@@ -174,12 +188,24 @@ int sm_count() {
     return std::max(1, all - device_comm_sms);
 }
 
+struct Types {
+    cudaDataType_t a, b, out;
+};
+
+Types types_of(const Shape& shape) {
+    const cudaDataType_t type = shape.operands == Operands::fp32 ? CUDA_R_32F : CUDA_R_16BF;
+    const cudaDataType_t out = shape.kind == Kind::weight_gradient ? CUDA_R_32F : type;
+    if (shape.operands != Operands::fp8) return {type, type, out};
+    return {CUDA_R_8F_E4M3, shape.kind == Kind::forward ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, out};
+}
+
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, is_bf16, m, n, k, adds_residual, alignment] = call.shape;
-    const bool transa = kind == Kind::forward, transb = kind == Kind::weight_gradient;
-    const cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment] = call.shape;
+    const bool fp8 = operands == Operands::fp8;
+    const bool transa = fp8 || kind == Kind::forward, transb = !fp8 && kind == Kind::weight_gradient;
+    const Types types = types_of(call.shape);
     Plan plan{};
     plan.post_kernel = route.post_kernel;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -188,18 +214,18 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
     if (device_comm_sms > 0) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_count());
     if (call.pre_gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
+    if (fp8 && call.bias) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, type, uint64_t(a_rows), uint64_t(a_cols), a_rows));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.b, type, uint64_t(b_rows), uint64_t(b_cols), b_rows));
-    const cudaDataType_t out_type = kind == Kind::weight_gradient ? CUDA_R_32F : type;
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.d, out_type, uint64_t(m), uint64_t(n), m));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, types.a, uint64_t(a_rows), uint64_t(a_cols), a_rows));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.b, types.b, uint64_t(b_rows), uint64_t(b_cols), b_rows));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.d, types.out, uint64_t(m), uint64_t(n), m));
     return plan;
 }
 
 // Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
 std::vector<uint32_t> reduction_schemes(const Shape& shape) {
-    if (shape.is_bf16 && shape.kind != Kind::weight_gradient) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
+    if (types_of(shape).out != CUDA_R_32F) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
     return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
             CUBLASLT_REDUCTION_SCHEME_INPLACE};
 }
@@ -226,6 +252,8 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &preference, max_plans, results.data(), &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+    // Which epilogues an FP8 matmul may have depends on the library's version and on the GPU.
+    if (shape.operands == Operands::fp8 && status == CUBLAS_STATUS_INVALID_VALUE) return {};
     check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
     std::vector<Plan> plans;
     for (const auto& result : results) {
@@ -252,15 +280,18 @@ template <class floatX>
 void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream) {
     const int64_t count = int64_t(call.shape.m) * call.shape.n;
     floatX* result = static_cast<floatX*>(call.out);
-    if (plan.post_kernel == PostKernel::gelu) gpu::gelu_forward<floatX>(result, call.pre_gelu, count, stream);
+    if (plan.post_kernel == PostKernel::gelu)
+        gpu::gelu_forward_amax<floatX>(result, call.amax, call.pre_gelu, count, stream);
     if (plan.post_kernel == PostKernel::gelu_derivative)
-        gpu::gelu_backward<floatX>(result, call.pre_gelu, result, count, stream);
+        gpu::gelu_backward_amax<floatX>(result, call.amax, call.pre_gelu, result, count, stream);
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (plan.post_kernel == PostKernel::nothing && call.amax) gpu::raise_amax(call.amax, result, count, stream);
     const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient
     if (plan.post_kernel == PostKernel::bias_gradient)
         gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
                                    device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);
     if (plan.post_kernel == PostKernel::add_bias_gradient && call.accumulate)
-        gpu::add_bias_gradient(call.dbias, bias_gradient_scratch(OC), OC, stream);
+        gpu::sum_bias_parts(call.dbias, bias_gradient_scratch(OC), 1, OC, true, stream);
 }
 
 template <class floatX>
@@ -333,7 +364,7 @@ bool is_split(const Plan& plan) {
 std::string choice_key(const Shape& s) {
     const std::string sms = device_comm_sms > 0 ? format(", %d SMs", sm_count()) : "";
     return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d%s", device_info().name.c_str(),
-                  device_libraries().c_str(), kind_names[int(s.kind)], s.is_bf16 ? "bf16" : "fp32", s.m, s.n, s.k,
+                  device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
                   epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment, sms.c_str());
 }
 
@@ -473,6 +504,68 @@ void check_sizes(int N, int IC, int OC) {
            N, IC, IC, OC, dtype_name(dtype_of<floatX>), multiple);
 }
 
+Epilogue forward_epilogue(const void* bias, const void* pre_gelu) {
+    if (pre_gelu) return bias ? Epilogue::bias_gelu : Epilogue::gelu;
+    return bias ? Epilogue::bias : Epilogue::nothing;
+}
+
+// ---- FP8 operands
+
+void check_fp8_sizes(int N, int IC, int OC) {
+    ENSURE(N >= 1 && IC >= 16 && OC >= 16 && IC % 16 == 0 && OC % 16 == 0,
+           "an FP8 matmul of (%d, %d) and (%d, %d): the widths must be multiples of 16, and there must be a row", N, IC,
+           IC, OC);
+}
+
+// Hands out arrays of a block of memory, at addresses that all algorithms accept. With base null it only counts bytes.
+struct Fp8Memory {
+    void* base;
+    int64_t bytes = 0;
+
+    template <class T>
+    T* take(int64_t count) {
+        T* array = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
+        bytes += round_up<int64_t>(count * int64_t(sizeof(T)), 256);
+        return array;
+    }
+};
+
+// A packed weight: its codes as rows (OC, IC) and transposed (IC, OC).
+struct Fp8Weight {
+    uint8_t *rows, *transposed;
+    float *inverse, *amax;
+    int64_t bytes;
+
+    Fp8Weight(void* packed, int OC, int IC) {
+        Fp8Memory memory{packed};
+        rows = memory.take<uint8_t>(int64_t(OC) * IC);
+        transposed = memory.take<uint8_t>(int64_t(OC) * IC);
+        inverse = memory.take<float>(1);
+        amax = memory.take<float>(1);
+        bytes = memory.bytes;
+    }
+};
+
+// The operands of backward. Forward needs only inp_rows, which takes the place of inp_transposed.
+struct Fp8Operands {
+    uint8_t *inp_transposed, *dout_rows, *dout_transposed;
+    float *inp_inverse, *dout_inverse, *dout_sums;
+    int64_t bytes;
+
+    Fp8Operands(void* operands, int N, int IC, int OC) {
+        const int64_t padded_N = round_up(N, 16);
+        Fp8Memory memory{operands};
+        inp_transposed = memory.take<uint8_t>(padded_N * IC);
+        dout_rows = memory.take<uint8_t>(int64_t(N) * OC);
+        dout_transposed = memory.take<uint8_t>(padded_N * OC);
+        inp_inverse = memory.take<float>(1);
+        dout_inverse = memory.take<float>(1);
+        dout_sums = memory.take<float>(int64_t(ceil_div(N, FP8_ROWS)) * OC);
+        bytes = memory.bytes;
+    }
+    uint8_t* inp_rows() const { return inp_transposed; }
+};
+
 }  // namespace
 
 template <class floatX>
@@ -495,10 +588,8 @@ void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weigh
                          const floatX* residual, int N, int IC, int OC, Stream stream) {
     check_sizes<floatX>(N, IC, OC);
     INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
-    const Epilogue epilogue = pre_gelu ? (bias ? Epilogue::bias_gelu : Epilogue::gelu)
-                              : bias   ? Epilogue::bias
-                                       : Epilogue::nothing;
-    const Shape shape = {Kind::forward, epilogue, sizeof(floatX) == 2, OC, N, IC, residual != nullptr};
+    const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
+    const Shape shape = {Kind::forward, epilogue, operands_of<floatX>, OC, N, IC, residual != nullptr};
     matmul<floatX>({.shape = shape,
                     .a = weight.rows,
                     .b = inp,
@@ -514,15 +605,79 @@ void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floa
                           Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                           Stream stream) {
     check_sizes<floatX>(N, IC, OC);
-    constexpr bool is_bf16 = sizeof(floatX) == 2;
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
-    const Shape of_input = {Kind::input_gradient, epilogue, is_bf16, IC, N, OC};
+    const Shape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
     matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux}, stream);
     const Shape of_weight = {
-        Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, is_bf16, IC, OC, N};
+        Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, operands_of<floatX>, IC, OC, N};
     matmul<floatX>({.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate},
                    stream);
+}
+
+int64_t gpu::fp8_weight_bytes(int OC, int IC) { return Fp8Weight(nullptr, OC, IC).bytes; }
+
+void gpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream stream) {
+    const Fp8Weight w(packed, OC, IC);
+    fill_zero(w.amax, sizeof(float), stream);
+    raise_amax(w.amax, weight, int64_t(OC) * IC, stream);
+    cast_to_fp8<E4M3>(w.rows, w.transposed, w.inverse, nullptr, weight, w.amax, OC, IC, stream);
+}
+
+int64_t gpu::fp8_operand_bytes(int N, int IC, int OC) { return Fp8Operands(nullptr, N, IC, OC).bytes; }
+
+void gpu::matmul_forward_fp8(bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, const float* inp_amax,
+                             const void* packed, const bf16* bias, const bf16* residual, void* operands, int N, int IC,
+                             int OC, Stream stream) {
+    check_fp8_sizes(N, IC, OC);
+    INVARIANT(!pre_gelu || !residual, "an FP8 matmul of (%d, %d) with both GELU and a residual", N, IC);
+    const Fp8Weight w(const_cast<void*>(packed), OC, IC);
+    const Fp8Operands x(operands, N, IC, OC);
+    cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, inp, inp_amax, N, IC, stream);
+    const Shape shape = {Kind::forward,      forward_epilogue(bias, pre_gelu), Operands::fp8, OC, N, IC,
+                         residual != nullptr};
+    matmul<bf16>({.shape = shape,
+                  .a = w.rows,
+                  .b = x.inp_rows(),
+                  .out = out,
+                  .bias = bias,
+                  .residual = residual,
+                  .pre_gelu = pre_gelu,
+                  .a_scale = w.inverse,
+                  .b_scale = x.inp_inverse,
+                  .amax = out_amax},
+                 stream);
+}
+
+void gpu::matmul_backward_fp8(bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout,
+                              const float* dout_amax, const bf16* inp, const float* inp_amax, const void* packed,
+                              const bf16* pre_gelu, void* operands, int N, int IC, int OC, bool accumulate,
+                              Stream stream) {
+    check_fp8_sizes(N, IC, OC);
+    const Fp8Weight w(const_cast<void*>(packed), OC, IC);
+    const Fp8Operands x(operands, N, IC, OC);
+    float* sums = dbias ? x.dout_sums : nullptr;
+    cast_to_fp8<E5M2>(x.dout_rows, x.dout_transposed, x.dout_inverse, sums, dout, dout_amax, N, OC, stream);
+    cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, inp, inp_amax, N, IC, stream);
+    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
+    matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
+                  .a = w.transposed,
+                  .b = x.dout_rows,
+                  .out = dinp,
+                  .pre_gelu = const_cast<bf16*>(pre_gelu),
+                  .a_scale = w.inverse,
+                  .b_scale = x.dout_inverse,
+                  .amax = dinp_amax},
+                 stream);
+    matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
+                  .a = x.inp_transposed,
+                  .b = x.dout_transposed,
+                  .out = dweight,
+                  .accumulate = accumulate,
+                  .a_scale = x.inp_inverse,
+                  .b_scale = x.dout_inverse},
+                 stream);
+    if (dbias) sum_bias_parts(dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, accumulate, stream);
 }
 
 INSTANTIATE(gpu::matmul_scratch_bytes);

@@ -2,7 +2,10 @@
 #pragma once
 #include <cstdint>
 
+#include "base/fp8.h"
 #include "ops/ops.h"
+
+constexpr int FP8_ROWS = 128;  // rows of which cast_to_fp8 adds the columns
 
 namespace gpu {
 
@@ -15,6 +18,19 @@ template <class floatX>
 int64_t bias_scratch_bytes(int N, int OC);
 template <class floatX>
 void bias_backward(float* dbias, const floatX* dout, int N, int OC, bool accumulate, void* scratch, Stream stream);
-void add_bias_gradient(float* dbias, const float* added, int OC, Stream stream);
+void sum_bias_parts(float* dbias, const float* parts, int rows, int OC, bool accumulate, Stream stream);
+
+// GELU and its derivative, as in ops.inc; they raise *amax to the largest magnitude of the result if amax is not null.
+template <class floatX>
+void gelu_forward_amax(floatX* out, float* amax, const floatX* inp, int64_t count, Stream stream);
+template <class floatX>
+void gelu_backward_amax(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count, Stream stream);
+
+// FP8 codes of x (R, C) with the scale of *amax: rows (R, C) and transposed (C, R rounded up to 16, padded with zeros).
+// One of the two may be null. *inverse = the factor with which the codes are read. C is a multiple of 16. sums
+// (ceil(R / FP8_ROWS), C) receives the column sums of each FP8_ROWS rows of x; it may be null, and needs both copies.
+template <class Format>
+void cast_to_fp8(uint8_t* rows, uint8_t* transposed, float* inverse, float* sums, const bf16* x, const float* amax,
+                 int R, int C, Stream stream);
 
 }  // namespace gpu

@@ -7,6 +7,7 @@
 #include "cuda/bias.cuh"
 #include "cuda/cross_entropy.cuh"
 #include "cuda/embedding.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
@@ -39,8 +40,13 @@ INSTANTIATE(gpu::cross_entropy);
 INSTANTIATE(gpu::adamw);
 INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
+INSTANTIATE(gpu::gelu_forward_amax);
+INSTANTIATE(gpu::gelu_backward_amax);
+template decltype(gpu::cast_to_fp8<E4M3>) gpu::cast_to_fp8<E4M3>;
+template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::round_gradients,
-               &gpu::widen_gradients, &gpu::clip_factor, &gpu::add_bias_gradient, &gpu::set_attention);
+               &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax,
+               &gpu::layernorm_forward_amax, &gpu::layernorm_backward_amax);

@@ -12,6 +12,7 @@
 #include "base/common.h"
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/fp8.h"
 
 #include <type_traits>
 
@@ -127,6 +128,26 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return pair;
 }
 
+// Four floats, rounded to codes of Format (E4M3 or E5M2) as by fp8_code, in one register; x0 comes first in memory.
+// GPUs before 8.9 have no such instruction.
+template <class Format>
+__device__ __forceinline__ uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if constexpr (std::is_same_v<Format, E4M3>) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    }
+    return low | uint32_t(high) << 16;
+#else
+    return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |
+           uint32_t(fp8_code<Format>(x3)) << 24;
+#endif
+}
+
 // 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0. (__expf does not let them,
 // which takes four instructions more.)
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -218,6 +239,11 @@ void store128cs(T* p, Vec<T> v, SIMT_SITE) {
 }
 
 inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
+template <class Format>
+uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+    return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |
+           uint32_t(fp8_code<Format>(x3)) << 24;
+}
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float mul_rn(float x, float y) { return x * y; }
 

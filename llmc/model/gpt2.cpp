@@ -1,13 +1,14 @@
 #include "model/gpt2.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/ops.h"
 
 namespace {
 
 // Names for null arguments of the matmuls.
-constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_residual = nullptr;
+constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr;
 
 // Carves tensors out of one memory block. With base null the arena only counts bytes, so the plan and the
 // allocation always agree.
@@ -22,6 +23,12 @@ struct Arena {
         return reinterpret_cast<T*>(at);
     }
 };
+
+// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket 0.
+constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
+
+// Elements of acts.amax.
+int64_t amax_count(const GPT2Config& config) { return config.L * int64_t(std::size(layer_matrices)) * 2; }
 
 template <class floatX>
 LayerActivations<floatX> carve_layer(Arena& arena, int64_t N, int C, int64_t lse_size, bool with_gelu) {
@@ -43,9 +50,10 @@ LayerActivations<floatX> carve_layer(Arena& arena, int64_t N, int C, int64_t lse
 }
 
 template <class floatX>
-Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Purpose purpose, Recompute recompute,
+Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Purpose purpose, MemoryOptions options,
                                       int64_t N) {
     const int C = config.C;
+    const Recompute recompute = options.recompute;
     const bool train = purpose == Purpose::train, keeps_all = train && recompute != Recompute::layer;
     Activations<floatX> acts{};
     for (int l = 0; l < config.L; l++) {
@@ -65,42 +73,51 @@ Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Pu
     acts.lnf_rstd = arena.take<float>(N);
     acts.losses = arena.take<float>(N);
     acts.loss = arena.take<float>(1);
+    acts.amax = arena.take<float>(options.fp8 ? amax_count(config) : 0);
     acts.dx = arena.take<floatX>(train ? N * C : 0);
     acts.dtmp = arena.take<floatX>(train ? N * C : 0);
     acts.dlarge = arena.take<floatX>(train ? N * 4 * C : 0);
     return acts;
 }
 
-// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket
-// 0.
-constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
-
 template <class floatX>
-int64_t packed_matrix_bytes(const ParamLayout& layout, Param p) {
-    return round_up<int64_t>(ops::packed_bytes<floatX>(layout.rows(p), layout.cols(p)), 256);
+int64_t packed_matrix_bytes(const ParamLayout& layout, Param p, bool fp8) {
+    const int OC = layout.rows(p), IC = layout.cols(p);
+    return round_up<int64_t>(fp8 && p != wte ? ops::fp8_weight_bytes(OC, IC) : ops::packed_bytes<floatX>(OC, IC), 256);
 }
 
 template <class floatX>
-int64_t packed_layer_bytes(const ParamLayout& layout) {
+int64_t packed_layer_bytes(const ParamLayout& layout, bool fp8) {
     int64_t bytes = 0;
-    for (Param p : layer_matrices) bytes += packed_matrix_bytes<floatX>(layout, p);
+    for (Param p : layer_matrices) bytes += packed_matrix_bytes<floatX>(layout, p, fp8);
     return bytes;
 }
 
 template <class floatX>
-int64_t packed_total_bytes(const ParamLayout& layout) {
-    return packed_matrix_bytes<floatX>(layout, wte) + layout.config.L * packed_layer_bytes<floatX>(layout);
+int64_t packed_total_bytes(const ParamLayout& layout, bool fp8) {
+    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layout.config.L * packed_layer_bytes<floatX>(layout, fp8);
 }
 
 template <class floatX>
-int64_t packed_offset(const ParamLayout& layout, Param p, int l) {
+int64_t packed_offset(const ParamLayout& layout, Param p, int l, bool fp8) {
     if (p == wte) return 0;
-    int64_t offset = packed_matrix_bytes<floatX>(layout, wte) + l * packed_layer_bytes<floatX>(layout);
+    int64_t offset = packed_matrix_bytes<floatX>(layout, wte, fp8) + l * packed_layer_bytes<floatX>(layout, fp8);
     for (Param before : layer_matrices) {
         if (before == p) break;
-        offset += packed_matrix_bytes<floatX>(layout, before);
+        offset += packed_matrix_bytes<floatX>(layout, before, fp8);
     }
     return offset;
+}
+
+// Bytes of the rounded operands of a layer's largest matmul.
+int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8) {
+    if (!fp8) return 0;
+    ENSURE(layout.config.C % 16 == 0,
+           "--precision fp8 needs a multiple of 16 channels, and the model has %d; give --precision bf16",
+           layout.config.C);
+    int64_t bytes = 0;
+    for (Param p : layer_matrices) bytes = std::max(bytes, ops::fp8_operand_bytes(N, layout.cols(p), layout.rows(p)));
+    return bytes;
 }
 
 int choose_logit_rows(int B, int T, int logit_chunks) {
@@ -120,21 +137,25 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       config(config),
       purpose(purpose),
       recompute(options.recompute),
+      fp8(options.fp8),
       B(B),
       T(T),
       logit_rows(choose_logit_rows(B, T, options.logit_chunks)) {
     ENSURE(B >= 1 && T >= 1 && T <= config.max_T,
            "a micro-batch of %d x %d tokens does not fit: the model has %d positions", B, T, config.max_T);
+    INVARIANT(!fp8 || sizeof(floatX) == 2, "FP8 matmuls in a model whose activations are %s",
+              dtype_name(dtype_of<floatX>));
     weights = DeviceBuffer<floatX>(layout.total, "weights");
-    packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout), "packed weights");
+    packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, fp8), "packed weights");
+    fp8_operands = DeviceBuffer<std::byte>(fp8_operand_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
     if (purpose == Purpose::train) grads = DeviceBuffer<float>(layout.total, "gradients");
     const int64_t N = int64_t(B) * T, logits = int64_t(logit_rows) * config.Vp();
     Arena count{nullptr};
-    place_activations<floatX>(count, config, purpose, recompute, N);
+    place_activations<floatX>(count, config, purpose, options, N);
     count.take<floatX>(logits);
     memory = DeviceBuffer<std::byte>(count.used, "activations and logits (--micro-batch, --recompute, --logit-chunks)");
     Arena arena{memory.data};
-    acts = place_activations<floatX>(arena, config, purpose, recompute, N);
+    acts = place_activations<floatX>(arena, config, purpose, options, N);
     acts.logits = arena.take<floatX>(logits);
     device_reserve_scratch(ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp()));
     attention = ops::prepare_attention<floatX>(B, T, config.NH, config.C / config.NH, purpose == Purpose::train);
@@ -144,10 +165,11 @@ template <class floatX>
 std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options) {
     const ParamLayout layout(config, options.virtual_ranks);
     Arena activations{nullptr};
-    place_activations<floatX>(activations, config, purpose, options.recompute, int64_t(B) * T);
+    place_activations<floatX>(activations, config, purpose, options, int64_t(B) * T);
     const int64_t floats = layout.total * int64_t(sizeof(float)), element = sizeof(floatX);
     return {{"weights", layout.total * element},
-            {"packed weights", packed_total_bytes<floatX>(layout)},
+            {"packed weights", packed_total_bytes<floatX>(layout, options.fp8)},
+            {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
             {"gradients", purpose == Purpose::train ? floats : 0},
             {"activations", activations.used},
             {"logits", int64_t(choose_logit_rows(B, T, options.logit_chunks)) * config.Vp() * element},
@@ -155,9 +177,14 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
 }
 
 template <class floatX>
+std::byte* GPT2<floatX>::packed_copy(Param p, int l) {
+    return packed.data ? packed.data + packed_offset<floatX>(layout, p, l, fp8) : nullptr;
+}
+
+template <class floatX>
 Weight<floatX> GPT2<floatX>::matrix(Param p, int l) {
-    const std::byte* copy = packed.data ? packed.data + packed_offset<floatX>(layout, p, l) : nullptr;
-    return {w(p, l), copy};
+    const bool copy_is_fp8 = fp8 && p != wte;
+    return {w(p, l), copy_is_fp8 ? nullptr : packed_copy(p, l)};
 }
 
 template <class floatX>
@@ -177,8 +204,10 @@ template <class floatX>
 void GPT2<floatX>::pack_bucket(int bucket) {
     if (!packed.data) return;
     const auto pack = [&](Param p, int l) {
-        ops::pack_weight(packed.data + packed_offset<floatX>(layout, p, l), w(p, l), layout.rows(p), layout.cols(p),
-                         stream);
+        const int OC = layout.rows(p), IC = layout.cols(p);
+        if constexpr (std::is_same_v<floatX, bf16>)
+            if (fp8 && p != wte) return ops::pack_fp8_weight(packed_copy(p, l), w(p, l), OC, IC, stream);
+        ops::pack_weight(packed_copy(p, l), w(p, l), OC, IC, stream);
     };
     if (bucket == 0) return pack(wte, 0);
     for (Param p : layer_matrices) pack(p, bucket - 1);
@@ -190,44 +219,125 @@ void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
               "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
     ops::embedding_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
-    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), B * T, config.C,
-                           stream);
+    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, ln1w, ln1b, 0, B * T);
 }
+
+// ---- LayerNorm and matmuls of a layer, in FP8 or not
+//
+// Only calls with several rows are in FP8. Those with a single row, as in generation, are in bf16: tensor cores would
+// not make them faster. The kernels that write the input of an FP8 matmul also raise its amax, where they can.
+
+// The matmul that reads the output of this LayerNorm.
+static Param reader_of(Param norm_weight) { return norm_weight == ln1w ? qkvw : fcw; }
+
+// The largest magnitude of the input of a layer's matmul.
+template <class floatX>
+float* GPT2<floatX>::input_amax(Param weight, int l) {
+    const auto found = std::find(std::begin(layer_matrices), std::end(layer_matrices), weight);
+    return acts.amax + 2 * (l * int64_t(std::size(layer_matrices)) + (found - std::begin(layer_matrices)));
+}
+
+// The largest magnitude of the gradient of its output.
+template <class floatX>
+float* GPT2<floatX>::gradient_amax(Param weight, int l) {
+    return input_amax(weight, l) + 1;
+}
+
+template <class floatX>
+void GPT2<floatX>::layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l,
+                              int N) {
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (fp8 && N > 1)
+            return ops::layernorm_forward_amax(out, mean, rstd, input_amax(reader_of(weight), l), inp, w(weight, l),
+                                               w(bias, l), N, config.C, stream);
+    ops::layernorm_forward(out, mean, rstd, inp, w(weight, l), w(bias, l), N, config.C, stream);
+}
+
+// acts.dx, the gradient of the residual stream, from acts.dtmp, the gradient of LayerNorm's output. The input of a
+// LayerNorm is the residual stream after a matmul's output was added to it: attproj of the same layer before ln2,
+// fcproj of the layer below before ln1 and lnf. acts.dx is therefore also the gradient of that matmul's output, and its
+// column sums, which are computed here, that of its bias. The input of the first ln1 is the embeddings, which have no
+// bias.
+template <class floatX>
+void GPT2<floatX>::norm_backward(const floatX* inp, const float* mean, const float* rstd, Param weight, Param bias,
+                                 int l, int N) {
+    const bool of_attproj = weight == ln2w;
+    const int of_layer = of_attproj ? l : weight == lnfw ? config.L - 1 : l - 1;
+    float* dbranch_bias = of_layer < 0 ? nullptr : g(of_attproj ? attprojb : fcprojb, of_layer);
+    const floatX* dresidual = weight == lnfw ? nullptr : acts.dx;  // no residual branch bypasses lnf
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (fp8 && N > 1 && of_layer >= 0)
+            return ops::layernorm_backward_amax(acts.dx, g(weight, l), g(bias, l), dbranch_bias,
+                                                gradient_amax(of_attproj ? attprojw : fcprojw, of_layer), acts.dtmp,
+                                                inp, w(weight, l), mean, rstd, dresidual, N, config.C, stream);
+    ops::layernorm_backward(acts.dx, g(weight, l), g(bias, l), dbranch_bias, acts.dtmp, inp, w(weight, l), mean, rstd,
+                            dresidual, N, config.C, stream);
+}
+
+// matmul_forward with a matrix of layer l.
+template <class floatX>
+void GPT2<floatX>::layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, Param bias,
+                                const floatX* residual, int l, int N) {
+    const int IC = layout.cols(weight), OC = layout.rows(weight);
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (fp8 && N > 1) {
+            float* out_amax = pre_gelu ? input_amax(fcprojw, l) : nullptr;
+            if (weight == attprojw) ops::raise_amax(input_amax(weight, l), inp, int64_t(N) * IC, stream);
+            return ops::matmul_forward_fp8(out, pre_gelu, out_amax, inp, input_amax(weight, l), packed_copy(weight, l),
+                                           w(bias, l), residual, fp8_operands.data, N, IC, OC, stream);
+        }
+    ops::matmul_forward<floatX>(out, pre_gelu, inp, matrix(weight, l), w(bias, l), residual, N, IC, OC, stream);
+}
+
+// matmul_backward with a matrix of layer l. inp has not changed since layer_matmul, or was recomputed.
+template <class floatX>
+void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp,
+                                         Param weight, const floatX* pre_gelu, int l, int N, bool accumulate) {
+    const int IC = layout.cols(weight), OC = layout.rows(weight);
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (fp8 && N > 1) {
+            float* dinp_amax = pre_gelu ? gradient_amax(fcw, l) : nullptr;
+            if (weight == qkvw) ops::raise_amax(gradient_amax(weight, l), dout, int64_t(N) * OC, stream);
+            return ops::matmul_backward_fp8(dinp, dinp_amax, g(weight, l), dbias, dout, gradient_amax(weight, l), inp,
+                                            input_amax(weight, l), packed_copy(weight, l), pre_gelu, fp8_operands.data,
+                                            N, IC, OC, accumulate, stream);
+        }
+    ops::matmul_backward<floatX>(dinp, g(weight, l), dbias, dout, inp, matrix(weight, l), pre_gelu, N, IC, OC,
+                                 accumulate, stream);
+}
+
+// ---- The layers
 
 template <class floatX>
 void GPT2<floatX>::layer_attention(int l, int B, int T) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& a = acts.layer[l];
-    ops::matmul_forward<floatX>(a.qkv, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l), no_residual, B * T, C, 3 * C,
-                                stream);
+    layer_matmul(a.qkv, no_gelu, a.ln1, qkvw, qkvb, no_residual, l, B * T);
     ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
 }
 
 // Computes a layer from the attention's output to GELU's output.
 template <class floatX>
 void GPT2<floatX>::layer_hidden(int l, int N) {
-    const int C = config.C;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    ops::matmul_forward<floatX>(a.residual2, no_gelu, a.att, matrix(attprojw, l), w(attprojb, l), x, N, C, C, stream);
-    ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w(ln2w, l), w(ln2b, l), N, C, stream);
-    ops::matmul_forward<floatX>(a.gelu, a.fc, a.ln2, matrix(fcw, l), w(fcb, l), no_residual, N, C, 4 * C, stream);
+    layer_matmul(a.residual2, no_gelu, a.att, attprojw, attprojb, x, l, N);
+    layer_norm(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, ln2w, ln2b, l, N);
+    layer_matmul(a.gelu, a.fc, a.ln2, fcw, fcb, no_residual, l, N);
 }
 
 // Computes a layer from GELU's output to the next layer's ln1; for the last layer, to acts.lnf.
 template <class floatX>
 void GPT2<floatX>::layer_output(int l, int N) {
-    const int C = config.C;
     const LayerActivations<floatX>& a = acts.layer[l];
-    ops::matmul_forward<floatX>(a.residual3, no_gelu, a.gelu, matrix(fcprojw, l), w(fcprojb, l), a.residual2, N, 4 * C,
-                                C, stream);
+    layer_matmul(a.residual3, no_gelu, a.gelu, fcprojw, fcprojb, a.residual2, l, N);
     if (l + 1 == config.L) {
-        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), N, C, stream);
+        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), N, config.C,
+                               stream);
         return;
     }
     const LayerActivations<floatX>& next = acts.layer[l + 1];
-    ops::layernorm_forward(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, w(ln1w, l + 1), w(ln1b, l + 1), N, C,
-                           stream);
+    layer_norm(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, ln1w, ln1b, l + 1, N);
 }
 
 template <class floatX>
@@ -244,6 +354,7 @@ void GPT2<floatX>::forward(const int* tokens, int B, int T, const BucketHook& be
     };
     about_to_read(0);
     about_to_read(1);
+    if (fp8) fill_zero(acts.amax, amax_count(config) * int64_t(sizeof(float)), stream);
     embeddings_forward(tokens, B, T);
     for (int l = 0; l < config.L; l++) {
         about_to_read(2 + l);  // layer l ends with the LayerNorm of layer l + 1
@@ -256,12 +367,10 @@ void GPT2<floatX>::decode(const int* token, int t) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& first = acts.layer[0];
     ops::embedding_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
-    ops::layernorm_forward(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, w(ln1w, 0), w(ln1b, 0), 1, C,
-                           stream);
+    layer_norm(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, ln1w, ln1b, 0, 1);
     for (int l = 0; l < config.L; l++) {
         const LayerActivations<floatX>& a = acts.layer[l];
-        ops::matmul_forward<floatX>(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, matrix(qkvw, l), w(qkvb, l),
-                                    no_residual, 1, C, 3 * C, stream);
+        layer_matmul(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, qkvw, qkvb, no_residual, l, 1);
         ops::attention_decode(a.att, a.qkv, t + 1, NH, C / NH, stream);
         layer_hidden(l, 1);
         layer_output(l, 1);
@@ -311,10 +420,7 @@ void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_ste
                                      micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
-    const floatX* none = nullptr;  // no residual branch bypasses lnf
-    ops::layernorm_backward(acts.dx, g(lnfw), g(lnfb), g(fcprojb, config.L - 1), acts.dtmp,
-                            acts.layer[config.L - 1].residual3, w(lnfw), acts.lnf_mean, acts.lnf_rstd, none, N, C,
-                            stream);
+    norm_backward(acts.layer[config.L - 1].residual3, acts.lnf_mean, acts.lnf_rstd, lnfw, lnfb, 0, N);
 }
 
 // Recomputes the layer's activations from its input.
@@ -322,38 +428,28 @@ template <class floatX>
 void GPT2<floatX>::recompute_layer(int l, int B, int T) {
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, x, w(ln1w, l), w(ln1b, l), B * T, config.C, stream);
+    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, x, ln1w, ln1b, l, B * T);
     layer_attention(l, B, T);
     layer_hidden(l, B * T);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. The outputs of attproj and
-// fcproj, with their biases, are added to the residual stream. The LayerNorm backward that computes the residual
-// stream's gradient at that point therefore also computes their bias gradients. For fcproj this LayerNorm is the
-// next layer's ln1, or lnf.
+// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     const int N = B * T, C = config.C, NH = config.NH;
     const bool accumulate = micro_step > 0;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    float* below = l == 0 ? nullptr : g(fcprojb, l - 1);  // the embeddings have no bias
-    const bool last = l + 1 == config.L;                  // the last layer's activations are still in the shared memory
+    const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
-    ops::matmul_backward<floatX>(acts.dlarge, g(fcprojw, l), nullptr, acts.dx, a.gelu, matrix(fcprojw, l), a.fc, N,
-                                 4 * C, C, accumulate, stream);
-    ops::matmul_backward<floatX>(acts.dtmp, g(fcw, l), g(fcb, l), acts.dlarge, a.ln2, matrix(fcw, l), no_gelu, N, C,
-                                 4 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), acts.dtmp, a.residual2, w(ln2w, l),
-                            a.ln2_mean, a.ln2_rstd, acts.dx, N, C, stream);
-    ops::matmul_backward<floatX>(acts.dtmp, g(attprojw, l), nullptr, acts.dx, a.att, matrix(attprojw, l), no_gelu, N, C,
-                                 C, accumulate, stream);
+    layer_matmul_backward(acts.dlarge, no_dbias, acts.dx, a.gelu, fcprojw, a.fc, l, N, accumulate);
+    layer_matmul_backward(acts.dtmp, g(fcb, l), acts.dlarge, a.ln2, fcw, no_gelu, l, N, accumulate);
+    norm_backward(a.residual2, a.ln2_mean, a.ln2_rstd, ln2w, ln2b, l, N);
+    layer_matmul_backward(acts.dtmp, no_dbias, acts.dx, a.att, attprojw, no_gelu, l, N, accumulate);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
-    ops::matmul_backward<floatX>(acts.dtmp, g(qkvw, l), g(qkvb, l), acts.dlarge, a.ln1, matrix(qkvw, l), no_gelu, N, C,
-                                 3 * C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), below, acts.dtmp, x, w(ln1w, l), a.ln1_mean, a.ln1_rstd,
-                            acts.dx, N, C, stream);
+    layer_matmul_backward(acts.dtmp, g(qkvb, l), acts.dlarge, a.ln1, qkvw, no_gelu, l, N, accumulate);
+    norm_backward(x, a.ln1_mean, a.ln1_rstd, ln1w, ln1b, l, N);
 }
 
 template <class floatX>

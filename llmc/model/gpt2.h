@@ -44,6 +44,7 @@ struct MemoryOptions {
     int virtual_ranks = 1;        // of all ranks together (GradientSum); each bucket is padded to divide evenly
     int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool bf16_gradients = false;  // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
+    bool fp8 = false;             // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
 };
 
 struct MemoryItem {
@@ -60,6 +61,8 @@ struct Activations {
     floatX* lnf;                 // (N, C)
     float *lnf_mean, *lnf_rstd;  // (N)
     float* losses;               // (N)
+    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitude of the input, and
+                                 //            that of the gradient of the output
     float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
     floatX* dx;                  // (N, C)     gradient of the residual stream
     floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
@@ -76,14 +79,16 @@ struct GPT2 {
     GPT2Config config;
     Purpose purpose;
     Recompute recompute;
+    bool fp8;
     int B, T;        // the largest micro-batch that fits
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
 
-    DeviceBuffer<floatX> weights;    // (layout.total)
-    DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
-    DeviceBuffer<float> grads;       // (layout.total), with Purpose::train
-    DeviceBuffer<std::byte> memory;  // the memory that acts points into
+    DeviceBuffer<floatX> weights;          // (layout.total)
+    DeviceBuffer<std::byte> packed;        // the backend's copies of the matrices
+    DeviceBuffer<std::byte> fp8_operands;  // of one matmul at a time
+    DeviceBuffer<float> grads;             // (layout.total), with Purpose::train
+    DeviceBuffer<std::byte> memory;        // the memory that acts points into
     Activations<floatX> acts;
     std::string attention;  // attention backend, for the startup log; empty on the CPU
 
@@ -92,7 +97,7 @@ struct GPT2 {
 
     floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
     float* g(Param p, int l = 0) { return grads.data + layout.offset(p, l); }
-    Weight<floatX> matrix(Param p, int l = 0);
+    Weight<floatX> matrix(Param p, int l = 0);  // for matmuls in floatX
 
     // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call pack_bucket
     // afterwards.
@@ -123,6 +128,15 @@ struct GPT2 {
 
   private:
     void embeddings_forward(const int* tokens, int B, int T);
+    std::byte* packed_copy(Param p, int l);
+    float* input_amax(Param weight, int l);
+    float* gradient_amax(Param weight, int l);
+    void layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l, int N);
+    void norm_backward(const floatX* inp, const float* mean, const float* rstd, Param weight, Param bias, int l, int N);
+    void layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, Param bias,
+                      const floatX* residual, int l, int N);
+    void layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp, Param weight,
+                               const floatX* pre_gelu, int l, int N, bool accumulate);
     void layer_forward(int l, int B, int T);
     void layer_attention(int l, int B, int T);
     void layer_hidden(int l, int N);

@@ -56,12 +56,20 @@ static void model_options(OptionSpecs& all, Options& o) {
         .planned();
 }
 
-static void precision_options(OptionSpecs& all, Options& o, const char* title) {
+static void precision_options(OptionSpecs& all, Options& o, const char* title, const char* choices, const char* help) {
     Section s{all, title};
-    s.add("--precision", o.precision, "auto", "fp32|bf16|auto",
-          "dtype of weights and activations; auto = bf16 where it is faster")
-        .one_of_unit()
-        .planned();
+    s.add("--precision", o.precision, "auto", choices, help).one_of_unit().planned();
+}
+
+static void training_precision(OptionSpecs& all, Options& o) {
+    precision_options(all, o, "model", "fp32|bf16|fp8|auto",
+                      "dtype of weights and activations; fp8 = bf16 with the layers' matmuls in FP8; auto = bf16 where "
+                      "it is faster");
+}
+
+static void inference_precision(OptionSpecs& all, Options& o, const char* title) {
+    precision_options(all, o, title, "fp32|bf16|auto",
+                      "dtype of weights and activations; auto = bf16 where it is faster");
 }
 
 static void data_options(OptionSpecs& all, Options& o) {
@@ -270,7 +278,7 @@ static void generate_options(OptionSpecs& all, Options& o) {
     s.add("--num-samples", o.num_samples, 1, "N", "number of texts").at_least(1);
     s.add("--tokenizer", o.tokenizer, "", "DIR|FILE", "tokenizer of the prompt and the text")
         .shown("the one in --init");
-    precision_options(all, o, "generate");
+    inference_precision(all, o, "generate");
 }
 
 static void eval_options(OptionSpecs& all, Options& o) {
@@ -281,7 +289,7 @@ static void eval_options(OptionSpecs& all, Options& o) {
     s.add("-t,--seq-len", o.seq_len, 0, "TOKENS", "sequence length (T); 0 = the model's number of positions")
         .between(0, 1 << 20);
     s.add("--batches", o.val_batches, 0, "BATCHES", "micro-batches to evaluate; 0 = all").at_least(0);
-    precision_options(all, o, "eval");
+    inference_precision(all, o, "eval");
 }
 
 static void tokenize_options(OptionSpecs& all, Options& o) {
@@ -313,7 +321,7 @@ static OptionSpecs declare(Command command, Options& o) {
         case Command::plan:
             data_options(all, o);
             model_options(all, o);
-            precision_options(all, o, "model");
+            training_precision(all, o);
             batch_options(all, o);
             rank_options(all, o);
             optimizer_options(all, o);

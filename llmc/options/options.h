@@ -34,7 +34,7 @@ struct Options {
     int layers, heads, channels;
     int vocab_size;         // 0: the tokenizer's, or 50257
     int seq_len;            // T; 0: the model's positions
-    std::string precision;  // fp32, bf16, auto
+    std::string precision;  // fp32, bf16, fp8 (only train and plan), auto
 
     // data
     std::string train_data, val_data;  // shell patterns

@@ -38,13 +38,22 @@ static std::string describe_device(const DeviceInfo& device, const std::string& 
                   device.peak_source.c_str());
 }
 
+// What is in FP8, for the row of the precision; empty without FP8.
+static std::string describe_fp8(const Options& o) {
+    if (o.precision != "fp8") return "";
+    return device_memory_is_host() ? "fp8 in the layers' matmuls, simulated (slower than bf16); else "
+                                   : "fp8 in the layers' matmuls; else ";
+}
+
 static std::string describe_precision(const Options& o, const std::string& precision) {
     if (precision == "fp32") return "fp32";
     const std::string state = find_update_rule<float>(o.optimizer).state_title;
     const std::string and_state = state.empty() ? "" : " and " + state;
-    if (o.master_weights == "off") return "bf16 by stochastic rounding, no master weights; fp32 gradients" + and_state;
+    const std::string fp8 = describe_fp8(o);
+    if (o.master_weights == "off")
+        return fp8 + "bf16 by stochastic rounding, no master weights; fp32 gradients" + and_state;
     const std::string text =
-        "bf16, with fp32 master weights" + std::string(state.empty() ? " and" : ",") + " gradients" + and_state;
+        fp8 + "bf16, with fp32 master weights" + (state.empty() ? " and" : ",") + " gradients" + and_state;
     return device_bf16_is_faster() ? text : text + "; --precision fp32 is faster on this device";
 }
 
@@ -66,7 +75,8 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
                                                         : Recompute::none;
     const int virtual_ranks = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
     const bool bf16_gradients = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
-    return {recompute, o.logit_chunks, o.master_weights == "on", virtual_ranks, shards, bf16_gradients};
+    return {recompute, o.logit_chunks, o.master_weights == "on", virtual_ranks,
+            shards,    bf16_gradients, o.precision == "fp8"};
 }
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
@@ -116,7 +126,7 @@ RunInfo run_info(const Options& o, const RunSource& source, const BatchPlan& bat
     info.directory = current_directory();
     info.version = version();
     info.device = device.name;
-    info.precision = precision;
+    info.precision = o.precision == "fp8" ? o.precision : precision;
     info.libraries = device_libraries();
     info.threads = openmp_threads();
     info.cpu_isa = device.cpu_isa;

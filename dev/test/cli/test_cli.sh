@@ -177,7 +177,11 @@ refused "no training data" 2 "--train-data is missing" "$program"
 refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
 refused "no master weights in fp32" 2 "--master-weights off, but --precision auto is fp32 on this device" env CPU_ISA=plain \
     "$program" "${data[@]}" --master-weights off
-refused "unknown precision" 2 "--precision fp8 is not known" "$program" "${data[@]}" --precision fp8
+refused "unknown precision" 2 "--precision fp16 is not known" "$program" "${data[@]}" --precision fp16
+refused "fp8 without training" 2 "--precision fp8 is not known; give fp32|bf16|auto" "$program" eval --init "$scratch" \
+    --val-data "$scratch/val_*.bin" --precision fp8
+refused "fp8 with channels that are no multiple of 16" 2 "needs a multiple of 16 channels, and the model has 8" \
+    "${train[@]}" --precision fp8 --channels 8
 refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
 refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
     --output "$scratch/never" --train-bpe 300 --val-fraction 0.6

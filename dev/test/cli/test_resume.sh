@@ -7,7 +7,7 @@ make_shards "$scratch/data" || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
 run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0)
 
-for precision in fp32 bf16; do
+for precision in fp32 bf16 fp8; do
     whole=$scratch/whole_$precision parts=$scratch/parts_$precision
     check "$precision: 20 steps" "${run[@]}" --precision $precision --output "$whole"
     check "$precision: the log has every step" test "$(results "$whole" | grep -c '"kind":"step"')" = 20

@@ -18,7 +18,7 @@ same_run() {
 # Losses of about 5, which ten steps of AdamW tear apart by a few roundings of the precision.
 close() { paste <(losses "$1") <(losses "$2") | awk -v t="$3" '{ d = $1 - $2; if (!(d < t && -d < t)) bad = 1 } END { exit bad || NR != 8 }'; }
 
-for precision in fp32 bf16; do
+for precision in fp32 bf16 fp8; do
     cpu=$scratch/cpu_$precision whole=$scratch/whole_$precision parts=$scratch/parts_$precision
     check "$precision: on the CPU" "$program" "${run[@]}" --precision $precision --output "$cpu"
     check "$precision: 6 steps" "$emulated" "${run[@]}" --precision $precision --output "$whole"

@@ -42,7 +42,10 @@ inline Inputs<bf16> scaled_inputs(Shape s, Scales scales) {
 
 inline float largest(const Tensor<bf16>& x) {
     float amax = 0.0f;
-    for (int64_t i = 0; i < x.size(); i++) amax = std::max(amax, std::fabs(float(x[i])));
+    for (int64_t i = 0; i < x.size(); i++) {
+        if (std::isnan(float(x[i]))) return std::fabs(float(x[i]));
+        amax = std::max(amax, std::fabs(float(x[i])));
+    }
     return amax;
 }
 
@@ -94,32 +97,35 @@ ForwardOutputs<Backend> defined_forward(const Inputs<bf16>& in, Options options)
     return r;
 }
 
-// Device memory of one FP8 matmul: the packed weight, amax of inp, and room for the operands.
+// Device memory of one FP8 matmul: the packed weight, and room for the operands.
 struct Fp8Memory {
     DeviceBuffer<char> packed, operands;
-    DeviceBuffer<float> amax;
-    Fp8Memory(const bf16* weight, const bf16* inp, Shape s, Stream stream)
+    Fp8Memory(const bf16* weight, Shape s, Stream stream)
         : packed(ops::fp8_weight_bytes(s.OC, s.IC), "a packed weight"),
-          operands(ops::fp8_operand_bytes(s.N, s.IC, s.OC), "FP8 operands"),
-          amax(1, "amax") {
+          operands(ops::fp8_operand_bytes(s.N, s.IC, s.OC), "FP8 operands") {
         ops::pack_fp8_weight(packed.data, weight, s.OC, s.IC, stream);
-        ops::find_amax(amax.data, inp, int64_t(s.N) * s.IC, stream);
     }
 };
+
+// A NaN's bits depend on how it was made.
+inline bool same_amax(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 template <class Backend>
 ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
     ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(s.N) * s.OC), poisoned<bf16>(int64_t(s.N) * s.OC)};
-    const auto op = [&](bf16* out, bf16* pre_gelu, const bf16* inp, const bf16* weight, const bf16* bias,
-                        const bf16* residual, Stream stream) {
-        const Fp8Memory memory(weight, inp, s, stream);
-        ops::matmul_forward_fp8(out, pre_gelu, inp, memory.amax.data, memory.packed.data, bias, residual,
+    const auto inp_amax = filled<float>(1, largest(in.inp));
+    auto out_amax = filled<float>(1, 0.0f);
+    const auto op = [&](bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, const float* inp_amax,
+                        const bf16* weight, const bf16* bias, const bf16* residual, Stream stream) {
+        const Fp8Memory memory(weight, s, stream);
+        ops::matmul_forward_fp8(out, pre_gelu, out_amax, inp, inp_amax, memory.packed.data, bias, residual,
                                 memory.operands.data, s.N, s.IC, s.OC, stream);
         wait_for_device();
     };
-    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr,
-                 options.residual ? &in.residual : nullptr);
+    backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, out_amax, in.inp, inp_amax, in.weight,
+                 options.bias ? &in.bias : nullptr, options.residual ? &in.residual : nullptr);
+    CHECK(same_amax(out_amax[0], largest(r.out)));
     return r;
 }
 
@@ -181,15 +187,19 @@ template <class Backend>
 Gradients<Backend> backward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
     Gradients<Backend> r(s, options.accumulate);
-    const auto op = [&](bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp, const bf16* weight,
+    const auto inp_amax = filled<float>(1, largest(in.inp)), dout_amax = filled<float>(1, largest(in.dout));
+    auto dinp_amax = filled<float>(1, 0.0f);
+    const auto op = [&](bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout,
+                        const float* dout_amax, const bf16* inp, const float* inp_amax, const bf16* weight,
                         const bf16* pre_gelu, Stream stream) {
-        const Fp8Memory memory(weight, inp, s, stream);
-        ops::matmul_backward_fp8(dinp, dweight, dbias, dout, inp, memory.amax.data, memory.packed.data, pre_gelu,
-                                 memory.operands.data, s.N, s.IC, s.OC, options.accumulate, stream);
+        const Fp8Memory memory(weight, s, stream);
+        ops::matmul_backward_fp8(dinp, dinp_amax, dweight, dbias, dout, dout_amax, inp, inp_amax, memory.packed.data,
+                                 pre_gelu, memory.operands.data, s.N, s.IC, s.OC, options.accumulate, stream);
         wait_for_device();
     };
-    backend.call(op, r.dinp, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, in.inp, in.weight,
-                 options.gelu ? &in.pre_gelu : nullptr);
+    backend.call(op, r.dinp, dinp_amax, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, dout_amax, in.inp,
+                 inp_amax, in.weight, options.gelu ? &in.pre_gelu : nullptr);
+    CHECK(same_amax(dinp_amax[0], largest(r.dinp)));
     return r;
 }
 
@@ -233,6 +243,38 @@ void not_finite(const Backend& backend, Shape s) {
             for (int o = 0; o < s.OC; o++) CHECK(std::isfinite(r.dbias[o]) == (o != 3));
         });
     }
+}
+
+// LayerNorm computes the same with and without amax, and raises amax to the largest magnitude of its output.
+template <class Backend>
+void amax_of_layernorm(const Backend& backend, int N, int C) {
+    CAPTURE(N);
+    CAPTURE(C);
+    const int64_t size = int64_t(N) * C;
+    const auto inp = random_tensor<bf16>(size, 1), weight = random_tensor<bf16>(C, 2), bias = random_tensor<bf16>(C, 3);
+    const auto dout = random_tensor<bf16>(size, 4), dresidual = random_tensor<bf16>(size, 5);
+    backend.on_each_variant([&] {
+        auto out = poisoned<bf16>(size), alone = poisoned<bf16>(size);
+        auto mean = poisoned<float>(N), rstd = poisoned<float>(N), amax = filled<float>(1, 0.0f);
+        backend.call(ops::layernorm_forward<bf16>, alone, mean, rstd, inp, weight, bias, N, C);
+        backend.call(ops::layernorm_forward_amax, out, mean, rstd, amax, inp, weight, bias, N, C);
+        CHECK(same_bits(out, alone));
+        CHECK(amax[0] == largest(out));
+
+        auto dinp = poisoned<bf16>(size);
+        alone = poisoned<bf16>(size);
+        auto dweight = filled<float>(C, 0.0f), dbias = filled<float>(C, 0.0f), dbranch_bias = filled<float>(C, 0.0f);
+        amax[0] = 0.0f;
+        backend.call(ops::layernorm_backward<bf16>, alone, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd,
+                     dresidual, N, C);
+        backend.call(ops::layernorm_backward_amax, dinp, dweight, dbias, dbranch_bias, amax, dout, inp, weight, mean,
+                     rstd, dresidual, N, C);
+        CHECK(same_bits(dinp, alone));
+        CHECK(amax[0] == largest(dinp));
+        amax[0] = 1000.0f;  // amax is never lowered
+        backend.call(ops::layernorm_forward_amax, out, mean, rstd, amax, inp, weight, bias, N, C);
+        CHECK(amax[0] == 1000.0f);
+    });
 }
 
 // A tensor of zeros has the scale 1.

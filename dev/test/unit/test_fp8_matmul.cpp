@@ -47,20 +47,25 @@ TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_fin
 
 TEST_CASE("FP8 matmuls of zeros") { zeros(cpu_backend, {40, 64, 80}); }
 
-TEST_CASE("find_amax finds the largest magnitude, and a NaN") {
+TEST_CASE("LayerNorm raises amax to its largest output") {
+    amax_of_layernorm(cpu_backend, 1, 16);
+    amax_of_layernorm(cpu_backend, 37, 80);
+}
+
+TEST_CASE("raise_amax finds a larger magnitude, and a NaN") {
     auto x = random_tensor<bf16>(1000, 1);
-    float amax = -1.0f;
-    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
-    CHECK(amax == largest(x));
+    float amax = 0.0f;
+    const auto raised = [&](int64_t count) {
+        cpu::raise_amax(&amax, x.data(), count, nullptr);
+        return amax;
+    };
+    CHECK(raised(1000) == largest(x));
     x[999] = bf16(-100.0f);
-    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
-    CHECK(amax == 100.0f);
+    CHECK(raised(1000) == 100.0f);
+    CHECK(raised(999) == 100.0f);
     x[17] = bf16(-std::numeric_limits<float>::infinity());
-    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
-    CHECK(std::isinf(amax));
+    CHECK(std::isinf(raised(1000)));
     x[3] = bf16(-std::numeric_limits<float>::quiet_NaN());
-    cpu::find_amax(&amax, x.data(), x.size(), nullptr);
-    CHECK(std::isnan(amax));
-    cpu::find_amax(&amax, x.data(), 0, nullptr);
-    CHECK(amax == 0.0f);
+    CHECK(std::isnan(raised(1000)));
+    CHECK(std::isnan(raised(0)));
 }

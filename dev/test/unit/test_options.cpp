@@ -173,7 +173,9 @@ TEST_CASE("numbers with other characters after them or outside of their range ar
     CHECK(bad_tokenize("--val-fraction", "-1") == "--val-fraction -1 must be at least 0 and at most 0.5");
     CHECK(bad_tokenize("--val-tokens", "-1") == "--val-tokens -1 must be at least 0");
     CHECK(bad_tokenize("--split", "words") == "--split words is not known; give none|blank-lines|end-of-text");
-    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known; give fp32|bf16|auto");
+    CHECK(bad("--precision", "fp16") == "--precision fp16 is not known; give fp32|bf16|fp8|auto");
+    CHECK(refusal({"eval", "--init", "d", "--val-data", "v", "--precision", "fp8"}) ==
+          "--precision fp8 is not known; give fp32|bf16|auto");
     CHECK(bad("--schedule", "cosine|linear") ==
           "--schedule cosine|linear is not known; give cosine|linear|constant|wsd");
     CHECK(bad("--schedule", "") == "--schedule  is not known; give cosine|linear|constant|wsd");
@@ -233,6 +235,7 @@ TEST_CASE("options that contradict each other or need another one are refused") 
     CHECK(bad({"--precision", "fp32", "--master-weights", "off"}) ==
           "--master-weights off needs bf16 weights; give --precision bf16");
     CHECK(bad({"--precision", "bf16", "--master-weights", "off"}) == "");
+    CHECK(bad({"--precision", "fp8", "--master-weights", "off"}) == "");
     CHECK(bad({"--precision", "fp32", "--master-weights", "on"}) == "");
     CHECK(contains(bad({"--master-weights", "no"}), "--master-weights no is not known; give on|off"));
     CHECK(contains(refusal({}), "--train-data is missing"));

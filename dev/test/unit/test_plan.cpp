@@ -55,7 +55,8 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
     REQUIRE(slow);
     CHECK(slow->B == 2);
     CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3), "adamw"));  // one takes 7 s
-    CHECK_FALSE(measure_step(dtype_of<floatX>, {1024, 50257, 48, 100, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
+    CHECK_FALSE(
+        measure_step(dtype_of<floatX>, {1024, 50257, 48, 100, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
 }
 
 static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
@@ -81,6 +82,23 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
         CHECK(taken >= planned);
         CHECK(double(taken) <= 1.01 * double(planned) + 4096);  // rounding of each block
     }
+}
+
+TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are no multiple of 16") {
+    const BatchPlan batch = plan_batch(2, 32, 0, 1);
+    const MemoryOptions fp8 = {.fp8 = true};
+    const GPT2Config config = {32, 300, 3, 2, 64}, odd = {32, 300, 3, 2, 72};
+    device_reserve_scratch(1 << 25);
+    const int64_t before = device_bytes_allocated();
+    const GPT2<bf16> model(config, Purpose::train, batch.B, batch.T, fp8);
+    const int64_t taken = device_bytes_allocated() - before;
+    const int64_t planned = planned_bytes(model_memory<bf16>(config, Purpose::train, batch.B, batch.T, fp8));
+    CHECK(taken >= planned);
+    CHECK(double(taken) <= 1.01 * double(planned) + 4096);
+    CHECK(planned > planned_bytes(model_memory<bf16>(config, Purpose::train, batch.B, batch.T)));
+    CHECK_THROWS_WITH_AS(training_memory(Dtype::bf16, odd, batch, fp8, "adamw"),
+                         doctest::Contains("--precision fp8 needs a multiple of 16 channels, and the model has 72"),
+                         Error);
 }
 
 TEST_CASE("memory, micro-batch, advice and time are those of the chosen optimizer") {

@@ -1,0 +1,184 @@
+// test_gpu_fp8.cu: the shared cases of the FP8 matmuls (cases_fp8.h) on the GPU or in the emulator, and the kernels
+// that make their operands.
+#include "cuda/matmul.h"
+#include "gpu/gpu_backend.h"
+#include "support/cases_fp8.h"
+
+using namespace fp8_cases;
+
+#ifdef SIMT_EMULATOR
+static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
+constexpr bool float_sums = true;
+#else
+static void set_fused_epilogues(bool) {}  // they are there or not
+constexpr bool float_sums = false;
+#endif
+
+struct Fp8OnGpu : GpuBackend {
+    // As in test_gpu_matmul.cpp, for operands that are the same FP8 numbers on both sides. Tensor cores of sm_90 add 32
+    // products at a time and keep 14 bits of their sum, so that each of these steps loses up to 2^-13 of the largest
+    // partial sum, which is a few times sqrt(K).
+    Bound bound(Value value, int K, bool gelu) const {
+        const float root = std::sqrt(float(K)), step = epsilon<bf16>();
+        const float lost = float_sums || value == Value::dbias ? 0.0f : (float(K) / 32 + 1) * 0x1p-13f * 4 * root;
+        const float sum_error = 4.0f * float(K) * epsilon<float>() / 2 + lost;
+        switch (value) {
+            case Value::out:  // a GELU kernel of ours starts from the rounded product; its slope is up to 1.13
+                return {2 * step, sum_error + (gelu ? 5.0f * root * step / 4 : 0.0f)};
+            case Value::pre_gelu:
+                return {step, sum_error};
+            case Value::dinp:
+                return {(gelu ? 2.0f : 1.0f) * step + 8 * epsilon<float>(),
+                        sum_error + (gelu ? 64 * epsilon<float>() * root : 0.0f)};
+            default:
+                return {epsilon<float>(), sum_error + epsilon<float>()};
+        }
+    }
+};
+
+static const Fp8OnGpu gpu_backend;
+
+TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, by either way to GELU") {
+    for (const bool fused : {true, false}) {
+        set_fused_epilogues(fused);
+        for (const Shape s : {Shape{1, 16, 16}, {7, 48, 80}, {17, 80, 16}, {130, 64, 144}}) {
+            const Inputs<bf16> in(s);
+            for (const Options& options : {Options{.bias = false},
+                                           {.gelu = true},
+                                           {.residual = true},
+                                           {.bias = false, .gelu = true, .accumulate = true},
+                                           {.accumulate = true}})
+                compare(gpu_backend, in, options);
+        }
+        device_load_algorithms({});  // forget the plans
+    }
+    set_fused_epilogues(true);
+}
+
+TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_finite(gpu_backend, {40, 64, 80}); }
+
+TEST_CASE("FP8 matmuls of zeros") { zeros(gpu_backend, {40, 64, 80}); }
+
+TEST_CASE("FP8 matmuls of widths that are no multiple of 16 are refused") {
+    bf16* none = nullptr;
+    CHECK_THROWS_WITH_AS(
+        gpu::matmul_forward_fp8(none, none, nullptr, none, nullptr, nullptr, none, none, nullptr, 4, 64, 72, nullptr),
+        doctest::Contains("(4, 64) and (64, 72): the widths must be multiples of 16"), Error);
+}
+
+// ---- the kernels
+
+// What cast_to_fp8 makes of a tensor: its codes by rows, and transposed and padded with zeros; with both, also the sums
+// of its columns.
+template <class Format>
+static void check_cast(int R, int C, bool with_rows, bool with_transposed) {
+    const int padded_R = round_up(R, 16);
+    auto x = random_tensor<bf16>(int64_t(R) * C, uint64_t(R + C), 3.0f);
+    auto rows = filled<float>(int64_t(R) * C / 4, 0.0f), transposed = filled<float>(int64_t(padded_R) * C / 4, 0.0f);
+    auto amax = filled<float>(1, largest(x)), inverse = poisoned<float>(1);
+    OnGpu<bf16> on_x(x);
+    auto sums = poisoned<float>(int64_t(ceil_div(R, FP8_ROWS)) * C);
+    OnGpu<float> on_rows(rows), on_transposed(transposed), on_amax(amax), on_inverse(inverse), on_sums(sums);
+    const auto codes = [](OnGpu<float>& on, bool wanted) {
+        return wanted ? reinterpret_cast<uint8_t*>(on.device) : nullptr;
+    };
+    gpu::cast_to_fp8<Format>(codes(on_rows, with_rows), codes(on_transposed, with_transposed), on_inverse,
+                             with_rows && with_transposed ? on_sums.device : nullptr, on_x, on_amax, R, C, nullptr);
+    wait_for_device();
+    on_rows.back(), on_transposed.back(), on_inverse.back(), on_sums.back();
+
+    const Fp8Scale s = fp8_scale<Format>(largest(x));
+    CHECK(inverse[0] == s.inverse);
+    const auto* row_codes = reinterpret_cast<const uint8_t*>(rows.data());
+    const auto* transposed_codes = reinterpret_cast<const uint8_t*>(transposed.data());
+    int wrong_rows = 0, wrong_transposed = 0;
+    for (int r = 0; r < padded_R; r++)
+        for (int c = 0; c < C; c++) {
+            const int want = r < R ? fp8_code<Format>(float(x[int64_t(r) * C + c]) * s.scale) : 0;
+            if (r < R && with_rows) wrong_rows += row_codes[int64_t(r) * C + c] != want;
+            if (with_transposed) wrong_transposed += transposed_codes[int64_t(c) * padded_R + r] != want;
+        }
+    CAPTURE(R);
+    CAPTURE(C);
+    CHECK(wrong_rows == 0);
+    CHECK(wrong_transposed == 0);
+    if (!with_rows || !with_transposed) return;
+    for (int64_t i = 0; i < sums.size(); i++) {
+        const int begin = int(i / C) * FP8_ROWS, end = std::min(R, begin + FP8_ROWS);
+        double sum = 0.0, magnitudes = 0.0;
+        for (int r = begin; r < end; r++) {
+            const double value = double(float(x[int64_t(r) * C + i % C]));
+            sum += value;
+            magnitudes += std::fabs(value);
+        }
+        CHECK(std::fabs(double(sums[i]) - sum) <= double(epsilon<float>()) * 12 * magnitudes);  // 4 + 2 + 8 additions
+    }
+}
+
+TEST_CASE_TEMPLATE("FP8 codes by rows and transposed are those of the definition", Format, E4M3, E5M2) {
+    for (const int R : {1, 4, 16, 127, 128, 129, 200})
+        for (const int C : {16, 48, 64, 80, 144}) check_cast<Format>(R, C, true, true);
+    check_cast<Format>(70, 96, true, false);
+    check_cast<Format>(70, 96, false, true);
+}
+
+TEST_CASE("LayerNorm raises amax to its largest output") {
+    for (const int N : {1, 7, 8, 300})
+        for (const int C : {16, 256, 768, 1600}) amax_of_layernorm(gpu_backend, N, C);
+}
+
+TEST_CASE("raise_amax finds the largest magnitude wherever it is, and infinity and NaN") {
+    for (const int64_t count : {int64_t(0), int64_t(1), int64_t(7), int64_t(8), int64_t(2047), int64_t(40000)}) {
+        CAPTURE(count);
+        auto x = random_tensor<bf16>(std::max<int64_t>(count, 1), 5);
+        auto amax = filled<float>(1, 0.0f);
+        const auto found = [&] {
+            amax[0] = 0.0f;
+            OnGpu<bf16> on_x(x);
+            OnGpu<float> on_amax(amax);
+            gpu::raise_amax(on_amax, on_x, count, nullptr);
+            wait_for_device();
+            on_amax.back();
+            return amax[0];
+        };
+        CHECK(found() == (count ? largest(x) : 0.0f));
+        if (count == 0) continue;
+        for (const int64_t at : {int64_t(0), count / 2, count - 1}) {
+            const bf16 before = x[at];
+            x[at] = bf16(-100.0f);
+            CHECK(found() == 100.0f);
+            x[at] = bf16(-std::numeric_limits<float>::infinity());
+            CHECK(std::isinf(found()));
+            x[at] = bf16(std::numeric_limits<float>::quiet_NaN());
+            CHECK(std::isnan(found()));
+            x[at] = before;
+        }
+    }
+}
+
+TEST_CASE("FP8 matmuls chosen by time are right") {
+    device_load_algorithms({});
+    device_time_algorithms(true);
+    const Inputs<bf16> in({48, 64, 96});
+    compare(gpu_backend, in, {.gelu = true});
+    device_time_algorithms(false);
+    int fp8_choices = 0;
+    for (const auto& [key, choice] : device_algorithms()) fp8_choices += key.find(" fp8 m ") != std::string::npos;
+    CHECK(fp8_choices == 3);
+    device_load_algorithms({});
+}
+
+#ifdef SIMT_EMULATOR
+TEST_CASE("FP8 is refused on a GPU that has none") {
+    const simt::Config as_it_was = simt::config;
+    for (const int compute_capability : {80, 86}) {
+        simt::config.compute_capability = compute_capability;
+        CHECK_THROWS_WITH_AS(device_check_fp8(), doctest::Contains("and FP8 needs 8.9"), Error);
+    }
+    for (const int compute_capability : {89, 90, 100, 120}) {
+        simt::config.compute_capability = compute_capability;
+        CHECK_NOTHROW(device_check_fp8());
+    }
+    simt::config = as_it_was;
+}
+#endif
