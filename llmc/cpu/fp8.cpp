@@ -19,7 +19,7 @@ void round_to_fp8(bf16* out, const bf16* x, int64_t count, float amax) {
 // Bytes of count bf16 numbers, so that what follows is aligned.
 int64_t aligned_bytes(int64_t count) { return round_up<int64_t>(count * int64_t(sizeof(bf16)), 64); }
 
-// A packed FP8 weight is its rounded rows, and behind them their own packed copy.
+// A packed FP8 weight is its rounded rows, followed by the packed copy of these rows.
 Weight<bf16> packed_weight(const void* packed, int OC, int IC) {
     const char* copy = static_cast<const char*>(packed) + aligned_bytes(int64_t(OC) * IC);
     return {static_cast<const bf16*>(packed), cpu::packed_bytes<bf16>(OC, IC) ? copy : nullptr};

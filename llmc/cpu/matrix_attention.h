@@ -109,9 +109,9 @@ void store_block(const Head& head, int block, const float* sums, const float* fa
         store_rows<false>(head, block, sums, factor);
 }
 
-// scale * score - offset of 16 scores. The offset (row_max or lse) is a rounded product, so this product is rounded as
-// well; a fused multiply-subtract would leave the rounding error, which is 32 from 1e9 on and overflows exp. Compilers
-// do not fuse a multiplication that names its rounding.
+// Returns scale * score - offset for 16 scores. The offset (row_max or lse) is a rounded product, so this product is
+// rounded as well; a fused multiply-subtract would leave the rounding error, which is 32 from 1e9 on and overflows exp.
+// Compilers do not fuse a multiplication that names its rounding.
 FORCE_INLINE __m512 exponent(float scale, const float* score, __m512 offset) {
     const __m512 scaled =
         _mm512_mul_round_ps(broadcast(scale), _mm512_load_ps(score), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -49,7 +49,7 @@ struct Memory {
     int64_t allocated = 0;
 };
 
-// Never destroyed, because buffers of static storage duration may be freed later.
+// This object is never destroyed, because buffers of static storage duration may be freed later.
 Memory& memory() {
     static Memory& memory = *new Memory;
     return memory;

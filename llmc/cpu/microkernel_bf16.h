@@ -173,7 +173,7 @@ FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, in
     }
 }
 
-// The same for a whole block of floats, rounded to bf16.
+// Loads a whole block of 32 x 32 floats, rounded to bf16.
 FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
 #pragma GCC unroll 32
     for (int r = 0; r < 32; r++)

@@ -13,8 +13,8 @@
 #include "ops/ops.h"
 
 // Constants of one optimizer step. inverse1 and inverse2 are the reciprocals of the moments' bias corrections, 1 -
-// beta^step, so that an element takes one division instead of three. With it the update has two roundings more than the
-// definition's, of 2^-24 each.
+// beta^step, so that an element takes one division instead of three. With these reciprocals the update has two more
+// roundings than the definition, of 2^-24 each.
 struct AdamWStep {
     float beta1, beta2, inverse1, inverse2, eps, lr, weight_decay;
     Philox random;

@@ -34,7 +34,7 @@ struct Amax {
         add_lanes();
         if (threadIdx.x % WARP_SIZE == 0) atomicMax(reinterpret_cast<unsigned*>(amax), bits);
     }
-    // The same for all threads of a one-dimensional block: one atomic operation in place of one per warp.
+    // Does the same for a whole one-dimensional block, with one atomic operation instead of one per warp.
     __device__ void raise_by_block(float* amax) {
         SHARED(of_warps, uint32_t[WARP_SIZE]);
         const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;

@@ -3,7 +3,8 @@
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
 // per layer for B = 64, NH = 12, T = 1024. It is nevertheless the default, so that the same seed gives the same bits.
-// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU better.
+// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU
+// better.
 // Non-deterministic backward would gain nothing from parts. Newer versions of cuDNN may offer deterministic engines
 // that need less memory; these are timed like the others.
 //
@@ -32,8 +33,8 @@ AttentionChoice& choice() {
     return choice;
 }
 
-// Never destroyed: at exit the driver may already be unloaded. One host thread queues all work of a GPU, so one handle
-// is enough.
+// The handle is never destroyed: at exit the driver may already be unloaded. One host thread queues all work of a GPU,
+// so one handle is enough.
 cudnnHandle_t handle() {
     static const cudnnHandle_t handle = [] {
         cudnnHandle_t h;

@@ -63,8 +63,8 @@ struct SharedTile {
         const int lane = int(threadIdx.x) % WARP_SIZE;
         return at(lane % 16, chunk + lane / 16) + row * HS;
     }
-    // The same with both chunks of the first 8 rows first. ldmatrix writes four neighbouring registers, and mma reads
-    // its B fragment from two: in this order no register has to be moved.
+    // Like lane_at, but both chunks of the first 8 rows come first. ldmatrix writes four neighbouring registers, and
+    // mma reads its B fragment from two: in this order no register has to be moved.
     __device__ const bf16* lane_at_chunks_first(int row, int chunk) const {
         const int lane = int(threadIdx.x) % WARP_SIZE;
         return at(lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2) + row * HS;

@@ -65,8 +65,8 @@ struct NcclComm : Comm {
     struct Stall {
         Event from, to;
     };
-    std::deque<Stall> stalls;        // not yet added to exposed_seconds
-    std::vector<Stall> free_stalls;  // to be reused
+    std::deque<Stall> stalls;        // stalls whose time is not yet added to exposed_seconds
+    std::vector<Stall> free_stalls;  // unused timers
 
     struct Peer {
         int rank, process;

@@ -74,7 +74,7 @@ struct CudnnTarget {
 struct CudnnPlan {
     Descriptor plan;
     int64_t workspace_bytes;
-    int engine;  // its global index in cuDNN
+    int engine;  // the engine's global index in cuDNN
 };
 
 struct CudnnPlans {

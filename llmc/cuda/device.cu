@@ -31,7 +31,7 @@ struct Memory {
     int64_t allocated = 0;
 };
 
-// Never destroyed, because buffers of static storage duration may be freed after it would be destroyed.
+// This object is never destroyed, because buffers of static storage duration are freed later.
 Memory& memory() {
     static Memory& memory = *new Memory;
     return memory;

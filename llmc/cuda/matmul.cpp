@@ -61,7 +61,7 @@ struct Shape {
 };
 
 // The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
-// to the gradient that is there.
+// to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
 enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient };
 
 // A way to compute an epilogue: cuBLASLt's epilogue, then our kernel.

@@ -33,8 +33,8 @@ struct alignas(16) Vec {
 #endif
 
 namespace simt {
-// Lets launches of the kernel have this much dynamic shared memory. Without it they have 48 KiB, less the static
-// variables of the kernel.
+// Allows launches of the kernel to have `bytes` of dynamic shared memory. Without this call they may have 48 KiB, less
+// the static variables of the kernel.
 template <class... P>
 cudaError_t allow_dynamic_shared(void (*kernel)(P...), int64_t bytes) {
     if (bytes == 0) return cudaSuccess;
@@ -148,8 +148,8 @@ __device__ __forceinline__ uint32_t pack_fp8(float x0, float x1, float x2, float
 #endif
 }
 
-// 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0. (__expf does not let them,
-// which takes four instructions more.)
+// 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0. (__expf keeps them, which
+// takes four more instructions.)
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
