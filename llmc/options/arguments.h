@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/common.h"
+#include "base/terminal.h"
 
 enum class ValueKind { text, flag, number };
 
@@ -78,7 +79,7 @@ struct OptionBuilder {
         spec.checks.push_back([name = spec.long_name(), choices = spec.unit, &value = field] {
             const bool known = !value.empty() && value.find('|') == std::string::npos &&
                                ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
-            ENSURE(known, "%s %s is not known; give %s", name.c_str(), value.c_str(), choices.c_str());
+            ENSURE(known, "%s %s is not known; give %s", name.c_str(), shell_word(value).c_str(), choices.c_str());
         });
         return *this;
     }

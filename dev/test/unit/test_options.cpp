@@ -177,8 +177,8 @@ TEST_CASE("numbers with other characters after them or outside of their range ar
     CHECK(refusal({"eval", "--init", "d", "--val-data", "v", "--precision", "fp8"}) ==
           "--precision fp8 is not known; give fp32|bf16|auto");
     CHECK(bad("--schedule", "cosine|linear") ==
-          "--schedule cosine|linear is not known; give cosine|linear|constant|wsd");
-    CHECK(bad("--schedule", "") == "--schedule  is not known; give cosine|linear|constant|wsd");
+          "--schedule 'cosine|linear' is not known; give cosine|linear|constant|wsd");
+    CHECK(bad("--schedule", "") == "--schedule '' is not known; give cosine|linear|constant|wsd");
 }
 
 TEST_CASE("an unknown option is refused, and the message suggests the nearest one") {
@@ -493,6 +493,28 @@ TEST_CASE("--resume takes options that are not given from the run") {
     CHECK(d24.model == "d24");
     CHECK(d24.layers == 0);
     CHECK_FALSE(d24.default_model);
+}
+
+TEST_CASE("an empty value of any option is quoted in messages") {
+    const std::vector<std::vector<const char*>> commands = {{"train", "--train-data", "x.bin"},
+                                                            {"plan"},
+                                                            {"generate", "--init", "d"},
+                                                            {"eval", "--init", "d", "--val-data", "x.bin"},
+                                                            {"tokenize", "a", "--output", "d", "--train-bpe", "300"}};
+    int refused = 0;
+    for (const std::vector<const char*>& command : commands)
+        for (const Setting& setting : settings(parse(command))) {
+            const std::string option = "--" + setting.name;
+            std::vector<const char*> arguments = command;
+            const std::string empty = option + "=";
+            arguments.push_back(empty.c_str());
+            const std::string text = refusal(arguments);
+            CAPTURE(text);
+            CHECK_FALSE(contains(text, "  "));
+            CHECK_FALSE(contains(text, option + " must "));
+            refused += contains(text, "''");
+        }
+    CHECK(refused > 50);
 }
 
 TEST_CASE("the options that --resume takes are printed quoted for a shell") {
