@@ -165,11 +165,13 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
     return given;
 }
 
+void read_value(const OptionSpec& spec, const std::string& text) {
+    spec.read(text);
+    for (const auto& check : spec.checks) check();
+}
+
 void read_values(const OptionSpecs& all, const ParsedArgs& given) {
-    for (const auto& [i, text] : given.values) {
-        all[i].read(text);
-        for (const auto& check : all[i].checks) check();
-    }
+    for (const auto& [i, text] : given.values) read_value(all[i], text);
 }
 
 // ---- help

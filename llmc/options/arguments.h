@@ -151,7 +151,9 @@ struct ParsedArgs {
 // Splits the arguments into options and their texts. If an option is given several times, the last one counts. Refuses
 // an option without its value.
 ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv);
-// Sets the fields of the options that were given, and runs their checks.
+// Sets the field of an option from text, and runs its checks.
+void read_value(const OptionSpec& spec, const std::string& text);
+// Calls read_value for each option that was given.
 void read_values(const OptionSpecs& all, const ParsedArgs& given);
 // The known name that is nearest to a mistyped one; empty if none is similar.
 std::string nearest_name(const std::vector<std::string>& known, const std::string& name);

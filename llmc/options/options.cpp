@@ -518,9 +518,30 @@ static void check_together(Options& o) {
     }
 }
 
-// Adds the saved options to those given. The fields still have their defaults. Returns whether the shape is the saved
-// one.
-static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedArgs& given, Options& o) {
+// The saved value of an option as read_value takes it.
+static std::string saved_text(const OptionSpec& spec, const Json& value) {
+    if (value.is_boolean() && spec.kind == ValueKind::flag) return value.get<bool>() ? "1" : "0";
+    if (value.is_boolean() && spec.was_flag) return value.get<bool>() ? "on" : "off";
+    if (value.is_string()) return value.get<std::string>();
+    const std::string text = value.dump();
+    ENSURE(spec.kind != ValueKind::text, "%s: %s is not a text", spec.long_name().c_str(), text.c_str());
+    return text;
+}
+
+// Sets the field of an option to its saved value, unless that is the default, which the field has.
+static void read_saved(const OptionSpec& spec, const Json& value, Options& o) {
+    const std::string name = spec.long_name(), text = saved_text(spec, value);
+    ENSURE(text.find("\xef\xbf\xbd") == std::string::npos, "%s %s: run.json cannot hold bytes that are not UTF-8",
+           name.c_str(), text.c_str());
+    if (text == spec.text()) return;
+    read_value(spec, text);
+    o.taken += (o.taken.empty() ? "" : " ") + name;
+    if (spec.kind != ValueKind::flag) o.taken += " " + shell_word(text);
+}
+
+// Adds the saved options to those given, whose fields are set; the other fields have their defaults. Returns whether
+// the shape is the saved one.
+static bool add_saved(const OptionSpecs& all, const std::string& saved, const ParsedArgs& given, Options& o) {
     bool shape_given = false;
     for (const auto& [i, text] : given.values) shape_given |= all[i].of_shape;
     const Json json = Json::parse(saved);
@@ -530,18 +551,29 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, ParsedAr
         if (found == json.end() && !all[i].old_name.empty()) found = json.find(all[i].old_name.substr(2));
         if (found == json.end() || given.values.count(i) || all[i].of_one_start) continue;
         if (shape_given && all[i].of_shape) continue;
-        std::string text = found->is_string() ? found->get<std::string>() : found->dump();
-        ENSURE(text.find("\xef\xbf\xbd") == std::string::npos,
-               "%s %s: run.json cannot hold bytes that are not UTF-8; give this option again", name.c_str(),
-               text.c_str());
-        if (all[i].kind == ValueKind::flag) text = text == "true" ? "1" : "0";
-        if (all[i].was_flag && found->is_boolean()) text = text == "true" ? "on" : "off";
-        if (text == all[i].text()) continue;  // the saved value is the default
-        o.taken += (o.taken.empty() ? "" : " ") + name;
-        if (all[i].kind != ValueKind::flag) o.taken += " " + shell_word(text);
-        given.values[i] = text;
+        try {
+            read_saved(all[i], *found, o);
+        } catch (const Error& error) {
+            fail(EXIT_BAD_DATA, "%s (from %s/run.json; give %s on the command line)", error.what(), o.output.c_str(),
+                 name.c_str());
+        }
     }
     return !shape_given;
+}
+
+// Checks the options given together with the saved ones. If none of the options that a resume could take was given,
+// run.json alone is to blame.
+static void check_with_saved(const OptionSpecs& all, const ParsedArgs& given, Options& o) {
+    const bool only_saved = std::all_of(given.values.begin(), given.values.end(),
+                                        [&](const auto& value) { return all[value.first].of_one_start; });
+    try {
+        check_together(o);
+    } catch (const Error& error) {
+        if (only_saved)
+            fail(EXIT_BAD_DATA, "%s (from %s/run.json; give these options on the command line)", error.what(),
+                 o.output.c_str());
+        fail(error.exit_code, "%s (options that are not given come from %s/run.json)", error.what(), o.output.c_str());
+    }
 }
 
 Options parse_options(int argc, const char* const* argv, const std::string& saved) {
@@ -565,13 +597,13 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
     o.val_every_given = std::any_of(given.values.begin(), given.values.end(),
                                     [&](const auto& value) { return all[value.first].long_name() == "--val-every"; });
-    const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     read_values(all, given);
+    const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     o.inputs = std::move(given.inputs);
     o.renamed = std::move(given.renamed);
     const bool trains = o.command == Command::train || o.command == Command::plan;
     o.needs_saved = trains && o.resume && saved.empty();
-    check_together(o);
+    saved.empty() ? check_together(o) : check_with_saved(all, given, o);
     o.default_model |= saved_shape;  // the user gave no shape, so the checkpoint's shape is used
     return o;
 }

@@ -111,7 +111,8 @@ struct Options {
 
 // Refuses invalid options with EXIT_USAGE. For an unknown option the error suggests the nearest one, or this program's
 // name for an option of another trainer. saved: options_json of the run to be resumed; it sets the options that are not
-// given, except those that belong to a single start (OptionSpec::of_one_start).
+// given, except those that belong to a single start (OptionSpec::of_one_start). A saved value that is refused is
+// EXIT_BAD_DATA, and the message names the file.
 Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
 
 // One option of the command with its current value as text: {"batch", "micro-batch", "4"}.

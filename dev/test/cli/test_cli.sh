@@ -129,6 +129,24 @@ check "another --micro-batch on resume keeps the tokens of a step" test "$(sed -
     "$scratch/no_batch/log.jsonl")" = 96
 refused "a larger --micro-batch on resume: the advice keeps the batch" 2 "try --micro-batch 2, or --global-batch 64" \
     "$program" --resume --output "$scratch/no_batch" --steps 4 --micro-batch 4
+# bad_run OPTION VALUE: a copy of the run whose run.json has this value, in JSON.
+bad_run() {
+    rm -rf "$scratch/bad_run" && cp -r "$run" "$scratch/bad_run"
+    python3 - "$scratch/bad_run/run.json" "$1" "$2" <<'PY'
+import json, sys
+run = json.load(open(sys.argv[1]))
+run["options"][sys.argv[2]] = json.loads(sys.argv[3])
+json.dump(run, open(sys.argv[1], "w"))
+PY
+}
+resume_bad=("$program" --resume --output "$scratch/bad_run" --steps 31 --quiet)
+for bad in "lr 1000" 'lr "fast"' 'schedule ""' "train-data 7" "micro-batch null"; do
+    bad_run "${bad%% *}" "${bad#* }"
+    refused "a bad value in run.json: $bad" 65 "(from $scratch/bad_run/run.json; give --${bad%% *} on the command line)" "${resume_bad[@]}"
+done
+bad_run lr 1000
+refused "a bad value on the command line of a resume" 2 "--lr 2000 must be at least 0 and at most 100" "${resume_bad[@]}" --lr 2000
+check "a bad value in run.json is replaced on the command line" "${resume_bad[@]}" --lr 0.01
 make_text 3000 | tr a-m n-z >"$scratch/other_text.txt"
 "$program" tokenize "$scratch/other_text.txt" --output "$scratch/other" --train-bpe 300 --quiet
 other="$scratch/other/train_*.bin was made with the tokenizer in its directory"
@@ -250,7 +268,8 @@ cp -r "$scratch/data" "$odd"
 odd_run=("$program" "${tiny[@]}" --output "$scratch/odd_run" --checkpoint-every 2)
 replaced="run.json has U+FFFD in place of bytes that are not UTF-8, so its command line cannot be repeated"
 warned "data whose name is not UTF-8" "$replaced; --resume needs again --train-data" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
-refused "data whose name is not UTF-8, on resume" 2 "run.json cannot hold bytes that are not UTF-8; give this option again" \
+refused "data whose name is not UTF-8, on resume" 65 \
+    "run.json cannot hold bytes that are not UTF-8 (from $scratch/odd_run/run.json; give --train-data on the command line)" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
 mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln -s "$run" "$scratch/linked/run" && ln -s none "$scratch/linked/b.txt"

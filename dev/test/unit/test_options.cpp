@@ -495,6 +495,48 @@ TEST_CASE("--resume takes options that are not given from the run") {
     CHECK_FALSE(d24.default_model);
 }
 
+// The error of a resume that takes this run.json, as "65 message".
+static std::string resume_error(std::vector<const char*> arguments, const std::string& saved) {
+    arguments.insert(arguments.begin(), {"train_gpt2", "--resume", "--output", "b"});
+    try {
+        parse_options(int(arguments.size()), arguments.data(), saved);
+    } catch (const Error& error) {
+        return std::to_string(error.exit_code) + " " + error.what();
+    }
+    return "";
+}
+
+TEST_CASE("a saved value that --resume refuses is an error of run.json, and a given one of the command line") {
+    const auto saved = [](const char* name, const nlohmann::json& value) {
+        nlohmann::json options = nlohmann::json::parse(options_json(train({})));
+        options[name] = value;
+        return options.dump();
+    };
+    const auto of_file = [](const std::string& what, const std::string& option) {
+        return "65 " + what + " (from b/run.json; give " + option + " on the command line)";
+    };
+    const std::string rate = "--lr 1000 must be at least 0 and at most 100";
+    CHECK(resume_error({}, saved("lr", 1000)) == of_file(rate, "--lr"));
+    CHECK(resume_error({"--lr", "1"}, saved("lr", 1000)) == "");
+    CHECK(resume_error({"--lr", "1000"}, saved("lr", 1)) == "2 " + rate);
+    CHECK(resume_error({}, saved("lr", nullptr)) == of_file("--lr: 'null' is not a number", "--lr"));
+    CHECK(resume_error({}, saved("lr", "fast")) == of_file("--lr: 'fast' is not a number", "--lr"));
+    CHECK(resume_error({}, saved("train-data", 7)) == of_file("--train-data: 7 is not a text", "--train-data"));
+    CHECK(resume_error({}, saved("schedule", "")) ==
+          of_file("--schedule '' is not known; give cosine|linear|constant|wsd", "--schedule"));
+    CHECK(resume_error({}, saved("share-gpu", 3)) == of_file("--share-gpu: '3' is neither 0 nor 1", "--share-gpu"));
+    CHECK(resume_error({}, saved("val-data", "\xef\xbf\xbd")) ==
+          of_file("--val-data \xef\xbf\xbd: run.json cannot hold bytes that are not UTF-8", "--val-data"));
+
+    // Two values that contradict each other.
+    const std::string no_bf16 = "--master-weights off needs bf16 weights; give --precision bf16";
+    nlohmann::json both = nlohmann::json::parse(saved("precision", "fp32"));
+    both["master-weights"] = "off";
+    CHECK(resume_error({}, both.dump()) == of_file(no_bf16, "these options"));
+    CHECK(resume_error({"--precision", "fp32"}, saved("master-weights", "off")) ==
+          "2 " + no_bf16 + " (options that are not given come from b/run.json)");
+}
+
 TEST_CASE("an empty value of any option is quoted in messages") {
     const std::vector<std::vector<const char*>> commands = {{"train", "--train-data", "x.bin"},
                                                             {"plan"},
