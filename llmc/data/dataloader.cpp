@@ -39,14 +39,14 @@ Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     const int places = std::clamp(512 / int(paths.size()), 2, 4);
     std::string names;
     for (const std::string& path : paths) {
-        const Shard shard = open_shard(path);
+        const Shard shard = open_shard(path, places);
         corpus.shards.push_back(shard);
         corpus.first_window.push_back(corpus.num_windows);
         corpus.num_windows += std::max<int64_t>(shard.tokens - 1, 0) / T;
         corpus.tokens += shard.tokens;
         names += format("%s %lld x %d, %016llx\n", path.substr(path.rfind('/') + 1).c_str(),
                         static_cast<long long>(shard.tokens), shard.bytes_per_token,
-                        static_cast<unsigned long long>(sampled_hash(shard, places)));
+                        static_cast<unsigned long long>(shard.hash));
     }
     corpus.first_window.push_back(corpus.num_windows);
     corpus.fingerprint = XXH3_64bits(names.data(), names.size());

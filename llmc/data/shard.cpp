@@ -45,7 +45,7 @@ static int64_t modified_ns(const struct stat& status) {
 
 static int64_t file_bytes(const Shard& shard) { return HEADER_BYTES + shard.tokens * shard.bytes_per_token; }
 
-Shard open_shard(const std::string& path) {
+Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);
     int32_t header[HEADER_BYTES / 4] = {};
     if (file.size < 8)
@@ -63,21 +63,30 @@ Shard open_shard(const std::string& path) {
 
     struct stat status = {};
     if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");
-    const Shard shard{path, header[2], header[1] == 1 ? 2 : 4, modified_ns(status), status.st_ino};
+    Shard shard{path, header[2], header[1] == 1 ? 2 : 4, modified_ns(status), status.st_ino, places, 0};
     const int64_t promised = file_bytes(shard);
     if (file.size != promised)  // refuses a negative count too, because the file has a whole header
         fail(EXIT_BAD_DATA,
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
              with_commas(file.size).c_str());
+    shard.hash = sampled_hash(shard, places);
     return shard;
 }
 
-bool has_changed(const Shard& shard) {
+bool has_changed(Shard& shard) {
     struct stat status;
-    return stat(shard.path.c_str(), &status) == 0 &&
-           (status.st_size != file_bytes(shard) || modified_ns(status) != shard.modified_ns ||
-            status.st_ino != shard.inode);
+    if (stat(shard.path.c_str(), &status) != 0) return false;
+    if (status.st_size != file_bytes(shard)) return true;
+    if (modified_ns(status) == shard.modified_ns && status.st_ino == shard.inode) return false;
+    try {
+        if (sampled_hash(shard, shard.places) != shard.hash) return true;
+    } catch (const Error&) {
+        return false;
+    }
+    shard.modified_ns = modified_ns(status);  // the next call need not read the file again
+    shard.inode = status.st_ino;
+    return false;
 }
 
 uint64_t sampled_hash(const Shard& shard, int places) {

@@ -161,9 +161,9 @@ void end_trace(Run& run) {
 void warn_of_changed_data(Run& run) {
     if (!run.first_rank() || run.warned_of_data) return;
     std::vector<std::string> changed;
-    for (const DataLoader* loader : {run.loader.get(), run.val_loader.get()})
+    for (DataLoader* loader : {run.loader.get(), run.val_loader.get()})
         if (loader)
-            for (const Shard& shard : loader->corpus.shards)
+            for (Shard& shard : loader->corpus.shards)
                 if (has_changed(shard)) changed.push_back(shard.path);
     if (changed.empty()) return;
     run.warned_of_data = true;

@@ -560,13 +560,26 @@ check "a directory named latest: older checkpoints are deleted" test ! -e "$scra
 cp -r "$scratch/data" "$scratch/replaced"
 replaces_shard() {
     wait_for "$scratch/replaced_run/log.jsonl" '"kind":"step"' || return 1
-    cp "$scratch/replaced/train_000001.bin" "$scratch/replaced/new" && mv "$scratch/replaced/new" "$scratch/replaced/train_000001.bin"
+    cp "$scratch/replaced/train_000001.bin" "$scratch/replaced/new" && overwrite "$scratch/replaced/new" 1024 '\x01\x00\x02\x00'
+    mv "$scratch/replaced/new" "$scratch/replaced/train_000001.bin"
 }
 replaces_shard &
 check "a shard that is replaced: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" "$program" --train-data "$scratch/replaced/train_*.bin" "${tiny[@]}" \
     --output "$scratch/replaced_run" --steps 1000 --checkpoint-every 500
 wait $!
 check "a shard that is replaced: one warning names it" test "$(grep -c "^warning: $scratch/replaced/train_000001.bin: was changed or replaced" "$scratch/err")" = 1
+# A shard that is touched, and one that is replaced by an equal copy, are the same data.
+cp -r "$scratch/data" "$scratch/equal"
+touches_shard() {
+    wait_for "$scratch/equal_run/log.jsonl" '"kind":"step"' || return 1
+    touch "$scratch"/equal/val_*.bin
+    cp "$scratch/equal/train_000001.bin" "$scratch/equal/new" && mv "$scratch/equal/new" "$scratch/equal/train_000001.bin"
+}
+touches_shard &
+check "shards that are touched or copied: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" "$program" --train-data "$scratch/equal/train_*.bin" \
+    --val-data "$scratch/equal/val_*.bin" "${tiny[@]}" --output "$scratch/equal_run" --steps 1000 --checkpoint-every 500
+wait $!
+check "shards that are touched or copied: no warning" test ! -s "$scratch/err"
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
 refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \

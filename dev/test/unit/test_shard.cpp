@@ -2,6 +2,7 @@
 // file names.
 #include "data/shard.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -253,14 +254,41 @@ TEST_CASE("a shard that is replaced by another one of the same size has changed"
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     write_shard(path, counting(1000), 1000);
-    const Shard shard = open_shard(path);
+    Shard shard = open_shard(path);
     CHECK(!has_changed(shard));
     write_shard(dir / "b.bin", std::vector<int>(1000, 7), 1000);
     rename_path(dir / "b.bin", path);
     CHECK(has_changed(shard));
-    CHECK(!has_changed(open_shard(path)));
+    Shard again = open_shard(path);
+    CHECK(!has_changed(again));
     remove_tree(path);
     CHECK(!has_changed(shard));
+}
+
+TEST_CASE("a shard that is touched, or replaced by an equal copy, has not changed") {
+    const TemporaryDirectory dir;
+    const std::string path = dir / "a.bin";
+    for (const int tokens : {1000, 1 << 20}) {  // hashed whole, and in pieces
+        CAPTURE(tokens);
+        const std::vector<int> content(size_t(tokens), 5);
+        write_shard(path, content, 1000);
+        Shard shard = open_shard(path);
+        const timespec times[2] = {{1, 2}, {3, 4}};
+        REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+        CHECK(!has_changed(shard));
+        CHECK(shard.modified_ns == 3'000'000'004);
+        write_shard(dir / "b.bin", content, 1000);
+        rename_path(dir / "b.bin", path);
+        CHECK(!has_changed(shard));
+        write_bytes(path, read_bytes(path));  // written again in place
+        CHECK(!has_changed(shard));
+        std::string bytes = read_bytes(path);
+        bytes.back() ^= 1;
+        write_bytes(path, bytes);
+        REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+        CHECK(has_changed(shard));
+        CHECK(has_changed(shard));
+    }
 }
 
 TEST_CASE("a pattern in a directory that may not be read is refused for that reason") {
