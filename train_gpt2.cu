@@ -49,12 +49,13 @@ static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
 static bool vote_to_leave(Run& run) { return run.stop |= run.comm.any_rank(stop_requested() || run.failure); }
 
 // Returns the next micro-batch. If this rank cannot read its data, it sets run.failure and returns no batch; the rank
-// continues with empty micro-steps until all ranks have learned of the failure.
+// continues with empty micro-steps until all ranks have learned of the failure. If the run was asked to stop while the
+// loader waited for a missing file, the run ends as a stopped one.
 static Batch next_batch(Run& run) {
     try {
         if (!run.failure) return run.loader->next();
     } catch (const Error& error) {
-        run.failure = error;
+        run.failure = stop_requested() ? Error(EXIT_PREEMPTED, error.what()) : error;
     }
     return {};
 }

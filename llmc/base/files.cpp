@@ -17,8 +17,9 @@
 namespace fs = std::filesystem;
 
 void fail_errno(int exit_code, const std::string& path, const std::string& what) {
-    const std::string reason = std::generic_category().message(errno);
-    fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
+    const int number = errno;
+    const std::string reason = std::generic_category().message(number);
+    throw SystemError(exit_code, format("%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str()), number);
 }
 
 // Whether the user caused the error, by a wrong name or a file that this user may not open. Other errors are faults of

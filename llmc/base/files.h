@@ -80,7 +80,12 @@ bool is_file_name(const std::string& name);             // a bare name: no path,
 std::string parent_directory(const std::string& path);  // "." for a bare name
 std::string current_directory();                        // "" if the directory was removed
 
-// Throws Error: "PATH: cannot WHAT: REASON", from errno.
+// An error of the operating system, with its errno.
+struct SystemError : Error {
+    int number;
+    SystemError(int exit_code, const std::string& what, int number) : Error(exit_code, what), number(number) {}
+};
+// Throws SystemError: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);
 // Text from a file, made safe for a message: cut at 100 bytes, control characters shown as \x1b.
 std::string printable(const std::string& text);

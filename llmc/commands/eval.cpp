@@ -50,6 +50,10 @@ static int eval_loss(const Options& o) {
     load_model(model, source);
     Comm single_rank;
     ProgressLine progress;
+    loader.config.note = [&](const std::string& line) {
+        progress.clear();
+        print_message("note: " + line);
+    };
     const auto show = [&](int64_t done, int64_t of, bool failed) {
         if (!failed) progress.show(done, of);
         return !failed;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -54,6 +55,11 @@ struct DataLoaderConfig {
     bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
     int64_t max_batches = 0;  // limit of a pass in order, over all ranks; 0: every window, with a padded last batch
     Trace* trace = nullptr;
+    // A file that is missing, or that cannot be read, may come back: it is on a network file system, or is being
+    // replaced. The loader tries again for this time, unless stop_requested returns true. next() prints a note.
+    double retry_seconds = 10.0;
+    std::function<void(const std::string& line)> note = {};
+    std::function<bool()> stop_requested = {};
 };
 
 // Training: step s takes windows_per_step positions of the run from s * windows_per_step on. Rank r takes the r-th
@@ -66,7 +72,7 @@ struct DataLoader {
     DataLoader(const DataLoader&) = delete;
 
     // The next micro-batch of this rank, valid until the next call. Throws the error of the reading thread: a file
-    // became shorter, or a token is outside of the vocabulary.
+    // became shorter or remained missing, or a token is outside of the vocabulary.
     Batch next();
     // Continues at this position: the position of an earlier loader of any batch size, or 0 for the start.
     void seek(int64_t position);
@@ -87,17 +93,21 @@ struct DataLoader {
     Slot slots[2];
     DeviceBuffer<int> device;  // (2, B, T)
     std::thread thread;
-    std::mutex mutex;  // guards filled, used, stopping and error
+    std::mutex mutex;  // guards filled, used, stopping, error and trouble
     std::condition_variable changed;
     int64_t filled = 0;  // batches read since seek()
     int64_t used = 0;    // batches whose slots may be overwritten
     bool stopping = false;
     std::exception_ptr error;
+    std::string trouble;  // a note of the reading thread that next() prints
 
     void start();
     void stop();
     void read_ahead();
     int64_t read_batch(int64_t batch, int* tokens, int* targets) const;
+    int64_t read_batch_or_retry(int64_t batch, int* tokens, int* targets);
+    bool pause(double seconds);
+    void print_trouble();
     int64_t taken = 0;   // batches that next() returned since seek()
     int64_t origin = 0;  // position at seek()
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/common.h"
+#include "base/host.h"
+#include "base/terminal.h"
 #include "base/trace.h"
 #include "parallel/trace_file.h"
 #include "train/report.h"
@@ -13,6 +15,14 @@ int device_of(const Options& o, const Launch& launch) {
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
+// A note of this rank alone. The log prints only on the first rank.
+static void note_on_rank(Run& run, const std::string& line) {
+    if (run.first_rank())
+        run.log->note(line);
+    else if (!run.options.quiet)
+        print_message(format("note: rank %d on %s: %s", run.comm.rank, host_name().c_str(), line.c_str()));
+}
+
 static void open_data(Run& run) {
     const Options& o = run.options;
     const int world_size = run.comm.world_size, T = run.batch.T, V = run.source.config.V;
@@ -21,6 +31,8 @@ static void open_data(Run& run) {
     data.world_size = world_size;
     data.stream = run.stream.stream;
     data.trace = run.comm.trace.get();
+    data.note = [&run](const std::string& line) { note_on_rank(run, line); };
+    data.stop_requested = stop_requested;
     run.loader = std::make_unique<DataLoader>(data);
     if (o.val_data.empty() || o.val_every == 0) return;
     DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};
@@ -28,6 +40,8 @@ static void open_data(Run& run) {
     val.world_size = world_size;
     val.stream = run.stream.stream;
     val.in_order = true;
+    val.note = data.note;
+    val.stop_requested = stop_requested;
     val.max_batches = o.val_batches;
     run.val_loader = std::make_unique<DataLoader>(val);
 }

@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "base/common.h"
+#include "support/refusal.h"
 #include "support/temporary.h"
 #include "support/test.h"
 
@@ -396,6 +399,74 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
     write_corpus(dir, {1000});
     loader.seek(loader.position);
     for (int call = 0; call < 5; call++) loader.next();
+}
+
+// Takes a shard away while a loader reads it. Times are in seconds.
+struct Outage {
+    TemporaryDirectory dir;
+    DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 2, 2);
+    std::string file = dir / "train_000001.bin", away = dir / "away";
+    std::vector<std::string> notes;
+    double seconds = 0.0;
+
+    Outage() {
+        config.note = [this](const std::string& line) { notes.push_back(line); };
+    }
+
+    // The error of ten batches, of which at most two are in memory. The file is back after `back` (0: never).
+    std::string read(double back) {
+        DataLoader loader(config);
+        loader.next();
+        std::filesystem::rename(file, away);
+        std::thread restore([&] {
+            if (back == 0.0) return;
+            std::this_thread::sleep_for(std::chrono::duration<double>(back));
+            std::filesystem::rename(away, file);
+        });
+        const double start = seconds_now();
+        const std::string error = refusal([&] {
+            for (int call = 0; call < 10; call++) loader.next();
+        });
+        seconds = seconds_now() - start;
+        restore.join();
+        return error;
+    }
+};
+
+TEST_CASE("a shard that is missing for a moment is read when it is back, with one note") {
+    Outage outage;
+    CHECK(outage.read(0.5) == "");
+    CHECK(outage.notes == std::vector<std::string>{outage.file + ": cannot open: No such file or directory; trying "
+                                                                 "again for 10 s"});
+}
+
+TEST_CASE("a shard that remains missing is an error after the time to retry") {
+    Outage outage;
+    outage.config.retry_seconds = 0.5;
+    CHECK(outage.read(0.0) == "66 " + outage.file + ": cannot open: No such file or directory");
+    CHECK(outage.notes.size() == 1);
+    CHECK(outage.seconds > 0.4);
+}
+
+TEST_CASE("a request to stop ends the wait for a missing shard within a second, and so does the destructor") {
+    Outage outage;
+    const double begin = seconds_now();
+    outage.config.stop_requested = [&] { return seconds_now() - begin > 0.3; };
+    CHECK(outage.read(0.0).starts_with("66 "));
+    CHECK(outage.seconds < 1.3);
+    std::filesystem::rename(outage.away, outage.file);
+
+    outage.config.stop_requested = {};
+    double start;
+    {
+        DataLoader loader(outage.config);
+        loader.next();
+        std::filesystem::rename(outage.file, outage.away);
+        loader.next();  // lets the thread read another batch
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        start = seconds_now();
+    }
+    CHECK(seconds_now() - start < 1.0);
 }
 
 TEST_CASE("a token outside of the vocabulary is refused before it is used") {
