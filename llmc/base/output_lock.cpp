@@ -9,6 +9,7 @@
 #include <climits>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <string_view>
 
 #include "base/files.h"
@@ -107,9 +108,29 @@ static void check_length(const std::string& output) {
              output.substr(0, 100).c_str(), output.size(), PATH_MAX - 1 - longest);
 }
 
+static const char* kind_of_file(mode_t mode) {
+    return S_ISREG(mode) ? "a file" : S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
+// Refuses an output if it, or the nearest parent that exists, is not a directory.
+static void check_kind(const std::string& output) {
+    std::string path = output;
+    struct stat status;
+    while (lstat(path.c_str(), &status) != 0 && path != parent_directory(path)) path = parent_directory(path);
+    const std::string where = "--output " + output + (path == output ? "" : ": " + path);
+    const bool followed = stat(path.c_str(), &status) == 0;
+    if (!followed && errno == ENOENT && path_exists(path))
+        fail(EXIT_CANNOT_CREATE, "%s is a link to %s, which does not exist; make that directory, or give another name",
+             where.c_str(), std::filesystem::read_symlink(path).c_str());
+    if (followed && !S_ISDIR(status.st_mode))
+        fail(EXIT_CANNOT_CREATE, "%s is %s, not a directory; give another name", where.c_str(),
+             kind_of_file(status.st_mode));
+}
+
 OutputLock::OutputLock(const std::string& output, LockCall lock, double beat_seconds) : path(output + "/run.lock") {
     const double dead_after = LOCK_BEATS * beat_seconds;
     check_length(output);
+    check_kind(output);
     made.make(output);
     for (;;) {
         const OpenedFile file = open_or_create(path);

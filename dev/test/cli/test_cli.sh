@@ -276,6 +276,17 @@ mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln 
 warned "links to a folder or to nothing are named" \
     "2 links to a folder or to nothing passed over: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
     "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
+mkfifo "$scratch/a_pipe" && ln -s none "$scratch/dangling"
+for output in "data.txt is a file" "a_pipe is a pipe"; do
+    refused "an output: $output" 73 "--output $scratch/$output, not a directory; give another name" \
+        "${train[@]}" --output "$scratch/${output%% *}" --checkpoint-every 1
+done
+refused "an output below a file" 73 "--output $scratch/data.txt/a/b: $scratch/data.txt is a file, not a directory; give another name" \
+    "${train[@]}" --output "$scratch/data.txt/a/b" --checkpoint-every 1
+refused "an output that is a link to nothing" 73 "--output $scratch/dangling is a link to none, which does not exist; make that directory, or" \
+    "${train[@]}" --output "$scratch/dangling" --checkpoint-every 1
+refused "an output of tokenize that is a file" 73 "--output $scratch/data.txt is a file, not a directory; give another name" \
+    "$program" tokenize "$scratch/data.txt" --output "$scratch/data.txt" --train-bpe 300
 ln -s loop "$scratch/loop"
 refused "an output that is a loop of links" 73 "$scratch/loop: cannot follow this link: Too many levels of symbolic links" \
     "${train[@]}" --output "$scratch/loop" --checkpoint-every 1

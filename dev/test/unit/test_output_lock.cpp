@@ -146,6 +146,28 @@ TEST_CASE("an output that cannot be created or locked is EXIT_CANNOT_CREATE, and
     CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
 }
 
+TEST_CASE("an output that is a file, or below one, is refused and told apart from a directory") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "file", "x");
+    REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+    REQUIRE(symlink("nowhere", (dir / "dangling").c_str()) == 0);
+    REQUIRE(symlink("file", (dir / "link").c_str()) == 0);
+    const auto refused = [&](const std::string& name, const std::string& what) {
+        CHECK(refusal([&] { OutputLock(dir / name); }) == "73 --output " + (dir / name) + what);
+    };
+    const std::string other = "; give another name", no_link =
+                                                         " is a link to nowhere, which does not exist; make that "
+                                                         "directory, or give another name";
+    refused("file", " is a file, not a directory" + other);
+    refused("link", " is a file, not a directory" + other);
+    refused("pipe", " is a pipe, not a directory" + other);
+    refused("file/", ": " + (dir / "file") + " is a file, not a directory" + other);
+    refused("file/a/b", ": " + (dir / "file") + " is a file, not a directory" + other);
+    refused("dangling", no_link);
+    refused("dangling/a", ": " + (dir / "dangling") + no_link);
+    CHECK(list_directory(dir.path) == std::vector<std::string>{"dangling", "file", "link", "pipe"});
+}
+
 TEST_CASE("an output whose name is too long for the files of a checkpoint is refused") {
     const TemporaryDirectory dir;
     const std::string file = "/step_2147483647.10.tmp/generation_config.json";

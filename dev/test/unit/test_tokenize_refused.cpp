@@ -157,7 +157,7 @@ TEST_CASE("an output that exists is refused, unless --replace is given") {
     TokenizeRun run;
     run.file("a.txt", "a");
     run.options.output = run.folder / "in/a.txt/out";
-    check_refused(run, EXIT_CANNOT_CREATE, "cannot create the directory");
+    check_refused(run, EXIT_CANNOT_CREATE, "in/a.txt is a file, not a directory; give another name");
     run.options.output = run.folder / "out";
     tokenize(run.options);
     const std::string before = read_bytes(run.out("train_000001.bin"));
