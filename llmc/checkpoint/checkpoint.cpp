@@ -496,6 +496,17 @@ FoundCheckpoint find_model(const std::string& path) {
     return found;
 }
 
+// A step takes one window or more, and a window has one token or more. Nothing stricter holds for every checkpoint: a
+// resume may change the batch, and version 0.1.0 let it change the sequence length.
+static void check_counts(const std::string& path, const TrainerState& state) {
+    const bool possible = state.step == 0 ? state.position == 0 && state.tokens == 0
+                                          : state.step <= state.position && state.position <= state.tokens;
+    if (!possible)
+        bad_state(path, format("step %lld, position %lld and tokens %lld contradict each other",
+                               static_cast<long long>(state.step), static_cast<long long>(state.position),
+                               static_cast<long long>(state.tokens)));
+}
+
 TrainerState read_trainer_state(const std::string& dir) {
     const json state = read_state_json(dir);
     const auto count = [&](const char* name, int64_t max) {
@@ -510,6 +521,7 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts steps from 1 in an int
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
+        check_counts(dir + "/trainer.json", out);
         out.seed = state.at("seed").get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object

@@ -82,8 +82,6 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
         return refusal([&] { read_trainer_state(ckpt); });
     };
     for (const char* name : {"step", "position", "tokens"}) {
-        CHECK(said(name, 0) == "");
-        CHECK(said(name, INT32_MAX - 1) == "");
         for (const nlohmann::json& bad :
              {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
               nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
@@ -91,6 +89,22 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
                                          ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
+
+    // Step 1 has position 20 and 2^40 tokens. A step takes at least one window, and a window at least one token.
+    const auto contradicts = [&](const char* name, int64_t value) {
+        return said(name, value).ends_with(" contradict each other; the checkpoint is damaged");
+    };
+    CHECK(said("step", 21) == "65 " + path +
+                                  ": step 21, position 20 and tokens 1099511627776 contradict each other; the "
+                                  "checkpoint is damaged");
+    CHECK(said("step", 20) == "");
+    CHECK(contradicts("step", 0));
+    CHECK(contradicts("position", 0));
+    CHECK(said("position", 1) == "");
+    CHECK(said("position", int64_t(1) << 40) == "");
+    CHECK(contradicts("position", (int64_t(1) << 40) + 1));
+    CHECK(contradicts("tokens", 19));
+    CHECK(said("tokens", 20) == "");
     for (const nlohmann::json& bad : {nlohmann::json::array(), nlohmann::json("--lr 1"), nlohmann::json(nullptr)})
         CHECK(said("options", bad) ==
               "65 " + path + ": a value is missing or of the wrong type; the checkpoint is damaged");
