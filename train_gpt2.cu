@@ -164,13 +164,15 @@ static void train_loop(Trainer<floatX>& t) {
     wait_for_device();  // other ranks may still read this rank's memory, which is freed next
 }
 
+static bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
+
 static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                      const std::string& command_line) {
     const std::unique_ptr<Run> run = start_run(options, launch, comm, dtype, command_line);
     with_dtype(dtype, [&]<class floatX>(floatX) {
         Trainer<floatX> trainer(*run);
         const Options& o = run->options;
-        if (o.checkpoint_every > 0 && !o.output.empty()) stop_on_signals(run->first_rank());
+        if (saves_checkpoints(o)) stop_on_signals(run->first_rank());
         if (run->state.step >= o.steps)
             run->log->note(
                 format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
@@ -206,6 +208,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
     launch = launch_of(options);
+    if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_one_process(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
     if (options.print_launch) return print_launch(launch);

@@ -37,17 +37,28 @@ static void on_signal(int number) {
     errno = saved_errno;
 }
 
-void stop_on_signals(bool announce) {
+static void on_early_signal(int number) {
+    if (requested.exchange(true)) return;  // another thread handles the first of two signals, and ends the process
+    if (prints_lines) write_in_handler("\nended by a signal before the first step: nothing is lost\n");
+    signal(number, SIG_DFL);
+    raise(number);  // delivered when this function returns
+}
+
+static void handle_signals(void (*handler)(int), bool announce) {
     prints_lines = announce;
     stderr_is_terminal = isatty(2);
     struct sigaction action = {}, before = {};
-    action.sa_handler = on_signal;
+    action.sa_handler = handler;
     action.sa_flags = SA_RESTART;
     for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
         sigaction(number, nullptr, &before);
         if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
     }
 }
+
+void end_on_signals(bool announce) { handle_signals(on_early_signal, announce); }
+
+void stop_on_signals(bool announce) { handle_signals(on_signal, announce); }
 
 void stop_quietly() { prints_lines = false; }
 

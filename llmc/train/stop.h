@@ -6,6 +6,9 @@
 // ignored: nohup ignores SIGHUP, and a shell script ignores SIGINT in commands that it starts with &.
 #pragma once
 
+// Until stop_on_signals is called, a signal ends the process, which has nothing to save yet. announce: print a line
+// about this on stderr; set it on one rank only.
+void end_on_signals(bool announce);
 // Handles the signals from now on. announce: print a line on stderr when the run stops; set it on one rank only.
 void stop_on_signals(bool announce);
 // Prints nothing about later signals: mpirun sends SIGTERM if another rank fails, when this rank has already saved.

@@ -98,15 +98,32 @@ if [ "$slower" != 1 ]; then
     skip "SIGTERM in the first step, a second signal" "an emulated CPU: its emulator catches the signals first"
 else
     # Before the first step is complete there is nothing to save, and no message promises a checkpoint.
-    "${slow[@]}" --quiet=0 --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
+    "${slow[@]}" --quiet=0 --val-data "$scratch/more/val_*.bin" --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
     pid=$!
-    catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
-    for _ in $(seq $((1000 * slower))); do if catches_term; then break; fi; sleep 0.01; done
+    wait_for "$scratch/first/log.jsonl" '"kind":"val"'  # the validation before the first step
     kill -TERM $pid
     wait $pid
     check "SIGTERM in the first step: exit code 75" test $? = 75
     check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is abandoned after this micro-step, to save the steps before it; .*" "$scratch/said"
     check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
+    # A signal before the first step: there is nothing to save, and a line says that nothing is lost.
+    large=("${slow[@]}" --layers 4 --channels 512 --global-batch 64 --checkpoint-every 1 --keep 1)
+    catches_term() { local mask && mask=$(sed -n 's/^SigCgt:\t//p' "/proc/$pid/status") && ((0x$mask & 1 << 14)); }
+    check "a larger model" "${large[@]}" --output "$scratch/early" --stop-after 1
+    before=$(sha256sum "$scratch"/early/step_000001/*)
+    for signal in TERM INT; do
+        "${interruptible[@]}" "${large[@]}" --output "$scratch/early" --resume >"$scratch/out" 2>"$scratch/said" &
+        pid=$!
+        for _ in $(seq 1000); do if catches_term; then break; fi; done
+        kill -$signal $pid
+        wait $pid 2>/dev/null
+        check "SIG$signal before the first step: its exit code" test $? = $((128 + $(kill -l $signal)))
+        check "SIG$signal before the first step: a line" grep -qx "ended by a signal before the first step: nothing is lost" "$scratch/said"
+        check "SIG$signal before the first step: the checkpoint is unchanged" test "$(sha256sum "$scratch"/early/step_000001/*)" = "$before"
+    done
+    check "signals before the first step: resumed" "${large[@]}" --output "$scratch/early" --resume
+    check "signals before the first step: the run in one part" "${large[@]}" --output "$scratch/late"
+    check "signals before the first step: the log and weights of an uninterrupted run" same_run "$scratch/late" "$scratch/early" 3
     begin "$scratch/twice"
     kill -STOP $pid
     kill -TERM $pid

@@ -14,9 +14,9 @@
 #include "support/temporary.h"
 
 // Runs until a signal asks it to stop, then ends with status 0 after a pause in which a second signal arrives.
-[[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready) {
+[[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready, void (*handle)(bool)) {
     dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-    stop_on_signals(true);
+    handle(true);
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; i++)
         threads.emplace_back([] {
@@ -31,11 +31,12 @@
 }
 
 // The wait status of such a process after these signals, which find it stopped and thus arrive together.
-static int status_after(std::initializer_list<int> signals, const std::string& said) {
+static int status_after(std::initializer_list<int> signals, const std::string& said,
+                        void (*handle)(bool) = stop_on_signals) {
     const TemporaryDirectory dir;
     const std::string ready = dir / "ready";
     const pid_t child = fork();
-    if (child == 0) stoppable_process(said, ready);
+    if (child == 0) stoppable_process(said, ready, handle);
     for (int i = 0; i < 10'000 && access(ready.c_str(), F_OK) != 0; i++) usleep(1000);
     int status = 0;
     kill(child, SIGSTOP);
@@ -54,6 +55,23 @@ TEST_CASE("two signals that two threads take at the same time end the run") {
         REQUIRE(WIFSIGNALED(status));
         REQUIRE((WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT));
         REQUIRE(read_bytes(dir / "said").find("ended by a second signal") != std::string::npos);
+    }
+}
+
+TEST_CASE("a signal before the first step ends the process by that signal, with a line") {
+    const TemporaryDirectory dir;
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
+        CAPTURE(number);
+        const int status = status_after({number}, dir / "said", end_on_signals);
+        REQUIRE(WIFSIGNALED(status));
+        CHECK(WTERMSIG(status) == number);
+        CHECK(read_bytes(dir / "said") == "ended by a signal before the first step: nothing is lost\n");
+    }
+    for (int i = 0; i < 150; i++) {  // two threads take two signals at the same time
+        CAPTURE(i);
+        const int status = status_after({SIGTERM, SIGINT}, dir / "said", end_on_signals);
+        REQUIRE(WIFSIGNALED(status));
+        REQUIRE(read_bytes(dir / "said") == "ended by a signal before the first step: nothing is lost\n");
     }
 }
 
