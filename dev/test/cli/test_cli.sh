@@ -386,8 +386,43 @@ except OSError:  # the program has closed the terminal
     os.waitpid(child, 0)
 print(shown.decode().replace("\r\n", "\n"))
 PY
+python3 - "$scratch/long.bin" <<'PY'
+import struct, sys
+tokens = 1 << 23
+open(sys.argv[1], "wb").write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(2 * tokens))
+PY
 check "an error of eval begins a line of its own, below the progress" bash -c \
     'grep -q "[0-9]/524287 batches$" "$1" && grep -q "^error: .* became shorter while it was in use" "$1"' own_line "$scratch/both"
+# A signal ends eval at once, by that signal.
+for signal in INT TERM; do
+    "${interruptible[@]}" "$program" eval --init "$run" --val-data "$scratch/long.bin" --micro-batch 1 --seq-len 16 >"$scratch/out" 2>"$scratch/err" &
+    pid=$!
+    wait_for "$scratch/err" batches
+    start=${EPOCHREALTIME/./}
+    kill -$signal $pid
+    wait $pid 2>/dev/null
+    check "SIG$signal in eval: its exit code" test $? = $((128 + $(kill -l $signal)))
+    check "SIG$signal in eval: within a second" test $((${EPOCHREALTIME/./} - start)) -lt $((1000000 * slower))
+    check "SIG$signal in eval: no half-written result" test ! -s "$scratch/out"
+done
+# generate escapes control characters on a terminal, and only there.
+odd_prompt=$'a\tking\n\e[2Jof\a'
+text=$("$program" generate --init "$run" --prompt "$odd_prompt" --max-tokens 2)
+check "generate into a pipe writes the bytes of a prompt" test "${text:0:${#odd_prompt}}" = "$odd_prompt"
+check "generate on a terminal escapes control characters, but not tab and newline" python3 - "$program" generate --init "$run" \
+    --prompt "$odd_prompt" --max-tokens 2 <<'PY'
+import os, pty, sys
+child, terminal = pty.fork()
+if child == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+shown = b""
+try:
+    while chunk := os.read(terminal, 4096):
+        shown += chunk
+except OSError:  # the program has closed the terminal
+    os.waitpid(child, 0)
+assert b"\x1b" not in shown and b"\a" not in shown and b"a\tking\r\n" in shown and b"[2Jof" in shown, shown
+PY
 copy_run && sed 's/"tokens": [0-9]*/"tokens": 1/' "$run/step_000030/trainer.json" >"$scratch/copy/trainer.json"
 unverified="the weights are not verified: $scratch/copy/trainer.json: its checksum does not match; the checkpoint is damaged"
 warned "generate warns of weights that it cannot verify" "$unverified" "$program" generate --init "$scratch/copy" --max-tokens 3
