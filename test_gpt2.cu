@@ -171,7 +171,7 @@ struct Trained {
         return to_host(model.acts.loss, 1)[0];
     }
 
-    std::vector<float> all_gradients() { return to_host(model.grads.data, model.layout.total); }
+    std::vector<float> all_gradients() { return to_host(model.grads.memory.data, model.layout.total); }
 
     std::vector<float> logits(int row) {
         const std::vector<floatX> x = to_host(model.row_logits(row), model.config.V);

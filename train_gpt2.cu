@@ -32,16 +32,22 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v,
         model.forward(batch.tokens, batch.B, batch.T, [&](int bucket) { t.optimizer.wait_weights(bucket); });
     }
     const Span span(trace, Track::training, model.stream, {.name = "backward"});
-    model.backward(batch.tokens, batch.targets, batch.B, batch.T, index, scale, [&](int bucket) {
-        if (last) t.optimizer.gradients.reduce_bucket(bucket, v);
-    });
+    GradientSum& gradients = t.optimizer.gradients;
+    const auto complete = [&](int bucket) {
+        if (last) gradients.reduce_bucket(bucket, v);
+    };
+    model.backward(batch.tokens, batch.targets, batch.B, batch.T, index, scale, complete,
+                   [&](int bucket) { gradients.begin_bucket(bucket); });
 }
 
 // Replaces micro_step on a rank that cannot read its data: takes part in the reductions of the last micro-step, so that
 // the other ranks can finish the step.
 template <class floatX>
 static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
-    for (int b = t.model.config.L; b >= 0 && last; b--) t.optimizer.gradients.reduce_bucket(b, v);
+    for (int b = t.model.config.L; b >= 0 && last; b--) {
+        t.optimizer.gradients.begin_bucket(b);
+        t.optimizer.gradients.reduce_bucket(b, v);
+    }
 }
 
 // Votes with all ranks between two micro-steps. Returns whether all ranks leave the step here. With several ranks the
@@ -70,27 +76,29 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
     Trace* trace = run.comm.trace.get();
     const bool graphs = device_has_graphs() && run.options.cuda_graph == "on";
     const int virtual_ranks = gradients.own_virtual_ranks(), micro_steps = run.batch.grad_accum_steps / virtual_ranks;
-    for (int v = 0; v < virtual_ranks; v++) {
-        model.zero_gradients();
-        for (int i = 0; i < micro_steps; i++) {
-            const int number = v * micro_steps + i;
-            const Span span(trace, Track::training, model.stream, {"micro-step", number, step});
-            const bool last = i + 1 == micro_steps;
-            const Batch batch = next_batch(run);
-            // The batch comes first, so that the vote includes a failure to read it. Several ranks hold no vote before
-            // the first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
-            if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
-            if (run.failure) {
-                empty_micro_step(t, v, last);
-                continue;
-            }
-            run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
-            // A graph replays the same calls on the same memory. Communication is never part of a graph.
-            const bool as_graph = graphs && !t.optimizer.weights_pending() && !(last && gradients.needs_reduction());
+    // ZeRO-2 sums over all virtual ranks in every micro-step, so this rank's virtual ranks take turns.
+    const bool in_turns = model.shard_gradients;
+    gradients.begin_step();
+    for (int number = 0; number < run.batch.grad_accum_steps; number++) {
+        const int v = in_turns ? number % virtual_ranks : number / micro_steps, i = in_turns ? 0 : number % micro_steps;
+        const bool last = in_turns || i + 1 == micro_steps;
+        const Span span(trace, Track::training, model.stream, {"micro-step", number, step});
+        if (i == 0) model.zero_gradients();
+        const Batch batch = next_batch(run);
+        // The batch comes first, so that the vote includes a failure to read it. Several ranks hold no vote before the
+        // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
+        if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
+        run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
+        // A graph replays the same calls on the same memory. Communication is never part of a graph, nor is ZeRO-2,
+        // which communicates in every micro-step.
+        const bool as_graph =
+            graphs && !in_turns && !t.optimizer.weights_pending() && !(last && gradients.needs_reduction());
+        if (run.failure)
+            empty_micro_step(t, v, last);
+        else
             t.graphs[i > 0].call_or_replay(as_graph, model.stream,
                                            [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
-        }
-        gradients.virtual_rank_done(v);
+        if (last) gradients.virtual_rank_done(v);
     }
     return true;
 }

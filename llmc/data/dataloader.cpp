@@ -83,6 +83,8 @@ DataLoader::DataLoader(const DataLoaderConfig& config_)
     INVARIANT(step > 0 && step % per_call == 0,
               "%s windows per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
               with_commas(per_call).c_str(), config.B, config.world_size);
+    INVARIANT(config.parts > 0 && step / per_call % config.parts == 0, "%lld micro-batches per rank in %d parts",
+              static_cast<long long>(step / per_call), config.parts);
     if (config.in_order) {
         if (corpus.num_windows == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
@@ -140,8 +142,9 @@ void DataLoader::seek(int64_t to) {
 int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     const int B = config.B, T = config.T;
     const int64_t share = config.windows_per_step / config.world_size, micro_batches = share / B;
-    const int64_t step = batch / micro_batches, micro_step = batch % micro_batches;
-    const int64_t first = origin + step * config.windows_per_step + config.rank * share + micro_step * B;
+    const int64_t step = batch / micro_batches, turn = batch % micro_batches;
+    const int64_t micro_batch = turn % config.parts * (micro_batches / config.parts) + turn / config.parts;
+    const int64_t first = origin + step * config.windows_per_step + config.rank * share + micro_batch * B;
     const int64_t pass_positions = num_batches * config.windows_per_step;
     std::vector<int> window_tokens(T + 1);
     int64_t valid = 0;

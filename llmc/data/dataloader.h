@@ -51,6 +51,8 @@ struct DataLoaderConfig {
     uint64_t seed = 0;
     int64_t windows_per_step = 0;  // over all ranks, a multiple of B * world_size; 0: B * world_size
     int rank = 0, world_size = 1;
+    // The rank's share of a step is cut into this many equal parts, from which micro-batches are taken in turns.
+    int parts = 1;
     Stream stream = nullptr;  // the stream on which copies to the device are queued
     bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
     int64_t max_batches = 0;  // limit of a pass in order, over all ranks; 0: every window, with a padded last batch

@@ -109,6 +109,13 @@ int64_t packed_offset(const ParamLayout& layout, Param p, int l, bool fp8) {
     return offset;
 }
 
+// Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias gradient
+// of the layer below is computed with those of a layer.
+int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
+    if (purpose != Purpose::train) return 0;
+    return options.shard_gradients ? std::min(2, config.L) : config.L;
+}
+
 // Bytes of the rounded operands of a layer's largest matmul.
 int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8) {
     if (!fp8) return 0;
@@ -138,9 +145,11 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       purpose(purpose),
       recompute(options.recompute),
       fp8(options.fp8),
+      shard_gradients(options.shard_gradients),
       B(B),
       T(T),
-      logit_rows(choose_logit_rows(B, T, options.logit_chunks)) {
+      logit_rows(choose_logit_rows(B, T, options.logit_chunks)),
+      grads(layout, gradient_slots(config, purpose, options), "gradients") {
     ENSURE(B >= 1 && T >= 1 && T <= config.max_T,
            "a micro-batch of %d x %d tokens does not fit: the model has %d positions", B, T, config.max_T);
     INVARIANT(!fp8 || sizeof(floatX) == 2, "FP8 matmuls in a model whose activations are %s",
@@ -148,7 +157,6 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     weights = DeviceBuffer<floatX>(layout.total, "weights");
     packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, fp8), "packed weights");
     fp8_operands = DeviceBuffer<std::byte>(fp8_operand_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
-    if (purpose == Purpose::train) grads = DeviceBuffer<float>(layout.total, "gradients");
     const int64_t N = int64_t(B) * T, logits = int64_t(logit_rows) * config.Vp();
     Arena count{nullptr};
     place_activations<floatX>(count, config, purpose, options, N);
@@ -166,11 +174,12 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
     const ParamLayout layout(config, options.virtual_ranks);
     Arena activations{nullptr};
     place_activations<floatX>(activations, config, purpose, options, int64_t(B) * T);
-    const int64_t floats = layout.total * int64_t(sizeof(float)), element = sizeof(floatX);
+    const int64_t element = sizeof(floatX);
+    const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
     return {{"weights", layout.total * element},
             {"packed weights", packed_total_bytes<floatX>(layout, options.fp8)},
             {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
-            {"gradients", purpose == Purpose::train ? floats : 0},
+            {"gradients", gradients * int64_t(sizeof(float))},
             {"activations", activations.used},
             {"logits", int64_t(choose_logit_rows(B, T, options.logit_chunks)) * config.Vp() * element},
             {"scratch", ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp())}};
@@ -398,13 +407,18 @@ void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
 // Zeroes the gradients that kernels never overwrite and always add to: biases and LayerNorm parameters, which are at
 // the end of each bucket, and wpe.
 template <class floatX>
+void GPT2<floatX>::zero_bucket(int b) {
+    const Bucket bucket = layout.bucket(b);
+    if (b == 0) fill_zero(g(wpe), layout.size(wpe) * int64_t(sizeof(float)), stream);
+    fill_zero(grads.bucket(b) + bucket.decayed_end - bucket.begin,
+              (bucket.end - bucket.decayed_end) * int64_t(sizeof(float)), stream);
+}
+
+template <class floatX>
 void GPT2<floatX>::zero_gradients() {
     fill_zero(acts.loss, sizeof(float), stream);
-    fill_zero(g(wpe), layout.size(wpe) * int64_t(sizeof(float)), stream);
-    for (int b = 0; b < layout.num_buckets(); b++) {
-        const Bucket bucket = layout.bucket(b);
-        fill_zero(grads.data + bucket.decayed_end, (bucket.end - bucket.decayed_end) * int64_t(sizeof(float)), stream);
-    }
+    if (shard_gradients) return;  // backward zeroes each bucket when it begins it
+    for (int b = 0; b < layout.num_buckets(); b++) zero_bucket(b);
 }
 
 // Leaves the gradient of the last layer's output in acts.dx.
@@ -433,9 +447,10 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
     layer_hidden(l, B * T);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input.
+// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. Calls begin(bucket) for
+// the layer below, whose bias gradient of fcproj is computed here.
 template <class floatX>
-void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
+void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin) {
     const int N = B * T, C = config.C, NH = config.NH;
     const bool accumulate = micro_step > 0;
     const LayerActivations<floatX>& a = acts.layer[l];
@@ -449,6 +464,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step) {
     layer_matmul_backward(acts.dtmp, no_dbias, acts.dx, a.att, attprojw, no_gelu, l, N, accumulate);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
     layer_matmul_backward(acts.dtmp, g(qkvb, l), acts.dlarge, a.ln1, qkvw, no_gelu, l, N, accumulate);
+    if (l > 0) begin(l);
     norm_backward(x, a.ln1_mean, a.ln1_rstd, ln1w, ln1b, l, N);
 }
 
@@ -459,10 +475,18 @@ void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
 
 template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
-                            const BucketHook& after) {
+                            const BucketHook& after, const BucketHook& before) {
+    INVARIANT(!shard_gradients || micro_step == 0, "micro-step %d adds to gradients that are sharded", micro_step);
+    const BucketHook begin = [&](int bucket) {
+        if (!shard_gradients) return;
+        if (before) before(bucket);
+        zero_bucket(bucket);
+    };
+    begin(0);
+    begin(config.L);
     head_backward(targets, B, T, micro_step, scale);
     for (int l = config.L - 1; l >= 0; l--) {
-        layer_backward(l, B, T, micro_step);
+        layer_backward(l, B, T, micro_step, begin);
         if (after) after(1 + l);
     }
     embeddings_backward(tokens, B, T);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/device.h"
+#include "model/bucket_buffer.h"
 #include "model/params.h"
 
 // Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
@@ -39,12 +40,13 @@ enum class Recompute { none, gelu, layer };
 // Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
 struct MemoryOptions {
     Recompute recompute = Recompute::none;
-    int logit_chunks = 0;         // chunks in which the logits are computed; 0: the backend chooses
-    bool master_weights = true;   // fp32 copies of bf16 weights, in the optimizer
-    int virtual_ranks = 1;        // of all ranks together (GradientSum); each bucket is padded to divide evenly
-    int shards = 1;               // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
-    bool bf16_gradients = false;  // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
-    bool fp8 = false;             // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
+    int logit_chunks = 0;          // chunks in which the logits are computed; 0: the backend chooses
+    bool master_weights = true;    // fp32 copies of bf16 weights, in the optimizer
+    int virtual_ranks = 1;         // of all ranks together (GradientSum); each bucket is padded to divide evenly
+    int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
+    bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
+    bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
+    bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
 };
 
 struct MemoryItem {
@@ -79,7 +81,7 @@ struct GPT2 {
     GPT2Config config;
     Purpose purpose;
     Recompute recompute;
-    bool fp8;
+    bool fp8, shard_gradients;
     int B, T;        // the largest micro-batch that fits
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
@@ -87,7 +89,7 @@ struct GPT2 {
     DeviceBuffer<floatX> weights;          // (layout.total)
     DeviceBuffer<std::byte> packed;        // the backend's copies of the matrices
     DeviceBuffer<std::byte> fp8_operands;  // of one matmul at a time
-    DeviceBuffer<float> grads;             // (layout.total), with Purpose::train
+    BucketBuffer<float> grads;             // with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;        // the memory that acts points into
     Activations<floatX> acts;
     std::string attention;  // attention backend, for the startup log; empty on the CPU
@@ -96,7 +98,7 @@ struct GPT2 {
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options = {});
 
     floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
-    float* g(Param p, int l = 0) { return grads.data + layout.offset(p, l); }
+    float* g(Param p, int l = 0) { return grads.tensor(p, l); }
     Weight<floatX> matrix(Param p, int l = 0);  // for matmuls in floatX
 
     // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call pack_bucket
@@ -116,9 +118,12 @@ struct GPT2 {
     // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
     // micro-step of a step overwrites the gradients of the matrices; call zero_gradients before it. after(bucket) is
     // called when the bucket's gradients are complete, from the last layer to the embeddings.
+    //
+    // With shard_gradients every micro-step is a first one, and before(bucket) is called before the memory of the
+    // bucket's gradients is written: the gradients there must not be needed any more when it returns.
     void zero_gradients();
     void backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
-                  const BucketHook& after = nullptr);
+                  const BucketHook& after = nullptr, const BucketHook& before = nullptr);
 
     // After forward of one sequence (B = 1) of t tokens: processes the next token, at position t. qkv is the key-value
     // cache.
@@ -141,8 +146,9 @@ struct GPT2 {
     void layer_attention(int l, int B, int T);
     void layer_hidden(int l, int N);
     void layer_output(int l, int N);
+    void zero_bucket(int bucket);
     void head_backward(const int* targets, int B, int T, int micro_step, float scale);
-    void layer_backward(int l, int B, int T, int micro_step);
+    void layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin);
     void recompute_layer(int l, int B, int T);
     void embeddings_backward(const int* tokens, int B, int T);
 };

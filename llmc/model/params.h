@@ -120,6 +120,7 @@ struct ParamLayout {
         return offsets[p] + (param_table[p].scope == Scope::layer ? l * layer_stride : 0);
     }
     int num_buckets() const { return 1 + config.L; }
+    int bucket_of(Param p, int l) const { return param_table[p].scope == Scope::model ? 0 : 1 + l; }
     Bucket bucket(int b) const;
     DecayPattern decay_pattern() const;
 };

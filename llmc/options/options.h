@@ -59,7 +59,7 @@ struct Options {
     std::string rendezvous, run_id;
     double rendezvous_timeout;  // seconds
     bool print_launch;
-    int zero;                // 1: the optimizer's state is sharded
+    int zero;                // 1: the optimizer's state is sharded; 2: gradients too
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
     bool share_gpu;          // ranks of a machine may share a GPU
     int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks

@@ -4,9 +4,14 @@
 // virtual rank, backward accumulates gradients. Virtual ranks are summed as a balanced binary tree, ((0+1)+(2+3))+...:
 // the lower levels here, the upper levels by the all-reduce or reduce-scatter of comm.h. With a fixed number of virtual
 // ranks the sum is bitwise equal on 1, 2, 4, ... ranks (EasyScale, Li et al. 2023).
+//
+// With ZeRO-2 (Rajbhandari et al. 2020) the virtual ranks are summed in every micro-step, and each rank adds up its
+// shard of these sums. The layers' buckets then share memory, so a bucket is added to the shard before its memory is
+// used again.
 #pragma once
 #include <vector>
 
+#include "model/bucket_buffer.h"
 #include "model/params.h"
 #include "parallel/comm.h"
 
@@ -21,8 +26,9 @@ struct RankStatus {
 
 // How a step is divided among ranks.
 struct Division {
-    int virtual_ranks = 1;  // number over all ranks (--deterministic-ranks); a multiple of world_size
-    int shards = 1;         // world_size with ZeRO-1, where each rank gets only its shard of every bucket
+    int virtual_ranks = 1;         // number over all ranks (--deterministic-ranks); a multiple of world_size
+    int shards = 1;                // world_size with ZeRO-1 and ZeRO-2: each rank gets only its shard of every bucket
+    bool shard_gradients = false;  // ZeRO-2
     GradDtype grad_dtype = GradDtype::fp32;
 };
 
@@ -30,13 +36,13 @@ struct GradientSum {
     Comm& comm;
     const ParamLayout& layout;  // made with division.virtual_ranks
     Division division;
-    float* grads;       // (layout.total), output of backward
-    const float* loss;  // (1), output of backward: the sum over micro-steps, scaled for the whole step
-    Stream* stream;     // the model's stream
+    const BucketBuffer<float>& grads;  // output of backward
+    const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step
+    Stream* stream;                    // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
-    GradientSum(Comm& comm, const ParamLayout& layout, Division division, float* grads, const float* loss,
-                Stream* stream);
+    GradientSum(Comm& comm, const ParamLayout& layout, Division division, const BucketBuffer<float>& grads,
+                const float* loss, Stream* stream);
     GradientSum(const GradientSum&) = delete;
     ~GradientSum();
 
@@ -44,12 +50,20 @@ struct GradientSum {
     // Whether reduce_bucket has anything to do.
     bool needs_reduction() const { return comm.world_size > 1 || division.virtual_ranks > 1; }
 
-    // Called during the last backward of this rank's v-th virtual rank, when the gradients of bucket b are complete.
+    void begin_step();  // called before the first backward of a step
+    // Called during the last backward of this rank's v-th virtual rank, with ZeRO-2 during every backward, when the
+    // gradients of bucket b are complete.
     void reduce_bucket(int b, int v);
     void virtual_rank_done(int v);  // called after reduce_bucket of all buckets of v
+    // Work queued after this call may overwrite the memory of bucket b's gradients. Needed with ZeRO-2.
+    void begin_bucket(int b);
     // Called after the last virtual rank. Waits for all buckets, and computes on the device the loss of the step and
     // the sum of squares of its gradients.
     void finish(RankStatus status);
+
+    // The sums from element `begin` of the flat buffer on, in bucket b. They are complete after finish, in this rank's
+    // shard of the bucket.
+    const float* summed(int b, int64_t begin) const;
 
     const float* step_loss() const { return sums.data; }    // (1) on the device
     const float* squares() const { return sums.data + 1; }  // (1) on the device
@@ -65,12 +79,16 @@ struct GradientSum {
     RankStatus* host_statuses;  // (2): one for even and one for odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
+    DeviceBuffer<float> shard;          // (layout.total / shards) with ZeRO-2: this rank's shard of the sums
+    std::vector<bool> reduced;          // with ZeRO-2: buckets that are not yet added to the shard
 
   private:
+    Bucket shard_of(int b) const;
+    void add_to_shard(int b);
     void sum_squares(float* squares_of);
 };
 
 int64_t largest_bucket(const ParamLayout& layout);  // elements
 
-// Device memory of a GradientSum, without the gradients themselves.
+// Device memory of a GradientSum, without the gradients and the shard.
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);

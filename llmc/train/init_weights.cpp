@@ -8,6 +8,7 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
     const ParamLayout& layout = model.layout;
     const Bucket bucket = layout.bucket(b);
     const int64_t size = (bucket.end - bucket.begin) / comm.world_size;
+    float* values_of_bucket = model.grads.bucket(b);
     std::vector<float> values;
     for (const ParamSpec& spec : param_table) {
         if ((spec.scope == Scope::layer) != (b > 0)) continue;
@@ -18,29 +19,29 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
         if (begin >= end) continue;
         values.resize(end - begin);
         init_param(values.data(), layout, spec.id, l, seed, begin - offset, end - offset);
-        copy_to_device(model.grads.data + begin, values.data(), (end - begin) * int64_t(sizeof(float)), model.stream);
+        copy_to_device(values_of_bucket + begin - bucket.begin, values.data(), (end - begin) * int64_t(sizeof(float)),
+                       model.stream);
         wait_for_stream(model.stream);
     }
-    return comm.all_gather(model.grads.data + bucket.begin, comm.world_size * size * int64_t(sizeof(float)),
-                           model.stream);
+    return comm.all_gather(values_of_bucket, comm.world_size * size * int64_t(sizeof(float)), model.stream);
 }
 
 template <class floatX>
 void init_weights(Optimizer<floatX>& optimizer, uint64_t seed) {
     GPT2<floatX>& model = optimizer.model;
     Comm& comm = optimizer.gradients.comm;
-    Comm::Ticket last = 0;
-    for (int b = 0; b < model.layout.num_buckets(); b++) last = init_bucket(model, comm, b, seed);
-    comm.wait(last, model.stream);
     std::vector<float> values;
-    for (const ParamSpec& spec : param_table)
-        for (int l = 0; l < model.layout.layers(spec.id); l++) {
+    for (int b = 0; b < model.layout.num_buckets(); b++) {
+        comm.wait(init_bucket(model, comm, b, seed), model.stream);
+        for (const ParamSpec& spec : param_table) {
+            if ((spec.scope == Scope::layer) != (b > 0)) continue;
+            const int l = std::max(0, b - 1);
             values.resize(model.layout.size(spec.id));
-            copy_to_host(values.data(), model.grads.data + model.layout.offset(spec.id, l),
-                         int64_t(values.size() * sizeof(float)), model.stream);
+            copy_to_host(values.data(), model.g(spec.id, l), int64_t(values.size() * sizeof(float)), model.stream);
             wait_for_stream(model.stream);
             optimizer.set_state(WEIGHTS, spec.id, l, values.data());
         }
+    }
 }
 
 template void init_weights(Optimizer<float>&, uint64_t);

@@ -37,6 +37,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     for (int step = 1; step <= 2 && measured.micro_step < MAX_MICRO_STEP_SECONDS; step++) {
         wait_for_device();
         const double begin = seconds_now();
+        optimizer.gradients.begin_step();
         model.zero_gradients();
         model.forward(tokens.data, B, T);
         model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
@@ -62,6 +63,7 @@ void load_libraries(Dtype dtype, const GPT2Config& config, const std::string& op
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops, const std::string& optimizer) {
     options.virtual_ranks = options.shards = 1;
+    options.shard_gradients = false;
     const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
     if (sequence > MAX_MICRO_STEP_SECONDS) return {};
     B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);

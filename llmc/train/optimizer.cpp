@@ -29,8 +29,8 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
     : model(model),
       rule(find_update_rule<floatX>(config.rule)),
       config(config),
-      gradients(comm, model.layout, {options.virtual_ranks, options.shards, grad_dtype}, model.grads.data,
-                model.acts.loss, &model.stream),
+      gradients(comm, model.layout, {options.virtual_ranks, options.shards, options.shard_gradients, grad_dtype},
+                model.grads, model.acts.loss, &model.stream),
       shards(options.shards),
       shard_index(options.shards > 1 ? comm.shard_index : 0),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
@@ -49,6 +49,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {{"master weights", masters * size},
             {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
+            {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
             {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, world_size)},
             {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
@@ -60,14 +61,12 @@ typename Optimizer<floatX>::Shard Optimizer<floatX>::shard_of(int b, int shard_i
     return {bucket.begin + shard_index * count, count, bucket.begin / shards};
 }
 
-static int bucket_of(Param p, int l) { return param_table[p].scope == Scope::model ? 0 : 1 + l; }
-
 template <class floatX>
 void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values) {
     if (slot == WEIGHTS) model.set_param(p, l, values);
     const DeviceBuffer<float>& to = buffer(slot);
     if (!to.data) return;
-    const Shard shard = shard_of(bucket_of(p, l), shard_index);
+    const Shard shard = shard_of(model.layout.bucket_of(p, l), shard_index);
     const int64_t offset = model.layout.offset(p, l);
     const int64_t begin = std::max(offset, shard.begin);
     const int64_t end = std::min(offset + model.layout.size(p), shard.begin + shard.count);
@@ -83,18 +82,19 @@ template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
     if (shards == 1) return from + offset;
-    float* whole = model.grads.data;
+    float* whole = model.g(p, l);
     Comm::Ticket last = 0;
     for (int q = 0; q < shards; q++) {
-        const Shard shard = shard_of(bucket_of(p, l), q);
+        const Shard shard = shard_of(model.layout.bucket_of(p, l), q);
         const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
         if (begin >= end) continue;
         const int64_t bytes = (end - begin) * int64_t(sizeof(float));
-        if (q == shard_index) copy_on_device(whole + begin, from + shard.at + begin - shard.begin, bytes, model.stream);
-        last = gradients.comm.broadcast(whole + begin, bytes, q, model.stream);
+        float* to = whole + begin - offset;
+        if (q == shard_index) copy_on_device(to, from + shard.at + begin - shard.begin, bytes, model.stream);
+        last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
-    return whole + offset;
+    return whole;
 }
 
 template <class floatX>
@@ -105,7 +105,7 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
         wait_for_stream(model.stream);
         return;
     }
-    wait_weights(bucket_of(p, l));
+    wait_weights(model.layout.bucket_of(p, l));
     // The copy goes to the end of `values`, so that writing float i overwrites no bf16 value after value i.
     char* unwidened = reinterpret_cast<char*>(values) + size * int64_t(sizeof(float) - sizeof(floatX));
     copy_to_host(unwidened, model.w(p, l), size * int64_t(sizeof(floatX)), model.stream);
@@ -125,12 +125,12 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status) {
 
 // Applies the rule to the shard, in place.
 template <class floatX>
-void Optimizer<floatX>::update(const Shard& shard, float lr, int step) {
+void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
     UpdateArgs<floatX> args;
     args.weights = model.weights.data + shard.begin;
     args.master = master.data ? master.data + shard.at : nullptr;
     for (const DeviceBuffer<float>& tensor : state) args.state.push_back(tensor.data + shard.at);
-    args.grads = model.grads.data + shard.begin;
+    args.grads = gradients.summed(b, shard.begin);
     args.factor = factor();
     args.begin = shard.begin;
     args.count = shard.count;
@@ -146,13 +146,13 @@ template <class floatX>
 void Optimizer<floatX>::step(float lr, int step) {
     const int buckets = model.layout.num_buckets();
     if (shards == 1) {
-        update({0, model.layout.total, 0}, lr, step);
+        update(0, {0, model.layout.total, 0}, lr, step);
         for (int b = 0; b < buckets; b++) model.pack_bucket(b);
         return;
     }
     for (int b = 0; b < buckets; b++) {
         const Shard shard = shard_of(b, shard_index);
-        update(shard, lr, step);
+        update(b, shard, lr, step);
         gradients.comm.label_next("gather bucket", b);
         all_gather_tickets[b] = gradients.comm.all_gather(model.weights.data + model.layout.bucket(b).begin,
                                                           shards * shard.count * int64_t(sizeof(floatX)), model.stream);

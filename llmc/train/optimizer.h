@@ -1,7 +1,7 @@
 // optimizer.h: owns the optimizer's state, and applies an update rule (update_rule.h) to the weights.
 //
-// With ZeRO-1 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights are
-// gathered before a layer reads them.
+// With ZeRO-1 and ZeRO-2 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new
+// weights are gathered before a layer reads them.
 #pragma once
 #include <string>
 #include <vector>
@@ -29,7 +29,8 @@ struct Optimizer {
     std::vector<DeviceBuffer<float>> state;  // tensors of the update rule, each (layout.total / shards)
     DeviceBuffer<float> stats;               // norm, factor
 
-    // options: only master_weights, virtual_ranks and shards are used; they must equal those of the model.
+    // options: only master_weights, virtual_ranks, shards and shard_gradients are used; they must equal those of the
+    // model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, GradDtype grad_dtype);
 
@@ -60,7 +61,7 @@ struct Optimizer {
         int64_t begin, count, at;
     };
     Shard shard_of(int bucket, int shard_index) const;
-    void update(const Shard& shard, float lr, int step);
+    void update(int b, const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
     std::vector<Comm::Ticket> all_gather_tickets;  // one per bucket; -1: the weights are complete

@@ -75,8 +75,14 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
                                                         : Recompute::none;
     const int virtual_ranks = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
     const bool bf16_gradients = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
-    return {recompute, o.logit_chunks, o.master_weights == "on", virtual_ranks,
-            shards,    bf16_gradients, o.precision == "fp8"};
+    return {.recompute = recompute,
+            .logit_chunks = o.logit_chunks,
+            .master_weights = o.master_weights == "on",
+            .virtual_ranks = virtual_ranks,
+            .shards = shards,
+            .shard_gradients = o.zero >= 2,
+            .bf16_gradients = bf16_gradients,
+            .fp8 = o.precision == "fp8"};
 }
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
@@ -197,13 +203,19 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
     return text;
 }
 
-// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of these bytes is weights.
+// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of these bytes is weights. With --zero 2 it
+// sends the first half in every micro-step.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const ParamLayout layout(config, options.virtual_ranks);
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
                   back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
-    const int64_t bytes = layout.total / batch.world_size * (batch.world_size - 1) * (gradient + back);
-    return format("each rank sends %s per step, in %d buckets, for any number of micro-steps",
-                  human_bytes(bytes).c_str(), layout.num_buckets());
+    const int own_virtual_ranks = options.virtual_ranks / batch.world_size;
+    const int reductions = options.shard_gradients ? batch.grad_accum_steps / own_virtual_ranks : 1;
+    const int64_t parts = layout.total / batch.world_size * (batch.world_size - 1);
+    return format("each rank sends %s per step, in %d buckets, %s",
+                  human_bytes(parts * (reductions * gradient + back)).c_str(), layout.num_buckets(),
+                  options.shard_gradients
+                      ? format("of which %s in each micro-step", human_bytes(parts * gradient).c_str()).c_str()
+                      : "for any number of micro-steps");
 }

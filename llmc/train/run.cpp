@@ -33,6 +33,7 @@ static void open_data(Run& run) {
     data.trace = run.comm.trace.get();
     data.note = [&run](const std::string& line) { note_on_rank(run, line); };
     data.stop_requested = stop_requested;
+    if (o.zero >= 2) data.parts = std::max(o.virtual_ranks, world_size) / world_size;
     run.loader = std::make_unique<DataLoader>(data);
     if (o.val_data.empty() || o.val_every == 0) return;
     DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};

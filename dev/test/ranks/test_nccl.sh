@@ -75,13 +75,21 @@ for precision in fp32 bf16; do
         check "$precision: 2 GPUs, --zero $zero" by_options 2 "${options[@]}" --zero $zero --output "$out"
         check "$precision: 2 GPUs, --zero $zero, give the bits of 1" same_run "$one" "$out" 4
     done
+    # --zero 2 adds the ranks in every micro-step, so its sums are rounded in another order.
+    out=$scratch/2_${precision}_2
+    check "$precision: 1 GPU, --zero 2" "${options[@]}" --zero 2 --output "${one}_2"
+    check "$precision: --zero 2 has nearly the loss" nearly "${one}_2" "$one" 1e-4
+    check "$precision: 2 GPUs, --zero 2" by_options 2 "${options[@]}" --zero 2 --output "$out"
+    check "$precision: 2 GPUs, --zero 2, give the bits of 1" same_run "${one}_2" "$out" 4
 done
 check "2 GPUs by options use NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
 check "2 GPUs by torchrun's variables" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
 check "2 GPUs by torchrun's variables give the bits of 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
 export SIMT_STREAMS=deferred:3
 check "2 GPUs with another order of streams" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
+check "2 GPUs with another order of streams, --zero 2" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 2 --output "$scratch/deferred_2"
 unset SIMT_STREAMS
+check "2 GPUs with another order of streams give the bits of --zero 2" same_run "$scratch/1_fp32_2" "$scratch/deferred_2" 4
 check "2 GPUs with another order of streams give the bits of 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
 check "2 GPUs without CUDA graphs" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
 check "2 GPUs without CUDA graphs give the bits of 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
@@ -114,6 +122,7 @@ check "2 GPUs send their gradients once" sends "$scratch/2_fp32_0" $((parameters
 check "3 GPUs send 2 (n-1)/n of them" sends "$scratch/3_0" $((2 * 2 * parameters * 4 / 3))
 check "--zero 1 sends no more" sends "$scratch/2_fp32_1" $((parameters * 4))
 check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/2_bf16_1" $((parameters * (4 + 2) / 2))
+check "--zero 2 sends gradients in both micro-steps, and weights once" sends "$scratch/2_fp32_2" $((parameters * (4 + 4 + 4) / 2))
 # A collective takes 1 ms on the emulator's clock. A step has four, of which the first overlaps with matmuls.
 check "a step waits for at most its 4 collectives" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
 check "--zero 1: a step waits for at most its collectives of gradients and weights" each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1

@@ -29,22 +29,23 @@ struct Summed {
 static Summed sum_virtual_ranks(int virtual_ranks) {
     Comm alone;
     const ParamLayout layout(small, virtual_ranks);
-    std::vector<float> grads(layout.total);
+    const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {virtual_ranks, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
+    GradientSum sum(alone, layout, {.virtual_ranks = virtual_ranks}, grads, &loss, &stream);
     CHECK(sum.own_virtual_ranks() == virtual_ranks);
     CHECK(sum.needs_reduction() == (virtual_ranks > 1));
     CHECK(sum.subtree_sums.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
+    sum.begin_step();
     for (int v = 0; v < virtual_ranks; v++) {
         const std::vector<float> own = leaf(layout, v);
-        std::copy(own.begin(), own.end(), grads.begin());  // where GradientSum reads them
+        std::copy(own.begin(), own.end(), grads.memory.data);  // where GradientSum reads them
         loss = 0.5f + float(v);
         for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
         sum.virtual_rank_done(v);
     }
     sum.finish({});
-    return {grads, *sum.step_loss(), *sum.squares()};
+    return {{grads.memory.data, grads.memory.data + layout.total}, *sum.step_loss(), *sum.squares()};
 }
 
 // The same sum by its definition: a balanced tree that adds neighbours first.
@@ -83,26 +84,28 @@ TEST_CASE("virtual ranks that do not divide among the ranks are an internal erro
     Comm of_two;
     of_two.world_size = 2;
     const ParamLayout layout(small, 3);
-    std::vector<float> grads(layout.total);
+    const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
     Stream stream = nullptr;
-    CHECK(refusal([&] {
-              GradientSum(of_two, layout, {3, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
-          }) == "1 internal error: 3 virtual ranks are not a multiple of 2 ranks; please report it");
+    CHECK(refusal([&] { GradientSum(of_two, layout, {.virtual_ranks = 3}, grads, &loss, &stream); }) ==
+          "1 internal error: 3 virtual ranks are not a multiple of 2 ranks; please report it");
 }
 
 TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
     Comm alone;
     const ParamLayout layout(small, 2);
-    std::vector<float> grads(layout.total, 1.0f);
+    const BucketBuffer<float> grads(layout, small.L, "gradients");
+    float* values = grads.memory.data;
+    std::fill_n(values, layout.total, 1.0f);
     float loss = 1.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {2, 1, GradDtype::fp32}, grads.data(), &loss, &stream);
+    GradientSum sum(alone, layout, {.virtual_ranks = 2}, grads, &loss, &stream);
+    sum.begin_step();
     for (int v = 0; v < 2; v++) {
-        if (v == 0) grads[layout.bucket(2).begin + 5] = NAN;
+        if (v == 0) values[layout.bucket(2).begin + 5] = NAN;
         for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
         sum.virtual_rank_done(v);
-        if (v == 0) std::fill(grads.begin(), grads.end(), 1.0f);
+        if (v == 0) std::fill_n(values, layout.total, 1.0f);
     }
     sum.finish({});
     CHECK(std::isnan(*sum.squares()));
