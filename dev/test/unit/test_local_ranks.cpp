@@ -1,0 +1,233 @@
+// test_local_ranks.cpp: the processes that --gpus starts, with small functions as ranks: exit codes, signals, output, a
+// rank that does not end, and a supervisor that is killed.
+#include "parallel/local_ranks.h"
+
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <vector>
+
+#include "base/common.h"
+#include "support/temporary.h"
+
+namespace {
+// What a supervisor of its own process returns, and what it and its ranks print.
+struct Result {
+    int exit_code = 0;
+    std::string out, err, failure;
+    double seconds = 0;
+};
+}  // namespace
+
+static pid_t start_supervisor(const TemporaryDirectory& dir, const LocalRanks& ranks) {
+    fflush(nullptr);
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    for (const auto& [name, fd] : {std::pair("out", 1), {"err", 2}})
+        dup2(open((dir / name).c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), fd);
+    Supervisor supervisor;
+    const Outcome outcome = supervisor.run(ranks);
+    write_bytes(dir / "failure", outcome.failure);
+    _exit(outcome.exit_code);
+}
+
+// Calls `then` while the ranks run, with the supervisor's process.
+static Result supervise(LocalRanks ranks, int count, const std::function<void(pid_t)>& then = {}) {
+    const TemporaryDirectory dir;
+    ranks.count = count;
+    const double start = seconds_now();
+    const pid_t pid = start_supervisor(dir, ranks);
+    if (then) then(pid);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    CHECK(WIFEXITED(status));
+    return {WEXITSTATUS(status), read_bytes(dir / "out"), read_bytes(dir / "err"), read_bytes(dir / "failure"),
+            seconds_now() - start};
+}
+
+static LocalRanks running(const std::function<int(int)>& run) {
+    LocalRanks ranks;
+    ranks.run = [run](int index) -> int {
+        const int code = run(index);
+        fflush(nullptr);
+        _exit(code);  // not exit(): the test program would run its own handlers
+    };
+    return ranks;
+}
+
+static bool runs(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string stat;
+    return std::getline(file, stat) && stat.compare(stat.rfind(')'), 3, ") Z") != 0;
+}
+
+static void wait_until_file_has(const std::string& path, size_t bytes) {
+    for (int i = 0; i < 1000 && read_bytes(path).size() < bytes; i++) usleep(10000);
+}
+
+TEST_CASE("the exit code is that of the rank that failed first") {
+    CHECK(supervise(running([](int) { return 0; }), 3).exit_code == 0);
+    CHECK(supervise(running([](int) { return EXIT_PREEMPTED; }), 2).exit_code == EXIT_PREEMPTED);
+    const Result failed = supervise(running([](int index) {
+                                        usleep(index == 1 ? 0 : 300000);
+                                        return index == 1 ? EXIT_BAD_DATA : EXIT_INTERNAL;
+                                    }),
+                                    3);
+    CHECK(failed.exit_code == EXIT_BAD_DATA);
+    CHECK(failed.failure == "rank 1 ended with exit code 65");
+    CHECK(failed.err == "");
+}
+
+TEST_CASE("a rank that is killed is named") {
+    LocalRanks ranks = running([](int index) { return index == 1 ? raise(SIGKILL) : (usleep(300000), EXIT_INTERNAL); });
+    ranks.first_rank = 4;
+    const Result killed = supervise(ranks, 2);
+    CHECK(killed.exit_code == 128 + SIGKILL);
+    CHECK(killed.err == "error: rank 5 was ended by signal 9 (Killed; out of memory?)\n");
+}
+
+TEST_CASE("a rank that does not end after another's failure is killed, also if it is stopped") {
+    const Result result = supervise(running([](int index) {
+                                        if (index == 0) return EXIT_BAD_DATA + 0;
+                                        signal(SIGTERM, SIG_IGN);
+                                        raise(SIGSTOP);
+                                        return 0;
+                                    }),
+                                    2);
+    CHECK(result.exit_code == EXIT_BAD_DATA);
+    CHECK(result.seconds > LAST_SECONDS - 0.1);
+    CHECK(result.seconds < LAST_SECONDS + 5);
+    CHECK(result.err == format("warning: rank 1 did not end within %g s, and is killed\n", LAST_SECONDS));
+}
+
+TEST_CASE("lines of the other ranks are whole and name their rank; an error of several ranks is printed once") {
+    const Result result = supervise(running([](int index) {
+                                        if (index == 0) return printf("the first rank\n"), 0;
+                                        for (const char* part : {"one ", "line\nno ", "newline"})
+                                            if (write(1, part, strlen(part)) > 0) usleep(20000);
+                                        fprintf(stderr, "error: rank %d on h: the same\n", index);
+                                        fprintf(stderr, "about rank %d0\n", index);
+                                        return 0;
+                                    }),
+                                    3);
+    for (const char* line : {"the first rank\n", "rank 1: one line\n", "rank 2: one line\n", "rank 1: no newline\n",
+                             "rank 2: no newline\n"})
+        CHECK(result.out.find(line) != std::string::npos);
+    CHECK(result.err.find("on h: the same\n") == result.err.rfind("on h: the same\n"));
+    CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
+}
+
+TEST_CASE("a signal asks every rank to stop with SIGUSR1; a second one ends them") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    const auto wait_for_signal = [ready](bool stops) {
+        return running([=](int index) {
+            sigset_t set;
+            sigemptyset(&set);
+            sigaddset(&set, SIGUSR1);
+            sigprocmask(SIG_BLOCK, &set, nullptr);
+            std::ofstream(ready, std::ios::app) << "x" << std::flush;
+            int number = 0;
+            sigwait(&set, &number);
+            while (!stops) pause();
+            return index >= 0 && number == SIGUSR1 ? int(EXIT_PREEMPTED) : int(EXIT_INTERNAL);
+        });
+    };
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+        const Result result = supervise(wait_for_signal(true), 3, [&](pid_t pid) {
+            wait_until_file_has(ready, 3);
+            kill(pid, number);
+        });
+        CHECK(result.exit_code == EXIT_PREEMPTED);
+        unlink(ready.c_str());
+    }
+    const Result twice = supervise(wait_for_signal(false), 2, [&](pid_t pid) {
+        wait_until_file_has(ready, 2);
+        kill(pid, SIGTERM);
+        usleep(100000);
+        kill(pid, SIGTERM);  // the same request
+        usleep(700000);
+        CHECK(runs(pid));
+        kill(pid, SIGTERM);
+    });
+    CHECK(twice.exit_code == 128 + SIGTERM);
+    CHECK(twice.err == "ended by a second signal: the steps since the last checkpoint are lost\n");
+}
+
+TEST_CASE("an ignored signal remains ignored, in the ranks too") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    signal(SIGHUP, SIG_IGN);
+    const Result result = supervise(running([=](int) {
+                                        struct sigaction action;
+                                        sigaction(SIGHUP, nullptr, &action);
+                                        std::ofstream(ready, std::ios::app) << "x" << std::flush;
+                                        usleep(300000);
+                                        return action.sa_handler == SIG_IGN ? 0 : 1;
+                                    }),
+                                    2, [&](pid_t pid) {
+                                        wait_until_file_has(ready, 2);
+                                        kill(pid, SIGHUP);
+                                    });
+    signal(SIGHUP, SIG_DFL);
+    CHECK(result.exit_code == 0);
+}
+
+#ifdef __linux__
+TEST_CASE("no rank is left if the supervisor is killed") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    const pid_t supervisor = start_supervisor(dir, [&] {
+        LocalRanks ranks = running([ready](int) {
+            std::ofstream(ready, std::ios::app) << format("%9d\n", int(getpid())) << std::flush;
+            for (;;) pause();
+            return 0;
+        });
+        ranks.count = 2;
+        return ranks;
+    }());
+    wait_until_file_has(ready, 20);
+    kill(supervisor, SIGKILL);
+    waitpid(supervisor, nullptr, 0);
+    std::ifstream pids(ready);
+    int count = 0;
+    for (pid_t pid; pids >> pid; count++) {
+        for (int i = 0; i < 500 && runs(pid); i++) usleep(10000);
+        CHECK(!runs(pid));
+    }
+    CHECK(count == 2);
+}
+#endif
+
+TEST_CASE("a pause ends at a signal") {
+    Supervisor supervisor;
+    double start = seconds_now();
+    CHECK(supervisor.pause(0.2));
+    CHECK(seconds_now() - start >= 0.2);
+    raise(SIGTERM);  // blocked until the pause
+    start = seconds_now();
+    CHECK(!supervisor.pause(30));
+    CHECK(seconds_now() - start < 10);
+    CHECK(supervisor.request() == SIGTERM);
+}
+
+TEST_CASE("call_apart returns the result or the error of the other process") {
+    const pid_t own = getpid();
+    CHECK(call_apart([own] { return getpid() == own ? -1 : 8; }) == 8);
+    try {
+        call_apart([]() -> int { fail(EXIT_BAD_DATA, "no GPU"); });
+        CHECK(false);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_BAD_DATA);
+        CHECK(error.what() == std::string("no GPU"));
+    }
+    CHECK_THROWS_WITH(call_apart([] { return raise(SIGKILL); }),
+                      "a helper process was ended by signal 9 (Killed; out of memory?)");
+}

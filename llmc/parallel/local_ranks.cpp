@@ -1,0 +1,359 @@
+#include "parallel/local_ranks.h"
+
+#include <fcntl.h>
+#include <sys/select.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "base/common.h"
+#include "base/terminal.h"
+
+// A program that ends a job may send its signal to a process and then to the process's group: that is one request.
+static constexpr double SAME_REQUEST = 0.5;      // seconds
+static constexpr size_t LONGEST_LINE = 1 << 16;  // bytes; a longer line is printed in pieces
+
+// ---- signals
+
+static constexpr int handled[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD};
+static struct sigaction before[std::size(handled)];  // the caller's actions
+static sigset_t mask_before;
+static volatile sig_atomic_t arrived[NSIG];
+static int first_request;
+static double first_request_time;
+
+static void on_signal(int number) { arrived[number] = 1; }
+
+// The signals are blocked except while this process waits in pselect. None can arrive between a check and the wait.
+Supervisor::Supervisor() {
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (int number : handled) {
+        sigaddset(&mask, number);
+        arrived[number] = 0;
+    }
+    sigprocmask(SIG_BLOCK, &mask, &mask_before);
+    struct sigaction action = {};
+    action.sa_handler = on_signal;
+    for (size_t i = 0; i < std::size(handled); i++) {
+        sigaction(handled[i], nullptr, &before[i]);
+        if (before[i].sa_handler != SIG_IGN || handled[i] == SIGCHLD) sigaction(handled[i], &action, nullptr);
+    }
+    first_request = 0;
+}
+
+static void restore_signals() {
+    for (size_t i = 0; i < std::size(handled); i++) sigaction(handled[i], &before[i], nullptr);
+    sigprocmask(SIG_SETMASK, &mask_before, nullptr);
+}
+
+int Supervisor::request() const { return first_request; }
+
+Supervisor::~Supervisor() { restore_signals(); }
+
+// Waits until a file can be read, a signal arrives or the time has come. Returns the files that can be read.
+static fd_set wait_for_files(const std::vector<int>& files, double seconds) {
+    fd_set readable;
+    FD_ZERO(&readable);
+    int most = -1;
+    for (int file : files) {
+        FD_SET(file, &readable);
+        most = std::max(most, file);
+    }
+    const double whole = std::floor(seconds);
+    const timespec limit = {time_t(whole), long(1e9 * (seconds - whole))};
+    if (pselect(most + 1, &readable, nullptr, nullptr, &limit, &mask_before) < 0) FD_ZERO(&readable);
+    return readable;
+}
+
+namespace {
+enum class Request { none, stop, end };
+}
+
+// What the signals ask that have arrived since the last call.
+static Request take_request() {
+    Request request = Request::none;
+    for (int number : {SIGUSR1, SIGINT, SIGTERM, SIGHUP}) {
+        if (!arrived[number]) continue;
+        arrived[number] = 0;
+        const double now = seconds_now();
+        const bool again = first_request != 0 && first_request != SIGUSR1 && now - first_request_time > SAME_REQUEST;
+        if (request != Request::end) request = again && number != SIGUSR1 ? Request::end : Request::stop;
+        if (first_request == 0 || (first_request == SIGUSR1 && number != SIGUSR1))
+            first_request = number, first_request_time = now;
+    }
+    return request;
+}
+
+bool Supervisor::pause(double seconds) {
+    const double end = seconds_now() + seconds;
+    while (first_request == 0 && seconds_now() < end) {
+        wait_for_files({}, end - seconds_now());
+        take_request();
+    }
+    return first_request == 0;
+}
+
+// ---- output of the ranks
+
+namespace {
+// The stdout or stderr of a rank.
+struct Stream {
+    int file = -1;  // the end of the pipe that this process reads; -1: there is none, or the rank has closed its end
+    int to = 1;
+    std::string rest;  // the beginning of a line
+};
+
+struct RankProcess {
+    int rank = 0;
+    pid_t pid = -1;
+    bool running = false;
+    Stream out, err;
+};
+
+struct Ranks {
+    const LocalRanks& options;
+    std::vector<RankProcess> processes;
+    std::set<std::string> printed;  // errors, without their ranks
+    Outcome outcome;
+    bool preempted = false;
+    double kill_time = INFINITY;  // when the remaining ranks are killed
+};
+}  // namespace
+
+// Returns where the line names the rank: "rank 3", but not "rank 31".
+static size_t find_rank(const std::string& line, const std::string& name) {
+    for (size_t at = line.find(name); at != std::string::npos; at = line.find(name, at + 1))
+        if (at + name.size() == line.size() || !isdigit(uint8_t(line[at + name.size()]))) return at;
+    return std::string::npos;
+}
+
+static void print_line(Ranks& ranks, const RankProcess& process, int to, std::string line) {
+    const std::string name = format("rank %d", process.rank);
+    const size_t at = find_rank(line, name);
+    if (at == std::string::npos)
+        line = name + ": " + line;
+    else if (line.starts_with("error: ") && !ranks.printed.insert(std::string(line).erase(at, name.size())).second)
+        return;
+    // The first rank's live line may be there.
+    line = (isatty(to) ? "\r\033[K" : "") + line + "\n";
+    [[maybe_unused]] const ssize_t written = write(to, line.data(), line.size());
+}
+
+static void close_stream(Ranks& ranks, RankProcess& process, Stream& stream) {
+    if (!stream.rest.empty()) print_line(ranks, process, stream.to, stream.rest);
+    stream.rest.clear();
+    if (stream.file >= 0) close(stream.file);
+    stream.file = -1;
+}
+
+// Reads what the rank has written; prints the whole lines.
+static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
+    char buffer[8192];
+    while (stream.file >= 0) {
+        const ssize_t got = read(stream.file, buffer, sizeof buffer);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return;
+        if (got <= 0) return close_stream(ranks, process, stream);
+        stream.rest.append(buffer, size_t(got));
+        for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
+            print_line(ranks, process, stream.to, stream.rest.substr(0, end));
+        if (stream.rest.size() > LONGEST_LINE) {
+            print_line(ranks, process, stream.to, stream.rest);
+            stream.rest.clear();
+        }
+    }
+}
+
+// ---- processes
+
+// Runs in the new process: undoes what this file changed in the process that it was forked from.
+static void become_rank(const Ranks& ranks, pid_t parent, const int (&write_ends)[2]) {
+    restore_signals();
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, ranks.options.end_signal);
+    if (getppid() != parent) _exit(EXIT_INTERNAL);  // it ended before prctl
+#else
+    (void)parent;
+#endif
+    if (ranks.options.own_group) setpgid(0, 0);
+    for (int i = 0; i < 2; i++)
+        if (write_ends[i] >= 0) dup2(write_ends[i], i + 1), close(write_ends[i]);
+    for (const RankProcess& other : ranks.processes)
+        for (const int file : {other.out.file, other.err.file})
+            if (file >= 0) close(file);
+}
+
+static void start(Ranks& ranks, int index) {
+    RankProcess& process = ranks.processes[size_t(index)];
+    process.rank = ranks.options.first_rank + index;
+    process.err.to = 2;
+    int write_ends[2] = {-1, -1};
+    for (int i = 0; index > 0 && i < 2; i++) {
+        int ends[2];
+        if (pipe(ends) != 0) fail(EXIT_INTERNAL, "rank %d cannot be started: %s", process.rank, strerror(errno));
+        (i == 0 ? process.out : process.err).file = ends[0];
+        fcntl(ends[0], F_SETFL, O_NONBLOCK);
+        write_ends[i] = ends[1];
+    }
+    fflush(nullptr);  // else the rank would print it again
+    const pid_t parent = getpid();
+    process.pid = fork();
+    if (process.pid == 0) {
+        become_rank(ranks, parent, write_ends);
+        exit(ranks.options.run(index));
+    }
+    const int error = errno;
+    for (int end : write_ends)
+        if (end >= 0) close(end);
+    if (process.pid < 0) fail(EXIT_INTERNAL, "rank %d cannot be started: %s", process.rank, strerror(error));
+    process.running = true;
+}
+
+static void signal_all(const Ranks& ranks, int number) {
+    for (const RankProcess& process : ranks.processes)
+        if (process.running) kill(process.pid, number);
+}
+
+static bool any_running(const Ranks& ranks) {
+    return std::any_of(ranks.processes.begin(), ranks.processes.end(), [](const auto& p) { return p.running; });
+}
+
+// Asks the remaining ranks to end, and kills them if they do not.
+static void end_all(Ranks& ranks) {
+    signal_all(ranks, ranks.options.end_signal);
+    ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
+}
+
+static std::string signal_text(int number) {
+    return format("signal %d (%s%s)", number, strsignal(number), number == SIGKILL ? "; out of memory?" : "");
+}
+
+// Notes how a rank ended. The first failure decides the exit code.
+static void note_end(Ranks& ranks, const RankProcess& process, int status) {
+    Outcome& outcome = ranks.outcome;
+    const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    ranks.preempted |= code == EXIT_PREEMPTED;
+    if (code == 0 || code == EXIT_PREEMPTED || !outcome.failure.empty()) return;
+    const std::string name = ranks.options.program.empty() ? format("rank %d", process.rank) : ranks.options.program;
+    outcome.exit_code = code;
+    if (WIFSIGNALED(status)) {
+        outcome.failure = name + " was ended by " + signal_text(WTERMSIG(status));
+        if (first_request == 0) print_message("error: " + outcome.failure);
+    } else {
+        outcome.failure = name + format(" ended with exit code %d", code);
+    }
+    ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
+}
+
+static void reap(Ranks& ranks) {
+    int status = 0;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        for (RankProcess& process : ranks.processes) {
+            if (process.pid != pid) continue;
+            process.running = false;
+            for (Stream* stream : {&process.out, &process.err}) {
+                relay(ranks, process, *stream);
+                close_stream(ranks, process, *stream);
+            }
+            note_end(ranks, process, status);
+        }
+}
+
+// Waits for the next event, for at most a second.
+static void supervise(Ranks& ranks) {
+    std::vector<int> files;
+    for (const RankProcess& process : ranks.processes)
+        for (const int file : {process.out.file, process.err.file})
+            if (file >= 0) files.push_back(file);
+    const fd_set readable = wait_for_files(files, std::clamp(ranks.kill_time - seconds_now(), 0.01, 1.0));
+    for (RankProcess& process : ranks.processes)
+        for (Stream* stream : {&process.out, &process.err})
+            if (stream->file >= 0 && FD_ISSET(stream->file, &readable)) relay(ranks, process, *stream);
+    switch (take_request()) {
+        case Request::none:
+            break;
+        case Request::stop:
+            signal_all(ranks, SIGUSR1);
+            break;
+        case Request::end:
+            print_message("ended by a second signal: the steps since the last checkpoint are lost");
+            end_all(ranks);
+            break;
+    }
+    reap(ranks);
+    if (seconds_now() < ranks.kill_time || !any_running(ranks)) return;
+    for (const RankProcess& process : ranks.processes)
+        if (process.running && first_request == 0)
+            print_message(
+                format("warning: rank %d did not end within %g s, and is killed", process.rank, LAST_SECONDS));
+    signal_all(ranks, SIGKILL);
+    ranks.kill_time = INFINITY;
+}
+
+Outcome Supervisor::run(const LocalRanks& options) {
+    ENSURE(options.count >= 1 && options.count <= MAX_LOCAL_RANKS, "%d ranks on a machine: 1 to %d are supported",
+           options.count, MAX_LOCAL_RANKS);
+    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}};
+    try {
+        for (int i = 0; i < options.count; i++) start(ranks, i);
+    } catch (const Error&) {
+        signal_all(ranks, SIGKILL);
+        throw;
+    }
+    if (options.started) options.started();
+    while (any_running(ranks)) supervise(ranks);
+    Outcome& outcome = ranks.outcome;
+    outcome.request = first_request;
+    if (outcome.failure.empty() && ranks.preempted) outcome.exit_code = EXIT_PREEMPTED;
+    // SIGUSR1 also ends ranks that do not handle signals, and SIGKILL those that a second signal ends.
+    if (outcome.request != 0 && outcome.exit_code > 128) outcome.exit_code = 128 + outcome.request;
+    return outcome;
+}
+
+// ---- a call in a process of its own
+
+int call_apart(const std::function<int()>& function) {
+    int ends[2];
+    if (pipe(ends) != 0) fail(EXIT_INTERNAL, "no pipe can be made: %s", strerror(errno));
+    fflush(nullptr);
+    const pid_t pid = fork();
+    if (pid < 0) fail(EXIT_INTERNAL, "no process can be started: %s", strerror(errno));
+    if (pid == 0) {
+        std::string answer;
+        try {
+            answer = format("0 %d", function());
+        } catch (const Error& error) {
+            answer = format("%d %s", error.exit_code, error.what());
+        }
+        _exit(write(ends[1], answer.data(), answer.size()) == ssize_t(answer.size()) ? 0 : EXIT_INTERNAL);
+    }
+    close(ends[1]);
+    std::string answer;
+    char buffer[1024];
+    for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) != 0;) {
+        if (got < 0 && errno != EINTR) break;
+        if (got > 0) answer.append(buffer, size_t(got));
+    }
+    close(ends[0]);
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+    const size_t space = answer.find(' ');
+    if (space == std::string::npos && WIFSIGNALED(status))
+        fail(EXIT_INTERNAL, "a helper process was ended by %s", signal_text(WTERMSIG(status)).c_str());
+    if (space == std::string::npos) fail(EXIT_INTERNAL, "a helper process ended without an answer");
+    const int code = std::atoi(answer.c_str());
+    if (code != 0) throw Error(code, answer.substr(space + 1));
+    return std::atoi(answer.c_str() + space);
+}

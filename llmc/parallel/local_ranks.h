@@ -1,0 +1,50 @@
+// local_ranks.h: starts ranks of this machine as child processes, and supervises them until all have ended.
+//
+// A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
+// a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed. If this process is killed, the
+// ranks are killed too (on Linux).
+//
+// Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. The ranks receive SIGUSR1 for each of them,
+// because they are in the same process group: they have already received the SIGINT of a Ctrl-C, and a second SIGINT
+// would end them at once (train/stop.h). A second SIGINT, SIGTERM or SIGHUP ends them.
+#pragma once
+#include <csignal>
+#include <functional>
+#include <string>
+
+constexpr double LAST_SECONDS = 8;  // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
+constexpr int MAX_LOCAL_RANKS = 256;
+
+struct LocalRanks {
+    int count = 1;
+    int first_rank = 0;             // the others of this machine follow it
+    std::function<int(int)> run;    // called in the process of the i-th rank of this machine; returns its exit code
+    std::function<void()> started;  // called in this process when all ranks have been started
+    int end_signal = SIGKILL;       // sent before SIGKILL to a rank that must end
+    bool own_group = false;         // the terminal's signals do not reach the rank, because they would end it
+    std::string program = "";       // not empty: the one process is this program, which starts the ranks
+};
+
+struct Outcome {
+    int exit_code = 0;    // of the rank that failed first, or 128 + its signal; else EXIT_PREEMPTED if a rank stopped
+    int request = 0;      // the first signal that asked the ranks to stop; 0: none
+    std::string failure;  // "rank 1 ended with exit code 1"; empty if no rank failed
+};
+
+// Handles this process's signals while it exists. A signal that the caller ignores remains ignored.
+struct Supervisor {
+    Supervisor();
+    ~Supervisor();
+    Supervisor(const Supervisor&) = delete;
+
+    // Starts the ranks and returns when all have ended. The first rank keeps stdout and stderr. The lines of the others
+    // are printed whole and with their rank; an error that several of them print, once.
+    Outcome run(const LocalRanks& ranks);
+    // Waits; returns false at once if a signal asks to stop, or has asked.
+    bool pause(double seconds);
+    int request() const;  // the first signal that asked to stop; 0: none
+};
+
+// Calls a function in a process of its own, and returns its result or throws its Error: a process that has used a
+// device must not fork ranks.
+int call_apart(const std::function<int()>& function);
