@@ -5,8 +5,10 @@
 // optimizer (train/optimizer.h) updates the weights.
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include <omp.h>
 
@@ -190,14 +192,6 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
     return end_run(*run);
 }
 
-// Finds this process's rank and the number of ranks. Only the command train has options for both.
-static Launch launch_of(const Options& o) {
-    LaunchOptions given;
-    if (o.command == Command::train)
-        given = {o.rank, o.world_size, o.local_rank, o.rendezvous, o.run_id, o.rendezvous_timeout};
-    return find_launch(given, getenv);
-}
-
 // Refuses several processes of generate, eval or tokenize: all would do the same, and mix their output.
 static void check_one_process(const Options& o, const Launch& launch) {
     ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
@@ -205,7 +199,7 @@ static void check_one_process(const Options& o, const Launch& launch) {
            command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
 }
 
-static int run_command(const Options& options, int argc, char** argv, Launch& launch, std::unique_ptr<Comm>& comm) {
+static int run_command(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
     if (options.command == Command::help) {
         print_stdout(options.text);
         return 0;
@@ -215,11 +209,10 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
-    launch = launch_of(options);
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_one_process(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
-    if (options.print_launch) return print_launch(launch);
+    if (options.print_launch) return launch.launcher == "--gpus" ? print_launches(options) : print_launch(launch);
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
@@ -229,7 +222,7 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
     const Dtype dtype = training_dtype(options);
     std::string command_line;
-    for (int i = 0; i < argc; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
+    for (int i = 0; argv[i]; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
     switch (options.command) {
         case Command::train:
             return run_train(options, launch, *comm, dtype, command_line);
@@ -244,17 +237,15 @@ static int run_command(const Options& options, int argc, char** argv, Launch& la
     }
 }
 
-// If a rank fails, it ends the other ranks too, because they would wait for the failed rank forever.
-int main(int argc, char** argv) {
-    limit_spinning(argv);
-    Launch launch;
+// Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
+// the failed rank forever.
+static int report_errors(Launch launch,
+                         const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
     std::unique_ptr<Comm> comm;
     std::string error;
     int exit_code = 0;
     try {
-        prepare_standard_streams();
-        signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
-        return run_command(read_options(argc, argv), argc, argv, launch, comm);
+        return function(launch, comm);
     } catch (const Error& e) {
         error = e.what();
         exit_code = e.exit_code;
@@ -273,4 +264,31 @@ int main(int argc, char** argv) {
     print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
+}
+
+// A rank that start_ranks has started in a process of its own.
+static int run_rank(const Launch& own, Options options, char** argv, bool resume) {
+    return report_errors(own, [&](const Launch& launch, std::unique_ptr<Comm>& comm) {
+        static char flag[] = "--resume";
+        std::vector<char*> arguments;
+        for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
+        if (resume) arguments.push_back(flag);
+        arguments.push_back(nullptr);
+        if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
+        return run_command(options, arguments.data(), launch, comm);
+    });
+}
+
+int main(int argc, char** argv) {
+    limit_spinning(argv);
+    return report_errors({}, [&](Launch& launch, std::unique_ptr<Comm>& comm) {
+        prepare_standard_streams();
+        signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
+        const Options options = read_options(argc, argv);
+        if (!options.print_launch && starts_ranks(options))
+            return start_ranks(options, argv,
+                               [&](const Launch& own, bool resume) { return run_rank(own, options, argv, resume); });
+        if (options.command != Command::help) launch = launch_of(options);
+        return run_command(options, argv, launch, comm);
+    });
 }

@@ -1,6 +1,7 @@
 // commands.h: the program's commands, one function each, and the set-up that main does before a command. The command
 // train is in train_gpt2.cu.
 #pragma once
+#include <functional>
 #include <string>
 
 #include "base/dtype.h"
@@ -15,6 +16,16 @@ int print_launch(const Launch& launch);                 // --print-launch
 // Prints the batch, memory, time and disk space of a training run on --world-size ranks, or on as many ranks as were
 // launched.
 int run_plan(const Options& options, Dtype dtype, const Launch& launch);
+
+// Finds this process's rank and the number of ranks. `train` and `plan` also have options for them.
+Launch launch_of(const Options& options);
+// Whether this process starts ranks (--gpus, --ranks) and is none itself.
+bool starts_ranks(const Options& options);
+// Runs a rank that this process started. resume: after a restart, which continues from the newest checkpoint.
+using RankMain = std::function<int(const Launch& launch, bool resume)>;
+// Starts the ranks, and again if they fail (--max-restarts). Returns the exit code.
+int start_ranks(const Options& options, char** argv, const RankMain& rank_main);
+int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
 
 // Parses the command line; with --resume, options that are not given come from OUTPUT/run.json.
 Options read_options(int argc, char** argv);

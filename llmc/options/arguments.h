@@ -74,6 +74,13 @@ struct OptionBuilder {
     OptionBuilder& from_to_below(T least, T below) { return check_range(least, below, false), *this; }
     OptionBuilder& at_least(T least) { return check_range(least, std::numeric_limits<T>::max(), true), *this; }
 
+    OptionBuilder& not_empty() {
+        spec.checks.push_back([name = spec.long_name(), unit = spec.unit, &value = field] {
+            ENSURE(!value.empty(), "%s is empty; give %s, or leave it out", name.c_str(), unit.c_str());
+        });
+        return *this;
+    }
+
     // The value must be one of the choices in the unit: "fp32|bf16|auto".
     OptionBuilder& one_of_unit() {
         spec.checks.push_back([name = spec.long_name(), choices = spec.unit, &value = field] {

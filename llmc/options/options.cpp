@@ -110,6 +110,33 @@ static void batch_options(OptionSpecs& all, Options& o) {
         .planned();
 }
 
+static void start_options(OptionSpecs& all, Options& o) {
+    Section s{all, "ranks"};
+    s.add("--gpus", o.gpus, "", "all|N|LIST", "train on these GPUs of this machine, one rank each: all, 4, or 0,2,3")
+        .not_empty()
+        .planned()
+        .of_one_start()
+        .may_differ();
+    s.add("--ranks", o.ranks, 0, "N", "train on N CPU ranks of this machine, started by mpirun")
+        .between(0, 1 << 16)
+        .shown("")
+        .planned()
+        .of_one_start();
+    s.add("--nnodes", o.nnodes, 1, "N", "number of machines; start the same command on each, with its number")
+        .between(1, 1 << 16)
+        .planned()
+        .of_one_start();
+    s.add("--node-rank", o.node_rank, -1, "N", "number of this machine, from 0")
+        .between(-1, 1 << 16)
+        .shown("")
+        .of_one_start()
+        .may_differ();
+    s.add("--max-restarts", o.max_restarts, 0, "N",
+          "with --gpus or --ranks: start the ranks again, with --resume, after at most N failures")
+        .between(0, 1000000)
+        .of_one_start();
+}
+
 static void rank_options(OptionSpecs& all, Options& o) {
     Section s{all, "ranks"};
     s.add("-z,--zero", o.zero, 0, "0|1|2", "ZeRO stage; 1 = shard the optimizer's state over ranks, 2 = gradients too")
@@ -323,6 +350,7 @@ static OptionSpecs declare(Command command, Options& o) {
             model_options(all, o);
             training_precision(all, o);
             batch_options(all, o);
+            start_options(all, o);
             rank_options(all, o);
             optimizer_options(all, o);
             report_options(all, o);
@@ -474,6 +502,21 @@ static void sort_out_model(Options& o) {
     if (!o.model.empty() || custom) check_config(model_config(o));
 }
 
+static void check_start(const Options& o) {
+    const bool gpus = !o.gpus.empty();
+    ENSURE(!gpus || o.ranks == 0, "--gpus %s starts GPU ranks and --ranks %d CPU ranks; give one", o.gpus.c_str(),
+           o.ranks);
+    ENSURE(gpus || o.node_rank < 0, "--node-rank needs --gpus and --nnodes");
+    ENSURE(gpus || o.nnodes == 1,
+           "--nnodes %d needs --gpus; CPU ranks of several machines start by mpirun --host, or by srun", o.nnodes);
+    ENSURE(o.max_restarts == 0 || gpus || o.ranks > 0, "--max-restarts needs --gpus or --ranks");
+    ENSURE(o.max_restarts == 0 || o.nnodes == 1,
+           "--max-restarts is for one machine; torchrun restarts the ranks of --nnodes %d together", o.nnodes);
+    ENSURE(o.max_restarts == 0 || (!o.output.empty() && o.checkpoint_every > 0),
+           "--max-restarts needs checkpoints to continue from: an --output, and --checkpoint-every above 0");
+    ENSURE(!o.share_gpu || !gpus, "--share-gpu is for ranks that mpirun starts; --gpus gives each rank its own GPU");
+}
+
 static void check_training(Options& o, bool plan) {
     sort_out_model(o);
     if (o.steps == -1) o.steps = 0;
@@ -486,6 +529,7 @@ static void check_training(Options& o, bool plan) {
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
+    check_start(o);
 }
 
 static void check_together(Options& o) {

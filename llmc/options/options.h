@@ -54,6 +54,12 @@ struct Options {
     int logit_chunks;            // chunks in which the logits are computed; 0: automatic
     std::string master_weights;  // on, off: fp32 copies of bf16 weights
 
+    // ranks that this process starts on this machine
+    std::string gpus;  // all, a number, or a list; empty: none
+    int ranks;         // CPU ranks, by mpirun; 0: none
+    int nnodes, node_rank;
+    int max_restarts;
+
     // ranks; -1 or empty: set by the launcher
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;

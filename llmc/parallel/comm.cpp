@@ -50,10 +50,19 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
 #endif
 }
 
+bool mpi_joins_ranks() {
+#ifdef USE_MPI
+    return true;
+#else
+    return false;
+#endif
+}
+
 std::string describe_joining(const Launch& launch) {
     if (launch.world_size == 1) return "";
     if (launch.mpi) return "joins the others by MPI";
     if (launch.master_addr.empty()) return "has no address to join the others";
+    if (launch.master_port == 0) return "joins the others at a free port of " + launch.master_addr;
     return "joins the others at " + rendezvous_address(launch) +
            (device_memory_is_host() ? "; a GPU's rank can, CPU ranks need mpirun" : "");
 }

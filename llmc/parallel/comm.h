@@ -74,6 +74,7 @@ std::string describe_joining(const Launch& launch);
 // The device's own collectives, or null if the device has none (cuda/comm_nccl.cpp, cpu/device.cpp).
 std::unique_ptr<Comm> make_device_comm(const Launch& launch);
 bool device_joins_ranks();                                  // whether the device has collectives
+bool mpi_joins_ranks();                                     // whether this build has MPI
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, if built with Open MPI
 
 // Compares the ranks' rank_infos, each a JSON object of strings, except the fields in `may_differ`. If they differ,

@@ -135,7 +135,9 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
 static Launch from_mpirun(const Variables& variables) {
     Launch launch = read_numbers(mpirun_names, variables);
     launch.mpi = true;
-    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    constexpr int most = std::numeric_limits<int>::max();
+    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
+    launch.attempt += variables.number_or("TRAIN_GPT2_RESTARTS", 0, 1000000, 0);  // of --max-restarts
     // The mpirun of Open MPI 5 is PRRTE's, which forgets the exit code when it loses the connection to a host.
     if (variables.has("PRTE_LAUNCHED") && launch.local_world_size > 0 && launch.local_world_size < launch.world_size)
         launch.note =
@@ -264,6 +266,77 @@ Launch find_launch(const LaunchOptions& options, const Environment& environment)
     return launch;
 }
 
+// ---- ranks that this process starts
+
+std::vector<int> parse_gpus(const std::string& text, const std::function<int()>& count) {
+    std::vector<int> gpus;
+    const char *at = text.data(), *const end = at + text.size();
+    bool valid = text == "all";
+    for (bool more = !valid; more;) {
+        int gpu = 0;
+        const auto [next, error] = std::from_chars(at, end, gpu);
+        valid = error == std::errc() && gpu >= 0 && (next == end || *next == ',');
+        more = valid && next != end;
+        at = next + more;
+        gpus.push_back(gpu);
+    }
+    const bool is_number = valid && gpus.size() == 1;
+    ENSURE(valid && !(is_number && gpus[0] == 0),
+           "--gpus '%s' is neither all, nor a number of GPUs from 1, nor a list such as 0,2,3", text.c_str());
+    for (size_t i = 0; i < gpus.size(); i++)
+        ENSURE(std::find(gpus.begin(), gpus.begin() + long(i), gpus[i]) == gpus.begin() + long(i),
+               "--gpus %s names GPU %d twice; each rank needs a GPU of its own", text.c_str(), gpus[i]);
+    const int available = count();
+    const char* there = available == 1 ? "there is" : "there are";
+    if (is_number) ENSURE(gpus[0] <= available, "--gpus %s, but %s %d on this host", text.c_str(), there, available);
+    for (int gpu : gpus)
+        ENSURE(is_number || gpu < available, "--gpus %s, but %s %d on this host: GPU%s 0%s", text.c_str(), there,
+               available, available == 1 ? "" : "s", available == 1 ? "" : format(" to %d", available - 1).c_str());
+    if (!is_number && text != "all") return gpus;
+    gpus.assign(size_t(is_number ? gpus[0] : available), 0);
+    for (size_t i = 0; i < gpus.size(); i++) gpus[i] = int(i);
+    return gpus;
+}
+
+std::vector<Launch> launch_gpus(const GpuOptions& options, const std::vector<int>& gpus, const LaunchOptions& others,
+                                const Environment& environment) {
+    ENSURE(others.rank < 0 && others.world_size < 0 && others.local_rank < 0,
+           "--gpus starts all ranks and numbers them; leave out --rank, --world-size and --local-rank");
+    const bool several = options.nnodes > 1;
+    ENSURE(several || (options.node_rank <= 0 && options.rendezvous.empty()),
+           "%s is for several machines; give --nnodes too, or leave it out",
+           options.node_rank > 0 ? "--node-rank" : "--rendezvous");
+    ENSURE(!several || (options.node_rank >= 0 && options.node_rank < options.nnodes),
+           "--nnodes %d needs --node-rank, from 0 on the first machine to %d on the last", options.nnodes,
+           options.nnodes - 1);
+    ENSURE(
+        !several || !options.rendezvous.empty(),
+        "--nnodes %d needs --rendezvous HOST:PORT, the same on all machines: the first machine and a free port of it",
+        options.nnodes);
+    LaunchOptions single;
+    single.join_seconds = others.join_seconds;
+    Launch launch = find_launch(single, environment);
+    ENSURE(launch.world_size == 1,
+           "--gpus starts the ranks itself, but %s has started %d processes; leave out --gpus or %s",
+           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+    const int local = int(gpus.size());
+    ENSURE(int64_t(local) * options.nnodes <= MAX_RANKS, "%d machines x %d GPUs are more than %d ranks", options.nnodes,
+           local, MAX_RANKS);
+    launch.launcher = "--gpus", launch.mpi = false, launch.note.clear();
+    launch.world_size = local * options.nnodes, launch.local_world_size = local;
+    launch.run_id = others.run_id;
+    check_run_id(launch.run_id);
+    launch.master_addr = "127.0.0.1", launch.master_port = 0;
+    if (several) read_rendezvous(launch, options.rendezvous);
+    std::vector<Launch> launches(size_t(local), launch);
+    for (int i = 0; i < local; i++) {
+        launches[size_t(i)].rank = std::max(0, options.node_rank) * local + i;
+        launches[size_t(i)].local_rank = i;
+        launches[size_t(i)].gpu = gpus[size_t(i)];
+    }
+    return launches;
+}
+
 std::string describe_launch(const Launch& launch) {
     std::string out = launch.launcher == "single" ? "single process" : launch.launcher;
     if (launch.launcher != "single") out += format(", rank %d of %d", launch.rank, launch.world_size);
@@ -271,6 +344,7 @@ std::string describe_launch(const Launch& launch) {
         out += format(", local rank %d", launch.local_rank);
         if (launch.local_world_size > 0) out += format(" of %d", launch.local_world_size);
     }
+    if (launch.gpu >= 0 && launch.gpu != launch.local_rank) out += format(", GPU %d", launch.gpu);
     out += " on " + host_name();
     if (launch.attempt > 0) out += format(", restart %d", launch.attempt);
     if (launch.launcher == "single" && !launch.note.empty()) out += " (" + launch.note + ")";

@@ -12,15 +12,17 @@ constexpr int MAX_RANKS = 1 << 16;
 constexpr int MAX_RUN_ID = 256;  // characters, printable ASCII
 
 struct Launch {
-    std::string launcher = "single";  // single, options, mpirun, torchrun, srun
+    std::string launcher = "single";  // single, options, mpirun, torchrun, srun, --gpus
     int rank = 0, world_size = 1;
     int local_rank = 0;        // index among the ranks of this host; -1: unknown
     int local_world_size = 1;  // 0: unknown
+    int gpu = -1;              // index of this rank's GPU among those of its host; -1: local_rank
     bool mpi = false;          // MPI_Init works: Open MPI's mpirun, or a Slurm step with PMIx, started the process
     std::string master_addr;   // host on which rank 0 listens, for the TCP rendezvous; empty: unknown
     int master_port = 0;       // under torchrun the agent's port; rank 0 listens above it (rendezvous.h)
     std::string run_id;        // distinguishes runs that use the same port
-    int attempt = 0;           // number of restarts by torchrun (this host's agent) or of the Slurm job
+    int listener = -1;         // socket on which rank 0 listens, if the process that started it has opened it
+    int attempt = 0;           // number of restarts by torchrun (this host's agent), --max-restarts or of the Slurm job
     std::string error_file;    // file in which torchrun looks for the reason of a failure
     std::string note;          // for the log: a setting that was ignored, or a limit of the launcher
     // How long ranks wait for each other at the start: ranks of a large job can start minutes apart.
@@ -41,6 +43,20 @@ using Environment = std::function<const char*(const char*)>;  // getenv, or a te
 // Uses the first source that applies: options, Open MPI's mpirun, torchrun, a Slurm step of several tasks, a single
 // process.
 Launch find_launch(const LaunchOptions& options, const Environment& environment);
+
+// --gpus: the ranks that this process starts on its host, one per GPU.
+struct GpuOptions {
+    std::string gpus;  // "all", a number, or a list "0,2,3"
+    int nnodes = 1, node_rank = -1;
+    std::string rendezvous = "";  // only with several nodes
+};
+// The GPUs of "all", of a number (the first ones), or of a list. count: returns how many GPUs this host has.
+std::vector<int> parse_gpus(const std::string& text, const std::function<int()>& count);
+// The launch of each rank on this host. On one host the ranks lack master_port and listener. others: the options that
+// set the rank of a single process; they and launchers that started several processes are refused.
+std::vector<Launch> launch_gpus(const GpuOptions& options, const std::vector<int>& gpus, const LaunchOptions& others,
+                                const Environment& environment);
+
 std::string describe_launch(const Launch& launch);  // "mpirun, rank 3 of 8, local rank 1 of 2 on h1"
 
 // Expands Slurm's notation of a host list: "h[0-2,7],x12" -> h0 h1 h2 h7 x12.

@@ -175,7 +175,22 @@ static int listen_at(const Address& address, int backlog, Socket& out) {
     return 0;
 }
 
+int open_local_listener(int& port) {
+    std::string reason = "no address";
+    for (Address address : find_addresses("127.0.0.1", 0, reason)) {
+        Socket listener;
+        const int error = listen_at(address, 128, listener);
+        reason = reason_of(error);
+        if (error != 0 || getsockname(listener.fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0)
+            continue;
+        port = ntohs(reinterpret_cast<const sockaddr_in&>(address.storage).sin_port);
+        return std::exchange(listener.fd, -1);
+    }
+    fail(EXIT_INTERNAL, "no port of 127.0.0.1 can be opened for the ranks to meet: %s", reason.c_str());
+}
+
 static Socket open_listener(const Launch& launch) {
+    if (launch.listener >= 0) return Socket(launch.listener);
     // A name of this host may resolve to 127.0.1.1 here and to another address elsewhere, so rank 0 listens on all
     // interfaces, except for names that are always local.
     const std::string& host = launch.master_addr;
@@ -229,8 +244,9 @@ static std::string find_contradiction(const Server& server, const Peer& peer, co
         return format("%s is in attempt %u, rank 0 in attempt %u: is a process of an earlier attempt still running?",
                       who.c_str(), hello.attempt, attempt_of_all(launch));
     if (hello.world_size != uint32_t(launch.world_size))
-        return format("%s is one of %u ranks, rank 0 one of %d: start all with the same world size", who.c_str(),
-                      hello.world_size, launch.world_size);
+        return format("%s is one of %u ranks, rank 0 one of %d: %s", who.c_str(), hello.world_size, launch.world_size,
+                      launch.launcher == "--gpus" ? "give all machines the same --nnodes, and as many GPUs to each"
+                                                  : "start all with the same world size");
     const char* twice = "two processes say that they are rank %u of %u, on %s and %s: start each rank once";
     if (hello.rank == 0) return format(twice, 0u, hello.world_size, host_name().c_str(), peer.from.c_str());
     for (const Peer& other : server.peers)

@@ -30,6 +30,9 @@ constexpr int MAX_NCCL_ID = 4096;
 Rendezvous rendezvous(const Launch& launch, const std::string& rank_info, const std::function<std::string()>& nccl_id,
                       double timeout_seconds);
 
+// Opens a socket for rank 0 on a free port of 127.0.0.1, for Launch::listener. Sets the port.
+int open_local_listener(int& port);
+
 // The address at which rank 0 of this launch listens: "h0:29500", or "h0:29501-29516".
 std::string rendezvous_address(const Launch& launch);
 

@@ -12,6 +12,7 @@
 #include "train/stop.h"
 
 int device_of(const Options& o, const Launch& launch) {
+    if (launch.gpu >= 0) return launch.gpu;
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 

@@ -341,3 +341,70 @@ TEST_CASE("the error file has the fields that torchrun reads") {
     CHECK_FALSE(json["message"]["extraInfo"].contains("py_callstack"));
     CHECK(std::stoll(json["message"]["extraInfo"]["timestamp"].get<std::string>()) > 1600000000);
 }
+
+// The text of the GPUs of a list on a host of four, or of the refusal.
+static std::string gpus_of(const std::string& list) {
+    std::string out;
+    try {
+        for (int gpu : parse_gpus(list, [] { return 4; })) out += (out.empty() ? "" : " ") + std::to_string(gpu);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == EXIT_USAGE);
+        return error.what();
+    }
+    return out;
+}
+
+TEST_CASE("--gpus: all, a number, or a list") {
+    CHECK(gpus_of("all") == "0 1 2 3");
+    CHECK(gpus_of("2") == "0 1");
+    CHECK(gpus_of("4") == "0 1 2 3");
+    CHECK(gpus_of("0,2,3") == "0 2 3");
+    CHECK(gpus_of("3,1") == "3 1");
+    for (const char* list : {"", "0", "0,,2", "-1", "all,1", "1,", ",1", "0,-1", "1 ", "+2", "1.5", "99999999999"})
+        CHECK(gpus_of(list) ==
+              format("--gpus '%s' is neither all, nor a number of GPUs from 1, nor a list such as 0,2,3", list));
+    CHECK(gpus_of("5") == "--gpus 5, but there are 4 on this host");
+    CHECK(gpus_of("1,4") == "--gpus 1,4, but there are 4 on this host: GPUs 0 to 3");
+    CHECK(gpus_of("1,2,1") == "--gpus 1,2,1 names GPU 1 twice; each rank needs a GPU of its own");
+}
+
+static std::vector<Launch> launches(const Variables& variables, const GpuOptions& options,
+                                    const LaunchOptions& others = {}) {
+    return launch_gpus(options, {1, 3}, others, [&](const char* name) {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+    });
+}
+
+TEST_CASE("--gpus on one machine and on several") {
+    const std::vector<Launch> one = launches({{"SLURM_RESTART_COUNT", "2"}}, {"1,3"});
+    REQUIRE(one.size() == 2);
+    CHECK(describe_launch(one[1]) == "--gpus, rank 1 of 2, local rank 1 of 2, GPU 3 on " + host_name() + ", restart 2");
+    CHECK(place(one[0]) == "127.0.0.1:0");
+    const std::vector<Launch> second = launches({}, {"1,3", 3, 1, "h0:29500"});
+    CHECK(describe_launch(second[0]) == "--gpus, rank 2 of 6, local rank 0 of 2, GPU 1 on " + host_name());
+    CHECK(place(second[1]) == "h0:29500");
+    CHECK(second[1].rank == 3);
+}
+
+TEST_CASE("--gpus refuses other launchers and incomplete options") {
+    const auto refuses = [](const std::string& text, const Variables& variables, const GpuOptions& gpus,
+                            const LaunchOptions& others = {}) {
+        try {
+            launches(variables, gpus, others);
+        } catch (const Error& error) {
+            CHECK(error.exit_code == EXIT_USAGE);
+            return std::string(error.what()).find(text) != std::string::npos;
+        }
+        return false;
+    };
+    CHECK(refuses("mpirun has started 8 processes", mpirun, {"2"}));
+    CHECK(refuses("torchrun has started 8 processes", torchrun, {"2"}));
+    CHECK(refuses("srun has started 4 processes", srun, {"2"}));
+    CHECK(refuses("leave out --rank", {}, {"2"}, options(0, 2, "h0:1")));
+    CHECK(refuses("--rendezvous is for several machines", {}, {"2", 1, -1, "h0:29500"}));
+    CHECK(refuses("--node-rank is for several machines", {}, {"2", 1, 1}));
+    CHECK(refuses("needs --node-rank, from 0 on the first machine to 1", {}, {"2", 2, 2, "h0:29500"}));
+    CHECK(refuses("needs --rendezvous", {}, {"2", 2, 0}));
+    CHECK(refuses("is not HOST:PORT", {}, {"2", 2, 0, "h0"}));
+}

@@ -339,7 +339,7 @@ TEST_CASE("the help of plan lists the options that it uses, and plan accepts all
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
     for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
-    CHECK(shown == 26);
+    CHECK(shown == 29);
     for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
@@ -671,4 +671,31 @@ TEST_CASE("an option that was a flag is accepted without a value with a note, al
                                          was_on ? "true" : "false");
         CHECK(parse_options(int(resume.size()), resume.data(), saved).autotune == (was_on ? "on" : "off"));
     }
+}
+
+TEST_CASE("--gpus, --ranks, --nnodes and --max-restarts are checked together") {
+    CHECK(train({"--gpus", "all", "--max-restarts", "3"}).max_restarts == 3);
+    CHECK(train({"--gpus", "2", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "h0:1"}).node_rank == 1);
+    const auto refused = [](std::vector<const char*> arguments, const char* text) {
+        arguments.insert(arguments.begin(), {"--train-data", "x"});
+        return contains(refusal(arguments), text);
+    };
+    CHECK(refused({"--gpus", ""}, "--gpus is empty"));
+    CHECK(refused({"--gpus", "2", "--ranks", "2"}, "give one"));
+    CHECK(refused({"--node-rank", "1"}, "--node-rank needs --gpus"));
+    CHECK(refused({"--ranks", "2", "--nnodes", "2"}, "--nnodes 2 needs --gpus"));
+    CHECK(refused({"--max-restarts", "1"}, "--max-restarts needs --gpus or --ranks"));
+    CHECK(refused({"--gpus", "2", "--nnodes", "2", "--max-restarts", "1"}, "torchrun restarts"));
+    CHECK(refused({"--gpus", "2", "--max-restarts", "1", "--output", ""}, "needs checkpoints"));
+    CHECK(refused({"--ranks", "2", "--max-restarts", "1", "--checkpoint-every", "0"}, "needs checkpoints"));
+    CHECK(refused({"--gpus", "2", "--share-gpu"}, "--share-gpu is for ranks that mpirun starts"));
+}
+
+TEST_CASE("a resume takes no --gpus, --ranks or --max-restarts from the earlier start") {
+    const std::string saved = options_json(train({"--gpus", "2", "--max-restarts", "3", "--lr", "0.5"}));
+    const char* arguments[] = {"train_gpt2", "--resume"};
+    const Options resumed = parse_options(2, arguments, saved);
+    CHECK(resumed.lr == 0.5);
+    CHECK(resumed.gpus == "");
+    CHECK(resumed.max_restarts == 0);
 }

@@ -1,0 +1,171 @@
+// start_ranks.cpp: --gpus, --ranks and --max-restarts: starts the ranks of this machine, and starts them again after a
+// failure.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/common.h"
+#include "base/device.h"
+#include "base/terminal.h"
+#include "checkpoint/checkpoint.h"
+#include "commands/commands.h"
+#include "parallel/comm.h"
+#include "parallel/local_ranks.h"
+#include "parallel/rendezvous.h"
+
+static constexpr int ATTEMPTS_WITHOUT_PROGRESS = 3;
+static constexpr double LONGEST_PAUSE = 60;  // seconds
+
+static LaunchOptions launch_options(const Options& o) {
+    return {o.rank, o.world_size, o.local_rank, o.rendezvous, o.run_id, o.rendezvous_timeout};
+}
+
+static std::vector<Launch> gpu_launches(const Options& o) {
+    ENSURE(!device_memory_is_host(), "--gpus is for train_gpt2cu; this is the program for the CPU, which has --ranks");
+    // Once: the first use of a driver can take a second.
+    static const std::vector<int> gpus = parse_gpus(o.gpus, [] { return call_apart(device_count); });
+    if (o.command == Command::train)
+        return launch_gpus({o.gpus, o.nnodes, o.node_rank, o.rendezvous}, gpus, launch_options(o), getenv);
+    std::vector<Launch> launches = launch_gpus({o.gpus}, gpus, {}, getenv);
+    for (Launch& launch : launches) launch.world_size *= o.nnodes;
+    return launches;
+}
+
+// Whether a launch by --ranks is the one that started this process.
+static bool started_by_ranks(const Options& o, const Launch& launch) {
+    return launch.launcher == "mpirun" && launch.world_size == o.ranks;
+}
+
+Launch launch_of(const Options& o) {
+    if (o.command != Command::train && o.command != Command::plan) return find_launch({}, getenv);
+    const bool plans = o.command == Command::plan;
+    if (!o.gpus.empty()) {
+        Launch launch = gpu_launches(o)[0];
+        if (launch.world_size == 1) launch.launcher = "single";
+        return launch;
+    }
+    Launch launch = find_launch(plans ? LaunchOptions{} : launch_options(o), getenv);
+    if (o.ranks == 0 || started_by_ranks(o, launch)) return launch;
+    ENSURE(device_memory_is_host(), "--ranks is for train_gpt2, the program for the CPU; give --gpus %d", o.ranks);
+    ENSURE(launch.launcher != "options",
+           "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size and --rendezvous", o.ranks);
+    ENSURE(launch.launcher == "single",
+           "--ranks %d starts the ranks by mpirun, but %s has started rank %d of %d; leave out "
+           "--ranks or %s",
+           o.ranks, launch.launcher.c_str(), launch.rank, launch.world_size, launch.launcher.c_str());
+    if (plans) launch.world_size = launch.local_world_size = o.ranks;
+    return launch;
+}
+
+bool starts_ranks(const Options& o) {
+    if (o.command != Command::train) return false;
+    if (o.gpus.empty() && o.ranks == 0) return false;
+    const Launch launch = launch_of(o);
+    if (o.max_restarts > 0) return !started_by_ranks(o, launch);
+    return o.gpus.empty() ? o.ranks > 1 && !started_by_ranks(o, launch) : launch.world_size > 1;
+}
+
+// ---- one attempt
+
+// Starts one rank per GPU.
+static LocalRanks gpu_ranks(const Options& o, int attempt, const RankMain& rank_main) {
+    std::vector<Launch> launches = gpu_launches(o);
+    ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
+           "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make, or start with mpirun -np %d",
+           launches[0].world_size);
+    const bool meet_here = launches[0].master_port == 0;
+    const int listener = meet_here ? open_local_listener(launches[0].master_port) : -1;
+    for (Launch& launch : launches) {
+        launch.attempt += attempt;
+        launch.master_port = launches[0].master_port;
+    }
+    LocalRanks ranks;
+    ranks.count = int(launches.size());
+    ranks.first_rank = launches[0].rank;
+    ranks.run = [launches, listener, attempt, &rank_main](int index) {
+        Launch launch = launches[size_t(index)];
+        if (launch.rank == 0) launch.listener = listener;
+        if (launch.rank != 0 && listener >= 0) close(listener);
+        return rank_main(launch, attempt > 0);
+    };
+    ranks.started = [listener] {
+        if (listener >= 0) close(listener);
+    };
+    return ranks;
+}
+
+// Replaces this process by mpirun, which starts this program's command line as ranks.
+static int become_mpirun(const Options& o, int attempt, char** argv) {
+    const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
+    std::vector<std::string> words = {"mpirun", "-np", count};
+    for (char** word = argv; *word; word++) words.push_back(*word);
+    if (attempt > 0) words.push_back("--resume");
+    // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, and may be more than the cores.
+    for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
+                                      {"PRTE_MCA_hwloc_default_binding_policy", "none"},
+                                      {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                      {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
+        setenv(name, value, 0);
+    if (geteuid() == 0)
+        for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    // mpirun is in a background group of the terminal, from which it may not read.
+    if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, 0);
+    execvp(pointers[0], pointers.data());
+    print_message(format("error: --ranks %d needs mpirun, which cannot be started (%s): apt-get install openmpi-bin",
+                         o.ranks, strerror(errno)));
+    return EXIT_USAGE;
+}
+
+static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
+    ENSURE(mpi_joins_ranks(),
+           "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
+    LocalRanks ranks;
+    ranks.program = "mpirun";
+    ranks.own_group = true;      // at SIGINT mpirun would end its ranks before they save
+    ranks.end_signal = SIGTERM;  // then it ends them
+    ranks.run = [&o, attempt, argv](int) { return become_mpirun(o, attempt, argv); };
+    return ranks;
+}
+
+// ---- restarts
+
+static bool may_restart(const Outcome& outcome) {
+    const int code = outcome.exit_code;
+    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
+}
+
+int start_ranks(const Options& o, char** argv, const RankMain& rank_main) {
+    Supervisor supervisor;
+    int stuck = 0;  // attempts in a row after which there was no newer checkpoint
+    std::string newest = newest_directory(o.output);
+    for (int attempt = 0;; attempt++) {
+        const Outcome outcome =
+            supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, argv) : gpu_ranks(o, attempt, rank_main));
+        if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
+        const std::string before = std::exchange(newest, newest_directory(o.output));
+        stuck = newest == before ? stuck + 1 : 0;
+        if (stuck == ATTEMPTS_WITHOUT_PROGRESS)
+            print_message(format("error: %d attempts in a row ended without a new checkpoint; no restart", stuck));
+        else if (attempt == o.max_restarts)
+            print_message(format("error: the ranks have failed after %d restarts (--max-restarts)", attempt));
+        if (stuck == ATTEMPTS_WITHOUT_PROGRESS || attempt == o.max_restarts) return outcome.exit_code;
+        const double seconds = std::min(LONGEST_PAUSE, double(1 << std::min(stuck, 6)));
+        print_message(format("restart %d of %d in %g s: %s; %s", attempt + 1, o.max_restarts, seconds,
+                             outcome.failure.c_str(), newest.empty() ? "there is no checkpoint yet" : newest.c_str()));
+        if (!supervisor.pause(seconds)) return 128 + supervisor.request();
+    }
+}
+
+int print_launches(const Options& o) {
+    for (const Launch& launch : gpu_launches(o)) print_launch(launch);
+    return 0;
+}
