@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# test_ranks_option.sh: --ranks N, which starts CPU ranks by mpirun: the same bits as mpirun -np N, a signal, a rank or the process
+# that starts them is killed, a restart, and refused starts.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then skip "--ranks" "$reason" && exit 0; fi
+make_shards "$scratch/data" 30000 || fail "no shards"
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps 4 --checkpoint-every 4)
+endless=("${train[@]}" --steps 1000000 --checkpoint-every 100000)
+
+start() {
+    "${interruptible[@]}" "$@" >"$scratch/job.log" 2>&1 </dev/null &
+    job=$!
+}
+# they_train NAME: waits until the job trains into $out. Sets processes: mpirun and the ranks.
+they_train() {
+    check "$1: they train" wait_for "$out/log.jsonl" '"step":3,'
+    processes=("$(children "$job")")
+    mapfile -t -O 1 processes < <(children "${processes[0]}")
+}
+# job_ends SECONDS: the job ends in time and leaves none of its processes. Sets status.
+job_ends() {
+    local begin=$EPOCHREALTIME
+    wait "$job" 2>/dev/null
+    status=$?
+    awk -v a="$begin" -v b="$EPOCHREALTIME" -v most="$(($1 * slower))" 'BEGIN { exit !(b - a < most) }' && nobody_left 2
+}
+# nobody_left SECONDS: none of the processes is left after that time.
+nobody_left() {
+    local pid
+    for _ in $(seq $((20 * $1))); do
+        for pid in "${processes[@]}"; do if runs "$pid"; then sleep 0.05 && continue 2; fi; done
+        return 0
+    done
+    echo "process $pid is left"
+    return 1
+}
+
+check "--ranks 2" "${train[@]}" --ranks 2 --output "$scratch/option"
+several_ranks_here
+check "mpirun -np 2" ranks 2 "${train[@]}" --output "$scratch/mpirun"
+check "--ranks 2 gives the bits of mpirun -np 2" same_run "$scratch/mpirun" "$scratch/option" 4
+check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log.jsonl"
+check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
+check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)
+
+for signal in INT TERM; do
+    out=$scratch/asked_$signal
+    start "${endless[@]}" --ranks 2 --output "$out"
+    they_train "SIG$signal"
+    kill -$signal "$job"
+    check "SIG$signal: all end" job_ends 15
+    check "SIG$signal: exit code $status" test $status = 75
+    check "SIG$signal: a checkpoint" test -e "$out/latest"
+done
+
+out=$scratch/killed
+start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --output "$out"
+they_train "rank 1 killed"
+check "rank 1 killed: they save" wait_for "$out/step_000020/model.safetensors"
+kill -9 "${processes[2]}"
+check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in 1 s: mpirun ended with exit code'
+# two_starts LOG: the log has the start of the run and that of its resume.
+two_starts() { for _ in $(seq 500); do if [ "$(grep -c '"kind":"run"' "$1")" = 2 ]; then return 0; fi; sleep 0.04; done && return 1; }
+check "rank 1 killed: the ranks continue" two_starts "$out/log.jsonl"
+check "rank 1 killed: they resume" grep -q '"kind":"run".*--resume' <(tail -n 5 "$out/log.jsonl")
+processes=("$(children "$job")")
+mapfile -t -O 1 processes < <(children "${processes[0]}")
+sleep 1  # until the ranks handle signals
+kill -TERM "$job"
+check "rank 1 killed, restarted: all end at a signal" job_ends 15
+
+out=$scratch/orphans
+start "${endless[@]}" --ranks 2 --output "$out"
+they_train "kill -9"
+disown "$job"  # else bash prints a line about it
+kill -9 "$job"
+check "kill -9 leaves no process" nobody_left 15
+
+never=("${train[@]}" --output "$scratch/never")
+refused "--ranks and --rank" 2 "leave out --rank, --world-size and --rendezvous" "${never[@]}" --ranks 2 --rank 0 --world-size 2 --rendezvous h0:29500
+refused "--ranks of another number under mpirun" 2 "mpirun has started rank 0 of 2" \
+    env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "${never[@]}" --ranks 4
+refused "--ranks under torchrun" 2 "leave out --ranks or torchrun" \
+    env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=h0 MASTER_PORT=29511 "${never[@]}" --ranks 2
+refused "--nnodes on the CPU" 2 "CPU ranks of several machines start by mpirun" "${never[@]}" --ranks 2 --nnodes 2
+mkdir "$scratch/no_programs"
+refused "no mpirun" 2 "needs mpirun, which cannot be started" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
+check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
+finish
