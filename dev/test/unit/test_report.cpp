@@ -120,8 +120,9 @@ TEST_CASE("a resumed run names the options that changed, except those that may c
 
 TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
     const Options options = parse_options(int(std::size(arguments)), arguments);
-    CHECK(fields_of_one_rank(options) ==
-          std::vector<std::string>{"host", "machine", "device", "gpu", "--rank", "--local-rank", "--threads"});
+    CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "--gpus",
+                                                                  "--node-rank", "--rank", "--local-rank",
+                                                                  "--threads"});
 }
 
 TEST_CASE("counts of one are in the singular") {
