@@ -81,15 +81,13 @@ else
 fi
 
 # ---- signals
-for signal in TERM; do
-    out=$scratch/asked_$signal
-    start "${endless[@]}" --gpus 2 --output "$out"
-    they_train "SIG$signal"
-    kill -$signal "$job"
-    check "SIG$signal: all end" job_ends 20
-    check "SIG$signal: exit code $status" test $status = 75
-    check "SIG$signal: a checkpoint" test -e "$out/latest"
-done
+out=$scratch/asked
+start "${endless[@]}" --gpus 2 --output "$out"
+they_train "SIGTERM"
+kill -TERM "$job"
+check "SIGTERM: all end" job_ends 20
+check "SIGTERM: exit code $status" test $status = 75
+check "SIGTERM: a checkpoint" test -e "$out/latest"
 out=$scratch/terminal
 if command -v python3 >/dev/null; then
     # A Ctrl-C reaches this process and its ranks: it is one request, not two.
@@ -160,7 +158,7 @@ check "missing data: no restart" test "$status $(grep -c '^restart ' "$scratch/j
 
 # ---- refused starts
 never=("${train[@]}" --output "$scratch/never")
-for list in 0 0,,2 -1 all,1 1, x; do refused "--gpus=$list" 2 "is neither all, nor a number of GPUs from 1, nor a list" "${never[@]}" "--gpus=$list"; done
+for list in 0 0,,2 -1 all,1 '1,' x; do refused "--gpus=$list" 2 "is neither all, nor a number of GPUs from 1, nor a list" "${never[@]}" "--gpus=$list"; done
 refused "--gpus without a list" 2 "--gpus is empty" "${never[@]}" --gpus ""
 refused "more ranks than GPUs" 2 "--gpus 5, but there are 4 on this host" "${never[@]}" --gpus 5
 refused "a GPU that is not there" 2 "but there are 4 on this host: GPUs 0 to 3" "${never[@]}" --gpus 0,4
