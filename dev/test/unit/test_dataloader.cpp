@@ -462,8 +462,12 @@ TEST_CASE("a request to stop ends the wait for a missing shard, and so does the 
     {
         DataLoader loader(outage.config);
         loader.next();
+        for (bool both = false; !both; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+            const std::lock_guard lock(loader.mutex);
+            both = loader.filled == 2;
+        }
         std::filesystem::rename(outage.file, outage.away);
-        loader.next();  // lets the thread read another batch
+        loader.next();  // is in memory; lets the thread read another batch, which is not
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         start = seconds_now();
     }
