@@ -65,7 +65,7 @@ check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in
 # two_starts LOG: the log has the start of the run and that of its resume.
 two_starts() { for _ in $(seq 500); do if [ "$(grep -c '"kind":"run"' "$1")" = 2 ]; then return 0; fi; sleep 0.04; done && return 1; }
 check "rank 1 killed: the ranks continue" two_starts "$out/log.jsonl"
-check "rank 1 killed: they resume" grep -q '"kind":"run".*--resume' <(tail -n 5 "$out/log.jsonl")
+check "rank 1 killed: they resume" grep -q -- --resume <(grep '"kind":"run"' "$out/log.jsonl" | tail -n 1)
 processes=("$(children "$job")")
 mapfile -t -O 1 processes < <(children "${processes[0]}")
 sleep 1  # until the ranks handle signals
