@@ -303,7 +303,7 @@ static void test_nan_gradient(const Reference& r) {
     Trained<floatX> t(r);
     const std::vector<float> nan = {std::nanf("")};
     const auto weights = [&] {
-        return to_host(reinterpret_cast<const char*>(t.model.weights.data), t.model.weights.bytes());
+        return to_host(reinterpret_cast<const char*>(t.model.weights.memory.data), t.model.weights.memory.bytes());
     };
     const std::vector<char> before = weights();
     t.gradients();

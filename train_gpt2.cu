@@ -22,16 +22,16 @@
 #include "train/stop.h"
 #include "train/trainer.h"
 
-// Forward and backward of a micro-batch. The weights of the previous step may still be arriving from other ranks, so
-// forward waits for each bucket before it reads it. In the last micro-step of this rank's v-th virtual rank, each
-// bucket is reduced over the ranks as soon as its gradients are complete.
+// Forward and backward of a micro-batch. The weights of the previous step may still be arriving from other ranks: the
+// model waits for each bucket before it reads it (parallel/weight_gather.h). In the last micro-step of this rank's v-th
+// virtual rank, each bucket is reduced over the ranks as soon as its gradients are complete.
 template <class floatX>
 static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v, bool last, Trace* trace) {
     GPT2<floatX>& model = t.model;
     const float scale = 1.0f / float(t.run.batch.grad_accum_steps * t.run.batch.world_size);
     {
         const Span span(trace, Track::training, model.stream, {.name = "forward"});
-        model.forward(batch.tokens, batch.B, batch.T, [&](int bucket) { t.optimizer.wait_weights(bucket); });
+        model.forward(batch.tokens, batch.B, batch.T);
     }
     const Span span(trace, Track::training, model.stream, {.name = "backward"});
     GradientSum& gradients = t.optimizer.gradients;
@@ -42,30 +42,20 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v,
                    [&](int bucket) { gradients.begin_bucket(bucket); });
 }
 
-// Replaces micro_step on a rank that cannot read its data: takes part in the reductions of the last micro-step, so that
-// the other ranks can finish the step.
-template <class floatX>
-static void empty_micro_step(Trainer<floatX>& t, int v, bool last) {
-    for (int b = t.model.config.L; b >= 0 && last; b--) {
-        t.optimizer.gradients.begin_bucket(b);
-        t.optimizer.gradients.reduce_bucket(b, v);
-    }
-}
-
 // Votes with all ranks between two micro-steps. Returns whether all ranks leave the step here. With several ranks the
 // result may be that of the previous vote. With NCCL it is always false (Comm::any_rank): no rank leaves a step.
 static bool vote_to_leave(Run& run) { return run.stop |= run.comm.any_rank(stop_requested() || run.failure); }
 
-// Returns the next micro-batch. If this rank cannot read its data, it sets run.failure and returns no batch; the rank
-// continues with empty micro-steps until all ranks have learned of the failure. If the run was asked to stop while the
-// loader waited for a missing file, the run ends as a stopped one.
+// Returns the next micro-batch. If this rank cannot read its data, it sets run.failure and continues with zeros until
+// all ranks have learned of the failure: the others wait for it in their collectives. If the run was asked to stop
+// while the loader waited for a missing file, the run ends as a stopped one.
 static Batch next_batch(Run& run) {
     try {
         if (!run.failure) return run.loader->next();
     } catch (const Error& error) {
         run.failure = stop_requested() ? Error(EXIT_PREEMPTED, error.what()) : error;
     }
-    return {};
+    return run.loader->zeros();
 }
 
 // Forward and backward of all micro-batches of this rank. Returns false if all ranks left the step between two
@@ -91,15 +81,12 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
         if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
         run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
-        // A graph replays the same calls on the same memory. Communication is never part of a graph, nor is ZeRO-2,
-        // which communicates in every micro-step.
+        // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2 and
+        // ZeRO-3, which communicate in every micro-step.
         const bool as_graph =
-            graphs && !in_turns && !t.optimizer.weights_pending() && !(last && gradients.needs_reduction());
-        if (run.failure)
-            empty_micro_step(t, v, last);
-        else
-            t.graphs[i > 0].call_or_replay(as_graph, model.stream,
-                                           [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
+            graphs && !in_turns && !t.optimizer.weights.pending() && !(last && gradients.needs_reduction());
+        t.graphs[i > 0].call_or_replay(as_graph, model.stream,
+                                       [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
         if (last) gradients.virtual_rank_done(v);
     }
     return true;
@@ -192,13 +179,6 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
     return end_run(*run);
 }
 
-// Refuses several processes of generate, eval or tokenize: all would do the same, and mix their output.
-static void check_one_process(const Options& o, const Launch& launch) {
-    ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
-           "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or start one",
-           command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
-}
-
 static int run_command(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
     if (options.command == Command::help) {
         print_stdout(options.text);
@@ -237,57 +217,13 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     }
 }
 
-// Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
-// the failed rank forever.
-static int report_errors(Launch launch,
-                         const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
-    std::unique_ptr<Comm> comm;
-    std::string error;
-    int exit_code = 0;
-    try {
-        return function(launch, comm);
-    } catch (const Error& e) {
-        error = e.what();
-        exit_code = e.exit_code;
-    } catch (const std::bad_alloc&) {
-        error = "out of memory";
-        exit_code = EXIT_INTERNAL;
-    } catch (const std::exception& e) {  // an error of the C++ library: for example, no thread can be started
-        error = e.what();
-        exit_code = EXIT_INTERNAL;
-    }
-    write_error_file(launch, error);
-    if (launch.world_size == 1) {
-        print_message("error: " + error);
-        return exit_code;
-    }
-    print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
-    if (comm) comm->abort(exit_code);
-    Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
-}
-
-// A rank that start_ranks has started in a process of its own.
-static int run_rank(const Launch& own, Options options, char** argv, bool resume) {
-    return report_errors(own, [&](const Launch& launch, std::unique_ptr<Comm>& comm) {
-        static char flag[] = "--resume";
-        std::vector<char*> arguments;
-        for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
-        if (resume) arguments.push_back(flag);
-        arguments.push_back(nullptr);
-        if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
-        return run_command(options, arguments.data(), launch, comm);
-    });
-}
-
 int main(int argc, char** argv) {
     limit_spinning(argv);
     return report_errors({}, [&](Launch& launch, std::unique_ptr<Comm>& comm) {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         const Options options = read_options(argc, argv);
-        if (!options.print_launch && starts_ranks(options))
-            return start_ranks(options, argv,
-                               [&](const Launch& own, bool resume) { return run_rank(own, options, argv, resume); });
+        if (!options.print_launch && starts_ranks(options)) return start_ranks(options, argv, run_command);
         if (options.command != Command::help) launch = launch_of(options);
         return run_command(options, argv, launch, comm);
     });

@@ -1,7 +1,9 @@
 # cuda.mk: builds the CUDA backend with nvcc.
 
-# With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, so they are compiled once per backend.
-OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp parallel/gradients.cpp train/adamw.cpp train/optimizer.cpp)
+# With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, directly or through the model, so they are
+# compiled once per backend.
+OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp parallel/gradients.cpp parallel/weight_gather.cpp train/adamw.cpp \
+    train/optimizer.cpp)
 OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
 HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))

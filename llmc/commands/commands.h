@@ -2,10 +2,12 @@
 // train is in train_gpt2.cu.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "base/dtype.h"
 #include "options/options.h"
+#include "parallel/comm.h"
 #include "parallel/launch.h"
 
 // Each of these functions returns the exit code, and throws Error for bad input.
@@ -21,14 +23,21 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 Launch launch_of(const Options& options);
 // Whether this process starts ranks (--gpus, --ranks) and is none itself.
 bool starts_ranks(const Options& options);
-// Runs a rank that this process started. resume: after a restart, which continues from the newest checkpoint.
-using RankMain = std::function<int(const Launch& launch, bool resume)>;
+// Runs the command of this process's rank, which is joined to the others by `comm`. Returns the exit code.
+using RunCommand =
+    std::function<int(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm)>;
 // Starts the ranks, and again if they fail (--max-restarts). Returns the exit code.
-int start_ranks(const Options& options, char** argv, const RankMain& rank_main);
+int start_ranks(const Options& options, char** argv, const RunCommand& run_command);
 int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
+
+// Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
+// the failed rank forever. Returns the exit code.
+int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function);
 
 // Parses the command line; with --resume, options that are not given come from OUTPUT/run.json.
 Options read_options(int argc, char** argv);
+// Refuses several processes of generate, eval or tokenize: all would do the same, and mix their output.
+void check_one_process(const Options& options, const Launch& launch);
 // Chooses the device and the number of threads, before any other use of the device.
 void start_device(const Options& options, const Launch& launch);
 // The dtype of weights and activations with --precision; auto is bf16 on devices where bf16 is faster than fp32.

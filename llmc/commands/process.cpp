@@ -10,6 +10,7 @@
 
 #include "base/device.h"
 #include "base/files.h"
+#include "base/host.h"
 #include "base/json.h"
 #include "base/terminal.h"
 #include "base/threads.h"
@@ -62,6 +63,32 @@ static std::string saved_options(const Options& o) {
     return options->dump();
 }
 
+int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
+    std::unique_ptr<Comm> comm;
+    std::string error;
+    int exit_code = 0;
+    try {
+        return function(launch, comm);
+    } catch (const Error& e) {
+        error = e.what();
+        exit_code = e.exit_code;
+    } catch (const std::bad_alloc&) {
+        error = "out of memory";
+        exit_code = EXIT_INTERNAL;
+    } catch (const std::exception& e) {  // an error of the C++ library: for example, no thread can be started
+        error = e.what();
+        exit_code = EXIT_INTERNAL;
+    }
+    write_error_file(launch, error);
+    if (launch.world_size == 1) {
+        print_message("error: " + error);
+        return exit_code;
+    }
+    print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
+    if (comm) comm->abort(exit_code);
+    Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
+}
+
 Options read_options(int argc, char** argv) {
     const Options options = parse_options(argc, argv);
     const std::string saved = options.needs_saved ? saved_options(options) : "";
@@ -74,6 +101,12 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
     if (o.threads > 0 || launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return o.threads;
     const int all = int(sysconf(_SC_NPROCESSORS_ONLN)), given = omp_get_num_procs();
     return given < all ? given : std::max(1, all / launch.local_world_size);
+}
+
+void check_one_process(const Options& o, const Launch& launch) {
+    ENSURE(o.command == Command::train || o.command == Command::plan || launch.world_size == 1,
+           "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or start one",
+           command_name(o.command), launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
 }
 
 void start_device(const Options& o, const Launch& launch) {

@@ -72,8 +72,21 @@ bool starts_ranks(const Options& o) {
 
 // ---- one attempt
 
+// A rank in a process of its own. resume: after a restart, which continues from the newest checkpoint.
+static int run_rank(const Launch& own, Options options, char** argv, bool resume, const RunCommand& run_command) {
+    return report_errors(own, [&](const Launch& launch, std::unique_ptr<Comm>& comm) {
+        static char flag[] = "--resume";
+        std::vector<char*> arguments;
+        for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
+        if (resume) arguments.push_back(flag);
+        arguments.push_back(nullptr);
+        if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
+        return run_command(options, arguments.data(), launch, comm);
+    });
+}
+
 // Starts one rank per GPU.
-static LocalRanks gpu_ranks(const Options& o, int attempt, const RankMain& rank_main) {
+static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const RunCommand& run_command) {
     std::vector<Launch> launches = gpu_launches(o);
     ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
            "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make, or start with mpirun -np %d",
@@ -87,11 +100,11 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, const RankMain& rank_
     LocalRanks ranks;
     ranks.count = int(launches.size());
     ranks.first_rank = launches[0].rank;
-    ranks.run = [launches, listener, attempt, &rank_main](int index) {
+    ranks.run = [&o, &run_command, argv, launches, listener, attempt](int index) {
         Launch launch = launches[size_t(index)];
         if (launch.rank == 0) launch.listener = listener;
         if (launch.rank != 0 && listener >= 0) close(listener);
-        return rank_main(launch, attempt > 0);
+        return run_rank(launch, o, argv, attempt > 0, run_command);
     };
     ranks.started = [listener] {
         if (listener >= 0) close(listener);
@@ -143,13 +156,13 @@ static bool may_restart(const Outcome& outcome) {
     return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
 }
 
-int start_ranks(const Options& o, char** argv, const RankMain& rank_main) {
+int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
     Supervisor supervisor;
     int stuck = 0;  // attempts in a row after which there was no newer checkpoint
     std::string newest = newest_directory(o.output);
     for (int attempt = 0;; attempt++) {
         const Outcome outcome =
-            supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, argv) : gpu_ranks(o, attempt, rank_main));
+            supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, argv) : gpu_ranks(o, attempt, argv, run_command));
         if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
         const std::string before = std::exchange(newest, newest_directory(o.output));
         stuck = newest == before ? stuck + 1 : 0;

@@ -19,8 +19,9 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
         } catch (const Error&) {
             error = std::current_exception();
         }
-        if (error) continue;
+        if (error) batch = loader.zeros();
         model.forward(batch.tokens, batch.B, batch.T);
+        if (error) continue;
         model.token_losses(batch.targets, batch.B, batch.T);
         const std::vector<float> losses = to_host(model.acts.losses, int64_t(batch.B) * batch.T);
         for (int b = 0; b < batch.B; b++) {

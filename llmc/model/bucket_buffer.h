@@ -18,8 +18,10 @@ struct BucketBuffer {
     static int64_t elements(const ParamLayout& layout, int layer_slots) {
         return layer_slots == 0 ? 0 : layout.bucket(0).end + layer_slots * layout.layer_stride;
     }
+    // The number of a bucket's memory: 0 for bucket 0, 1 ... layer_slots for the layers.
+    int slot(int b) const { return b == 0 ? 0 : 1 + (b - 1) % layer_slots; }
     T* bucket(int b) const {
-        return memory.data + (b == 0 ? 0 : layout.bucket(0).end + (b - 1) % layer_slots * layout.layer_stride);
+        return memory.data + (b == 0 ? 0 : layout.bucket(0).end + (slot(b) - 1) * layout.layer_stride);
     }
     // Tensor p of layer l.
     T* tensor(Param p, int l) const {

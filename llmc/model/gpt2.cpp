@@ -94,14 +94,14 @@ int64_t packed_layer_bytes(const ParamLayout& layout, bool fp8) {
 }
 
 template <class floatX>
-int64_t packed_total_bytes(const ParamLayout& layout, bool fp8) {
-    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layout.config.L * packed_layer_bytes<floatX>(layout, fp8);
+int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8) {
+    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layers * packed_layer_bytes<floatX>(layout, fp8);
 }
 
 template <class floatX>
-int64_t packed_offset(const ParamLayout& layout, Param p, int l, bool fp8) {
+int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8) {
     if (p == wte) return 0;
-    int64_t offset = packed_matrix_bytes<floatX>(layout, wte, fp8) + l * packed_layer_bytes<floatX>(layout, fp8);
+    int64_t offset = packed_total_bytes<floatX>(layout, l % layers, fp8);
     for (Param before : layer_matrices) {
         if (before == p) break;
         offset += packed_matrix_bytes<floatX>(layout, before, fp8);
@@ -114,6 +114,15 @@ int64_t packed_offset(const ParamLayout& layout, Param p, int l, bool fp8) {
 int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
     if (purpose != Purpose::train) return 0;
     return options.shard_gradients ? std::min(2, config.L) : config.L;
+}
+
+// Layers whose weights have memory of their own. With shard_weights, one layer's arrive while the other one computes.
+int weight_slots(const GPT2Config& config, MemoryOptions options) {
+    return options.shard_weights ? std::min(2, config.L) : config.L;
+}
+
+int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
+    return options.shard_weights ? 1 : config.L;
 }
 
 // Bytes of the rounded operands of a layer's largest matmul.
@@ -149,13 +158,14 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       B(B),
       T(T),
       logit_rows(choose_logit_rows(B, T, options.logit_chunks)),
+      weights(layout, weight_slots(config, options), "weights"),
+      packed_layers(count_packed_layers(config, options)),
       grads(layout, gradient_slots(config, purpose, options), "gradients") {
     ENSURE(B >= 1 && T >= 1 && T <= config.max_T,
            "a micro-batch of %d x %d tokens does not fit: the model has %d positions", B, T, config.max_T);
     INVARIANT(!fp8 || sizeof(floatX) == 2, "FP8 matmuls in a model whose activations are %s",
               dtype_name(dtype_of<floatX>));
-    weights = DeviceBuffer<floatX>(layout.total, "weights");
-    packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, fp8), "packed weights");
+    packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, packed_layers, fp8), "packed weights");
     fp8_operands = DeviceBuffer<std::byte>(fp8_operand_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
     const int64_t N = int64_t(B) * T, logits = int64_t(logit_rows) * config.Vp();
     Arena count{nullptr};
@@ -176,8 +186,9 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
     place_activations<floatX>(activations, config, purpose, options, int64_t(B) * T);
     const int64_t element = sizeof(floatX);
     const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
-    return {{"weights", layout.total * element},
-            {"packed weights", packed_total_bytes<floatX>(layout, options.fp8)},
+    const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));
+    return {{"weights", weights * element},
+            {"packed weights", packed_total_bytes<floatX>(layout, count_packed_layers(config, options), options.fp8)},
             {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
             {"gradients", gradients * int64_t(sizeof(float))},
             {"activations", activations.used},
@@ -187,7 +198,7 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
 
 template <class floatX>
 std::byte* GPT2<floatX>::packed_copy(Param p, int l) {
-    return packed.data ? packed.data + packed_offset<floatX>(layout, p, l, fp8) : nullptr;
+    return packed.data ? packed.data + packed_offset<floatX>(layout, p, l, packed_layers, fp8) : nullptr;
 }
 
 template <class floatX>
@@ -197,16 +208,21 @@ Weight<floatX> GPT2<floatX>::matrix(Param p, int l) {
 }
 
 template <class floatX>
-void GPT2<floatX>::set_param(Param p, int l, const float* values) {
-    constexpr int64_t piece = 1 << 20;
-    std::vector<floatX> rounded(std::min(layout.size(p), piece));
-    for (int64_t begin = 0; begin < layout.size(p); begin += piece) {
-        const int64_t count = std::min(piece, layout.size(p) - begin);
+void copy_rounded(floatX* to, const float* from, int64_t count, Stream stream) {
+    constexpr int64_t most = 1 << 20;
+    std::vector<floatX> rounded(std::min(count, most));
+    for (int64_t begin = 0; begin < count; begin += most) {
+        const int64_t piece = std::min(most, count - begin);
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) rounded[i] = floatX(values[begin + i]);
-        copy_to_device(w(p, l) + begin, rounded.data(), count * int64_t(sizeof(floatX)), stream);
+        for (int64_t i = 0; i < piece; i++) rounded[i] = floatX(from[begin + i]);
+        copy_to_device(to + begin, rounded.data(), piece * int64_t(sizeof(floatX)), stream);
         wait_for_stream(stream);  // the next iteration overwrites `rounded`
     }
+}
+
+template <class floatX>
+void GPT2<floatX>::set_param(Param p, int l, const float* values) {
+    copy_rounded(w(p, l), values, layout.size(p), stream);
 }
 
 template <class floatX>
@@ -223,11 +239,18 @@ void GPT2<floatX>::pack_bucket(int bucket) {
 }
 
 template <class floatX>
+void GPT2<floatX>::about_to_read(int bucket) {
+    if (before_read) before_read(bucket);
+}
+
+template <class floatX>
 void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
     INVARIANT(B <= this->B && T <= this->T,
               "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     const LayerActivations<floatX>& a = acts.layer[0];
+    about_to_read(0);
     ops::embedding_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
+    about_to_read(1);
     layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, ln1w, ln1b, 0, B * T);
 }
 
@@ -346,6 +369,7 @@ void GPT2<floatX>::layer_output(int l, int N) {
         return;
     }
     const LayerActivations<floatX>& next = acts.layer[l + 1];
+    about_to_read(2 + l);
     layer_norm(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, ln1w, ln1b, l + 1, N);
 }
 
@@ -357,25 +381,19 @@ void GPT2<floatX>::layer_forward(int l, int B, int T) {
 }
 
 template <class floatX>
-void GPT2<floatX>::forward(const int* tokens, int B, int T, const BucketHook& before) {
-    const auto about_to_read = [&](int bucket) {
-        if (before && bucket < layout.num_buckets()) before(bucket);
-    };
-    about_to_read(0);
-    about_to_read(1);
+void GPT2<floatX>::forward(const int* tokens, int B, int T) {
     if (fp8) fill_zero(acts.amax, amax_count(config) * int64_t(sizeof(float)), stream);
     embeddings_forward(tokens, B, T);
-    for (int l = 0; l < config.L; l++) {
-        about_to_read(2 + l);  // layer l ends with the LayerNorm of layer l + 1
-        layer_forward(l, B, T);
-    }
+    for (int l = 0; l < config.L; l++) layer_forward(l, B, T);
 }
 
 template <class floatX>
 void GPT2<floatX>::decode(const int* token, int t) {
     const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& first = acts.layer[0];
+    about_to_read(0);
     ops::embedding_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
+    about_to_read(1);
     layer_norm(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, ln1w, ln1b, 0, 1);
     for (int l = 0; l < config.L; l++) {
         const LayerActivations<floatX>& a = acts.layer[l];
@@ -456,6 +474,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step, const Buc
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
+    about_to_read(1 + l);
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
     layer_matmul_backward(acts.dlarge, no_dbias, acts.dx, a.gelu, fcprojw, a.fc, l, N, accumulate);
@@ -493,6 +512,8 @@ void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T,
     if (after) after(0);
 }
 
+template void copy_rounded(float*, const float*, int64_t, Stream);
+template void copy_rounded(bf16*, const float*, int64_t, Stream);
 template struct GPT2<float>;
 template struct GPT2<bf16>;
 template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, MemoryOptions);

@@ -45,6 +45,7 @@ struct MemoryOptions {
     int virtual_ranks = 1;         // of all ranks together (GradientSum); each bucket is padded to divide evenly
     int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
+    bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
     bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
     bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
 };
@@ -72,6 +73,10 @@ struct Activations {
     floatX* logits;              // (logit_rows, Vp)
 };
 
+// Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
+// bucket, so that communication overlaps with computation.
+using BucketHook = std::function<void(int bucket)>;
+
 // Whether bf16 attention on a GPU may use cuDNN, and whether it must be deterministic. Call it before the first model.
 void choose_attention(bool cudnn, bool deterministic);
 
@@ -86,18 +91,22 @@ struct GPT2 {
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
 
-    DeviceBuffer<floatX> weights;          // (layout.total)
+    BucketBuffer<floatX> weights;          // shared by layers with shard_weights
+    int packed_layers;                     // layers whose packed matrices are in memory: all, or one with shard_weights
     DeviceBuffer<std::byte> packed;        // the backend's copies of the matrices
     DeviceBuffer<std::byte> fp8_operands;  // of one matmul at a time
     BucketBuffer<float> grads;             // with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;        // the memory that acts points into
     Activations<floatX> acts;
     std::string attention;  // attention backend, for the startup log; empty on the CPU
+    // Called before forward, backward or decode reads a bucket's weights, after it has queued all reads of the layer
+    // that it computed before. Null: the weights are complete.
+    BucketHook before_read;
 
     // Weights are zero until set_param sets them.
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options = {});
 
-    floatX* w(Param p, int l = 0) { return weights.data + layout.offset(p, l); }
+    floatX* w(Param p, int l = 0) { return weights.tensor(p, l); }
     float* g(Param p, int l = 0) { return grads.tensor(p, l); }
     Weight<floatX> matrix(Param p, int l = 0);  // for matmuls in floatX
 
@@ -106,13 +115,9 @@ struct GPT2 {
     void set_param(Param p, int l, const float* values);
     void pack_bucket(int bucket);  // call it after the bucket's weights have changed
 
-    // Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
-    // bucket, so that communication overlaps with computation.
-    using BucketHook = std::function<void(int bucket)>;
     // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf, the input of the head:
-    // backward or token_losses computes the logits and losses. before(bucket) is called before the first read of the
-    // bucket's weights.
-    void forward(const int* tokens, int B, int T, const BucketHook& before = nullptr);
+    // backward or token_losses computes the logits and losses.
+    void forward(const int* tokens, int B, int T);
     // After forward: writes the loss of each token to acts.losses. Computes no gradients.
     void token_losses(const int* targets, int B, int T);
     // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
@@ -132,6 +137,7 @@ struct GPT2 {
     const floatX* row_logits(int row);
 
   private:
+    void about_to_read(int bucket);
     void embeddings_forward(const int* tokens, int B, int T);
     std::byte* packed_copy(Param p, int l);
     float* input_amax(Param weight, int l);
@@ -152,6 +158,10 @@ struct GPT2 {
     void recompute_layer(int l, int B, int T);
     void embeddings_backward(const int* tokens, int B, int T);
 };
+
+// Copies `count` host floats to the device, rounded to floatX, and waits for the copy.
+template <class floatX>
+void copy_rounded(floatX* to, const float* from, int64_t count, Stream stream);
 
 // The memory that GPT2(...) will allocate. Allocates nothing.
 template <class floatX>

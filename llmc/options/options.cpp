@@ -139,8 +139,9 @@ static void start_options(OptionSpecs& all, Options& o) {
 
 static void rank_options(OptionSpecs& all, Options& o) {
     Section s{all, "ranks"};
-    s.add("-z,--zero", o.zero, 0, "0|1|2", "ZeRO stage; 1 = shard the optimizer's state over ranks, 2 = gradients too")
-        .between(0, 2)
+    s.add("-z,--zero", o.zero, 0, "0|1|2|3",
+          "ZeRO stage: ranks share the optimizer's state (1), gradients too (2), weights too (3)")
+        .between(0, 3)
         .planned()
         .may_change();
     s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "dtype of gradients in collectives")

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -49,8 +50,10 @@ static void write_choices(const std::string& file, AlgorithmChoices choices) {
     rename_path(temporary, file);
 }
 
+// Only rank 0 runs this micro-step, so it must not gather weights (BucketHook): the values do not matter.
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
+    const BucketHook before_read = std::exchange(model.before_read, nullptr);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
     device_time_algorithms(true);
     model.zero_gradients();
@@ -58,6 +61,7 @@ static void time_micro_step(GPT2<floatX>& model) {
     model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
     wait_for_stream(model.stream);
     device_time_algorithms(false);
+    model.before_read = before_read;
 }
 
 // Called by rank 0: loads the choices in the file, times algorithms for shapes without a choice, and writes the

@@ -29,7 +29,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     model.stream = own.stream;
     Optimizer<floatX> optimizer(model, {rule}, options);
     init_weights(optimizer, 42);
-    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+    optimizer.weights_loaded();
     const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
 
     MeasuredStep measured{B, 0.0, 0.0};
@@ -63,7 +63,7 @@ void load_libraries(Dtype dtype, const GPT2Config& config, const std::string& op
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops, const std::string& optimizer) {
     options.virtual_ranks = options.shards = 1;
-    options.shard_gradients = false;
+    options.shard_gradients = options.shard_weights = false;
     const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
     if (sequence > MAX_MICRO_STEP_SECONDS) return {};
     B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);

@@ -6,8 +6,6 @@
 
 #include "ops/ops.h"
 
-constexpr Comm::Ticket COMPLETE = -1;  // the bucket's weights are not being gathered
-
 static Comm& single_rank() {
     static Comm comm;
     return comm;
@@ -31,13 +29,12 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       config(config),
       gradients(comm, model.layout, {options.virtual_ranks, options.shards, options.shard_gradients, grad_dtype},
                 model.grads, model.acts.loss, &model.stream),
-      shards(options.shards),
-      shard_index(options.shards > 1 ? comm.shard_index : 0),
+      weights(model, comm, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
-      stats(2, "gradient norm"),
-      all_gather_tickets(model.layout.num_buckets(), COMPLETE) {
+      stats(2, "gradient norm") {
+    if (options.shards > 1) model.before_read = [this](int bucket) { weights.wait(bucket); };
     const std::string purpose = "the optimizer's " + rule.state_title + " (--zero)";
-    while (state.size() < rule.state.size()) state.emplace_back(model.layout.total / shards, purpose.c_str());
+    while (state.size() < rule.state.size()) state.emplace_back(model.layout.total / options.shards, purpose.c_str());
 }
 
 template <class floatX>
@@ -49,6 +46,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {{"master weights", masters * size},
             {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
+            {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
             {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
             {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, world_size)},
             {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
@@ -57,23 +55,35 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
 template <class floatX>
 typename Optimizer<floatX>::Shard Optimizer<floatX>::shard_of(int b, int shard_index) const {
     const Bucket bucket = model.layout.bucket(b);
-    const int64_t count = (bucket.end - bucket.begin) / shards;
-    return {bucket.begin + shard_index * count, count, bucket.begin / shards};
+    const int64_t count = (bucket.end - bucket.begin) / weights.shards;
+    return {bucket.begin + shard_index * count, count, bucket.begin / weights.shards};
 }
 
 template <class floatX>
 void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values) {
-    if (slot == WEIGHTS) model.set_param(p, l, values);
-    const DeviceBuffer<float>& to = buffer(slot);
-    if (!to.data) return;
-    const Shard shard = shard_of(model.layout.bucket_of(p, l), shard_index);
+    if (slot == WEIGHTS && !weights.sharded()) model.set_param(p, l, values);
+    const Shard shard = shard_of(model.layout.bucket_of(p, l), weights.shard_index);
     const int64_t offset = model.layout.offset(p, l);
     const int64_t begin = std::max(offset, shard.begin);
     const int64_t end = std::min(offset + model.layout.size(p), shard.begin + shard.count);
     if (begin >= end) return;
-    copy_to_device(to.data + shard.at + begin - shard.begin, values + begin - offset,
-                   (end - begin) * int64_t(sizeof(float)), model.stream);
+    const int64_t at = shard.at + begin - shard.begin;
+    if (slot == WEIGHTS && weights.sharded())
+        copy_rounded(weights.shard.data + at, values + begin - offset, end - begin, model.stream);
+    if (!buffer(slot).data) return;
+    copy_to_device(buffer(slot).data + at, values + begin - offset, (end - begin) * int64_t(sizeof(float)),
+                   model.stream);
     wait_for_stream(model.stream);
+}
+
+template <class floatX>
+void Optimizer<floatX>::weights_loaded() {
+    for (int b = 0; b < model.layout.num_buckets(); b++) {
+        if (weights.sharded())
+            weights.changed(b);
+        else
+            model.pack_bucket(b);  // every rank has loaded the whole bucket
+    }
 }
 
 // Returns a whole tensor of fp32 state. With shards, the ranks broadcast their shards of the tensor into the memory of
@@ -81,16 +91,16 @@ void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
-    if (shards == 1) return from + offset;
+    if (weights.shards == 1) return from + offset;
     float* whole = model.g(p, l);
     Comm::Ticket last = 0;
-    for (int q = 0; q < shards; q++) {
+    for (int q = 0; q < weights.shards; q++) {
         const Shard shard = shard_of(model.layout.bucket_of(p, l), q);
         const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
         if (begin >= end) continue;
         const int64_t bytes = (end - begin) * int64_t(sizeof(float));
         float* to = whole + begin - offset;
-        if (q == shard_index) copy_on_device(to, from + shard.at + begin - shard.begin, bytes, model.stream);
+        if (q == weights.shard_index) copy_on_device(to, from + shard.at + begin - shard.begin, bytes, model.stream);
         last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
@@ -100,12 +110,15 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
 template <class floatX>
 void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     const int64_t size = model.layout.size(p);
-    if (const float* from = buffer(slot).data) {
+    const float* from = buffer(slot).data;
+    if constexpr (std::is_same_v<floatX, float>)
+        if (slot == WEIGHTS) from = weights.shard.data;
+    if (from) {
         copy_to_host(values, gather_state(from, p, l), size * int64_t(sizeof(float)), model.stream);
         wait_for_stream(model.stream);
         return;
     }
-    wait_weights(model.layout.bucket_of(p, l));
+    weights.wait(model.layout.bucket_of(p, l));
     // The copy goes to the end of `values`, so that writing float i overwrites no bf16 value after value i.
     char* unwidened = reinterpret_cast<char*>(values) + size * int64_t(sizeof(float) - sizeof(floatX));
     copy_to_host(unwidened, model.w(p, l), size * int64_t(sizeof(floatX)), model.stream);
@@ -127,7 +140,7 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status) {
 template <class floatX>
 void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
     UpdateArgs<floatX> args;
-    args.weights = model.weights.data + shard.begin;
+    args.weights = weights.own(b);
     args.master = master.data ? master.data + shard.at : nullptr;
     for (const DeviceBuffer<float>& tensor : state) args.state.push_back(tensor.data + shard.at);
     args.grads = gradients.summed(b, shard.begin);
@@ -145,32 +158,15 @@ void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
 template <class floatX>
 void Optimizer<floatX>::step(float lr, int step) {
     const int buckets = model.layout.num_buckets();
-    if (shards == 1) {
+    if (weights.shards == 1) {  // one call for all buckets
         update(0, {0, model.layout.total, 0}, lr, step);
         for (int b = 0; b < buckets; b++) model.pack_bucket(b);
         return;
     }
     for (int b = 0; b < buckets; b++) {
-        const Shard shard = shard_of(b, shard_index);
-        update(b, shard, lr, step);
-        gradients.comm.label_next("gather bucket", b);
-        all_gather_tickets[b] = gradients.comm.all_gather(model.weights.data + model.layout.bucket(b).begin,
-                                                          shards * shard.count * int64_t(sizeof(floatX)), model.stream);
+        update(b, shard_of(b, weights.shard_index), lr, step);
+        weights.changed(b);
     }
-}
-
-template <class floatX>
-void Optimizer<floatX>::wait_weights(int b) {
-    if (all_gather_tickets[b] == COMPLETE) return;
-    gradients.comm.wait(all_gather_tickets[b], model.stream, {"wait for weights of bucket", b});
-    all_gather_tickets[b] = COMPLETE;
-    model.pack_bucket(b);
-}
-
-template <class floatX>
-bool Optimizer<floatX>::weights_pending() const {
-    return std::any_of(all_gather_tickets.begin(), all_gather_tickets.end(),
-                       [](Comm::Ticket ticket) { return ticket != COMPLETE; });
 }
 
 template struct Optimizer<float>;

@@ -1,7 +1,7 @@
 // optimizer.h: owns the optimizer's state, and applies an update rule (update_rule.h) to the weights.
 //
-// With ZeRO-1 and ZeRO-2 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new
-// weights are gathered before a layer reads them.
+// With ZeRO-1, 2 and 3 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights
+// are gathered before the model reads them.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,6 +11,7 @@
 #include "model/gpt2.h"
 #include "model/params.h"
 #include "parallel/gradients.h"
+#include "parallel/weight_gather.h"
 #include "train/update_rule.h"
 
 struct OptimizerConfig {
@@ -24,19 +25,20 @@ struct Optimizer {
     const UpdateRule<floatX>& rule;
     OptimizerConfig config;
     GradientSum gradients;
-    int shards, shard_index;                 // shards per bucket; this rank's shard
+    WeightGather<floatX> weights;            // the model waits for it before it reads weights
     DeviceBuffer<float> master;              // (layout.total / shards); empty if there are no separate master weights
     std::vector<DeviceBuffer<float>> state;  // tensors of the update rule, each (layout.total / shards)
     DeviceBuffer<float> stats;               // norm, factor
 
-    // options: only master_weights, virtual_ranks, shards and shard_gradients are used; they must equal those of the
-    // model.
+    // options: only master_weights, virtual_ranks, shards, shard_gradients and shard_weights are used; they must equal
+    // those of the model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, GradDtype grad_dtype);
 
     // Copies a tensor from host floats in memory layout. WEIGHTS sets the master weights, and rounds into the
-    // model's weights; the caller must call pack_bucket afterwards.
+    // model's weights, which are complete after weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
+    void weights_loaded();
     // Copies a tensor to host floats in memory layout; WEIGHTS without master weights reads the model's weights,
     // converted to fp32. With shards all ranks must call it, between steps. get_state overwrites the memory of the
     // gradients.
@@ -45,11 +47,8 @@ struct Optimizer {
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). For NaN and infinity see ops.inc.
     void clip(float max_norm, RankStatus status = {});
-    // step counts from 1. With shards, weights are complete only after wait_weights.
+    // step counts from 1.
     void step(float lr, int step);
-    // Work queued after this call may read the weights of the bucket and its packed matrices.
-    void wait_weights(int bucket);
-    bool weights_pending() const;
 
     const float* norm() const { return stats.data; }        // (1) on the device
     const float* factor() const { return stats.data + 1; }  // (1) on the device
@@ -64,7 +63,6 @@ struct Optimizer {
     void update(int b, const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
-    std::vector<Comm::Ticket> all_gather_tickets;  // one per bucket; -1: the weights are complete
 };
 
 // Memory that Optimizer(...) allocates. rule: the name of the update rule, as in --optimizer.

@@ -81,6 +81,7 @@ MemoryOptions memory_options_of(const Options& o, int world_size) {
             .virtual_ranks = virtual_ranks,
             .shards = shards,
             .shard_gradients = o.zero >= 2,
+            .shard_weights = o.zero >= 3 && world_size > 1,
             .bf16_gradients = bf16_gradients,
             .fp8 = o.precision == "fp8"};
 }
@@ -203,19 +204,25 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
     return text;
 }
 
-// Each rank sends 2 (n-1)/n of the gradients. With --zero 1 the second half of these bytes is weights. With --zero 2 it
-// sends the first half in every micro-step.
+// Of what all ranks have, each sends (n-1)/n to reduce, and as much to gather. The gradients are reduced once in a
+// step, with --zero 2 in every micro-step. Without ZeRO the sums of the gradients are gathered, with --zero 1 and 2 the
+// new weights, once in a step. With --zero 3 each forward and each backward gathers the layers' weights, but for the
+// two layers that are in memory from the pass before.
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const ParamLayout layout(config, options.virtual_ranks);
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
                   back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
     const int own_virtual_ranks = options.virtual_ranks / batch.world_size;
-    const int reductions = options.shard_gradients ? batch.grad_accum_steps / own_virtual_ranks : 1;
-    const int64_t parts = layout.total / batch.world_size * (batch.world_size - 1);
+    const auto sent = [&](int64_t elements) { return elements / batch.world_size * (batch.world_size - 1); };
+    const int64_t in_pass = options.shard_weights ? std::max(0, config.L - 2) * layout.layer_stride : 0;
+    const int64_t per_micro_step =
+        (options.shard_gradients ? sent(layout.total) * gradient / own_virtual_ranks : 0) + 2 * sent(in_pass) * back;
+    const int64_t once =
+        (options.shard_gradients ? 0 : sent(layout.total) * gradient) + sent(layout.total - in_pass) * back;
     return format("each rank sends %s per step, in %d buckets, %s",
-                  human_bytes(parts * (reductions * gradient + back)).c_str(), layout.num_buckets(),
-                  options.shard_gradients
-                      ? format("of which %s in each micro-step", human_bytes(parts * gradient).c_str()).c_str()
+                  human_bytes(once + batch.grad_accum_steps * per_micro_step).c_str(), layout.num_buckets(),
+                  per_micro_step > 0
+                      ? format("of which %s in each micro-step", human_bytes(per_micro_step).c_str()).c_str()
                       : "for any number of micro-steps");
 }

@@ -25,7 +25,7 @@ Trainer<floatX>::Trainer(Run& run)
                 grad_dtype(run.options)),
       reader{model.layout, optimizer.rule.state,
              [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
-             optimizer.shards > 1} {
+             optimizer.weights.shards > 1} {
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
     load_state();
@@ -49,7 +49,7 @@ void Trainer<floatX>::load_state() {
     } else {
         init_weights(optimizer, run.options.seed);
     }
-    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+    optimizer.weights_loaded();
 }
 
 // Returns whether every rank computed the step. Sets run.stop if a rank asks to stop.
@@ -134,8 +134,12 @@ void Trainer<floatX>::validate(int64_t step) {
     }
 }
 
+// Rank 0 logs the text. With ZeRO-3 no rank has all weights, so all ranks generate the text, and all of its tokens:
+// they gather the weights together.
 template <class floatX>
 void Trainer<floatX>::sample(int64_t step) {
+    const bool together = optimizer.weights.sharded();
+    if (!together && !run.first_rank()) return;
     const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Options& o = run.options;
     const Tokenizer& tokenizer = *run.source.tokenizer;
@@ -144,12 +148,13 @@ void Trainer<floatX>::sample(int64_t step) {
     Sampler sampler;
     sampler.seed = o.seed;
     std::string text = o.sample_prompt;
+    bool text_ended = false;
     generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
-        if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size() || stop_requested()) return false;
-        text += tokenizer.tokens[token];
-        return true;
+        text_ended |= token == tokenizer.end_of_text || token >= tokenizer.vocab_size();
+        if (!text_ended) text += tokenizer.tokens[token];
+        return together ? !run.comm.any_rank(stop_requested()) : !text_ended && !stop_requested();
     });
-    if (!stop_requested()) run.log->sample(step, text);
+    if (run.first_rank() && !stop_requested()) run.log->sample(step, text);
 }
 
 template <class floatX>
@@ -163,7 +168,6 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
     if (!save_due && !val_due && !sample_due && !trace_due) return;
     finish_steps(step);
-    for (int b = 0; b < model.layout.num_buckets(); b++) optimizer.wait_weights(b);
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
         if (stop && !run.failure)
@@ -172,7 +176,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
             save_or_warn(run, reader);
     }
     if (val_due) validate(step);
-    if (sample_due && run.first_rank()) sample(step);
+    if (sample_due) sample(step);
     if (trace_due) end_trace(run);
     start_clock(run);
 }

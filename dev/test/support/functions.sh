@@ -55,6 +55,9 @@ nearly() {
     awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" 'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
 }
 
+# within A B: A and B differ by less than 2 %.
+within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0.98 * b && a < 1.02 * b) }'; }
+
 # same_run A B [STEP]: the logs are equal, and so are weights and moments of that step.
 same_run() {
     local step file
