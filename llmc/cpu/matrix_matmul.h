@@ -357,10 +357,10 @@ struct BackwardScratch {
     float *partial, *bias_sums, *sums;
 
     // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
-    int64_t lay_out(void* base, int N, int IC, int OC) {
+    int64_t lay_out(void* base, int N, int IC, int OC, bool weight_is_packed) {
         PageArena arena{base};
         const int rows = row_block(N), channels = channel_block(rows, OC);
-        packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
+        packed_weight = arena.take<bf16>(weight_is_packed ? 0 : 2 * operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
         dout_rows = arena.take<bf16>(operand_size(rows, channels));
         dout_columns = arena.take<bf16>(operand_size(rows, channels));
@@ -462,13 +462,18 @@ void pack_weight<bf16>(void* packed, const bf16* weight, int OC, int IC, Stream)
 }
 
 // Backward needs more scratch than forward.
-int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
+int64_t scratch_of(int N, int IC, int OC, bool weight_is_packed) {
+    return BackwardScratch().lay_out(nullptr, N, IC, OC, weight_is_packed);
+}
+
+// The model packs its weights, so it reserves no scratch for packed weights.
+int64_t matmul_scratch_bytes(int N, int IC, int OC) { return scratch_of(N, IC, OC, true); }
 
 template <>
 void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias,
                           const bf16* residual, int N, int IC, int OC, Stream) {
-    PageArena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC))};
-    bf16* packed_weight = arena.take<bf16>(2 * operand_size(OC, IC));
+    PageArena arena{cpu::scratch(scratch_of(N, IC, OC, weight.packed))};
+    bf16* packed_weight = arena.take<bf16>(weight.packed ? 0 : 2 * operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
     const int depth = panels_of(IC);
@@ -494,7 +499,7 @@ template <>
 void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
                            Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
     BackwardScratch scratch;
-    scratch.lay_out(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
+    scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, weight.packed)), N, IC, OC, weight.packed);
     const PackedOperand w = packed_backward(weight.packed ? weight.packed : scratch.packed_weight, OC, IC);
 #pragma omp parallel
     {
