@@ -138,6 +138,9 @@ bench() {
     run bench-d12-hand-written 60 "${ops[@]}" --model d12 -b 64 --precision bf16 --cudnn off
     run bench-d12-fp32 60 "${ops[@]}" --model d12 -b 16 --precision fp32
     run bench-d48 120 "${ops[@]}" --model d48 -b 16 --precision bf16
+    for model in d12:64 d48:16; do
+        run "bench-${model%:*}-fp8" 60 "${ops[@]}" --model "${model%:*}" -b "${model#*:}" --precision fp8 --op step
+    done
     for B in 4 8; do run "bench-d48-B$B" 30 "${ops[@]}" --model d48 -b $B --precision bf16 --op step; done
 }
 
@@ -185,16 +188,18 @@ two_ranks() {
     wait
 }
 
-# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with --zero 0 and 1. Also the
+# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. Also the
 # speed with several numbers of multiprocessors for NCCL.
 two_gpus() {
-    local zero sms name options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
+    local zero sms name one options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
     train_run one-of-two-gpus "${options[@]}"
-    for zero in 0 1; do
-        name=two-gpus-zero-$zero
+    train_run one-of-two-gpus-sharded "${options[@]}" --zero 2  # sums in another order than --zero 0 and 1
+    for zero in 0 1 2 3; do
+        name=two-gpus-zero-$zero one=one-of-two-gpus
+        if [ $zero -ge 2 ]; then one=one-of-two-gpus-sharded; fi
         two_ranks $name "${options[@]}" --zero $zero
-        claim "two GPUs with --zero $zero have the same losses as one" same_losses one-of-two-gpus $name $few
+        claim "two GPUs with --zero $zero have the same losses as one" same_losses $one $name $few
     done
     for sms in 0 8 16; do
         two_ranks two-gpus-comm-sms-$sms "${d12[@]}" --micro-batch $micro_batch --global-batch 0 --steps "$few" --warmup 1 \
@@ -219,6 +224,8 @@ train() {
     train_run small-hand-written "${short[@]}" --cudnn off
     claim "with our attention instead of cuDNN's the losses agree within 1 %" \
         near_losses small small-hand-written $few 0.01
+    train_run small-fp8 "${short[@]}" --precision fp8
+    claim "with --precision fp8 the losses agree within 1 %" near_losses small small-fp8 $few 0.01
     train_run small-fp32 "${short[@]}" --precision fp32
     for precision in fp32 bf16; do
         rm -rf "$out/cpu-$precision"
@@ -233,6 +240,8 @@ train() {
         --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
     train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
         --val-every 0 --autotune off --checkpoint-every 0
+    train_run d48-fp8 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
+        --checkpoint-every 0 --precision fp8
     train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
         --checkpoint-every 0
 }

@@ -31,12 +31,15 @@ struct Choice {
     double budget = 0.3;
     bool list = false;
 
+    bool fp8() const { return precision == "fp8"; }
+
     // The choices that differ from the program's defaults: "--cudnn off --autotune off".
     std::string variant() const {
         std::string text;
         for (const auto& [name, value] :
              {std::pair("--cudnn", cudnn), {"--deterministic", deterministic}, {"--autotune", autotune}})
             if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
+        if (fp8()) text += (text.empty() ? "" : " ") + std::string("--precision fp8");
         return text;
     }
 };
@@ -160,7 +163,7 @@ struct StepBench {
           T(T),
           rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
           all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes)),
-          model(config, Purpose::train, B, T),
+          model(config, Purpose::train, B, T, {.fp8 = choice.fp8()}),
           optimizer(model, OptimizerConfig{"adamw"}),
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
@@ -227,8 +230,8 @@ struct StepBench {
         const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
         const double mfu = peak > 0 ? flop / seconds / peak : 0.0;
         printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step",
-               dtype_name(dtype_of<floatX>), "", 1e3 * seconds, double(B) * T / seconds, 100.0 * mfu,
-               human_bytes(device_bytes_allocated()).c_str());
+               choice.fp8() ? "fp8" : dtype_name(dtype_of<floatX>), "", 1e3 * seconds, double(B) * T / seconds,
+               100.0 * mfu, human_bytes(device_bytes_allocated()).c_str());
         JsonLines{choice.json}.add(format(
             "\"bench\":\"step\",\"variant\":\"%s\",\"device\":\"%s\",\"model\":\"%s\",\"B\":%d,\"T\":%d,\"dtype\":\"%"
             "s\","
@@ -351,7 +354,8 @@ GPT2Config config_of(const std::string& model) {
 
 template <class floatX>
 void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
-    if (!choice.precision.empty() && choice.precision != dtype_name(dtype_of<floatX>)) return;
+    const std::string dtype = choice.fp8() ? "bf16" : choice.precision;
+    if (!dtype.empty() && dtype != dtype_name(dtype_of<floatX>)) return;
     const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
     if (choice.list) return print_operations(operations(config, B, T, logit_rows, sizeof(floatX)));
     StepBench<floatX>(choice, config, B, T).run();
@@ -366,7 +370,8 @@ int main(int argc, char** argv) try {
     app.add_option("--model", choice.model, "d12, d24, d36, d48 [d12]");
     app.add_option("-b", choice.B, "sequences [4, on a GPU 64]");
     app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
-    app.add_option("--precision", choice.precision, "fp32 or bf16 [both]");
+    app.add_option("--precision", choice.precision, "fp32, bf16, or fp8 for --op step [fp32 and bf16]")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp8"}));
     app.add_option("--op", choice.op, "only the operation with this name in the table; step = the whole step");
     app.add_flag("--list", choice.list, "print the operations of a step: name, calls, bytes and FLOPs of a call");
     app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
@@ -377,6 +382,7 @@ int main(int argc, char** argv) try {
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");
     CLI11_PARSE(app, argc, argv);
+    ENSURE(!choice.fp8() || choice.op == "step", "--precision fp8 is timed with --op step only");
     choose_attention(choice.cudnn != "off", choice.deterministic != "off");
     device_init(0, threads);
     device_time_algorithms(choice.autotune != "off");

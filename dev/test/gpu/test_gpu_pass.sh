@@ -69,12 +69,13 @@ check "d12 has the vocabulary that is asked for" grep -q '"vocab_size": *384' "$
 
 cp -r "$scratch/good/data" "$scratch/data_of_good"
 mkdir -p "$scratch/bad" && mv "$scratch/data_of_good" "$scratch/bad/data"
-export SPOILT="small-again small-resumed small-no-graph small-recompute small-hand-written cpu-fp32 cpu-bf16 two two-gpus-zero-0 two-gpus-zero-1"
+export SPOILT="small-again small-resumed small-no-graph small-recompute small-hand-written small-fp8 cpu-fp32 cpu-bf16 two two-gpus-zero-0 two-gpus-zero-1"
+SPOILT+=" two-gpus-zero-2 two-gpus-zero-3"
 if gpu_pass "$scratch/bad" train; then fail "spoilt runs: exit code 0"; else pass "spoilt runs: an exit code other than 0"; fi
 while read -r claim; do
     check "fails for another seed: $claim" grep -q "^FAIL $claim" "$scratch/bad/summary.txt"
 done <<<"$claims"
-for zero in 0 1; do
+for zero in 0 1 2 3; do
     check "fails for another seed: --zero $zero" grep -q "^FAIL two GPUs with --zero $zero " "$scratch/bad/summary.txt"
 done
 finish
