@@ -20,7 +20,10 @@
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
-constexpr int LAYERNORM_WARPS = 8, LAYERNORM_MAX_VECS = 16;
+constexpr int LAYERNORM_WARPS = 8;
+// Rows of up to 16 vectors per lane have a kernel for each number of vectors. Larger ones share the kernel for 20, which
+// has the 5,120 channels of GPT-3 13B in bf16.
+constexpr int LAYERNORM_MANY_VECS = 16, LAYERNORM_MAX_VECS = 20;
 
 // A warp's row of C channels in registers: lane i holds the vectors i, i + 32, ... of 16 bytes.
 template <class floatX, int VECS>
@@ -96,12 +99,14 @@ void check_layernorm_sizes(const char* op, int N, int C) {
            max_channels);
 }
 
-// Calls run(vecs), where vecs is the number of vectors of each lane if one warp has rows of C channels, as a
+// Calls run(vecs), where vecs is the number of vectors of each lane if one warp has rows of C channels, or more, as a
 // compile-time constant. It is also the number of warps if each lane has one vector.
 template <class floatX, class Run>
 void with_row_vecs(const char* op, int N, int C, const Run& run) {
     check_layernorm_sizes<floatX>(op, N, C);
-    with_constant<LAYERNORM_MAX_VECS>(ceil_div(C, WARP_SIZE * Vec<floatX>::size), run);
+    const int vecs = ceil_div(C, WARP_SIZE * Vec<floatX>::size);
+    if (vecs > LAYERNORM_MANY_VECS) return run(std::integral_constant<int, LAYERNORM_MAX_VECS>{});
+    with_constant<LAYERNORM_MANY_VECS>(vecs, run);
 }
 
 template <class floatX>
