@@ -1,18 +1,20 @@
 # shellcheck shell=bash disable=SC2154
-# recipe.sh: the common part of the recipes run_gpt2_*, which source it from the repository's root after they set:
+# recipe.sh: the common part of the recipes run_gpt*, which source it from the repository's root after they set:
 #   model, steps, lr, final_lr_fraction, checkpoint_every
 #   tokens_per_step, most_micro_batch (sequences that fit 80 GB), data (folder with shards), ranks
 #   more=(...)                  options of this recipe alone
+#   seq_len, warmup, zero       if they are not 1024, 700 and 1
 # With --plan as its first argument a recipe prints the plan of the run and trains nothing. Other arguments are options of
 # train_gpt2, and win over the recipe's own.
 
+: "${seq_len:=1024}" "${warmup:=700}" "${zero:=1}"
 # Halves the micro-batch until one micro-step of all ranks fits into a step. Fewer ranks make more micro-steps.
 micro_batch=$most_micro_batch
-while [ $((micro_batch * 1024 * ranks)) -gt "$tokens_per_step" ] && [ "$micro_batch" -gt 1 ]; do micro_batch=$((micro_batch / 2)); done
+while [ $((micro_batch * seq_len * ranks)) -gt "$tokens_per_step" ] && [ "$micro_batch" -gt 1 ]; do micro_batch=$((micro_batch / 2)); done
 
-recipe=(--model "$model" --seq-len 1024 --micro-batch "$micro_batch" --global-batch "$tokens_per_step" --steps "$steps"
-        --lr "$lr" --final-lr-fraction "$final_lr_fraction" --warmup 700 --schedule cosine --weight-decay 0.1
-        --precision bf16 --zero 1 --val-every 250 --checkpoint-every "$checkpoint_every" "${more[@]}")
+recipe=(--model "$model" --seq-len "$seq_len" --micro-batch "$micro_batch" --global-batch "$tokens_per_step" --steps "$steps"
+        --lr "$lr" --final-lr-fraction "$final_lr_fraction" --warmup "$warmup" --schedule cosine --weight-decay 0.1
+        --precision bf16 --zero "$zero" --val-every 250 --checkpoint-every "$checkpoint_every" "${more[@]}")
 
 if [ "${1:-}" = --plan ]; then
     shift

@@ -518,12 +518,13 @@ def sizes_of(a):
         return *custom, a.seq_len
     if any(size is not None for size in custom):
         fail("give --model, or all three of --layers, --heads and --channels, each at least 1")
-    named = {name: (int(L), int(NH), int(C)) for name, L, NH, C in
-             in_source("llmc/model/params.cpp", r'\{"(d\d+)", "gpt2[^"]*", (\d+), (\d+), (\d+)\}')}
+    named = {name: (int(L), int(NH), int(C), int(T)) for name, T, L, NH, C in
+             in_source("llmc/model/params.cpp", r'\{"([^"]+)", "[^"]*", (\d+), (\d+), (\d+), (\d+)\}')}
     model = a.model or "d12"
     if model not in named:
         fail(f"--model {model} is not known; give one of {', '.join(named)}, or --layers, --heads and --channels")
-    return *named[model], max(1024, a.seq_len)
+    L, NH, C, max_T = named[model]
+    return L, NH, C, max(max_T, a.seq_len)
 
 
 def shape_of(a):

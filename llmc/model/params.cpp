@@ -9,20 +9,28 @@ static_assert(count_parameters({1024, 50257, 12, 12, 768}) == 124439808);
 static_assert(count_parameters({1024, 50257, 24, 16, 1024}) == 354823168);
 static_assert(count_parameters({1024, 50257, 36, 20, 1280}) == 774030080);
 static_assert(count_parameters({1024, 50257, 48, 25, 1600}) == 1557611200);
+static_assert(count_parameters({2048, 50257, 40, 40, 5120}) == 12853386240);
 
 GPT2Config config_by_name(const std::string& name) {
     struct Named {
-        const char *depth, *hf_name;
-        int L, NH, C;
+        const char *name, *hf_name;
+        int T, L, NH, C;
     };
-    static constexpr Named sizes[] = {{"d12", "gpt2", 12, 12, 768},
-                                      {"d24", "gpt2-medium", 24, 16, 1024},
-                                      {"d36", "gpt2-large", 36, 20, 1280},
-                                      {"d48", "gpt2-xl", 48, 25, 1600}};
+    // Table 2.1 of Brown et al. 2020, with GPT-2's dense attention in all layers. Two rows of that table have widths
+    // that are not heads x channels per head: 1.3b has 16 heads of 128 channels here, instead of 24, and 13b 5,120
+    // channels, not 5,140.
+    static constexpr Named sizes[] = {
+        {"d12", "gpt2", 1024, 12, 12, 768},        {"d24", "gpt2-medium", 1024, 24, 16, 1024},
+        {"d36", "gpt2-large", 1024, 36, 20, 1280}, {"d48", "gpt2-xl", 1024, 48, 25, 1600},
+        {"gpt3-125m", "", 2048, 12, 12, 768},      {"gpt3-350m", "", 2048, 24, 16, 1024},
+        {"gpt3-760m", "", 2048, 24, 16, 1536},     {"gpt3-1.3b", "", 2048, 24, 16, 2048},
+        {"gpt3-2.7b", "", 2048, 32, 32, 2560},     {"gpt3-6.7b", "", 2048, 32, 32, 4096},
+        {"gpt3-13b", "", 2048, 40, 40, 5120}};
     std::string known;
     for (const Named& s : sizes) {
-        if (name == s.depth || name == s.hf_name) return {1024, 50257, s.L, s.NH, s.C};
-        known += format("%s%s (%s)", known.empty() ? "" : ", ", s.depth, s.hf_name);
+        if (name == s.name || (*s.hf_name && name == s.hf_name)) return {s.T, 50257, s.L, s.NH, s.C};
+        known += (known.empty() ? "" : ", ") + std::string(s.name);
+        if (*s.hf_name) known += format(" (%s)", s.hf_name);
     }
     fail(EXIT_USAGE, "--model %s is not known; give one of %s, or --layers, --heads and --channels", name.c_str(),
          known.c_str());

@@ -20,7 +20,8 @@ struct GPT2Config {
     bool operator==(const GPT2Config&) const = default;
 };
 
-// Accepts d12, d24, d36, d48 and gpt2, gpt2-medium, gpt2-large, gpt2-xl; the error for another name lists these.
+// Accepts the names of GPT-2's four sizes (d12 or gpt2, ...) and of GPT-3's up to 13 billion parameters (gpt3-125m, ...). The
+// error for another name lists them.
 GPT2Config config_by_name(const std::string& name);
 // Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);

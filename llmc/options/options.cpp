@@ -28,7 +28,8 @@ std::string version() {
 static void model_options(OptionSpecs& all, Options& o) {
     Section s{all, "model"};
     s.add("-e,--model", o.model, "", "NAME",
-          "GPT-2's shape: d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl)")
+          "shape: d12, d24, d36, d48 (or gpt2, gpt2-medium, gpt2-large, gpt2-xl), or gpt3-125m, -350m, -760m, -1.3b, "
+          "-2.7b, -6.7b, -13b")
         .shown("d12, unless --init or --layers")
         .planned()
         .of_shape();

@@ -57,7 +57,7 @@ chmod 111 "$scratch/unlisted"
 check "a model is read from a directory that may not be listed" "${not_root[@]}" "$scratch/train_gpt2" generate --init "$scratch/unlisted" --max-tokens 3
 chmod 755 "$scratch/unlisted"
 check "plan succeeds" "$program" plan --model d12 --micro-batch 4
-check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
+check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl gpt3-{125m,350m,760m,1.3b,2.7b,6.7b,13b}; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
 check "training takes llm.c's one-letter options" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
 check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \

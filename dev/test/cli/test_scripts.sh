@@ -7,13 +7,13 @@ source "$(dirname "$0")/../support/functions.sh"
 # Other rules come before `all` in the Makefile, and make without a goal takes the first.
 check "make alone builds the trainer" grep -q 'ln -sf .*/train_gpt2 ' <(make --always-make --dry-run CUDA=0)
 
-# planned SCRIPT RANKS TOKENS PARAMETERS: the plan has these tokens per step (= sequences x 1024 x ranks x micro-steps) and this
-# size of the model.
+# planned SCRIPT RANKS TOKENS PARAMETERS [T]: the plan has these tokens per step (= sequences x T x ranks x micro-steps) and this
+# size of the model. T is 1024 if not given.
 planned() {
     local out tokens
     out=$("scripts/$1" --plan) || return 1
-    tokens=$(sed 's/,//g' <<<"$out" | awk -v ranks="$2" '
-        $1 == "batch" && $2 == $7 * $10 * $13 * $16 && $10 == 1024 && $13 == ranks { print $2 }')
+    tokens=$(sed 's/,//g' <<<"$out" | awk -v ranks="$2" -v T="${5:-1024}" '
+        $1 == "batch" && $2 == $7 * $10 * $13 * $16 && $10 == T && $13 == ranks { print $2 }')
     if [ "$tokens" != "$3" ]; then grep batch <<<"$out" && return 1; fi
     if ! grep -q "vocabulary 50257 .* $4 parameters" <<<"$out"; then grep model <<<"$out" && return 1; fi
 }
@@ -21,6 +21,8 @@ check "recipe 124M: tokens per step and parameters" planned run_gpt2_124M.sh 8 5
 check "recipe 350M: tokens per step and parameters" planned run_gpt2_350M.sh 8 524288 354,823,168
 check "recipe 774M: tokens per step and parameters" planned run_gpt2_774M.sh 8 524288 774,030,080
 check "recipe 1558M: tokens per step and parameters" planned run_gpt2_1558M.sh 8 1048576 1,557,611,200
+check "recipe GPT-3 6.7B: tokens per step and parameters" planned run_gpt3_6.7B.sh 8 2097152 6,658,404,352 2048
+check "recipe GPT-3 13B: tokens per step and parameters" planned run_gpt3_13B.sh 8 2097152 12,853,386,240 2048
 check "recipe 124M by torchrun: tokens per step and parameters" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
 check "recipe 124M by torchrun on 2 nodes: tokens per step" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
 check "recipe 124M by Slurm on 2 nodes: tokens per step" planned run_gpt2_124M.sbatch 16 524288 124,439,808
@@ -34,7 +36,7 @@ refused "an unknown option of a recipe" 2 "did you mean --steps?" scripts/run_gp
 check "an option wins over the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
 
 # Steps, tokens and FLOP in the comment of each recipe.
-for script in scripts/run_gpt2_*M.sh; do
+for script in scripts/run_gpt2_*M.sh scripts/run_gpt3_*.sh; do
     work=$("$script" --plan | awk '$1 == "work" { print $2 }')
     check "$(basename "$script"): its comment has the FLOP of the plan" awk -v per_token="$work" '
         /^#.*steps of .* tokens/ { gsub(",", ""); steps = $2; tokens = $5 }
@@ -43,7 +45,7 @@ for script in scripts/run_gpt2_*M.sh; do
         END { exit !(steps > 0 && near(said, per_token) && near(total, steps * tokens * per_token * 1e9)) }' "$script"
 done
 
-for script in scripts/run_gpt2_*; do
+for script in scripts/run_gpt*; do
     refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
 done
 # ---- how recipes start training again. Stand-ins replace mpirun, srun and the trainer, which ends with the next code of

@@ -34,6 +34,25 @@ TEST_CASE("the four named sizes have GPT-2's numbers of parameters, by either na
     CHECK_THROWS_WITH_AS(config_by_name("d13"), doctest::Contains("d12 (gpt2), d24 (gpt2-medium)"), Error);
 }
 
+TEST_CASE("GPT-3's sizes have 2,048 positions and about as many parameters as their names say") {
+    const struct {
+        const char* name;
+        int64_t parameters;
+        int HS;
+    } sizes[] = {{"gpt3-125m", 125226240, 64},   {"gpt3-350m", 355871744, 64},  {"gpt3-760m", 760300032, 96},
+                 {"gpt3-1.3b", 1315723264, 128}, {"gpt3-2.7b", 2651553280, 80}, {"gpt3-6.7b", 6658404352, 128},
+                 {"gpt3-13b", 12853386240, 128}};
+    for (const auto& size : sizes) {
+        const GPT2Config config = config_by_name(size.name);
+        CAPTURE(size.name);
+        CHECK(count_parameters(config) == size.parameters);
+        CHECK(config.HS() == size.HS);
+        CHECK(config.max_T == 2048);
+        CHECK(ParamLayout(config).total >= size.parameters);
+    }
+    CHECK_THROWS_WITH_AS(config_by_name(""), doctest::Contains("gpt3-6.7b, gpt3-13b"), Error);
+}
+
 TEST_CASE("there are 16 kinds of tensors, 4 of the model and 12 of each layer, with unique names") {
     CHECK(NUM_PARAMS == 16);
     std::set<std::string> names, hf_names;
