@@ -98,9 +98,16 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
     if (fits(1)) return "try --micro-batch auto";
     options.recompute = Recompute::layer;
     if (fits(1)) return "try --micro-batch auto --recompute layer";
+    if (batch.world_size > 1) {
+        options.shards = batch.world_size;
+        options.shard_gradients = options.shard_weights = true;
+        if (fits(1)) return "try --micro-batch auto --recompute layer --zero 3";
+    }
     options.master_weights = false;
-    if (fits(1)) return "try --micro-batch auto --recompute layer --master-weights off";
-    return "try a smaller model, or --zero 1 on more ranks";
+    if (fits(1))
+        return std::string("try --micro-batch auto --recompute layer --master-weights off") +
+               (batch.world_size > 1 ? " --zero 3" : "");
+    return "try a smaller model, or --zero 3 on more ranks";
 }
 
 std::string describe_memory(const std::vector<MemoryItem>& items) {
