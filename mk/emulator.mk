@@ -8,7 +8,7 @@ SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
+EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator warp shared_memory cudart streams cublasLt cudnn nccl)
 EMU_OBJECTS  := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'

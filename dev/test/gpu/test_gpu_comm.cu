@@ -510,12 +510,12 @@ TEST_CASE("ranks: a disagreement on collective, count, type, root, ranks or rank
     expect_report(2, "root 1", calls([](const Launch& l, float* x, ncclComm_t c) {
                       return ncclBroadcast(x, x, 8, ncclFloat, l.rank, c, nullptr);
                   }));
-    expect_report(2, "ranks disagree on how many", [](const Launch& launch) {
+    expect_report(2, "ranks disagree on the number of ranks", [](const Launch& launch) {
         Launch other = launch;
         other.world_size += launch.rank;
         until_done(begin(other, common_id(launch)), ncclInProgress);
     });
-    expect_report(3, "two ranks have one number", [](const Launch& launch) {
+    expect_report(3, "two ranks have the same number", [](const Launch& launch) {
         Launch other = launch;
         other.rank = std::min(launch.rank, 1);
         until_done(begin(other, common_id(launch)), ncclInProgress);
@@ -533,10 +533,10 @@ TEST_CASE("ranks: a collective on memory that it must not use is reported") {
     const auto second = [](float* x, float*) { return x + 1; };
     const auto on_host = [](float*, float* host) { return host; };
     const auto beyond = [](float* x, float*) { return x + 33; };
-    all_reduce("ncclAllReduce: a pointer that is not the device's", on_host, first);
-    all_reduce("ncclAllReduce: a pointer that is not the device's", first, on_host);
-    all_reduce("leaves its device array", beyond, first);
-    all_reduce("leaves its device array", first, beyond);
+    all_reduce("ncclAllReduce: a pointer that is not in device memory", on_host, first);
+    all_reduce("ncclAllReduce: a pointer that is not in device memory", first, on_host);
+    all_reduce("beyond the end of a device array", beyond, first);
+    all_reduce("beyond the end of a device array", first, beyond);
     all_reduce("ncclAllReduce: its output overlaps its input, but not in place", first, second);
     expect_report(2, "ncclReduceScatter: its output overlaps", calls([](const Launch&, float* x, ncclComm_t c) {
                       return ncclReduceScatter(x, x, 32, ncclFloat, ncclSum, c, nullptr);  // rank 1: x + 32
@@ -547,17 +547,17 @@ TEST_CASE("ranks: a collective on memory that it must not use is reported") {
 }
 
 TEST_CASE("ranks: calls before the communicator is ready, out of order, or after its end are reported") {
-    expect_report(1, "only with blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
+    expect_report(1, "supports only blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
     expect_report(1, "ncclAllReduce of a communicator that is not ready", [](const Launch& launch) {
         const ncclComm_t comm = begin(launch, common_id(launch));
         const DeviceBuffer<float> x(64, "x");
         ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, nullptr);
     });
-    expect_report(1, "a call before ncclCommGetAsyncError has said", calls([](const Launch&, float* x, ncclComm_t c) {
+    expect_report(1, "a call before ncclCommGetAsyncError reported", calls([](const Launch&, float* x, ncclComm_t c) {
                       ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                       return ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                   }));
-    expect_report(1, "ncclCommFinalize before the collectives are done",
+    expect_report(1, "ncclCommFinalize before all collectives are done",
                   calls([](const Launch&, float* x, ncclComm_t c) {
                       ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                       return ncclCommFinalize(c);
@@ -570,13 +570,13 @@ TEST_CASE("ranks: calls before the communicator is ready, out of order, or after
     });
     expect_report(1, "of a communicator that is not finalized",
                   [](const Launch& launch) { ncclCommDestroy(joined(launch)); });
-    expect_report(1, "of no communicator", [](const Launch& launch) {
+    expect_report(1, "of a communicator that does not exist", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         end(comm);
         ncclCommFinalize(comm);
     });
     expect_report(1, "leak of 1 communicators", [](const Launch& launch) { joined(launch); });
-    expect_report(1, "or a collective on a stream that is captured", [](const Launch& launch) {
+    expect_report(1, "or a collective on a stream during a capture", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         const OwnedStream stream;
         const DeviceBuffer<float> x(64, "x");
