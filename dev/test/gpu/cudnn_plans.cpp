@@ -68,7 +68,7 @@ TEST_CASE("GPT-2's shapes have a plan on each GPU") {
     for (const AttentionPass pass : passes) expect_plan(pass, {5, 1024, 25, 64}, "sm90_h100");
 }
 
-TEST_CASE("a sequence length that is no multiple of a tile has a plan on each GPU") {
+TEST_CASE("a sequence length that is not a multiple of a tile has a plan on each GPU") {
     for (const char* device : devices) {
         for (const AttentionPass pass : passes) expect_plan(pass, {3, 100, 2, 64}, device);
     }

@@ -32,7 +32,7 @@ TEST_CASE_TEMPLATE("two runs of embedding_backward have the same bits", floatX, 
     same_bits_twice<floatX>(cpu_backend, {2, 60, 264, 40});
 }
 
-TEST_CASE_TEMPLATE("a token and its position are added, and gradients added to what is there", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings of token and position are added, and gradients accumulate", floatX, float, bf16) {
     for (int C : {1, 8}) known_sums<floatX>(cpu_backend, C);
 }
 

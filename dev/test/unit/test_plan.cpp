@@ -84,7 +84,7 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
     }
 }
 
-TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are no multiple of 16") {
+TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are not a multiple of 16") {
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const MemoryOptions fp8 = {.fp8 = true};
     const GPT2Config config = {32, 300, 3, 2, 64}, odd = {32, 300, 3, 2, 72};
