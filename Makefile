@@ -130,8 +130,8 @@ $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
-MEETING := base/common base/host parallel/launch parallel/rendezvous parallel/rendezvous_messages
-$(BUILD)/meeting: $(BUILD)/dev/test/ranks/meeting.o $(MEETING:%=$(BUILD)/llmc/%.o)
+RENDEZVOUS := base/common base/host parallel/launch parallel/rendezvous parallel/rendezvous_messages
+$(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
 $(BUILD)/units/%.o: %.cpp $(RULES)
@@ -148,7 +148,7 @@ include mk/emulator.mk
 include mk/fuzz.mk
 include mk/install.mk
 
-tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/meeting
+tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/rendezvous_rank
 bench: $(BENCHES)
 
 test:

@@ -56,9 +56,9 @@ $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cud
                            $(patsubst %,$(BUILD)/llmc/base/%.o,common files xxhash)
 	$(call link,$(CUDNN_LDLIBS))
 
-# Gives NCCL's id to all ranks without a GPU, for dev/test/ranks/test_nccl_meeting.sh.
-$(BUILD)/cuda/dev/test/ranks/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
-$(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/ranks/nccl_meeting.o $(TEST_MAIN) $(MEETING:%=$(BUILD)/llmc/%.o)
+# Gives NCCL's id to all ranks without a GPU, for dev/test/ranks/test_nccl_id.sh.
+$(BUILD)/cuda/dev/test/ranks/nccl_id.o: CXXFLAGS += $(NCCL_FLAGS)
+$(BUILD)/cuda/nccl_id: $(BUILD)/cuda/dev/test/ranks/nccl_id.o $(TEST_MAIN) $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link,$(NCCL_LDLIBS))
 
 $(BUILD)/cuda/mock/libcuda.so.1: dev/test/gpu/mock_libcuda.c

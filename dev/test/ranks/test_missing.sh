@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_missing.sh: ranks under mpirun of which one never calls MPI_Init: the others wait for --rendezvous-timeout, name the
-# missing rank, and end. On one host and on two.
+# test_missing.sh: tests ranks under mpirun of which one never calls MPI_Init. The others wait for --rendezvous-timeout, name the
+# missing rank, and end. It tests one host and two.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -12,8 +12,8 @@ train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --thread
        --rendezvous-timeout 2)
 host=$(hostname)
 
-# as_rank RANK COMMAND: makes a script for mpirun, by which rank RANK runs the command before it trains. A command that does not
-# end keeps the rank from joining the others.
+# as_rank RANK COMMAND: makes a script for mpirun, in which rank RANK runs the command before it trains. If the command does not
+# end, the rank never joins the others.
 as_rank() {
     printf '#!/usr/bin/env bash\nif [ $OMPI_COMM_WORLD_RANK = %s ]; then %s; fi\nexec "$@"\n' "$1" "$2" >"$scratch/as_rank"
     chmod +x "$scratch/as_rank"
@@ -51,10 +51,10 @@ names "rank 2 is in a script that does not end" "for rank 2 \(process [0-9]+ on 
 as_rank 1 'kill -STOP $$'
 names "rank 1 is stopped" "for rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "sleep 1"
-check "a rank that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
+check "the others wait for a rank that comes late" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
 check "a rank that comes late causes no warning" test "$(grep -cE 'still waiting|gave up' "$scratch/check.log")" = 0
 as_rank 0 "sleep 12"
-check "a rank that comes after 12 s is waited for" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
+check "the others wait for a rank that comes after 12 s" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
 words=$(grep 'still waiting' "$scratch/check.log")
 check "one of the waiting ranks warns once after 10 s: $words" grep -qxE "warning: rank 1 on $host: still waiting after 10 s for rank 0 \
 \(process [0-9]+ on $host runs .*/(bash|sleep)\); giving up in 30 s \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"

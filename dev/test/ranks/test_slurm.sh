@@ -83,9 +83,9 @@ train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/
        --checkpoint-every 4)
 check "1 process" "${train[@]}" --output "$scratch/one"
 check "srun --mpi=pmix trains" slurm srun "${two_by_two[@]}" --mpi=pmix "${train[@]}" --output "$scratch/pmix"
-check "srun --mpi=pmix gives the bits of 1 process" same_run "$scratch/one" "$scratch/pmix" 4
+check "srun --mpi=pmix gives the same bits as 1 process" same_run "$scratch/one" "$scratch/pmix" 4
 check "salloc and mpirun trains" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${train[@]}" --output "$scratch/salloc"
-check "salloc and mpirun give the bits of 1 process" same_run "$scratch/one" "$scratch/salloc" 4
+check "salloc and mpirun give the same bits as 1 process" same_run "$scratch/one" "$scratch/salloc" 4
 for mpi in none pmi2; do
     refused_tasks "srun --mpi=$mpi with CPU ranks" "4 CPU ranks need MPI: start with mpirun -np 4 (found: srun)" \
         srun "${two_by_two[@]}" --mpi=$mpi "${train[@]}" --output "$scratch/never"
@@ -93,28 +93,28 @@ for mpi in none pmi2; do
 done
 
 # ---- the TCP rendezvous of ranks without MPI, which NCCL uses
-meeting=build/release/meeting
-make --no-print-directory -o Makefile $meeting >/dev/null || fail "$meeting is not built"
-# met TASKS CARDS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
-met() {
-    local tasks=$1 cards=$2
+rank_program=build/release/rendezvous_rank
+make --no-print-directory -o Makefile $rank_program >/dev/null || fail "$rank_program is not built"
+# joined TASKS RANK_INFOS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
+joined() {
+    local tasks=$1 rank_infos=$2
     shift 2
     slurm "$@" >"$scratch/out" 2>"$scratch/err"
-    sed 's/.*, met //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/cards"
+    sed 's/.*, joined //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/rank_infos"
     if [ "$(sort -u "$scratch/out" | wc -l) $(wc -l <"$scratch/out")" != "$tasks $tasks" ] ||
-        [ "$(cat "$scratch/cards")" != "$cards" ] ||
+        [ "$(cat "$scratch/rank_infos")" != "$rank_infos" ] ||
         [ "$(sed 's/.*, nccl_id //' "$scratch/out" | sort | uniq -c | awk '{ print $1 }')" != "$tasks" ]; then
         cat "$scratch/out" "$scratch/err"
         return 1
     fi
 }
-check "4 tasks on 2 hosts join one run" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
-check "2 tasks on the second host meet" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
-check "3 tasks on one host and 1 on the other meet" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
+check "4 tasks on 2 hosts join one run" joined 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $rank_program
+check "2 tasks on the second host join" joined 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $rank_program
+check "3 tasks on one host and 1 on the other join" joined 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $rank_program
 cat >"$scratch/late" <<EOF
 #!/usr/bin/env bash
 sleep 0.\$((5 * SLURM_PROCID))
-exec $PWD/$meeting
+exec $PWD/$rank_program
 EOF
 chmod +x "$scratch/late"
 # shellcheck disable=SC2016  # for the job's shell

@@ -7,7 +7,7 @@
 using namespace attention_cases;
 
 static const CpuBackend cpu_backend;
-static const CpuBackend float_arithmetic{{}, Isa::avx512};  // without the variants for matrix units
+static const CpuBackend float_arithmetic{{}, Isa::avx512};  // all variants except for matrix units
 
 TEST_CASE_TEMPLATE("attention with GPT-2's heads agrees with the definition", floatX, float, bf16) {
     compare<floatX>(float_arithmetic, {2, 256, 3, 64});
@@ -41,7 +41,7 @@ TEST_CASE_TEMPLATE("decoding the last token gives the last row of attention over
     for (int T : {1, 2, 64, 65, 200}) decoding_is_the_last_row<floatX>(float_arithmetic, {1, T, 3, 20});
 }
 
-// Of the heads for matrix units, 1 / sqrt(HS) is exact for those of 64 alone.
+// Matrix units run heads of 64 and others. Only for 64 is 1 / sqrt(HS) exact.
 TEST_CASE_TEMPLATE("scores of up to 1e32 do not overflow", floatX, float, bf16) {
     for (const float magnitude : {3e3f, 3e4f, 1e15f})
         for (const int HS : {64, 16, 32, 96, 128}) far_scores<floatX>(cpu_backend, HS, magnitude, false);
