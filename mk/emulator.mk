@@ -1,6 +1,6 @@
-# emulator.mk: builds the CUDA backend with the host's compiler for dev/simt, which runs the kernels on a CPU.
+# emulator.mk: builds the CUDA backend with the host's compiler for the emulator (dev/simt), which runs kernels on a CPU.
 #
-# The emulator's own files are never instrumented: they tell the sanitizer, if one is linked, which fiber runs.
+# The emulator's own files are never instrumented. If a sanitizer is linked, they tell it which fiber runs.
 # ThreadSanitizer is many times slower here with g++ than with clang.
 
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/gpu/test_*.cu))
