@@ -19,11 +19,11 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 
 // Finds this process's rank and the number of ranks. `train` and `plan` also have options for them.
 Launch launch_of(const Options& options);
-// Whether this process starts ranks (--gpus, --ranks) and is none itself.
+// Whether this process starts ranks (--gpus, --ranks) and is not a rank itself.
 bool starts_ranks(const Options& options);
 // Runs a rank that this process started. resume: after a restart, which continues from the newest checkpoint.
 using RankMain = std::function<int(const Launch& launch, bool resume)>;
-// Starts the ranks, and again if they fail (--max-restarts). Returns the exit code.
+// Starts the ranks, and starts them again if they fail (--max-restarts). Returns the exit code.
 int start_ranks(const Options& options, char** argv, const RankMain& rank_main);
 int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
 

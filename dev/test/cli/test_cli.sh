@@ -273,8 +273,8 @@ refused "data whose name is not UTF-8, on resume" 65 \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
 mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln -s "$run" "$scratch/linked/run" && ln -s none "$scratch/linked/b.txt"
-warned "links to a folder or to nothing are named" \
-    "2 links to a folder or to nothing passed over: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
+warned "links to a folder or a missing file are named" \
+    "skipped 2 links to a folder or a missing file: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
     "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
 mkfifo "$scratch/a_pipe" && ln -s none "$scratch/dangling"
 for output in "data.txt is a file" "a_pipe is a pipe"; do
@@ -283,7 +283,7 @@ for output in "data.txt is a file" "a_pipe is a pipe"; do
 done
 refused "an output below a file" 73 "--output $scratch/data.txt/a/b: $scratch/data.txt is a file, not a directory; give another name" \
     "${train[@]}" --output "$scratch/data.txt/a/b" --checkpoint-every 1
-refused "an output that is a link to nothing" 73 "--output $scratch/dangling is a link to none, which does not exist; make that directory, or" \
+refused "an output that is a broken link" 73 "--output $scratch/dangling is a link to none, which does not exist; make that directory, or" \
     "${train[@]}" --output "$scratch/dangling" --checkpoint-every 1
 refused "an output of tokenize that is a file" 73 "--output $scratch/data.txt is a file, not a directory; give another name" \
     "$program" tokenize "$scratch/data.txt" --output "$scratch/data.txt" --train-bpe 300

@@ -218,16 +218,16 @@ TEST_CASE("a pause ends at a signal") {
     CHECK(supervisor.request() == SIGTERM);
 }
 
-TEST_CASE("call_apart returns the result or the error of the other process") {
+TEST_CASE("call_in_child returns the result or the error of the other process") {
     const pid_t own = getpid();
-    CHECK(call_apart([own] { return getpid() == own ? -1 : 8; }) == 8);
+    CHECK(call_in_child([own] { return getpid() == own ? -1 : 8; }) == 8);
     try {
-        call_apart([]() -> int { fail(EXIT_BAD_DATA, "no GPU"); });
+        call_in_child([]() -> int { fail(EXIT_BAD_DATA, "no GPU"); });
         CHECK(false);
     } catch (const Error& error) {
         CHECK(error.exit_code == EXIT_BAD_DATA);
         CHECK(error.what() == std::string("no GPU"));
     }
-    CHECK_THROWS_WITH(call_apart([] { return raise(SIGKILL); }),
+    CHECK_THROWS_WITH(call_in_child([] { return raise(SIGKILL); }),
                       "a helper process was ended by signal 9 (Killed; out of memory?)");
 }
