@@ -51,7 +51,7 @@ UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
 QUICK := base/json base/terminal base/trace checkpoint/hf_config options/arguments options/foreign_options \
-         options/options parallel/launch parallel/trace_file train/log train/report train/run_source
+         options/options options/option_table parallel/launch parallel/trace_file train/log train/report train/run_source
 QUICK := $(BUILD)/dev/test/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
