@@ -80,23 +80,27 @@ static int on_full_disk(const std::function<int(const std::string& out)>& f) {
     });
 }
 
-TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but not the newest whole one") {
-    const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-    const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
-    const int saved = on_full_disk([&](const std::string& out) {
+static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+// A checkpoint on which something is mounted cannot be renamed, so it cannot be deleted.
+static bool pin(const std::string& dir, size_t bytes) {
+    if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
+    write_bytes(dir + "/large", std::string(bytes, 'x'));
+    return true;
+}
+
+TEST_CASE("on a full disk a save deletes an old checkpoint before it writes") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         const Saved saved = save(save_options(out, 1), 4);
         if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000001: deleted before the next save")) return 1;
         if (list_directory(out) != Names{"latest", "step_000004"}) return 2;
         return holds(out + "/step_000004", 4) ? 0 : 3;
     });
-    CHECK(saved == 0);
-    // A checkpoint on which something is mounted cannot be renamed, so it cannot be deleted.
-    const auto pin = [](const std::string& dir, size_t bytes) {
-        if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
-        write_bytes(dir + "/large", std::string(bytes, 'x'));
-        return true;
-    };
-    const int passed_over = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a checkpoint that cannot be deleted is noted, and the next one is deleted") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
         const Saved saved = save(save_options(out, 1), 4);
         if (!has(saved.notes.at(0), "an old checkpoint was not deleted, although the disk is full: ") ||
@@ -106,8 +110,11 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         if (list_directory(out) != Names{"latest", "step_000001", "step_000004"}) return 3;
         return holds(out + "/step_000004", 4) ? 0 : 4;
     });
-    CHECK(passed_over == 0);
-    const int rest_too_small = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk no checkpoint is deleted if the others would not free enough") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         write_bytes(out + "/step_000003/large", "");  // frees 300 KiB, which the next file takes
         write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
         if (!pin(out + "/step_000001", 600 << 10)) return CHILD_SKIPPED;
@@ -115,8 +122,11 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         if (!error.starts_with("74 ") || !has(error, "are free; ")) return 1;
         return is_directory(out + "/step_000002") && is_directory(out + "/step_000003") ? 0 : 2;
     });
-    CHECK(rest_too_small == 0);
-    const int failed = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save that fails leaves the newest whole checkpoint") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         const FlatState state(small_model, 4);
         const TensorReader failing = [](float*, Slot, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
         SaveOptions options = save_options(out, 1);
@@ -128,8 +138,11 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         if (list_directory(out) != Names{"latest", "step_000002", "step_000003"}) return 2;
         return find_latest(out).dir == out + "/step_000002" ? 0 : 3;
     });
-    CHECK(failed == 0);
-    const int refused = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save that --keep cannot make room for is refused and deletes nothing") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         for (int keep : {0, 4}) {
             const std::string error = refusal([&] { save(save_options(out, keep), 4); });
             if (!error.starts_with("74 ") || !has(error, "are free; --keep 3 would make room, or free ")) return 1;
@@ -140,16 +153,19 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         const std::string error = refusal([&] { save(save_options(out, 1), 4); });
         if (!error.starts_with("74 ") || !has(error, "are free; free ")) return 2;
         remove_tree(out + "/more");
-        return list_directory(out) == all ? 0 : 3;
+        return list_directory(out) == Names{"latest", "step_000001", "step_000002", "step_000003"} ? 0 : 3;
     });
-    CHECK(refused == 0);
-    const int same_step = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save of the damaged step replaces its checkpoint") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         const Saved saved =
             save(save_options(out, 3), 3);  // deletes the damaged checkpoint first, to have enough space
         if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
         return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
     });
-    CHECK(same_step == 0);
+    CHECK(failed_check == 0);
 }
 
 TEST_CASE("set_val_loss interrupted at any system call leaves the checkpoint whole") {
