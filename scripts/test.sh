@@ -215,8 +215,8 @@ for name in "${kernels[@]}"; do
     if ! wanted "thread/random/$name"; then continue; fi
     if [ "$compiler" = clang++ ] || [[ $name == test_simt* ]]; then raced+=("$name"); fi
 done
-# MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the kernels with most of
-# such memory.
+# MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the tests of three
+# kernels that use scratch or shared memory.
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
     for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_embedding; do
         if wanted "memory/$name"; then unwritten+=("$name"); fi

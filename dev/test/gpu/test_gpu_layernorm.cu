@@ -51,7 +51,7 @@ TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones agr
         compare_backward<floatX>(gpu_backend, 9, 256, Dresidual::apart, offset, Statistics::of_rows);
 }
 
-// 264 blocks have at most 14 rows at a time.
+// A GPU with 132 SMs runs 2 * 132 blocks at once, and a block has at most 14 rows at a time.
 TEST_CASE_TEMPLATE("LayerNorm backward of more rows than fit into the grid agrees with the definition", floatX,
                    float, bf16) {
     compare_backward<floatX>(gpu_backend, 264 * 14, 8);

@@ -444,6 +444,7 @@ TEST_CASE("every hint for another trainer's option names an option of ours") {
         CHECK(own.count(name) == 0);
     }
     CHECK(find_foreign_option("--xyzzy") == nullptr);
+    CHECK(find_foreign_option("--gpus") == nullptr);  // is an option of train itself
 }
 
 TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
