@@ -575,7 +575,7 @@ TEST_CASE("ranks: calls before the communicator is ready, out of order, or after
         end(comm);
         ncclCommFinalize(comm);
     });
-    expect_report(1, "leak of 1 communicators", [](const Launch& launch) { joined(launch); });
+    expect_report(1, "leak of 1 NCCL communicators", [](const Launch& launch) { joined(launch); });
     expect_report(1, "or a collective on a stream during a capture", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         const OwnedStream stream;
