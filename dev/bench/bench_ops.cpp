@@ -45,7 +45,7 @@ struct Choice {
 
 // The speeds from which floors are computed.
 struct Rates {
-    double copy;     // bytes per second, read and written
+    double copy;    // bytes per second, read and written
     double matmul;  // FLOP per second
 };
 

@@ -45,6 +45,6 @@ struct Supervisor {
     int request() const;  // the first signal that asked to stop; 0: none
 };
 
-// Calls a function in a child process, and returns its result or throws its Error. Use it for calls of a device, because
-// a process that has used a device must not fork ranks.
+// Calls a function in a child process, and returns its result or throws its Error. Use it for calls of a device,
+// because a process that has used a device must not fork ranks.
 int call_in_child(const std::function<int()>& function);

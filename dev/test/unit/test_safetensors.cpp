@@ -77,8 +77,7 @@ TEST_CASE("tensors written in pieces read back, whole and in parts") {
     const TemporaryDirectory dir;
     const int64_t n = (1 << 20) + 77;  // more than one chunk of the conversion
     std::vector<float> values(n), got(n);
-    for (int64_t i = 0; i < n; i++)
-        values[size_t(i)] = float(i % 1021) * 0.25f - 100.0f;  // too many bits for BF16
+    for (int64_t i = 0; i < n; i++) values[size_t(i)] = float(i % 1021) * 0.25f - 100.0f;  // too many bits for BF16
     SafetensorsWriter writer(
         dir / "x", {tensor("f", "F32", {n}), tensor("scalar", "F32", {}), tensor("h", "BF16", {7, n / 7 + 0})}, {});
     writer.write(values.data(), 5);
