@@ -274,7 +274,7 @@ def attention(s, phase, gpu):
         yield Launch(phase, "attention_forward", "attention_forward", "attention", calls, 4 * s.element * NC, 4 * pairs,
                      precision=s.dtype)
         return
-    # cuDNN's deterministic backward writes the gradient of the scores and reads it again; at or below the diagonal: half.
+    # cuDNN's deterministic backward writes and reads the gradient of the scores. Causal attention has half of the scores.
     scores = 2 * 0.5 * 2 * s.B * s.NH * s.T * s.T if s.dtype == "bf16" else 0
     yield Launch(phase, "attention_backward", "attention_backward", "attention", calls, 8 * s.element * NC + scores, 10 * pairs,
                  extra=scores, precision=s.dtype, launches=3 * attention_parts(s, gpu))

@@ -30,19 +30,20 @@ launched() {
     found=$("$@" 2>"$scratch/err" | sed "s/ at $h0:[0-9]*/ at PLACE/; s/$h0/HOST0/; s/$h1/HOST1/" | sort)
     if [ "$found" = "$expected" ]; then pass "$name"; else fail "$name: $found $(tail -n 3 "$scratch/err")"; fi
 }
-# as LAUNCHER HOW OF: the output of 4 ranks, 2 on each host.
-as() {
+# four_ranks LAUNCHER HOW OF: the lines that 4 ranks print, 2 on each host. OF is " of 2" if the launcher gives the number of
+# local ranks, else empty.
+four_ranks() {
     local rank
     for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): joins the others $2"; done
 }
 who=("$program" --print-launch)
 two_by_two=(--nodes=2 --ntasks-per-node=2)
-launched "srun --mpi=none" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
-launched "srun --mpi=pmi2" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
-launched "srun --mpi=pmix" "$(as srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
+launched "srun --mpi=none" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
+launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
+launched "srun --mpi=pmix" "$(four_ranks srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
 launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=none "${who[@]}"
 launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"
-launched "salloc and mpirun" "$(as mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
+launched "salloc and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
 launched "salloc of one task, and mpirun of two ranks" \
     "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
     slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
@@ -58,7 +59,7 @@ batch() {
 check "sbatch of the program" batch alone "${two_by_two[@]}" -- "${who[*]}"
 launched "sbatch without srun" "single process on HOST0 (SLURM_NTASKS=4, but srun did not start this process)" cat "$scratch/alone.out"
 check "sbatch of mpirun" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
-launched "sbatch and mpirun" "$(as mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
+launched "sbatch and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
 
 # refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each prints the text.
 refused_tasks() {
