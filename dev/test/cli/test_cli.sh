@@ -12,7 +12,7 @@ run=$scratch/run
 chmod a+rx "$scratch" && cp "$program" "$scratch/train_gpt2"
 not_root=()
 if [ "$(id -u)" = 0 ]; then not_root=(setpriv --reuid=65534 --regid=65534 --clear-groups); fi
-may_be_another() { [ "$(id -u)" = 0 ] && "${not_root[@]}" "$scratch/train_gpt2" --version >/dev/null; }
+can_drop_root() { [ "$(id -u)" = 0 ] && "${not_root[@]}" "$scratch/train_gpt2" --version >/dev/null; }
 first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
 
 # ---- runs that succeed
@@ -315,7 +315,7 @@ check "--stop-after with the largest number" "$program" --resume --output "$scra
 check "--stop-after with the largest number trains to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
 warned "another tokenizer on resume gives a warning" "the tokenizer $scratch/other differs from that of" "$program" --resume --output "$scratch/to_the_end" \
     --steps 32 --tokenizer "$scratch/other"
-if may_be_another; then
+if can_drop_root; then
     mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
     refused "no thread can be started" 1 "Resource temporarily unavailable" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
         "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run" --threads 1
@@ -325,7 +325,7 @@ fi
 refused "a pattern that matches no shard" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "a directory that does not exist" 66 "--init $scratch/nowhere: there is no such directory; nothing is downloaded" "$program" generate --init "$scratch/nowhere"
-if may_be_another; then
+if can_drop_root; then
     mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run"
     for command in generate plan; do
         refused "a directory below one that may not be searched: $command" 66 \
