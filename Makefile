@@ -51,7 +51,7 @@ UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
 QUICK := base/json base/terminal base/trace checkpoint/hf_config options/arguments options/foreign_options \
-         options/options parallel/launch parallel/trace_file train/log train/report train/run_source
+         options/options options/option_table parallel/launch parallel/trace_file train/log train/report train/run_source
 QUICK := $(BUILD)/dev/test/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
@@ -130,8 +130,8 @@ $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
-MEETING := base/common base/host parallel/launch parallel/rendezvous parallel/rendezvous_messages
-$(BUILD)/meeting: $(BUILD)/dev/test/ranks/meeting.o $(MEETING:%=$(BUILD)/llmc/%.o)
+RENDEZVOUS := base/common base/host parallel/launch parallel/rendezvous parallel/rendezvous_messages
+$(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
 $(BUILD)/units/%.o: %.cpp $(RULES)
@@ -148,7 +148,7 @@ include mk/emulator.mk
 include mk/fuzz.mk
 include mk/install.mk
 
-tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/meeting
+tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/rendezvous_rank
 bench: $(BENCHES)
 
 test:

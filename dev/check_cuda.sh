@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled registers as
-# errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than dev/cuda_budget.txt has for
-# it, or lacks the instructions that it is meant to use (opcodes.py). --update writes the file anew. Needs nvcc, but no GPU.
+# errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than dev/cuda_budget.txt allows,
+# or lacks the instructions that it should use (opcodes.py). --update writes the file again. Needs nvcc, but no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -54,7 +54,7 @@ for arch in "${archs[@]}"; do
             grep -E 'error|warning' "$work/log" | c++filt | sed 's/^/      /' | head -20
             status=1
         fi
-        # What ptxas only mentions: products that wait for each other, registers set aside in vain.
+        # ptxas prints these without failing: asynchronous matrix instructions that it serializes, and setmaxnreg that it ignores.
         if grep -E 'C75(04|05|08|10|11|17|19|20)|Potential Performance Loss' "$work/log"; then
             echo "FAIL  $source for sm_$arch: see above"
             status=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists the instructions in the kernels of a cubin, without a disassembler, and checks that they are the intended ones.
+"""Lists the instructions in the kernels of a cubin, without a disassembler, and checks that the kernels use those they should.
 
     dev/opcodes.py FILE.cubin              checks the rules below; prints each violation, exit status 1
     dev/opcodes.py --list FILE.cubin       prints the counts of every kernel
@@ -40,7 +40,7 @@ def kernels(path):
     with open(path, "rb") as file:
         data = file.read()
     if data[:5] != b"\x7fELF\x02":
-        sys.exit(f"opcodes.py: {path} is no cubin")
+        sys.exit(f"opcodes.py: {path} is not a cubin")
     (section_offset,) = struct.unpack_from("<Q", data, 40)
     entry_size, count, names_index = struct.unpack_from("<HHH", data, 58)
     sections = [struct.unpack_from("<IIQQQQ", data, section_offset + i * entry_size) for i in range(count)]
@@ -63,7 +63,7 @@ def instructions(code):
 
 
 def readable(names):
-    """The demangled names, without return type, blanks and parameters."""
+    """The demangled names, without return type, spaces and parameters."""
     text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     return [re.sub(r"\(.*", "", re.sub(r"^void ", "", line)).replace(" ", "") for line in text.splitlines()]
 

@@ -29,7 +29,7 @@ gpu-bench: $(GPU_BENCHES)
 train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
 	@ln -sf $< $@
 
-# The program knows for which GPUs it was built. A change of CUDA_ARCHS compiles the objects again.
+# The objects have the list of GPUs for which they were built, so a change of CUDA_ARCHS compiles them again.
 $(BUILD)/cuda/archs: always
 	@mkdir -p $(@D)
 	@echo "$(strip $(CUDA_ARCHS))" | cmp -s - $@ || echo "$(strip $(CUDA_ARCHS))" >$@
@@ -53,14 +53,14 @@ $(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_MAIN) $(BUI
 $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a
 	$(call link,$(GPU_LDLIBS))
 
-# Makes cuDNN's plans without a GPU, for dev/test/gpu/test_cudnn_plans.sh.
+# A test that makes cuDNN's plans without a GPU. dev/test/gpu/test_cudnn_plans.sh runs it.
 $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(TEST_MAIN) \
                            $(patsubst %,$(BUILD)/llmc/base/%.o,common files xxhash)
 	$(call link,$(CUDNN_LDLIBS))
 
-# Gives NCCL's id to all ranks without a GPU, for dev/test/ranks/test_nccl_meeting.sh.
-$(BUILD)/cuda/dev/test/ranks/nccl_meeting.o: CXXFLAGS += $(NCCL_FLAGS)
-$(BUILD)/cuda/nccl_meeting: $(BUILD)/cuda/dev/test/ranks/nccl_meeting.o $(TEST_MAIN) $(MEETING:%=$(BUILD)/llmc/%.o)
+# A test that gives NCCL's id to all ranks, without a GPU. dev/test/ranks/test_nccl_id.sh runs it.
+$(BUILD)/cuda/dev/test/ranks/nccl_id.o: CXXFLAGS += $(NCCL_FLAGS)
+$(BUILD)/cuda/nccl_id: $(BUILD)/cuda/dev/test/ranks/nccl_id.o $(TEST_MAIN) $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link,$(NCCL_LDLIBS))
 
 $(BUILD)/cuda/mock/libcuda.so.1: dev/test/gpu/mock_libcuda.c

@@ -1,6 +1,6 @@
-# emulator.mk: builds the CUDA backend with the host's compiler for dev/simt, which runs the kernels on a CPU.
+# emulator.mk: builds the CUDA backend with the host's compiler for the emulator (dev/simt), which runs kernels on a CPU.
 #
-# The emulator's own files are never instrumented: they tell the sanitizer, if one is linked, which fiber runs.
+# The emulator's own files are never instrumented. If a sanitizer is linked, they tell it which fiber runs.
 # ThreadSanitizer is many times slower here with g++ than with clang.
 
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/emulator/%,$(wildcard dev/test/gpu/test_*.cu))
@@ -8,7 +8,7 @@ SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator cudart cublasLt cudnn nccl)
+EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator warp shared_memory cudart streams cublasLt cudnn nccl)
 EMU_OBJECTS  := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'

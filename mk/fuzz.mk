@@ -1,4 +1,4 @@
-# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer. A target's first line names the sources that it links.
+# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer. The first line of a fuzzer names the sources that it links.
 
 FUZZERS   := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) $(INCLUDES) -pthread -fsanitize=address,undefined

@@ -8,8 +8,8 @@ ifneq ($(findstring address,$(SANITIZE)),)
 SANFLAGS += $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,--param=asan-use-after-return=0)
 endif
 # MemorySanitizer does not see writes of code that is not instrumented. Therefore it checks kernels and device memory
-# only, not the host's memory (emulator.cpp). Templates of libstdc++ are compiled here instead of taken from the library.
-# OpenMP is off, because its runtime passes the arguments of parallel loops.
+# only, not the host's memory (emulator.cpp). Templates of libstdc++ are compiled here, because the library's are not
+# instrumented. OpenMP is off, because its runtime, which is not instrumented, passes the arguments of parallel loops.
 ifeq ($(SANITIZE),memory)
 SANFLAGS += -fsanitize-memory-track-origins -D_GLIBCXX_EXTERN_TEMPLATE=0 -mllvm -msan-poison-stack-with-call
 LDFLAGS  += -Wl,--wrap=__msan_poison_stack

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install.sh [PACKAGE...]: installs the Debian or Ubuntu packages that the project and the arguments name, without questions:
-# directly as root, else by sudo. Does nothing if all are installed.
+# install.sh [PACKAGE...]: installs the Debian or Ubuntu packages that the project needs and those in the arguments, as root or by
+# sudo, without questions. Does nothing if all are installed.
 set -euo pipefail
 
 packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin iproute2 curl ca-certificates

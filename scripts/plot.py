@@ -15,7 +15,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def read_log(path):
-    """The (step, loss) pairs of training and of validation. Of a step that was repeated after a restart the last one counts."""
+    """The (step, loss) pairs of training and of validation. If a step was repeated after a restart, its last loss counts."""
     losses = {"step": {}, "val": {}}
     keys = {"step": "loss", "val": "val_loss"}
     with open(path, encoding="utf-8") as file:
@@ -117,7 +117,7 @@ def main():
         except (OSError, UnicodeDecodeError) as error:
             sys.exit(f"plot.py: {error}")
         if not train and not val:
-            sys.exit(f"plot.py: {path}: no losses in there")
+            sys.exit(f"plot.py: {path}: the log has no losses")
         runs.append((os.path.basename(os.path.dirname(os.path.abspath(path))), train, val))
     use_python_with_matplotlib()
     for run in runs:

@@ -53,7 +53,7 @@ prepare_corpus() {
     run=out/quickstart_$name
 }
 
-# choose_model middle|small: sets options and most_steps. A text of a few pages gets short windows.
+# choose_model middle|small: sets options and most_steps. For a text of a few pages it chooses short windows.
 choose_model() {
     local size=$1 of_windows
     choose_windows "$data"
@@ -88,12 +88,12 @@ choose_run() {
         return
     fi
     if [ -e "$run" ]; then
-        echo "$run was trained on another text and becomes $run.$(date +%s)"
+        echo "$run was trained on another text; it is renamed to $run.$(date +%s)"
         mv "$run" "$run.$(date +%s)"
     fi
     choose_model middle
     measure
-    # Where 300 steps of this model take four minutes, the smaller one ends at a loss that is lower by 0.4 (dev/LOG.md).
+    # On a machine where 300 steps of this model take four minutes, the smaller model reaches a loss lower by 0.4 (dev/LOG.md).
     if [ "$steps" -lt 1000 ] && [ "$steps" -lt "$most_steps" ]; then
         echo "a smaller model learns more in this time on this machine"
         choose_model small

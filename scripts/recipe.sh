@@ -5,7 +5,7 @@
 #   more=(...)                  options of this recipe alone
 #   seq_len, warmup, zero       if they are not 1024, 700 and 1
 # With --plan as its first argument a recipe prints the plan of the run and trains nothing. Other arguments are options of
-# train_gpt2, and win over the recipe's own.
+# train_gpt2, and override the recipe's own.
 
 : "${seq_len:=1024}" "${warmup:=700}" "${zero:=1}"
 # Halves the micro-batch until one micro-step of all ranks fits into a step. Fewer ranks make more micro-steps.
@@ -32,9 +32,9 @@ fi
 if [ ! -x ./train_gpt2cu ]; then echo "error: ./train_gpt2cu is not built: run make where the GPUs are" >&2 && exit 2; fi
 recipe+=(--train-data "$data/*train_*.bin" --val-data "$data/*val_*.bin" --output "${OUT:-out/$(basename "$0" .sh)}" --resume "$@")
 
-# If mpirun itself is killed, Open MPI leaves the shared memory of its ranks behind, some MB for each. The files of this
-# user and host are vader_segment.HOST.UID.* of Open MPI 4 and sm_segment.HOST.UID.* of Open MPI 5. A file in use is mapped
-# by a process within moments of its creation.
+# If mpirun itself is killed, the shared memory of its ranks stays in /dev/shm, some MB for each. The files of this user and
+# host are vader_segment.HOST.UID.* (Open MPI 4) and sm_segment.HOST.UID.* (Open MPI 5). A process that uses such a file maps
+# it within moments of its creation.
 remove_left_segments() {
     local mapped segment count=0
     mapped=$(grep -hsoE '/dev/shm/(vader|sm)_segment[^ ]*' /proc/[0-9]*/maps | sort -u) || true
@@ -46,8 +46,8 @@ remove_left_segments() {
     if [ $count != 0 ]; then echo "removed shared memory that a killed mpirun has left in /dev/shm: $count files" >&2; fi
 }
 
-# until_done COMMAND...: runs the command, and after a failure again from the last checkpoint, at most five times. Not after bad
-# options (2), bad or missing data (65, 66), or a request to stop (75).
+# until_done COMMAND...: runs the command. After a failure it runs it again, from the last checkpoint, at most five times. It
+# does not do so after bad options (2), bad or missing data (65, 66), or a request to stop (75).
 until_done() {
     local attempt status
     for ((attempt = 1; ; attempt++)); do

@@ -13,9 +13,9 @@ model=d12 steps=18865 lr=6e-4 final_lr_fraction=0 checkpoint_every=1000
 tokens_per_step=524288 most_micro_batch=64 data=${DATA:-data/fineweb10B} ranks=$((nodes * ranks_per_node)) more=()
 # shellcheck source=scripts/recipe.sh
 source scripts/recipe.sh
-meet=(--standalone)
+rendezvous=(--standalone)
 if [ "$nodes" -gt 1 ]; then
-    meet=(--nnodes="$nodes" --rdzv_backend=c10d --rdzv_endpoint="${RDZV:?names the first node, as in RDZV=node0:29400}"
+    rendezvous=(--nnodes="$nodes" --rdzv_backend=c10d --rdzv_endpoint="${RDZV:?names the first node, as in RDZV=node0:29400}"
           --rdzv_id="$(basename "$0" .sh)")
 fi
-exec torchrun "${meet[@]}" --nproc_per_node="$ranks_per_node" --max_restarts=5 --no_python ./train_gpt2cu "${recipe[@]}"
+exec torchrun "${rendezvous[@]}" --nproc_per_node="$ranks_per_node" --max_restarts=5 --no_python ./train_gpt2cu "${recipe[@]}"

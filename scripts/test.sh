@@ -75,7 +75,7 @@ count() {
 
 log_of() { echo "$logs/${1//\//_}.log"; }
 
-# execute NAME SECONDS COMMAND...: runs the command. Writes its log, and beside it its exit status and seconds.
+# execute NAME SECONDS COMMAND...: runs the command. Writes its log, and next to it its exit status and seconds.
 execute() {
     local log status=0 limit=$2 start=$EPOCHREALTIME
     log=$(log_of "$1")
@@ -119,39 +119,39 @@ run() {
     report "$1"
 }
 
-# beside NAME SECONDS COMMAND...: runs a test program at the same time as others; `together` waits for all and reports them.
-names_beside=() processes_beside=()
-beside() {
+# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others; `report_all` waits for all and reports them.
+parallel_names=() parallel_processes=()
+in_parallel() {
     if ! wanted "$1"; then return; fi
-    while [ "$(running_beside)" -ge "$(nproc)" ]; do sleep 0.05; done
+    while [ "$(count_running)" -ge "$(nproc)" ]; do sleep 0.05; done
     execute "$@" &
-    names_beside+=("$1") processes_beside+=($!)
+    parallel_names+=("$1") parallel_processes+=($!)
     report_ended
 }
 
-running_beside() {
+count_running() {
     local process count=0
-    for process in ${processes_beside[@]+"${processes_beside[@]}"}; do kill -0 "$process" 2>/dev/null && count=$((count + 1)); done
+    for process in ${parallel_processes[@]+"${parallel_processes[@]}"}; do kill -0 "$process" 2>/dev/null && count=$((count + 1)); done
     echo $count
 }
 
-# report_ended [all]: reports the programs of `beside` in their order, up to the first that still runs; with "all" waits for it.
+# report_ended [all]: reports the programs of `in_parallel` in their order, up to the first that still runs; with "all" waits for it.
 report_ended() {
-    while [ ${#names_beside[@]} != 0 ]; do
-        if [ "${1:-}" != all ] && kill -0 "${processes_beside[0]}" 2>/dev/null; then return; fi
-        wait "${processes_beside[0]}" 2>/dev/null
-        report "${names_beside[0]}"
-        names_beside=("${names_beside[@]:1}") processes_beside=("${processes_beside[@]:1}")
+    while [ ${#parallel_names[@]} != 0 ]; do
+        if [ "${1:-}" != all ] && kill -0 "${parallel_processes[0]}" 2>/dev/null; then return; fi
+        wait "${parallel_processes[0]}" 2>/dev/null
+        report "${parallel_names[0]}"
+        parallel_names=("${parallel_names[@]:1}") parallel_processes=("${parallel_processes[@]:1}")
     done
 }
-together() { report_ended all; }
+report_all() { report_ended all; }
 
-# with_units NAME PROGRAM: `beside` for a program with emulated matrix instructions. These are slow, so cases of large
+# with_units NAME PROGRAM: `in_parallel` for a program with emulated matrix instructions. These are slow, so cases of large
 # matmuls and long sequences run only on machines that have the instructions.
 with_units() {
     local small=(--test-suite-exclude=large)
     if [[ $1 == *test_gpt2 ]]; then small=(); fi
-    beside "$1" 300 "$2" ${small[@]+"${small[@]}"}
+    in_parallel "$1" 300 "$2" ${small[@]+"${small[@]}"}
 }
 
 # build TITLE MAKE-ARGUMENTS...: a build that fails counts as one failed test. Programs that were built are still run.
@@ -165,8 +165,8 @@ build() {
     fi
 }
 
-# build_behind TITLE MAKE-ARGUMENTS...: builds at the lowest priority, with output to a log. `built TITLE` waits for it.
-build_behind() {
+# build_in_background TITLE MAKE-ARGUMENTS...: builds at the lowest priority, with output to a log. `built TITLE` waits for it.
+build_in_background() {
     local log status=0
     log=$(log_of "build_$1")
     shift
@@ -215,8 +215,8 @@ for name in "${kernels[@]}"; do
     if ! wanted "thread/random/$name"; then continue; fi
     if [ "$compiler" = clang++ ] || [[ $name == test_simt* ]]; then raced+=("$name"); fi
 done
-# MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the kernels with most of
-# such memory.
+# MemorySanitizer finds reads of memory that was never written. It runs the emulator's own tests and the tests of three
+# kernels that use scratch or shared memory.
 if [ ${#kernels[@]} != 0 ] && command -v clang++ >/dev/null; then
     for name in test_simt test_simt_bugs test_gpu_attention test_gpu_layernorm test_gpu_embedding; do
         if wanted "memory/$name"; then unwritten+=("$name"); fi
@@ -230,9 +230,9 @@ if [ ${#kernels[@]} != 0 ]; then programs+=(emulator/train_gpt2cu); fi
 build "release" all tests "${programs[@]/#/build/release/}"
 (
     trap 'kill $(jobs -p); exit' TERM
-    if [ ${#sanitized[@]} != 0 ]; then build_behind "address,undefined" SANITIZE=address,undefined "${sanitized[@]/#/$in_asan/}"; fi
-    if [ ${#raced[@]} != 0 ]; then build_behind "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$in_tsan/emulator/}"; fi
-    if [ ${#unwritten[@]} != 0 ]; then build_behind "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$in_msan/emulator/}"; fi
+    if [ ${#sanitized[@]} != 0 ]; then build_in_background "address,undefined" SANITIZE=address,undefined "${sanitized[@]/#/$in_asan/}"; fi
+    if [ ${#raced[@]} != 0 ]; then build_in_background "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$in_tsan/emulator/}"; fi
+    if [ ${#unwritten[@]} != 0 ]; then build_in_background "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$in_msan/emulator/}"; fi
 ) &
 builder=$!
 trap 'kill $builder 2>/dev/null' EXIT
@@ -244,11 +244,11 @@ for source in dev/test/unit/test_*.cpp; do
 done
 heading "the CUDA backend"
 if [ ${#kernels[@]} = 0 ]; then skip "emulator" "it switches stacks as x86-64 does, and this machine is $(uname -m)"; fi
-for name in "${emulated[@]}"; do beside "$name" 300 "build/release/$name"; done
+for name in "${emulated[@]}"; do in_parallel "$name" 300 "build/release/$name"; done
 for name in "${emulated[@]}"; do
-    if [[ $name == */test_gpu_* ]]; then beside "reverse/${name#*/}" 300 env SIMT_ORDER=reverse "build/release/$name"; fi
+    if [[ $name == */test_gpu_* ]]; then in_parallel "reverse/${name#*/}" 300 env SIMT_ORDER=reverse "build/release/$name"; fi
 done
-together
+report_all
 if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
 for name in "${on_gpu[@]}"; do run "$name" 300 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
@@ -272,7 +272,7 @@ done
 heading "matrix instructions in plain C++"
 if [ ${#units[@]} = 0 ]; then skip "units" "this machine has no AVX-512"; fi
 for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/release/units/$name"; done
-together
+report_all
 heading "the command line"
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
     if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
@@ -282,9 +282,9 @@ if [ ${#sanitized[@]} != 0 ]; then
     built "address,undefined"
     heading "unit tests under address,undefined"
     for name in "${sanitized[@]}"; do
-        if [[ $name == units/* ]]; then with_units "sanitized/$name" "$in_asan/$name"; else beside "sanitized/$name" 300 "$in_asan/$name"; fi
+        if [[ $name == units/* ]]; then with_units "sanitized/$name" "$in_asan/$name"; else in_parallel "sanitized/$name" 300 "$in_asan/$name"; fi
     done
-    together
+    report_all
 fi
 
 heading "the CUDA backend under thread"
@@ -292,20 +292,20 @@ if [ ${#kernels[@]} != 0 ] && [ "$compiler" != clang++ ]; then skip "thread/test
 if [ ${#raced[@]} != 0 ]; then
     built "thread"
     # One OpenMP thread: clang's OpenMP runtime is not instrumented, and would be reported.
-    for name in "${raced[@]}"; do beside "thread/$name" 240 env OMP_NUM_THREADS=1 "$in_tsan/emulator/$name"; done
+    for name in "${raced[@]}"; do in_parallel "thread/$name" 240 env OMP_NUM_THREADS=1 "$in_tsan/emulator/$name"; done
     for name in "${raced[@]}"; do
         if [[ $name == test_simt* ]]; then continue; fi  # these set the order themselves
-        beside "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$in_tsan/emulator/$name"
+        in_parallel "thread/random/$name" 240 env OMP_NUM_THREADS=1 SIMT_ORDER=random "$in_tsan/emulator/$name"
     done
-    together
+    report_all
 fi
 
 heading "the CUDA backend under memory"
 if [ ${#kernels[@]} != 0 ] && ! command -v clang++ >/dev/null; then skip "memory" "no clang++"; fi
 if [ ${#unwritten[@]} != 0 ]; then
     built "memory"
-    for name in "${unwritten[@]}"; do beside "memory/$name" 240 "$in_msan/emulator/$name"; done
-    together
+    for name in "${unwritten[@]}"; do in_parallel "memory/$name" 240 "$in_msan/emulator/$name"; done
+    report_all
 fi
 
 # The CPU program for arm64. qemu-user is 10 to 50 times slower than the machine, hence the limits.

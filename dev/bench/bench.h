@@ -1,4 +1,4 @@
-// bench.h: helpers of the benchmarks: the best of several timings, random operands, and results as JSON lines.
+// bench.h: helpers of the benchmarks: timing of the fastest run, random operands, and results as JSON lines.
 // Benchmarks print tables; they never pass or fail.
 #pragma once
 #include <algorithm>
@@ -21,7 +21,7 @@ double best_seconds(const Run& run, double budget = 0.3) {
         wait_for_device();
         return (seconds_now() - start) / runs;
     };
-    time(1);  // a first run, which has page faults and sets up the device
+    time(1);  // not counted: it has page faults and sets up the device
     const int runs = std::clamp(int(long_enough / std::max(time(1), 1e-7)), 1, 1000);
     double best = 1e30, total = 0.0;
     for (int i = 0; i < 3 || total < budget; i++) {
@@ -32,7 +32,7 @@ double best_seconds(const Run& run, double budget = 0.3) {
     return best;
 }
 
-// Standard normal numbers times scale. Matrix units run faster on zeros than on these.
+// Standard normal numbers times scale. They are not zeros, because matrix units run faster on zeros.
 template <class floatX>
 DeviceBuffer<floatX> random_buffer(int64_t size, uint64_t seed, float scale = 1.0f) {
     DeviceBuffer<floatX> buffer(size, "a benchmark operand");
@@ -47,10 +47,11 @@ DeviceBuffer<floatX> random_buffer(int64_t size, uint64_t seed, float scale = 1.
     return buffer;
 }
 
-// Appends JSON objects to a file, one per line. An empty path: no file. fields: the content of an object's braces.
+// Appends JSON objects to a file, one per line. With an empty path it does nothing.
 struct JsonLines {
     std::string path;
 
+    // fields: the content of the object's braces
     void add(const std::string& fields) const {
         if (path.empty()) return;
         FILE* file = fopen(path.c_str(), "a");

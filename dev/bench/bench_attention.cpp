@@ -27,7 +27,8 @@ void time_case(int B, int T, int NH, int HS, double budget) {
         budget);
     const double decode =
         best_seconds([&] { cpu::attention_decode(out.data, qkv.data, T, NH, HS, nullptr); }, budget / 4);
-    // Causal: half of each T x T matmul. Forward has two, backward five, as it computes the scores again.
+    // Causal attention computes half of each T x T matmul. Forward has two of them. Backward has five, because it
+    // computes the scores again.
     const double gflop = 1e-9 * B * NH * double(T) * T * HS;
     printf("%-7s %-5s %2d %4d %6d %4d %4d | %9.3f %9.3f %9.4f | %8.0f %8.0f\n", isa_name(isa()),
            dtype_name(dtype_of<floatX>), omp_get_max_threads(), B, T, NH, HS, 1e3 * forward, 1e3 * backward,

@@ -1,6 +1,6 @@
 // bench_matmul.cpp: times the matmuls of GPT-2 124M on the CPU. Prints GFLOP/s and milliseconds of the forward pass and
-// of the backward pass (gradients of input and weight), with all that belongs to them: packing of activations, bias,
-// GELU and its gradient, rounding. Weights are packed in advance, as in training; "pack" is the time of that. "bwd ="
+// of the backward pass (gradients of input and weight). These include packing of activations, bias, GELU and its
+// gradient, and rounding. Weights are packed in advance, as in training; the column "pack" has the time for it. "bwd ="
 // overwrites the gradient of the weight, "bwd +=" adds to it.
 //
 //   build/release/bench_matmul                     five shapes, 1024 rows, bf16 and fp32, 1 thread and all

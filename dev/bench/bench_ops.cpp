@@ -1,8 +1,10 @@
 // bench_ops.cpp: times every operation of a training step at the shapes of a model, on the CPU or a GPU. Prints
 // microseconds, GB/s and TFLOP/s of one call, and milliseconds per step: the time, its floor, and the gap between them.
-// The floor is the larger of two times: of the bytes that the operation must move, at the speed of a copy, and of its
-// FLOPs, at the speed of a large matmul. Both speeds are measured in the same run. Operations on data in a cache may be
-// below their floor. The last line is the whole step, with tokens/s and MFU.
+// The last line is the whole step, with tokens/s and MFU.
+//
+// The floor is a lower bound from the machine's speed (a roofline). It is the larger of two times: the bytes that the
+// operation must move, divided by the speed of a copy, and its FLOPs, divided by the speed of a large matmul. Both
+// speeds are measured in the same run. An operation whose data are in a cache may be faster than its floor.
 //
 //   build/release/bench_ops                       GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), bf16 and fp32
 //   build/release/bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
@@ -33,7 +35,7 @@ struct Choice {
 
     bool fp8() const { return precision == "fp8"; }
 
-    // The choices that differ from the program's defaults: "--cudnn off --autotune off".
+    // The options that differ from the program's defaults, for example "--cudnn off --autotune off".
     std::string variant() const {
         std::string text;
         for (const auto& [name, value] :
@@ -46,20 +48,19 @@ struct Choice {
 
 // The speeds from which floors are computed.
 struct Rates {
-    double copy;     // bytes per second, read and written
-    double product;  // FLOP per second
+    double copy;    // bytes per second, read and written
+    double matmul;  // FLOP per second
 };
 
 struct Work {
     double bytes = 0.0, flop = 0.0;  // the least that one call needs
-    double floor(const Rates& rates) const { return std::max(bytes / rates.copy, flop / rates.product); }
+    double floor(const Rates& rates) const { return std::max(bytes / rates.copy, flop / rates.matmul); }
 };
 
-// An operation of a training step. calls: of a step with one micro-batch, with neither recomputation nor a separate
-// GELU.
+// An operation of a training step.
 struct Operation {
     const char* name;
-    int calls;
+    int calls;  // per step with one micro-batch, without recomputation, with GELU fused into the matmul
     Work work;  // of one call
 };
 
@@ -69,7 +70,8 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
     const ParamLayout layout(config);
     const int L = config.L, N = B * T, chunks = ceil_div(N, logit_rows), rows = ceil_div(N, chunks);
     const double C = config.C, NC = N * C, parameters = double(layout.total), wte_size = double(layout.size(wte));
-    const double pairs = 0.5 * double(B) * C * double(T) * T;  // causal: half of all pairs, C numbers each
+    // Causal attention computes half of all pairs of tokens, with C numbers each.
+    const double pairs = 0.5 * double(B) * C * double(T) * T;
     const double logits = double(rows) * config.Vp();
     double zeroed = double(layout.size(wpe)) + 1;
     for (int b = 0; b < layout.num_buckets(); b++)
@@ -127,12 +129,12 @@ double measure_copy(double budget) {
            best_seconds([&] { copy_on_device(to.data, from.data, from.bytes(), nullptr); }, budget);
 }
 
-// The speed of a square matmul, of 8192 x 8192 on a GPU and of 2048 x 2048 elsewhere.
+// FLOP/s of a square matmul: 8192 x 8192 on a device with a peak above 50 TFLOP/s, else 2048 x 2048.
 template <class floatX>
-double measure_product(double budget) {
+double measure_matmul(double budget) {
     const int n = device_info().peak_flops_bf16 > 5e13 ? 8192 : 2048;
     const auto x = random_buffer<floatX>(int64_t(n) * n, 1), w = random_buffer<floatX>(int64_t(n) * n, 2);
-    DeviceBuffer<floatX> out(int64_t(n) * n, "a product");
+    DeviceBuffer<floatX> out(int64_t(n) * n, "the output of a matmul");
     DeviceBuffer<std::byte> packed(ops::packed_bytes<floatX>(n, n), "a packed weight");
     ops::pack_weight(packed.data, w.data, n, n, nullptr);
     const Weight<floatX> weight{w.data, packed.data};
@@ -161,7 +163,7 @@ struct StepBench {
           config(config),
           B(B),
           T(T),
-          rates{measure_copy(choice.budget), measure_product<floatX>(choice.budget)},
+          rates{measure_copy(choice.budget), measure_matmul<floatX>(choice.budget)},
           all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes)),
           model(config, Purpose::train, B, T, {.fp8 = choice.fp8()}),
           optimizer(model, OptimizerConfig{"adamw"}),
@@ -193,10 +195,9 @@ struct StepBench {
                    "\"product_tflops\":%.2f",
                    choice.variant().c_str(), device_info().name.c_str(), choice.model.c_str(), B, T,
                    dtype_name(dtype_of<floatX>), op, count, 1e6 * seconds, 1e6 * floor, work.bytes, work.flop,
-                   1e-9 * rates.copy, 1e-12 * rates.product));
+                   1e-9 * rates.copy, 1e-12 * rates.matmul));
     }
 
-    // Times one of the operations.
     void time(const std::string& name, const std::function<void()>& run) {
         const auto op = std::find_if(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; });
         INVARIANT(op != all.end(), "%s is not in the list of operations", name.c_str());
@@ -207,14 +208,14 @@ struct StepBench {
     }
 
     void run() {
-        printf("\n%s\nB %d, T %d, %s; copy %.1f GB/s, product %.2f TFLOP/s\n", describe_model(config).c_str(), B, T,
-               device_info().name.c_str(), 1e-9 * rates.copy, 1e-12 * rates.product);
+        printf("\n%s\nB %d, T %d, %s; copy %.1f GB/s, matmul %.2f TFLOP/s\n", describe_model(config).c_str(), B, T,
+               device_info().name.c_str(), 1e-9 * rates.copy, 1e-12 * rates.matmul);
         printf("%-28s %-5s %4s | %10s %8s %8s | %9s %9s %9s %8s\n", "operation", "", "runs", "us", "GB/s", "TFLOP/s",
                "ms a step", "floor", "gap", "reached");
         step();  // computes all activations
         rows();
         attention();
-        products();
+        matmuls();
         head();
         parameters();
         if (choice.op.empty())
@@ -275,7 +276,7 @@ struct StepBench {
         time("attention_decode", [&] { ops::attention_decode(a.att, a.qkv, T, NH, HS, nullptr); });
     }
 
-    void products() {
+    void matmuls() {
         const int N = B * T, C = config.C;
         const auto& a = layer();
         const auto& acts = model.acts;
@@ -315,8 +316,7 @@ struct StepBench {
         });
     }
 
-    // The head runs on as many rows at once as the model has logits for, or on a few less, so that all chunks are
-    // equal.
+    // The head processes its rows in equal chunks, of at most as many rows as the model has memory for logits.
     void head() {
         const int N = B * T, C = config.C, Vp = config.Vp();
         const int chunks = ceil_div(N, model.logit_rows), rows = ceil_div(N, chunks);
@@ -368,16 +368,16 @@ int main(int argc, char** argv) try {
     Choice choice;
     int threads = 0;
     app.add_option("--model", choice.model, "d12, d24, d36, d48 [d12]");
-    app.add_option("-b", choice.B, "sequences [4, on a GPU 64]");
+    app.add_option("-b", choice.B, "sequences per micro-batch [4, on a GPU 64]");
     app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
     app.add_option("--precision", choice.precision, "fp32, bf16, or fp8 for --op step [fp32 and bf16]")
         ->check(CLI::IsMember({"fp32", "bf16", "fp8"}));
-    app.add_option("--op", choice.op, "only the operation with this name in the table; step = the whole step");
+    app.add_option("--op", choice.op, "time only this operation, by its name in the table; step = the whole step");
     app.add_flag("--list", choice.list, "print the operations of a step: name, calls, bytes and FLOPs of a call");
     app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
     app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]");
     app.add_option("--autotune", choice.autotune,
-                   "on or off: the fastest algorithms, or the libraries' proposals [on]");
+                   "on: the fastest algorithm, chosen by timing; off: the library's first proposal [on]");
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");

@@ -1,6 +1,6 @@
-// bench_tokenizer.cpp: times the tokenizer on one thread. Prints MB/s and seconds, best of several runs, of splitting
-// text into pieces ("scan"), training a vocabulary, encoding with an empty cache and again with a filled one, and
-// decoding.
+// bench_tokenizer.cpp: times the tokenizer on one thread. Prints MB/s and seconds of the best of several runs, for
+// splitting text into pieces ("scan"), training a vocabulary, encoding with an empty cache and again with a filled one,
+// and decoding.
 //
 //   build/release/bench_tokenizer TEXT...                     trains 50,257 tokens on the files and encodes with them
 //   build/release/bench_tokenizer --vocab-size 8192 TEXT...   trains 8,192 tokens
@@ -88,7 +88,7 @@ int main(int argc, char** argv) try {
     app.add_option("TEXT", paths, "text files")->required();
     app.add_option("--tokenizer", tokenizer_path, "directory of the tokenizer to encode with [the trained one]");
     app.add_option("--vocab-size", vocab_size, "tokens of the vocabulary to train [50257]");
-    app.add_option("--runs", runs, "number of runs, of which the best counts [3]");
+    app.add_option("--runs", runs, "number of runs; the best one is printed [3]");
     app.add_flag("--cpu-time", cpu_time, "CPU time of the thread in place of elapsed time");
     CLI11_PARSE(app, argc, argv);
     std::string text;

@@ -36,7 +36,7 @@ def fail(message):
 
 
 def in_source(path, pattern):
-    """What the pattern finds in a source of the trainer, so that each figure is written once."""
+    """Matches of the pattern in a source file of the trainer. Figures that are in the source are not repeated here."""
     return re.findall(pattern, (ROOT / path).read_text(encoding="utf-8"))
 
 
@@ -48,13 +48,13 @@ class Gpu:
     name: str         # its row in llmc/model/mfu.h, which has the peaks in bf16 and fp32
     sms: int
     memory: float     # GB/s
-    fp8: float        # dense TFLOP/s; 0: none
-    gb: int           # of memory
+    fp8: float        # dense TFLOP/s; 0: the GPU has no FP8
+    gb: int           # GB of memory
     hopper: bool      # cuBLASLt fuses GELU (gelu_fusion_by_gpu in llmc/cuda/matmul.cpp), cuDNN has kernels for Hopper
     source: str
 
     def peak(self, precision):
-        """Dense FLOP/s by the data sheet."""
+        """Dense FLOP/s from the data sheet."""
         if precision.startswith("fp8"):
             return 1e12 * self.fp8
         bf16, fp32 = MFU_PEAKS[self.name]
@@ -71,10 +71,11 @@ GPUS = {
     "rtx-4090": Gpu("RTX 4090", "RTX 4090", 128, 1008, 330.3, 24, False, "NVIDIA Ada white paper, appendix A"),
 }
 
-# ---- what kernels reach
+# ---- shares of the peak that kernels reach
 
-# Share: of the peak (matmuls: at an infinitely long inner dimension) or of the memory's speed. Depth: what the start and end
-# of a matmul tile cost, in elements of its inner dimension; see matmul_seconds. Other GPUs than H100 are assumed to be alike.
+# Values are (share, depth, source). Share: of the peak FLOP/s (for matmuls, at an infinitely long inner dimension) or of the
+# memory's speed. Depth: the cost of starting and ending a matmul tile, in elements of its inner dimension; see
+# matmul_seconds. Other GPUs are assumed to reach the same shares as an H100.
 SHARES = {
     "matmul bf16": (0.86, 283, "fitted to two matmuls on H100: 8192 x 8192 x 8192 at 798 TFLOP/s (PyTorch, once), "
                                "65536 x 6656 x 1664 at 726 (nanochat, dev/LOG.md, 2026-02-02)"),
@@ -91,7 +92,7 @@ SHARES = {
     "attention_forward, no Hopper": (0.38, 0, "an estimate: FlashAttention-2 reaches 0.50 to 0.73 of an A100 (its paper), "
                                               "less with 64 channels and T 1024"),
     "attention_backward, no Hopper": (0.33, 0, "an estimate, as above"),
-    "attention fp32": (0.15, 0, "an estimate: kernels of ours on the FMA units, never timed"),
+    "attention fp32": (0.15, 0, "an estimate: our own kernels on the FMA units, never timed"),
     "memory": (0.80, 0, "copies: 3.0 of 3.35 TB/s on H100, 4.3 of 4.8 on H200 (PyTorch, once); kernels 0.88 to 0.92 of a copy "
                         "(cuDNN's norms, cudnn-frontend's benchmarks)"),
 }
@@ -101,7 +102,7 @@ MAX_SPLITS = 32
 
 
 def matmul_seconds(launch, gpu, splits=MAX_SPLITS):
-    """The time of result tiles over the SMs in whole waves. A weight's gradient has few tiles and a long inner dimension, so
+    """SMs compute the tiles of the result in whole waves. A weight's gradient has few tiles and a long inner dimension, so
     up to `splits` SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
     m, n, k = launch.shape
     share, depth, _ = SHARES["matmul " + launch.precision]
@@ -129,20 +130,20 @@ def attention_share(kernel, gpu, precision):
 
 @dataclass
 class Launch:
-    """A kernel, or short kernels that follow each other, of an operation of bench_ops."""
+    """A kernel, or several short kernels in a row, that belong to an operation of bench_ops."""
     phase: str
     operation: str
     kernels: str
     group: str
-    calls: int           # of the operation, per step
-    moved: float         # bytes of one call
-    flop: float = 0.0    # of one call
+    calls: int           # calls of the operation per step
+    moved: float         # bytes per call
+    flop: float = 0.0    # FLOPs per call
     launches: int = 1    # per call
     extra: float = 0.0   # bytes that a fused kernel would not move; bench_ops does not count them
     precision: str = "bf16"
     shape: tuple = ()    # rows, columns and inner dimension of a matmul
     may_split: bool = False
-    begins: bool = True  # False: part of a call that an earlier launch began
+    begins: bool = True  # False: this launch continues a call that an earlier launch began
 
     def floor(self, gpu):
         return self.calls * max(self.moved / (1e9 * gpu.memory), self.flop / gpu.peak(self.precision))
@@ -176,9 +177,9 @@ class Shape:
         self.Vp = round_up(self.V, 128)
         self.chunks = math.ceil(self.N / self.logit_rows)
         self.rows = math.ceil(self.N / self.chunks)
-        self.dtype = "fp32" if self.precision == "fp32" else "bf16"  # of everything but the layers' matmuls
-        self.element = 4 if self.precision == "fp32" else 2
-        self.operand = 1 if self.precision.startswith("fp8") else self.element  # of the layers' matmuls
+        self.dtype = "fp32" if self.precision == "fp32" else "bf16"  # of all tensors but the operands of the layers' matmuls
+        self.element = 4 if self.precision == "fp32" else 2  # bytes of an element of dtype
+        self.operand = 1 if self.precision.startswith("fp8") else self.element  # bytes, in the layers' matmuls
 
     def padded_parameters(self):
         """ParamLayout::total: each tensor begins at a multiple of 64 elements."""
@@ -187,7 +188,7 @@ class Shape:
         return tensors(self.Vp * C, self.max_T * C, C, C) + self.L * layer
 
     def zeroed(self):
-        """Gradients that all kernels add to: wpe, biases and LayerNorm parameters; and the loss."""
+        """Elements that a step zeroes, because kernels add to them: gradients of wpe, biases and LayerNorms, and the loss."""
         C, tensors = self.C, lambda *sizes: sum(round_up(size, 64) for size in sizes)
         return 1 + self.max_T * C + tensors(C, C) + self.L * tensors(C, C, 3 * C, C, C, C, 4 * C, C)
 
@@ -196,7 +197,7 @@ class Shape:
         return self.V * self.C + self.max_T * self.C + 2 * self.C + self.L * (12 * self.C**2 + 13 * self.C)
 
     def flops_per_token(self):
-        """llmc/model/mfu.h: what MFU counts."""
+        """The FLOPs that MFU counts, as in llmc/model/mfu.h."""
         return 6 * self.parameters() + 6 * self.L * self.C * self.T
 
 
@@ -209,7 +210,7 @@ def gelu_is_fused(s, gpu):
 
 
 def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
-    """gelu: also writes the values before GELU. Where the library's GELU is slow, a kernel of ours follows. residual: adds the
+    """gelu: also writes the values before GELU. Where the library's GELU is slow, our own kernel follows. residual: adds the
     residual stream, which has the size of the result."""
     fused = gelu and gelu_is_fused(s, gpu)
     calls, result = s.L * s.micro_steps, s.element * s.N * OC
@@ -243,7 +244,7 @@ def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
 
 
 def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
-    """All calls of a step but the first also read the gradient, to add to it. bench_ops counts one micro-step."""
+    """All calls in a step except the first also read the gradient, to add to it. bench_ops counts one micro-step."""
     in_layer = group.startswith("layers")
     reads = 4 * IC * OC * (s.micro_steps - 1) / s.micro_steps if chunks == 1 else 4 * IC * OC
     operand = s.operand if in_layer else s.element
@@ -254,10 +255,11 @@ def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
 
 
 def cast(s, phase, operation, elements, calls, what, copies, amax=False):
-    """FP8 operands. cuBLASLt's FP8 matmuls on Hopper need both operands with the inner dimension contiguous: forward reads rows
-    of its input, backward a transposed copy of it, and both of the gradient of its output. A pass reads bf16 and writes 1 or 2
-    copies. One scale per tensor needs the largest magnitude first; one scale per block does not. LayerNorm and GELU kernels find
-    it as they write the tensor. amax: a library writes the tensor, so it takes another pass."""
+    """Conversion of a tensor to FP8. cuBLASLt's FP8 matmuls on Hopper need the inner dimension of both operands contiguous.
+    Forward reads rows of its input. Backward reads a transposed copy of the input, and both layouts of the output's gradient.
+    A pass reads bf16 and writes 1 or 2 copies. One scale per tensor needs the largest magnitude (amax) first; one scale per
+    block does not. LayerNorm and GELU kernels find amax as they write the tensor. amax=True: a library writes the tensor, so
+    another pass finds it."""
     if s.precision == "fp8" and amax:
         yield Launch(phase, operation, f"amax of {what}", "FP8 casts", calls, 2 * elements, extra=2 * elements,
                      begins=False)
@@ -272,7 +274,7 @@ def attention(s, phase, gpu):
         yield Launch(phase, "attention_forward", "attention_forward", "attention", calls, 4 * s.element * NC, 4 * pairs,
                      precision=s.dtype)
         return
-    # cuDNN's deterministic backward writes the gradient of the scores and reads it again; at or below the diagonal: half.
+    # cuDNN's deterministic backward writes and reads the gradient of the scores. Causal attention has half of the scores.
     scores = 2 * 0.5 * 2 * s.B * s.NH * s.T * s.T if s.dtype == "bf16" else 0
     yield Launch(phase, "attention_backward", "attention_backward", "attention", calls, 8 * s.element * NC + scores, 10 * pairs,
                  extra=scores, precision=s.dtype, launches=3 * attention_parts(s, gpu))
@@ -360,9 +362,6 @@ def step(s, gpu):
     yield from forward(s, gpu)
     yield from backward(s, gpu)
     yield from update(s)
-
-
-
 # ---- output
 
 def by(launches, field):
@@ -449,7 +448,7 @@ def markdown(head, rows):
 
 
 def summary(launches, s, gpu):
-    """Two sentences: speed, and what the weights' gradients would lose without split-K."""
+    """Two sentences: the predicted speed, and the time that split-K saves in the weights' gradients."""
     seconds, tokens = sum(launch.seconds(gpu) for launch in launches), s.N * s.micro_steps
     mfu = s.flops_per_token() * tokens / seconds / gpu.peak(s.dtype)
     unsplit = sum(launch.seconds(gpu, 1) for launch in launches) - seconds

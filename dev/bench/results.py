@@ -100,7 +100,7 @@ def operations_table(results):
         rows = best([r for r in operations if setting_of(r) == setting], ("op",), "us")
         device, model, dtype, B, T, variant = setting
         print(f"### Operations: {model}, {dtype}, B {B}, T {T}, {device} {variant}".strip() + "\n")
-        print(f"Copy {rows[0]['copy_gbs']:,.0f} GB/s, product {rows[0]['product_tflops']:.1f} TFLOP/s in the same run.\n")
+        print(f"Copy {rows[0]['copy_gbs']:,.0f} GB/s, matmul {rows[0]['product_tflops']:.1f} TFLOP/s in the same run.\n")
         rows.sort(key=lambda r: -r["count"] * (r["us"] - r["floor_us"]))
         table(["operation", "runs a step", "us", "GB/s", "TFLOP/s", "ms a step", "floor, ms", "gap, ms"],
               [[r["op"], r["count"], f"{r['us']:.1f}", f"{1e-3 * r['bytes'] / r['us']:,.0f}", f"{1e-6 * r['flop'] / r['us']:.1f}",

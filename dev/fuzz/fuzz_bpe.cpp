@@ -1,7 +1,7 @@
 // sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
-// fuzz_bpe.cpp: the tokenizer on any bytes as text. The pieces must cover the text. Decoding must give the text back,
-// with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens. Text for
-// a terminal must be valid UTF-8 without control characters, in whatever parts the bytes arrive.
+// fuzz_bpe.cpp: runs the tokenizer on any bytes as text. The pieces must cover the text. Decoding must restore the
+// text, with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens.
+// Text for a terminal must be valid UTF-8 without control characters, no matter in which parts the bytes arrive.
 #include <algorithm>
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 // sources: llmc/parallel/rendezvous_messages.cpp llmc/base/common.cpp
-// fuzz_rendezvous.cpp: any bytes as a message over the network, to rank 0 and from it. A message that is accepted must
-// be within its bounds and encode to the same bytes again, and without its last byte it must be incomplete.
+// fuzz_rendezvous.cpp: parses any bytes as a message of the rendezvous, to rank 0 and from rank 0. An accepted message
+// must be within the limits, must encode to the same bytes again, and must be incomplete without its last byte.
 #include <cstdlib>
 
 #include "parallel/rendezvous.h"

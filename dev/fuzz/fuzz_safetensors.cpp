@@ -1,8 +1,8 @@
 // sources: llmc/checkpoint/safetensors.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
 //
-// fuzz_safetensors.cpp: any bytes as a safetensors file, or as an index of files, by the first byte. They must be
-// refused by an Error, or be readable to the last element. Half of the files get the right length of the header, to
-// reach the checks of its content.
+// fuzz_safetensors.cpp: reads any bytes as a safetensors file, or as an index of files; the first byte decides. They
+// must be refused by an Error, or be readable to the last element. Half of the files get the right length of the
+// header, to reach the checks of its content.
 #include <unistd.h>
 
 #include <cstdint>

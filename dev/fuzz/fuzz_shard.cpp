@@ -1,6 +1,6 @@
 // sources: llmc/base/common.cpp llmc/base/files.cpp llmc/data/shard.cpp
-// fuzz_shard.cpp: any bytes as a token shard. A file that open_shard accepts must be readable to its last token, or be
-// refused for a token outside of the vocabulary. No input may cause a crash or a read beyond the file.
+// fuzz_shard.cpp: reads any bytes as a token shard. A file that open_shard accepts must be readable to its last token,
+// or be refused for a token outside of the vocabulary. No input may cause a crash or a read beyond the file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const int fd = memfd_create("shard", MFD_CLOEXEC);
     static const std::string path = format("/proc/self/fd/%d", fd);
-    // Four of five inputs get the right magic number, to reach the checks behind it.
+    // Four of five inputs get the right magic number, to reach the checks after it.
     std::vector<uint8_t> bytes(data, data + size);
     const int32_t magic = 20240520;
     if (size >= 4 && data[0] % 5 != 0) memcpy(bytes.data(), &magic, 4);

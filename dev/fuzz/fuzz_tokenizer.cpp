@@ -1,6 +1,7 @@
 // sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
-// fuzz_tokenizer.cpp: any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files, since
-// random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it again.
+// fuzz_tokenizer.cpp: reads any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files,
+// because random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it
+// again.
 #include <cstdlib>
 
 #include "base/common.h"
@@ -15,7 +16,7 @@ static void check(const Tokenizer& tokenizer, const std::string& text) {
 
 static std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
-// The byte tokens as GPT-2 writes them; then "ab", "abc" and <|endoftext|>.
+// A valid vocab.json: the byte tokens as GPT-2 writes them, then "ab", "abc" and <|endoftext|>.
 static std::string good_vocab() {
     std::string out;
     int id = 0;

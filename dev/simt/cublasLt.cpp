@@ -23,8 +23,8 @@ namespace {
 
 // The fields of a cublasLtMatmulAlgo_t's data are {index of the algorithm, number of splits, reduction scheme}.
 struct Algorithm {
-    float ms;
-    bool splits;
+    float ms;     // duration on the stream's clock
+    bool splits;  // supports split-K
     size_t workspace_bytes, alignment;
 };
 constexpr Algorithm algorithms[] = {
@@ -55,14 +55,14 @@ Sizes sizes_of(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayou
 const char* fp8_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
                     const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d) {
     const Sizes s = sizes_of(desc, a, d);
-    if (!is_fp8(b.type)) return "A is FP8, and B is not";
+    if (!is_fp8(b.type)) return "A is FP8, but B is not";
     if (!desc.transa || desc.transb) return "FP8 operands need A transposed and B not transposed";
-    if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return "two operands in E5M2";
-    if (is_fp8(d.type)) return "a result in FP8, which this emulator does not have";
-    if (s.m % 16 || s.k % 16) return "FP8 operands whose rows or columns are no multiple of 16";
+    if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return "A and B are both E5M2";
+    if (is_fp8(d.type)) return "a result in FP8, which the emulator does not support";
+    if (s.m % 16 || s.k % 16) return "FP8 operands whose rows or columns are not a multiple of 16";
     if (!desc.a_scale || !desc.b_scale) return "FP8 operands without their scales";
     if (adds_bias(desc.epilogue) && desc.bias_type != CUDA_R_16BF) return "the bias of FP8 operands must be bf16";
-    if (sums_columns(desc.epilogue)) return "a bias gradient of FP8 operands";
+    if (sums_columns(desc.epilogue)) return "FP8 operands with a bias gradient";
     return nullptr;
 }
 
@@ -83,15 +83,17 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
         if (d.type != a.type && d.type != CUDA_R_32F) return "D must have the type of A, or float";
     }
     if (s.m < 1 || s.n < 1 || s.k < 1) return "an empty matmul";
-    if (int64_t(desc.transa ? a.cols : a.rows) != s.m) return "A has not as many rows as D";
-    if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B has not as many columns as D";
-    if (int64_t(desc.transb ? b.cols : b.rows) != s.k) return "B has not as many rows as A has columns";
-    if (c.rows != d.rows || c.cols != d.cols || c.ld != d.ld) return "C and D differ";
+    if (int64_t(desc.transa ? a.cols : a.rows) != s.m) return "A and D have different numbers of rows";
+    if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B and D have different numbers of columns";
+    if (int64_t(desc.transb ? b.cols : b.rows) != s.k) return "the rows of B are not as many as the columns of A";
+    if (c.rows != d.rows || c.cols != d.cols || c.ld != d.ld) return "C and D have different layouts";
     for (const auto* l : {&a, &b, &d}) {
         if (l->ld < int64_t(l->rows)) return "a leading dimension is less than a column";
-        if (size_t(l->ld) * size_of(l->type) % 16) return "columns do not begin at 16 bytes: tensor cores are left out";
+        if (size_t(l->ld) * size_of(l->type) % 16)
+            return "columns are not aligned to 16 bytes, so the library would not use tensor cores";
     }
-    if (desc.epilogue & 128 && desc.aux_ld < s.m) return "the leading dimension of the epilogue's matrix";
+    if (desc.epilogue & 128 && desc.aux_ld < s.m)
+        return "the leading dimension of the epilogue's matrix is less than a column";
     return nullptr;
 }
 
@@ -114,7 +116,7 @@ struct MatmulCall {
     char* workspace;
     size_t workspace_bytes;
     // (k, m), (n, k), (m), (m); allocated when the call is queued, because the queued work must not allocate.
-    std::vector<float> wide_a, wide_b, sums, split_sums;
+    std::vector<float> wide_a, wide_b, sums, split_sums;  // "wide": converted to float
 };
 
 float element(const char* p, cudaDataType_t type, int64_t i) {
@@ -182,10 +184,11 @@ void compute(MatmulCall& p) {
         for (int64_t l = 0; l < k; l++) sum += p.wide_b[size_t(j * k + l)];
         set_element(static_cast<char*>(p.desc.bias), p.d_layout.type, j, sum);
     }
-    simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);  // code that relied on its contents would read NaN
+    // Code that relied on the contents of the workspace reads NaN.
+    simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);
 }
 
-// Reports accesses of this file, which is not instrumented, to ThreadSanitizer.
+// Report accesses to ThreadSanitizer, because this file is not instrumented.
 void annotate_read(const void* p, size_t bytes) {
     if (__tsan_read_range) __tsan_read_range(const_cast<void*>(p), bytes);
 }
@@ -217,7 +220,7 @@ struct Range {
     bool overlaps(const Range& other) const { return begin < other.begin + other.bytes && other.begin < begin + bytes; }
 };
 
-// Reports operands that are not in device memory, that are misaligned, or that overlap although one is written.
+// Reports operands that are not in device memory, misaligned operands, and outputs that overlap another operand.
 void check_ranges(const MatmulCall& p, Site site) {
     const size_t element_bytes = size_of(p.d_layout.type);
     const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
@@ -234,7 +237,7 @@ void check_ranges(const MatmulCall& p, Site site) {
     if (p.workspace_bytes) written.push_back({p.workspace, p.workspace_bytes});
     if (p.beta != 0 && p.c != p.d) read.push_back({p.c, extent(p.d_layout)});
     const auto check = [&](const Range& r) {
-        simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is null or not the device's", site);
+        simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is not in device memory", site);
         if (reinterpret_cast<uintptr_t>(r.begin) % 16)
             simt::report("cublasLtMatmul: a pointer that is not aligned to 16 bytes", site);
     };
@@ -242,9 +245,9 @@ void check_ranges(const MatmulCall& p, Site site) {
     for (size_t i = 0; i < written.size(); i++) {
         check(written[i]);
         for (const Range& r : read)
-            if (written[i].overlaps(r)) simt::report("cublasLtMatmul: it writes over what it reads", site);
+            if (written[i].overlaps(r)) simt::report("cublasLtMatmul: an output overlaps an input", site);
         for (size_t j = 0; j < i; j++)
-            if (written[i].overlaps(written[j])) simt::report("cublasLtMatmul: two of its outputs overlap", site);
+            if (written[i].overlaps(written[j])) simt::report("cublasLtMatmul: two outputs overlap", site);
     }
 }
 
@@ -266,7 +269,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
     return "unknown status";
 }
 
-// SIMT_LIBRARY_MIB: device memory that the library takes for itself.
+// SIMT_LIBRARY_MIB is the device memory that the library allocates for itself, as the real one does.
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     if (const char* mib = getenv("SIMT_LIBRARY_MIB")) simt::take_device_memory(size_t(atoi(mib)) << 20);
     static char context;
@@ -421,7 +424,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     for (const void* p : {a, b, c, static_cast<const void*>(d)})
         if (reinterpret_cast<uintptr_t>(p) % algorithms[algo->data[0]].alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (workspace_bytes < checked.workspaceSize)
-        simt::report("cublasLtMatmul: less working memory than the algorithm needs", site);
+        simt::report("cublasLtMatmul: less workspace than the algorithm needs", site);
 
     const Sizes s = sizes_of(*desc, *a_layout, *d_layout);
     auto p = std::make_shared<MatmulCall>();

@@ -1,6 +1,6 @@
-// cublasLt.h: the emulator's replacement of cuBLASLt's header: the part of the interface that llmc/cuda/matmul.cpp
-// uses, with the same names and values. cublasLt.cpp computes the matmuls with plain loops, in stream order. It reports
-// calls for which the library would only return an error code, or compute a wrong result.
+// cublasLt.h: the emulator's replacement for cuBLASLt's header. It has the part of the interface that
+// llmc/cuda/matmul.cpp uses, with the same names and values. cublasLt.cpp computes the matmuls with plain loops, in
+// stream order. It reports calls for which the library would only return an error code, or compute a wrong result.
 #pragma once
 #include "emulator.h"
 
@@ -63,9 +63,9 @@ struct cublasLtMatmulDescOpaque_t {
     void* bias;
     void* aux;
     int64_t aux_ld;
-    int32_t sm_count_target;  // 0: all
-    void *a_scale, *b_scale;  // of FP8 operands
-    int32_t bias_type;        // -1: that of D
+    int32_t sm_count_target;  // 0: all multiprocessors
+    void *a_scale, *b_scale;  // scales of FP8 operands
+    int32_t bias_type;        // -1: the type of D
 };
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType_t type;

@@ -1,6 +1,7 @@
 // cudnn.cpp: the emulator's cuDNN. It executes the operations of a graph one by one, in float, as cuDNN's documentation
-// defines them. This tests the graphs of cudnn_plan.cpp: masks, scales, strides, and which tensor is which. It does not
-// test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an engine's arithmetic.
+// defines them. This tests the graphs of cudnn_plan.cpp: masks, scales, strides, and the tensors that each operation
+// names. It does not test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an
+// engine's arithmetic.
 //
 // The heuristics offer four configurations: one that works, one whose plan needs too much workspace, one that has no
 // plan, and one that works and is faster than the first.
@@ -96,7 +97,7 @@ struct Tensor {
         return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
     }
     int64_t count() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
-    bool is_view() const { return extent_bytes() != count() * element_bytes(); }  // a view of rows of a larger tensor
+    bool is_view() const { return extent_bytes() != count() * element_bytes(); }  // of rows of a larger tensor
     int64_t extent_bytes() const {
         return (offset(dims[0] - 1, dims[1] - 1, dims[2] - 1, dims[3] - 1) + 1) * element_bytes();
     }
@@ -115,7 +116,7 @@ struct Matrix {
 struct Run {
     std::vector<Object*> operations;
     std::map<int64_t, char*> memory;    // by uid
-    std::map<int64_t, float> by_value;  // host values, read when the run was queued
+    std::map<int64_t, float> by_value;  // scalars in host memory, read when the run is queued
     char* workspace;
     int64_t workspace_bytes;
     std::map<const Object*, Matrix> computed;  // tensors computed so far for the current head (b, h)
@@ -248,7 +249,7 @@ struct Run {
     }
 };
 
-// The tensors of the operations that are in memory (not virtual), by unique id.
+// The tensors of the operations that are in memory, by unique id. Virtual tensors are intermediate results.
 std::map<int64_t, Tensor> real_tensors(const std::vector<Object*>& operations) {
     std::map<int64_t, Tensor> found;
     for (const Object* o : operations)
@@ -261,7 +262,7 @@ std::map<int64_t, Tensor> real_tensors(const std::vector<Object*>& operations) {
     return found;
 }
 
-// Reports tensors and workspace that overlap. Two views of rows may overlap, because q, k and v share the rows of qkv.
+// Reports tensors and workspace that overlap. Two views of rows may overlap: q, k and v share the rows of qkv.
 void check_overlaps(const Run& run, const std::map<int64_t, Tensor>& tensors, Site site) {
     struct Range {
         const char* begin;
@@ -319,10 +320,10 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void* values) {
     Object& d = *as_object(descriptor);
-    if (d.is_final) return refuse("an attribute of what is final");
+    if (d.is_final) return refuse("an attribute is set on a descriptor that is already finalized");
     if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR)
         for (int64_t i = 0; i < count; i++)
-            if (!static_cast<Object* const*>(values)[i]->is_final) return refuse("a descriptor that is not final");
+            if (!static_cast<Object* const*>(values)[i]->is_final) return refuse("an attribute is not yet finalized");
     const char* bytes = static_cast<const char*>(values);
     d.attributes[name].assign(bytes, bytes + size_t(count) * bytes_of(type));
     return CUDNN_STATUS_SUCCESS;
@@ -333,7 +334,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     const Object& d = *as_object(descriptor);
     Object** objects = static_cast<Object**>(values);
     const char* has_engines = getenv("SIMT_CUDNN");
-    if (!d.is_final) return refuse("what is not final");
+    if (!d.is_final) return refuse("an attribute is read from a descriptor that is not yet finalized");
     *count = 1;
     switch (name) {
         case CUDNN_ATTR_ENGINEHEUR_RESULTS:
@@ -385,11 +386,10 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
     run->workspace = bindings.get<char*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     run->workspace_bytes = workspaces[p.config];
     const std::map<int64_t, Tensor> tensors = real_tensors(run->operations);
-    if (tensors.size() != bound.size())
-        return refuse("a tensor that is not bound, or one that the graph does not have");
+    if (tensors.size() != bound.size()) return refuse("the variant pack and the graph have different tensors");
     int64_t B = 1, NH = 1;
     for (const auto& [uid, t] : tensors) {
-        if (!bound.count(uid)) return refuse("a tensor that is not bound");
+        if (!bound.count(uid)) return refuse("a tensor of the graph is missing in the variant pack");
         B = std::max(B, t.dims[0]);
         NH = std::max(NH, t.dims[1]);
         if (t.by_value) {
@@ -397,10 +397,13 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
             continue;
         }
         run->memory[uid] = bound[uid];
-        simt::check_device_range(bound[uid], size_t(t.extent_bytes()), "cudnnBackendExecute: not the device's", site);
-        if (reinterpret_cast<uintptr_t>(bound[uid]) % 16) simt::report("cudnnBackendExecute: alignment", site);
+        simt::check_device_range(bound[uid], size_t(t.extent_bytes()),
+                                 "cudnnBackendExecute: a tensor that is not in device memory", site);
+        if (reinterpret_cast<uintptr_t>(bound[uid]) % 16)
+            simt::report("cudnnBackendExecute: a tensor that is not aligned to 16 bytes", site);
     }
-    simt::check_device_range(run->workspace, size_t(run->workspace_bytes), "cudnnBackendExecute: workspace", site);
+    simt::check_device_range(run->workspace, size_t(run->workspace_bytes),
+                             "cudnnBackendExecute: the workspace is not in device memory", site);
 
     check_overlaps(*run, tensors, site);
 

@@ -1,8 +1,9 @@
-// cudnn.h: the emulator's replacement of cuDNN's header: the part of its backend (C) API that llmc/cuda/cudnn_plan.cpp
-// and attention_cudnn.cpp use, with the same names and values. cudnn.cpp runs a graph operation by operation.
+// cudnn.h: the emulator's replacement for cuDNN's header. It has the part of the backend (C) API that
+// llmc/cuda/cudnn_plan.cpp and attention_cudnn.cpp use, with the same names and values. cudnn.cpp runs a graph
+// operation by operation.
 //
 // It offers engines only if the environment variable SIMT_CUDNN is 1. Otherwise attention uses the kernels of
-// llmc/cuda, which are the code that the emulator is to test.
+// llmc/cuda, which the emulator exists to test.
 #pragma once
 #include "emulator.h"
 

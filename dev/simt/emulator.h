@@ -16,12 +16,12 @@
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
-//   SIMT_CP_ASYNC=lazy|eager                   cp.async copies when it is waited for, or at once [lazy]
+//   SIMT_CP_ASYNC=lazy|eager                   a cp.async copy runs when a thread waits for it, or at once [lazy]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
-//   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it does]
-//   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails as an illegal
-//                                              access does: this call and all later ones return the error [never]
+//   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it notices]
+//   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails like an
+//                                              illegal access: this call and all later ones return the error [never]
 //   SIMT_DEVICES=COUNT[:FIRST]                 number of GPUs, and the index in the machine of the first one [1:0]
 #pragma once
 #define SIMT_EMULATOR 1
@@ -48,8 +48,8 @@ extern "C" void __msan_check_mem_is_initialized(const volatile void* p, size_t b
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-// Refused, because the emulator must allocate this memory to poison it. Defined as nothing, the keyword would silently
-// make the variable local to each thread.
+// An error, because only SHARED lets the emulator allocate and poison the variable. If __shared__ were defined as
+// nothing, each thread would silently have its own variable.
 #define __shared__ static_assert(false, "write SHARED(name, type)");
 
 struct uint3 {
@@ -97,19 +97,19 @@ struct Config {
 };
 extern Config config;
 
-// Place of an operation in the source. As a default argument it is the caller's line, regardless of inlining and
-// unrolling. The emulator compares the sites of lanes that meet in an operation.
+// The source line of a call. SIMT_SITE is a default argument, which the compiler evaluates at the caller. The emulator
+// compares the sites of lanes that meet in an operation.
 struct Site {
     const char* file;
     int line;
 };
 #define SIMT_SITE ::simt::Site site = {__builtin_FILE(), __builtin_LINE()}
 
-// Prints the bug, its place and what every waiting thread waits for, and ends the program.
+// Prints the bug, its source line and where threads wait, and ends the program.
 [[noreturn]] void report(const char* what, Site site);
 
-// Defined in emulator.cpp, which is never instrumented. Arguments are passed by value where possible, so that
-// emulator.cpp does not read the kernel's memory unseen by the sanitizers.
+// Defined in warp.cpp and shared_memory.cpp, which are never instrumented. Arguments are passed by value where
+// possible, because sanitizers would not see these files read the kernel's memory.
 int block_barrier(bool vote, Site site);  // returns the number of votes
 void warp_barrier(unsigned mask, Site site);
 uint64_t shuffle(unsigned mask, uint64_t bits, int source_lane, Site site);
@@ -125,13 +125,13 @@ void* shared_variable(const void* key, const char* name, size_t bytes, size_t al
 void* dynamic_shared_memory();
 bool is_shared(const void* p, size_t bytes);
 
-struct Copy {
+struct Copy {  // of 16 bytes
     void* to;
     const void* from;
 };
 void cp_async_begin(Copy copy, Site site);
 void cp_async_commit();
-bool cp_async_next(int groups_kept, Copy* copy);  // the next copy to complete; false: there is none
+bool cp_async_next(int groups_kept, Copy* copy);  // gives the next copy to complete; false if there is none
 
 // A kernel with its arguments, owned by the stream until the host has waited for it.
 struct Call {
@@ -241,7 +241,7 @@ unsigned __match_any_sync(unsigned mask, T value, SIMT_SITE) {
     return simt::match(mask, bits, site);
 }
 
-// Atomics and fences. CUDA's atomics are relaxed. ThreadSanitizer does not know fences, so an atomic acquires what
+// Atomics and fences. CUDA's atomics are relaxed. ThreadSanitizer does not support fences, so an atomic acquires what
 // fences have released.
 
 namespace simt {
@@ -298,7 +298,7 @@ void __stcs(T* p, const std::type_identity_t<T>& value) {
 }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-// glibc's math.h declares these two, but no library defines them.
+// math.h of glibc declares these two, but no library defines them.
 extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
 extern "C" inline float __logf(float x) noexcept { return std::log(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

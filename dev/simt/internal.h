@@ -1,5 +1,5 @@
-// internal.h: functions shared by the emulator's source files (threads, blocks and shared memory in emulator.cpp,
-// memory and streams in cudart.cpp, the libraries in the others), and the sanitizers' hooks.
+// internal.h: functions shared by the emulator's source files, and the sanitizers' hooks. emulator.cpp, warp.cpp and
+// shared_memory.cpp run kernels; cudart.cpp and streams.cpp are the CUDA runtime; the others are CUDA's libraries.
 //
 // The hooks are weak symbols, null unless the program is linked with the sanitizer. The emulator's files are therefore
 // compiled once, without -fsanitize, for all sanitizers. They must not be instrumented: AddressSanitizer would report
@@ -42,7 +42,7 @@ inline void release(void* address) {
     if (__tsan_release) __tsan_release(address);
 }
 inline void switch_tsan_fiber(void* tsan_fiber) {
-    constexpr unsigned no_edge = 1;
+    constexpr unsigned no_edge = 1;  // the switch creates no happens-before edge
     if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(tsan_fiber, no_edge);
 }
 
@@ -70,18 +70,18 @@ inline bool red_zone_is_intact(const char* p, size_t bytes) {
 
 char* map_memory(size_t bytes);  // zeroed; pages take no memory until they are used
 
-// Queues work that is not a kernel, for example a matmul of cuBLASLt. On the stream's clock it takes `ms`. It must not
-// access host memory that a sanitizer watches.
+// Queues work that is not a kernel, for example a matmul of cuBLASLt. It takes `ms` milliseconds on the stream's clock.
+// It must not access host memory that a sanitizer watches.
 void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream);
-// Device memory that a library takes for itself and keeps. cudaMemGetInfo does not count it as free.
+// Records device memory that a library allocates for itself and keeps. cudaMemGetInfo does not count it as free.
 void take_device_memory(size_t bytes);
-bool device_has_failed();  // by simt::config.fail_at
+bool device_has_failed();  // whether simt::config.fail_at or fail_in_capture has taken effect
 // Queues work that other processes take part in. `attempt` is called repeatedly, while the host and other streams
 // continue, until it returns true. It runs as the host and may access device memory only by copy_uninstrumented, which
 // no sanitizer sees. `work` then runs as the stream and reports these accesses to the sanitizers.
 void enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, struct CUstream_st* stream);
 void copy_uninstrumented(void* to, const void* from, size_t bytes);
-// Reports `wrong` unless p is in device memory, and reports a range that leaves its array.
+// Reports `wrong` unless p is in device memory, and reports a range that goes beyond its array.
 void check_device_range(const void* p, size_t bytes, const char* wrong, Site site);
 
 // The threads of a running block, with their stacks and shared memory. Each stream has its own Block, because to

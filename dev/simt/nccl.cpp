@@ -30,16 +30,17 @@ using simt::Site;
 namespace {
 
 constexpr int MIN_POLLS = 3;  // polls until a call that returned ncclInProgress has completed
-constexpr size_t LARGE_BYTES = 1 << 20, CONNECTION_BYTES = 64 << 20;  // device memory taken by a first call
-constexpr uint64_t DELAYED_EVERY = 3;  // one in so many collectives returns ncclInProgress
+// The first call of each kind takes CONNECTION_BYTES of device memory, and the first with LARGE_BYTES takes them again.
+constexpr size_t LARGE_BYTES = 1 << 20, CONNECTION_BYTES = 64 << 20;
+constexpr uint64_t DELAYED_EVERY = 3;  // one of this many collectives returns ncclInProgress
 constexpr int DEFAULT_CTAS = 4;        // thread blocks of a collective
-constexpr float COLLECTIVE_MS = 1;     // its duration with them on the stream's clock
+constexpr float COLLECTIVE_MS = 1;     // duration of a collective with DEFAULT_CTAS, on the stream's clock
 
 enum Kind : uint32_t { hello, welcome, goodbye, all_reduce, reduce_scatter, all_gather, broadcast };
 const char* const kind_names[] = {
     "hello", "welcome", "ncclCommFinalize", "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"};
 
-// Header of each message. In a hello, count is the number of ranks and root is the sender.
+// The header of each message. In a hello, count is the number of ranks and root is the sender's rank.
 struct Header {
     Kind kind;
     uint32_t type = 0;
@@ -81,7 +82,8 @@ struct Link {
     }
 };
 
-// SIMT_NCCL=deaf: NCCL does not notice that a rank has ended, as between GPUs that write to each other's memory.
+// SIMT_NCCL=deaf: NCCL does not notice that a rank has ended. The real one does not if GPUs write to each other's
+// memory.
 const bool ignore_lost_ranks = getenv("SIMT_NCCL") && strcmp(getenv("SIMT_NCCL"), "deaf") == 0;
 
 size_t size_of(uint32_t type) { return type == ncclFloat ? 4 : type == ncclBfloat16 ? 2 : 1; }
@@ -97,7 +99,7 @@ void add(std::string& sums, const std::string& more) {
     }
 }
 
-// Listening sockets of ids that no communicator uses yet, by name.
+// The listening sockets of unique ids that no communicator uses yet, by name.
 std::map<std::string, int>& listeners() {
     static auto* const all = new std::map<std::string, int>;
     return *all;
@@ -177,9 +179,10 @@ void ncclComm::accept_ranks(Site site) {
         if (link.fd < 0) continue;
         link.pump();
         if (!link.take(header, none)) continue;
-        if (header.count != uint64_t(ranks)) simt::report("ncclCommInitRankConfig: ranks disagree on how many", site);
+        if (header.count != uint64_t(ranks))
+            simt::report("ncclCommInitRankConfig: ranks disagree on the number of ranks", site);
         if (header.root <= 0 || header.root >= ranks || links[size_t(header.root)].fd >= 0)
-            simt::report("ncclCommInitRankConfig: two ranks have one number", site);
+            simt::report("ncclCommInitRankConfig: two ranks have the same number", site);
         std::swap(links[size_t(header.root)], link);
     }
     for (int r = 1; r < ranks; r++)
@@ -222,7 +225,7 @@ void ncclComm::finalize() {
     for (Link& link : links) {
         if (link.fd < 0 || !link.take(header, none)) continue;
         if (header.kind != goodbye)
-            simt::report("ncclCommFinalize, while another rank still calls", {__FILE__, __LINE__});
+            simt::report("ncclCommFinalize while another rank still calls a collective", {__FILE__, __LINE__});
         goodbyes++;
     }
     if (goodbyes < (rank == 0 ? uint64_t(ranks) - 1 : 1)) return;
@@ -242,7 +245,8 @@ std::map<ncclComm_t, std::shared_ptr<ncclComm>>& communicators() {
 }
 
 ncclComm& known(ncclComm_t comm, const char* call, Site site) {
-    if (!communicators().contains(comm)) simt::report((std::string(call) + " of no communicator").c_str(), site);
+    if (!communicators().contains(comm))
+        simt::report((std::string(call) + " of a communicator that does not exist").c_str(), site);
     return *comm;
 }
 
@@ -346,7 +350,7 @@ bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) {
 void check_memory(const Collective& c, Site site) {
     const std::string name = kind_names[c.header.kind];
     const bool reads = c.header.kind != broadcast || c.header.root == c.comm->rank;
-    const std::string outside = name + ": a pointer that is not the device's";
+    const std::string outside = name + ": a pointer that is not in device memory";
     if (reads) simt::check_device_range(c.from, c.from_bytes, outside.c_str(), site);
     simt::check_device_range(c.to, c.to_bytes, outside.c_str(), site);
     if (!reads || !overlap(c.from, c.from_bytes, c.to, c.to_bytes)) return;
@@ -362,7 +366,7 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
     ncclComm& c = known(comm, kind_names[kind], site);
     if (c.state != ncclComm::ready)
         simt::report((std::string(kind_names[kind]) + " of a communicator that is not ready").c_str(), site);
-    if (c.delayed) simt::report("a call before ncclCommGetAsyncError has said that the one before it is done", site);
+    if (c.delayed) simt::report("a call before ncclCommGetAsyncError reported the end of the previous call", site);
     if (c.error != ncclSuccess) return c.error;
     if (type != ncclInt8 && type != ncclFloat && type != ncclBfloat16) return ncclInvalidArgument;
     if (root < 0 || root >= c.ranks) return ncclInvalidArgument;
@@ -396,7 +400,7 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
 
 __attribute__((destructor)) void report_communicators_left() {
     if (communicators().empty()) return;
-    fprintf(stderr, "emulator: leak of %zu communicators of NCCL\n", communicators().size());
+    fprintf(stderr, "emulator: leak of %zu NCCL communicators\n", communicators().size());
     fflush(nullptr);
     _exit(1);
 }
@@ -449,7 +453,8 @@ const char* ncclGetLastError(ncclComm_t comm) { return comm ? comm->reason.c_str
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config,
                                     Site site) {
-    if (!config || config->blocking != 0) simt::report("ncclCommInitRankConfig: only with blocking = 0", site);
+    if (!config || config->blocking != 0)
+        simt::report("ncclCommInitRankConfig: the emulator supports only blocking = 0", site);
     if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
     auto made = std::make_shared<ncclComm>();
     made->rank = rank;
@@ -460,7 +465,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     made->links.resize(size_t(rank == 0 ? ranks : 1));
     if (rank == 0) {
         const auto found = listeners().find(made->name);
-        if (found == listeners().end()) simt::report("ncclCommInitRankConfig: rank 0 did not make the id", site);
+        if (found == listeners().end())
+            simt::report("ncclCommInitRankConfig: the unique id of rank 0 is from another process", site);
         made->listener = found->second;
         listeners().erase(found);
     }
@@ -488,7 +494,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm, Site site) {
     ncclComm& c = known(comm, "ncclCommFinalize", site);
     if (c.state != ncclComm::ready)
         simt::report("ncclCommFinalize of a communicator that is not ready, or twice", site);
-    if (c.delayed || c.done != c.issued) simt::report("ncclCommFinalize before the collectives are done", site);
+    if (c.delayed || c.done != c.issued) simt::report("ncclCommFinalize before all collectives are done", site);
     c.state = ncclComm::finalizing;
     c.polls = 0;
     return ncclInProgress;

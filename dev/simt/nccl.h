@@ -1,12 +1,14 @@
-// nccl.h: the emulator's replacement of NCCL's header: the part of the interface that llmc/cuda/comm_nccl.cpp uses,
-// with the same names and values. nccl.cpp connects processes of one machine, each with an emulated GPU.
+// nccl.h: the emulator's replacement for NCCL's header. It has the part of the interface that llmc/cuda/comm_nccl.cpp
+// uses, with the same names and values. nccl.cpp connects processes of one machine, each with an emulated GPU.
 //
-// It is stricter than NCCL, and reports, with the place in the source: ranks that call different collectives or
-// disagree on counts, types or roots; pointers that are not in device memory; ranges that leave their array; outputs
-// that overlap inputs, except exactly in place; calls before the communicator is ready or after it was finalized;
-// communicators that still exist at exit. Calls do not block, and return ncclInProgress wherever NCCL may. Such a
-// collective is queued only once the caller polls ncclCommGetAsyncError. If a rank ends, the others get
-// ncclRemoteError, and their collectives never complete.
+// It is stricter than NCCL. It reports, with the source line: ranks that call different collectives or disagree on
+// counts, types or roots; pointers that are not in device memory; ranges that go beyond their array; outputs that
+// overlap inputs, except exactly in place; calls before the communicator is ready or after it was finalized;
+// communicators that still exist at exit.
+//
+// Calls do not block, and return ncclInProgress wherever NCCL may. A collective that returned it is queued only when
+// the caller polls ncclCommGetAsyncError. If a rank ends, the others get ncclRemoteError, and their collectives never
+// complete.
 #pragma once
 #include "emulator.h"
 

@@ -1,8 +1,8 @@
 // contention.h: uses fewer OpenMP threads while other programs occupy the cores.
 //
 // Each parallel region waits for its slowest thread. A thread that shares its core with another program is descheduled
-// for a few ms at a time, so regions that take less than a time slice run at the speed of that thread: `generate`
-// beside a program that occupied one of two cores took 3 times as long as alone, and takes less time on one thread.
+// for a few ms at a time, so regions that take less than a time slice run at the speed of that thread. While a program
+// occupied one of two cores, `generate` took 3 times as long as alone; on one thread it takes less time.
 #pragma once
 #include <vector>
 

@@ -41,9 +41,9 @@ bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; d
 void device_check_fp8();         // refuses a GPU without FP8 matmuls; the CPU simulates them
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 
-// Algorithms of matmuls and attention that were chosen by time: each key names the device, its libraries and a
+// Algorithms of matmuls and attention that were chosen by timing. Each key names the device, its libraries and a
 // shape. A shape without a choice takes its library's first proposal. Algorithms may round differently, so only runs
-// with the same choices are bitwise equal. The CPU has no such algorithms: there, these functions do nothing.
+// with the same choices are bitwise equal. On the CPU there are no such algorithms, and these functions do nothing.
 using AlgorithmChoices = std::map<std::string, std::string>;
 void device_load_algorithms(const AlgorithmChoices& choices);  // replaces all choices
 AlgorithmChoices device_algorithms();

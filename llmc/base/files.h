@@ -64,7 +64,7 @@ bool is_deleted(const std::string& path);  // whether nothing has this name; fal
 bool is_directory(const std::string& path);
 // Calls f, which reads files of a directory. If f fails and the directory is gone, the error says so (EXIT_NO_INPUT).
 void read_from(const std::string& dir, const std::function<void()>& f);
-// Refuses (EXIT_NO_INPUT) a path that is no directory, or a directory without search permission, which looks empty.
+// Refuses (EXIT_NO_INPUT) a path that is not a directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
 bool is_denied(const std::string& dir);  // this user may not read dir or a file in it
 // Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.

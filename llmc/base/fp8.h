@@ -51,15 +51,15 @@ HOST_DEVICE __attribute__((always_inline)) inline float fp8_value(uint8_t code) 
     return __builtin_bit_cast(float, bits | uint32_t(code & 0x80) << 24);
 }
 
-// A tensor is stored as fp8_code(scale * x), and fp8_value(code) * inverse is read. Both factors are powers of two, so
-// scaling rounds nothing, and what is read is exact in bf16 (up to 2^127).
+// An element x is stored as fp8_code(scale * x) and read as fp8_value(code) * inverse. Both factors are powers of two,
+// so scaling does not round, and the value that is read is exact in bf16 (up to 2^127).
 struct Fp8Scale {
     float scale, inverse;
 };
 
-// The largest scale with which a tensor whose largest magnitude is amax fits into the format; 1 if all is zero. If
-// amax is not finite, both factors are NaN: so is then every element, where saturation would hide the error. The limit
-// 2^110 keeps everything that is read zero or normal in bf16: matrix units take subnormal numbers as zero.
+// The largest scale with which a tensor fits into the format, if its largest magnitude is amax; 1 if amax is zero. If
+// amax is not finite, both factors are NaN, so every element becomes NaN; saturation would hide the error. The scale is
+// at most 2^110, so that every value that is read is zero or normal in bf16: matrix units treat subnormal numbers as 0.
 template <class Format>
 HOST_DEVICE __attribute__((always_inline)) inline Fp8Scale fp8_scale(float amax) {
     constexpr int max_scale = 110;

@@ -4,5 +4,5 @@
 
 std::string host_name();
 // An id that is equal for processes on the same kernel and network, whatever their host names are. Containers with
-// networks of their own may have the same host name, but not the same id.
+// separate networks may have the same host name, but not the same id.
 std::string host_id();

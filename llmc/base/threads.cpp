@@ -17,8 +17,8 @@
 // KiB; 40 KiB are enough. (Measured with g++ 12 at -O3. Smaller stacks end the program before main().)
 static constexpr int64_t LEAST_STACK = 64 << 10;
 
-// Parses a size as OpenMP does: a number of KiB, or a number with suffix B, K, M or G. Returns -1 if the text is no
-// size.
+// Parses a size as OpenMP does: a number of KiB, or a number with suffix B, K, M or G. Returns -1 if the text is not
+// a size.
 static int64_t bytes_of(const char* text) {
     int64_t number;
     char unit = 'K', more;

@@ -64,8 +64,8 @@ struct Trace {
     };
     std::deque<Queued> queued;  // spans whose timers were not read yet, in the order in which the host ended them
     std::vector<Event> timers;  // unused timers
-    Event anchor = nullptr;    // the timer from which times are measured: the last one read, as short times are precise
-    double anchor_time = 0.0;  // when `anchor` completed, on this host's clock
+    Event anchor = nullptr;     // the last timer read; times are measured from it, because short intervals are precise
+    double anchor_time = 0.0;   // when `anchor` completed, on this host's clock
 };
 
 // A span from its construction to the end of the block; trace may be null.

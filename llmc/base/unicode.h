@@ -9,7 +9,7 @@
 enum CharClass : uint8_t { OTHER, LETTER, NUMBER, WHITE };
 
 // The character at a position in a text. A byte that is not part of valid UTF-8 (overlong forms and surrogates are
-// invalid) is a character of its own, of class OTHER.
+// invalid) is a separate character, of class OTHER.
 struct Char {
     CharClass type;
     int bytes;

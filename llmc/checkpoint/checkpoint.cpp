@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
-constexpr int64_t max_files = 12;                // that a save creates: 10 files, their directory and latest.tmp
+constexpr int64_t max_files = 12;                // created by a save: 10 files, their directory and latest.tmp
 constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
 // --- saving ---
@@ -426,7 +426,7 @@ std::string newest_directory(const std::string& output) {
 }
 
 // Refuses weights that differ from the saved ones. Without a readable list of checksums this function compares
-// nothing and returns the reason. A directory without trainer.json is no checkpoint, so there is nothing to compare.
+// nothing and returns the reason. A directory without trainer.json is not a checkpoint, so there is nothing to compare.
 static std::string verify_weights(const std::string& dir) {
     if (!path_exists(dir + "/trainer.json")) return "";
     json files;

@@ -83,7 +83,7 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 std::vector<std::string> remove_leftovers(const std::string& output);
 
 // Compares the size and checksum of every file. The error names the first file that is damaged or missing
-// (EXIT_BAD_DATA), or says that the directory is no checkpoint (EXIT_NO_INPUT).
+// (EXIT_BAD_DATA), or says that the directory is not a checkpoint (EXIT_NO_INPUT).
 void verify_checkpoint(const std::string& dir);
 
 struct DamagedCheckpoint {

@@ -21,12 +21,12 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 
 // Finds this process's rank and the number of ranks. `train` and `plan` also have options for them.
 Launch launch_of(const Options& options);
-// Whether this process starts ranks (--gpus, --ranks) and is none itself.
+// Whether this process starts ranks (--gpus, --ranks) and is not a rank itself.
 bool starts_ranks(const Options& options);
 // Runs the command of this process's rank, which is joined to the others by `comm`. Returns the exit code.
 using RunCommand =
     std::function<int(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm)>;
-// Starts the ranks, and again if they fail (--max-restarts). Returns the exit code.
+// Starts the ranks, and starts them again if they fail (--max-restarts). Returns the exit code.
 int start_ranks(const Options& options, char** argv, const RunCommand& run_command);
 int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
 

@@ -36,7 +36,7 @@ static int generate_text(const Options& o) {
                 return true;
             });
         } catch (const Error&) {
-            end_line();  // the error message begins a line of its own
+            end_line();  // the error message starts on a new line
             throw;
         }
         end_line();

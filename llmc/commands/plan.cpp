@@ -22,8 +22,8 @@ static std::string describe_steps(int64_t steps, int64_t steps_done, double step
     return text + with_commas(steps) + " steps";
 }
 
-// How long a step and the run will take: from a step that is measured here, or else from 30 % of the peak. `peak` is
-// the peak FLOP/s of one rank.
+// Describes the time of a step and of the run. It measures a step here, or else assumes 30 % of the peak. `peak` is the
+// peak FLOP/s of one rank.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
     if (o.autotune == "on") recall_algorithms();

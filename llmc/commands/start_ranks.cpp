@@ -1,5 +1,5 @@
-// start_ranks.cpp: --gpus, --ranks and --max-restarts: starts the ranks of this machine, and starts them again after a
-// failure.
+// start_ranks.cpp: starts the ranks of this machine (--gpus, --ranks), and starts them again after a failure
+// (--max-restarts).
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -27,8 +27,8 @@ static LaunchOptions launch_options(const Options& o) {
 
 static std::vector<Launch> gpu_launches(const Options& o) {
     ENSURE(!device_memory_is_host(), "--gpus is for train_gpt2cu; this is the program for the CPU, which has --ranks");
-    // Once: the first use of a driver can take a second.
-    static const std::vector<int> gpus = parse_gpus(o.gpus, [] { return call_apart(device_count); });
+    // Counted once, because the first use of a driver can take a second.
+    static const std::vector<int> gpus = parse_gpus(o.gpus, [] { return call_in_child(device_count); });
     if (o.command == Command::train)
         return launch_gpus({o.gpus, o.nnodes, o.node_rank, o.rendezvous}, gpus, launch_options(o), getenv);
     std::vector<Launch> launches = launch_gpus({o.gpus}, gpus, {}, getenv);
@@ -91,8 +91,8 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
     ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
            "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make, or start with mpirun -np %d",
            launches[0].world_size);
-    const bool meet_here = launches[0].master_port == 0;
-    const int listener = meet_here ? open_local_listener(launches[0].master_port) : -1;
+    const bool on_this_machine = launches[0].master_port == 0;
+    const int listener = on_this_machine ? open_local_listener(launches[0].master_port) : -1;
     for (Launch& launch : launches) {
         launch.attempt += attempt;
         launch.master_port = launches[0].master_port;
@@ -143,8 +143,8 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
     LocalRanks ranks;
     ranks.program = "mpirun";
-    ranks.own_group = true;      // at SIGINT mpirun would end its ranks before they save
-    ranks.end_signal = SIGTERM;  // then it ends them
+    ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
+    ranks.end_signal = SIGTERM;  // mpirun then ends its ranks
     ranks.run = [&o, attempt, argv](int) { return become_mpirun(o, attempt, argv); };
     return ranks;
 }

@@ -10,7 +10,7 @@
 // Mean loss, in nats per token, over one pass of all ranks' loaders, which must have in_order. Afterwards the loaders
 // are at the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
 //
-// go_on(batches done, number of batches, whether this rank has met an error) is called before each batch; false ends
+// go_on(batches done, number of batches, whether this rank has had an error) is called before each batch; false ends
 // the pass early. If any rank did not finish its pass, no rank has a result. An error of the loader is thrown at the
 // end, after the other ranks have learned of it.
 template <class floatX>

@@ -100,6 +100,39 @@ static const OptionSpec* flag_without_value(const OptionSpecs& all, const std::s
     return nullptr;
 }
 
+// The arguments as CLI11 takes them, from the last to the first. Adds "on" after a former flag without a value, with a
+// note in `renamed`, and "" after "--name=".
+static std::vector<std::string> prepare_arguments(const OptionSpecs& all, const char* const* argv,
+                                                  const char* const* end, std::vector<std::string>& renamed) {
+    std::vector<std::string> arguments;
+    for (const char* const* argument = argv; argument < end; argument++) {
+        arguments.push_back(*argument);
+        refuse_single_dash(all, *argument);
+        if (const OptionSpec* flag = flag_without_value(all, *argument, argument + 1 < end ? argument[1] : "--")) {
+            arguments.push_back("on");
+            renamed.push_back(flag->long_name() + " is now " + flag->long_name() +
+                              " on; the next release will accept only this form");
+        }
+        std::string& name = arguments.back();
+        if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
+        name.pop_back();  // otherwise CLI11 would take the next argument for the value
+        arguments.push_back("");
+    }
+    std::reverse(arguments.begin(), arguments.end());
+    return arguments;
+}
+
+static void parse_or_refuse(CLI::App& app, std::vector<std::string> arguments) {
+    try {
+        app.parse(arguments);
+    } catch (const CLI::ArgumentMismatch& error) {
+        const std::string text = error.what();
+        fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
+    } catch (const CLI::ParseError& error) {
+        fail(EXIT_USAGE, "%s (see --help)", error.what());
+    }
+}
+
 ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv) {
     ParsedArgs given;
     CLI::App app;
@@ -127,29 +160,7 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
 
     // Everything after "--" is an input, also if it looks like an option.
     const char* const* end = takes_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
-    std::vector<std::string> arguments;
-    for (const char* const* argument = argv; argument < end; argument++) {
-        arguments.push_back(*argument);
-        refuse_single_dash(all, *argument);
-        if (const OptionSpec* flag = flag_without_value(all, *argument, argument + 1 < end ? argument[1] : "--")) {
-            arguments.push_back("on");
-            given.renamed.push_back(flag->long_name() + " is now " + flag->long_name() +
-                                    " on; the next release will accept only this form");
-        }
-        std::string& name = arguments.back();
-        if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
-        name.pop_back();  // "--name=": CLI11 would take the next argument for the value
-        arguments.push_back("");
-    }
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 reads arguments from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::ArgumentMismatch& error) {
-        const std::string text = error.what();
-        fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
-    } catch (const CLI::ParseError& error) {
-        fail(EXIT_USAGE, "%s (see --help)", error.what());
-    }
+    parse_or_refuse(app, prepare_arguments(all, argv, end, given.renamed));
     for (const Target& target : targets)
         if (target.option->count() > 0) {
             const OptionSpec& spec = all[target.spec];

@@ -1,4 +1,4 @@
-// arguments.h: parses a command line with a table of options. The table is in options.cpp.
+// arguments.h: parses a command line with a table of options. The table is in option_table.cpp.
 #pragma once
 #include <deque>
 #include <functional>

@@ -33,7 +33,7 @@ static constexpr ForeignOption table[] = {
     {"--dtype --mixed_precision --amp --bf16 --fp16 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
      "it is --precision bf16 or fp32"},
     {"--compile --torch_compile --flash --tensorcores", nanogpt, "there is none: nothing is compiled at run time"},
-    {"--device --gpu --gpus --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
+    {"--device --gpu --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
      "there is none: train_gpt2 runs on the CPU, train_gpt2cu on GPUs, one for each rank"},
     // optimizer and schedule
     {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},

@@ -1,4 +1,4 @@
-// options.h: the options of the command line. Each option is declared once, in a table in options.cpp: names, default,
+// options.h: the options of the command line. Each option is declared once, in option_table.cpp: names, default,
 // unit, help, range, and what `plan`, a resume and other ranks do with the option. The parser, --help, the settings
 // printed at start-up and run.json all use this table.
 //

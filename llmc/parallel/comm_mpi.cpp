@@ -5,7 +5,7 @@
 // Gropp 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
 // adjacent, the first exchanges stay inside hosts, and 2 (H-1) buffers in total leave the H hosts. The sum is the tree
 // ((0+1)+(2+3))+... for any n, and a + b = b + a, so the bits of the sum do not depend on how many leaves of the tree
-// one rank has. If the number of ranks is no power of two, MPI's own collectives are used, with their own order of
+// one rank has. If the number of ranks is not a power of two, MPI's own collectives are used, with their own order of
 // summation.
 //
 // One thread makes all MPI calls, so that the training thread can continue. The thread sleeps while it waits: Open MPI
@@ -68,8 +68,8 @@ void finish(MPI_Request* requests, int count) {
 }
 
 // TCP gives up on a host after 15 minutes without an answer. limit_silence makes the connections of this process give
-// up after 30 s: Open MPI then aborts the run and names the host. This must happen before mpirun, which has connections
-// of its own, notices: Open MPI 5's mpirun notices after 8 minutes, and then ends with exit code 0.
+// up after 30 s: Open MPI then aborts the run and names the host. This must happen before mpirun notices on its own
+// connections: Open MPI 5's mpirun notices after 8 minutes, and then ends with exit code 0.
 constexpr int SILENT_SECONDS = 30;
 
 void limit_silence() {

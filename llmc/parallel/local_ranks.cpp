@@ -207,7 +207,7 @@ static void start(Ranks& ranks, int index) {
         fcntl(ends[0], F_SETFL, O_NONBLOCK);
         write_ends[i] = ends[1];
     }
-    fflush(nullptr);  // else the rank would print it again
+    fflush(nullptr);  // otherwise the rank would print buffered text again
     const pid_t parent = getpid();
     process.pid = fork();
     if (process.pid == 0) {
@@ -322,9 +322,9 @@ Outcome Supervisor::run(const LocalRanks& options) {
     return outcome;
 }
 
-// ---- a call in a process of its own
+// ---- a call in a child process
 
-int call_apart(const std::function<int()>& function) {
+int call_in_child(const std::function<int()>& function) {
     int ends[2];
     if (pipe(ends) != 0) fail(EXIT_INTERNAL, "no pipe can be made: %s", strerror(errno));
     fflush(nullptr);

@@ -4,9 +4,9 @@
 // a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed. If this process is killed, the
 // ranks are killed too (on Linux).
 //
-// Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. The ranks receive SIGUSR1 for each of them,
-// because they are in the same process group: they have already received the SIGINT of a Ctrl-C, and a second SIGINT
-// would end them at once (train/stop.h). A second SIGINT, SIGTERM or SIGHUP ends them.
+// Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
+// SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
+// end them at once (train/stop.h). A second SIGINT, SIGTERM or SIGHUP ends them.
 #pragma once
 #include <csignal>
 #include <functional>
@@ -21,8 +21,8 @@ struct LocalRanks {
     std::function<int(int)> run;    // called in the process of the i-th rank of this machine; returns its exit code
     std::function<void()> started;  // called in this process when all ranks have been started
     int end_signal = SIGKILL;       // sent before SIGKILL to a rank that must end
-    bool own_group = false;         // the terminal's signals do not reach the rank, because they would end it
-    std::string program = "";       // not empty: the one process is this program, which starts the ranks
+    bool own_group = false;         // in its own process group, so that the terminal's signals do not end the rank
+    std::string program = "";       // not empty: the only process is this program, which starts the ranks
 };
 
 struct Outcome {
@@ -45,6 +45,6 @@ struct Supervisor {
     int request() const;  // the first signal that asked to stop; 0: none
 };
 
-// Calls a function in a process of its own, and returns its result or throws its Error: a process that has used a
-// device must not fork ranks.
-int call_apart(const std::function<int()>& function);
+// Calls a function in a child process, and returns its result or throws its Error. Use it for calls of a device,
+// because a process that has used a device must not fork ranks.
+int call_in_child(const std::function<int()>& function);

@@ -14,6 +14,6 @@ struct MissingRanks {
     std::string text;      // "rank 1 (process 4711 on h0 runs /usr/bin/sleep)"
 };
 
-// job: the value of PMIX_NAMESPACE, which Open MPI's mpirun and Slurm's PMIx set beside PMIX_RANK for each process of a
+// job: the value of PMIX_NAMESPACE, which Open MPI's mpirun and Slurm's PMIx set, like PMIX_RANK, for each process of a
 // job.
 MissingRanks find_missing_ranks(const Launch& launch, const std::string& job, const std::string& proc = "/proc");

@@ -186,7 +186,7 @@ int open_local_listener(int& port) {
         port = ntohs(reinterpret_cast<const sockaddr_in&>(address.storage).sin_port);
         return std::exchange(listener.fd, -1);
     }
-    fail(EXIT_INTERNAL, "no port of 127.0.0.1 can be opened for the ranks to meet: %s", reason.c_str());
+    fail(EXIT_INTERNAL, "cannot open a port of 127.0.0.1 for the rendezvous of the ranks: %s", reason.c_str());
 }
 
 static Socket open_listener(const Launch& launch) {

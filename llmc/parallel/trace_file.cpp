@@ -19,8 +19,8 @@ static constexpr const char* FILE_BEGIN = "{\"displayTimeUnit\":\"ms\",\"traceEv
 
 // ---- the clocks of several machines
 
-// By how many seconds clock a is ahead of clock b. No rank leaves an all-gather before all ranks have entered it,
-// so each all-gather bounds the difference from both sides. The quickest all-gathers give the tightest bounds.
+// The seconds by which clock a is ahead of clock b. No rank leaves an all-gather before all ranks have entered it, so
+// each all-gather bounds the difference from both sides. The quickest all-gathers give the tightest bounds.
 static double difference(const RankClock& a, const RankClock& b) {
     double least = -INFINITY, most = INFINITY;
     for (size_t i = 0; i < std::min(a.left.size(), b.left.size()); i++) {
@@ -31,7 +31,7 @@ static double difference(const RankClock& a, const RankClock& b) {
 }
 
 double zero_of_clock(const std::vector<RankClock>& clocks, int rank) {
-    // How far a rank's clock is ahead of rank 0's; the same for all ranks of a machine.
+    // The seconds by which a rank's clock is ahead of rank 0's. They are the same for all ranks of a machine.
     const auto ahead = [&](const RankClock& clock) {
         const auto first = std::find_if(clocks.begin(), clocks.end(),
                                         [&](const RankClock& other) { return other.machine == clock.machine; });

@@ -290,7 +290,7 @@ static void warn_of_links(const std::set<std::string>& links) {
     for (const std::string& link : links)
         if (count++ < most_names) names += (names.empty() ? "" : ", ") + link;
     print_message(
-        format("warning: %d link%s to a folder or to nothing passed over: %s%s; to read a linked folder, name it",
+        format("warning: skipped %d link%s to a folder or a missing file: %s%s; to read a linked folder, name it",
                count, count == 1 ? "" : "s", names.c_str(), count > most_names ? ", ..." : ""));
 }
 

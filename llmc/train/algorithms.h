@@ -1,4 +1,4 @@
-// algorithms.h: the algorithms of matmuls and attention on a GPU, chosen by time (--autotune). The choices belong
+// algorithms.h: the algorithms of matmuls and attention on a GPU, chosen by timing (--autotune). The choices belong
 // to a machine and not to a run: $XDG_CACHE_HOME/train_gpt2/algorithms.txt keeps them, or ~/.cache/train_gpt2.
 #pragma once
 #include "model/gpt2.h"

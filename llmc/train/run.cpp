@@ -184,10 +184,10 @@ void warn_of_changed_data(Run& run) {
     if (changed.empty()) return;
     run.warned_of_data = true;
     const std::string more = changed.size() > 1 ? format(" (and %zu more)", changed.size() - 1) : "";
-    run.log->warn(
-        format("%s%s: was changed or replaced since the run opened it; steps since then read what it has now, so a "
-               "repeated run may differ",
-               changed[0].c_str(), more.c_str()));
+    run.log->warn(format(
+        "%s%s: was changed or replaced since the run opened it; steps after the change read the new content, so a "
+        "repeated run may differ",
+        changed[0].c_str(), more.c_str()));
 }
 
 static int end_of_stopped(Run& run) {

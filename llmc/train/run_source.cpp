@@ -60,7 +60,7 @@ static std::string shape(const GPT2Config& c) {
     return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
 }
 
-// Refuses options that ask for another shape than that of the resumed checkpoint.
+// Refuses options whose shape differs from the resumed checkpoint's.
 static void check_shape(const RunSource& source, const Options& options) {
     if (options.default_model || (options.model.empty() && options.layers == 0)) return;
     Options asked = options;

@@ -1,8 +1,8 @@
 // update_rule.h: how an optimizer changes the weights. A rule sees flat arrays of elements; ranks, files and
 // initialization are handled by Optimizer (optimizer.h).
 //
-// A new rule is one source beside adamw.cpp, its declaration here, a row of the table in update_rule.cpp, and its name
-// in --optimizer.
+// A new rule is one source next to adamw.cpp, its declaration here, a row of the table in update_rule.cpp, and its
+// name in --optimizer.
 #pragma once
 #include <cstdint>
 #include <string>

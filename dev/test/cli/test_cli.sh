@@ -12,7 +12,7 @@ run=$scratch/run
 chmod a+rx "$scratch" && cp "$program" "$scratch/train_gpt2"
 not_root=()
 if [ "$(id -u)" = 0 ]; then not_root=(setpriv --reuid=65534 --regid=65534 --clear-groups); fi
-may_be_another() { [ "$(id -u)" = 0 ] && "${not_root[@]}" "$scratch/train_gpt2" --version >/dev/null; }
+can_drop_root() { [ "$(id -u)" = 0 ] && "${not_root[@]}" "$scratch/train_gpt2" --version >/dev/null; }
 first_shard=$(find "$scratch/data" -name 'train_*.bin' | head -1)
 
 # ---- runs that succeed
@@ -21,7 +21,7 @@ warned() { check "$1" bash -c '"${@:2}" 2>&1 >/dev/null | grep -qF -- "warning: 
 check "train runs to its last step" "$program" "${data[@]}" "${tiny[@]}" --output "$run" --steps 30 --val-every 10 --checkpoint-every 15
 loss_of() { sed -n 's/.*"kind":"val".*"step":'"$1"',.*"val_loss":\([0-9.]*\).*/\1/p' "$run/log.jsonl"; }
 check "the loss falls" awk -v a="$(loss_of 0)" -v b="$(loss_of 30)" 'BEGIN { exit !(a > 0 && b > 0 && b < 0.8 * a) }'
-# trainer_val STEP LOG_STEP: the checkpoint has the validation loss that the log has at that step.
+# trainer_val STEP LOG_STEP: the checkpoint of STEP has the validation loss that the log has at LOG_STEP.
 trainer_val() {
     python3 -c "import json, sys; got = json.load(open('$run/step_0000$1/trainer.json'))['val_loss']; sys.exit(abs(got - $(loss_of "$2")) > 1e-5)"
 }
@@ -90,7 +90,7 @@ check "a warmup that was not given follows --steps on resume" test "$(rate_of 1)
 check "a warmup that was not given fits a shorter run on resume" "$program" --resume --quiet --output "$scratch/warmup" --steps 3
 warned "a warmup of the whole run gives a warning" "--warmup 3 is the whole run: the learning rate rises until the last step and never falls" "${train[@]}" --warmup 3
 check "a warmup of the whole run gives no warning with --schedule constant" bash -c '! "$@" 2>&1 | grep warmup' constant "${train[@]}" --warmup 3 --schedule constant
-# Started in one directory, continued from another: the run's relative paths are those of its start.
+# A run that is started in one directory and continued from another. Its relative paths are relative to the first one.
 started="$scratch/started [here]"
 mkdir -p "$started" "$scratch/elsewhere" && cp -r "$scratch/data" "$started/"
 started_run=("$program" --output "$started/run" --checkpoint-every 2)
@@ -198,7 +198,7 @@ refused "no master weights in fp32" 2 "--master-weights off, but --precision aut
 refused "unknown precision" 2 "--precision fp16 is not known" "$program" "${data[@]}" --precision fp16
 refused "fp8 without training" 2 "--precision fp8 is not known; give fp32|bf16|auto" "$program" eval --init "$scratch" \
     --val-data "$scratch/val_*.bin" --precision fp8
-refused "fp8 with channels that are no multiple of 16" 2 "needs a multiple of 16 channels, and the model has 8" \
+refused "fp8 with channels that are not a multiple of 16" 2 "needs a multiple of 16 channels, and the model has 8" \
     "${train[@]}" --precision fp8 --channels 8
 refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
 refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
@@ -222,10 +222,10 @@ refused "an option of nanoGPT" 2 "here it is --steps" "${train[@]}" --max_iters=
 cp -r "$run/step_000030" "$scratch/own_model"
 for resume in '' --resume; do
     # shellcheck disable=SC2086  # nothing, or an option
-    refused "an output that holds a model of its own $resume" 2 "--output $scratch/own_model already holds a model" "$program" \
+    refused "an output that already holds a model $resume" 2 "--output $scratch/own_model already holds a model" "$program" \
         "${train_data[@]}" --init "$scratch/own_model" --seq-len 16 --steps 1 --output "$scratch/own_model" $resume
 done
-check "an output that holds a model of its own gets no new file" diff -r "$run/step_000030" "$scratch/own_model"
+check "an output that already holds a model gets no new file" diff -r "$run/step_000030" "$scratch/own_model"
 cp -r "$run/step_000015" "$scratch/own_model/"
 refused "a directory with both a model and checkpoints" 2 "name the checkpoint ($scratch/own_model/step_000015)" "$program" generate --init "$scratch/own_model"
 refused "an unknown command" 2 "did you mean train?" "$program" trian
@@ -273,8 +273,8 @@ refused "data whose name is not UTF-8, on resume" 65 \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
 mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln -s "$run" "$scratch/linked/run" && ln -s none "$scratch/linked/b.txt"
-warned "links to a folder or to nothing are named" \
-    "2 links to a folder or to nothing passed over: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
+warned "links to a folder or a missing file are named" \
+    "skipped 2 links to a folder or a missing file: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
     "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
 mkfifo "$scratch/a_pipe" && ln -s none "$scratch/dangling"
 for output in "data.txt is a file" "a_pipe is a pipe"; do
@@ -283,7 +283,7 @@ for output in "data.txt is a file" "a_pipe is a pipe"; do
 done
 refused "an output below a file" 73 "--output $scratch/data.txt/a/b: $scratch/data.txt is a file, not a directory; give another name" \
     "${train[@]}" --output "$scratch/data.txt/a/b" --checkpoint-every 1
-refused "an output that is a link to nothing" 73 "--output $scratch/dangling is a link to none, which does not exist; make that directory, or" \
+refused "an output that is a broken link" 73 "--output $scratch/dangling is a link to none, which does not exist; make that directory, or" \
     "${train[@]}" --output "$scratch/dangling" --checkpoint-every 1
 refused "an output of tokenize that is a file" 73 "--output $scratch/data.txt is a file, not a directory; give another name" \
     "$program" tokenize "$scratch/data.txt" --output "$scratch/data.txt" --train-bpe 300
@@ -315,7 +315,7 @@ check "--stop-after with the largest number" "$program" --resume --output "$scra
 check "--stop-after with the largest number trains to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
 warned "another tokenizer on resume gives a warning" "the tokenizer $scratch/other differs from that of" "$program" --resume --output "$scratch/to_the_end" \
     --steps 32 --tokenizer "$scratch/other"
-if may_be_another; then
+if can_drop_root; then
     mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
     refused "no thread can be started" 1 "Resource temporarily unavailable" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
         "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run" --threads 1
@@ -325,7 +325,7 @@ fi
 refused "a pattern that matches no shard" 66 "nothing_*.bin" "${train[@]}" --train-data "$scratch/nothing_*.bin" --output "$scratch/fresh/output"
 check "a refused start leaves no empty output" test ! -e "$scratch/fresh"
 refused "a directory that does not exist" 66 "--init $scratch/nowhere: there is no such directory; nothing is downloaded" "$program" generate --init "$scratch/nowhere"
-if may_be_another; then
+if can_drop_root; then
     mkdir -m 700 "$scratch/closed" && cp -r "$run" "$scratch/closed/run"
     for command in generate plan; do
         refused "a directory below one that may not be searched: $command" 66 \
@@ -364,10 +364,10 @@ copy_run && overwrite "$scratch/copy/model.safetensors" \
     $(($(stat -c %s "$scratch/copy/model.safetensors") - 8)) '\xe6\xb1\x61\x7f\xe6\xb1\x61\x7f'
 refused "eval of weights whose activations overflow fp32" 65 "with these weights, values exceed the range of fp32" \
     "$program" eval --init "$scratch/copy" "${val_data[@]}" --precision fp32
-# The last lines of stdout and stderr, in one file, as on a terminal.
+# stdout and stderr in one file, as on a terminal.
 "$program" generate --init "$scratch/copy" --prompt "the king" --precision fp32 >"$scratch/both" 2>&1
-check "an error of generate begins a line of its own" grep -q "^error: the model gives token 0 a logit of nan" "$scratch/both"
-# eval on a terminal, of a shard that becomes shorter once the progress is shown.
+check "an error of generate begins a new line" grep -q "^error: the model gives token 0 a logit of nan" "$scratch/both"
+# eval on a terminal, with a shard that becomes shorter once the progress is shown.
 python3 - "$program" eval --init "$run" --val-data "$scratch/shrinks.bin" --micro-batch 1 --seq-len 16 >"$scratch/both" <<'PY'
 import os, pty, struct, sys
 shard, tokens = sys.argv[6], 1 << 23
@@ -391,9 +391,9 @@ import struct, sys
 tokens = 1 << 23
 open(sys.argv[1], "wb").write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(2 * tokens))
 PY
-check "an error of eval begins a line of its own, below the progress" bash -c \
+check "an error of eval begins a new line, below the progress" bash -c \
     'grep -q "[0-9]/524287 batches$" "$1" && grep -q "^error: .* became shorter while it was in use" "$1"' own_line "$scratch/both"
-# A signal ends eval at once, by that signal.
+# A signal ends eval at once, with the exit code of that signal.
 for signal in INT TERM; do
     "${interruptible[@]}" "$program" eval --init "$run" --val-data "$scratch/long.bin" --micro-batch 1 --seq-len 16 >"$scratch/out" 2>"$scratch/err" &
     pid=$!
@@ -528,7 +528,7 @@ wait $owner 2>/dev/null
 check "after kill -9 the run can be resumed" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
 check "a run that ends leaves no lock" test ! -e "$busy/run.lock"
 
-# generate and eval beside a run that deletes its checkpoints: they read the newest one, or say that it was deleted meanwhile.
+# generate and eval during a run that deletes its checkpoints: they read the newest one, or report that it was deleted.
 live=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/live" --val-every 0)
 "${live[@]}" --steps 1000000 --checkpoint-every 1 --keep 1 &
 owner=$!
@@ -547,7 +547,7 @@ in_moved=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/moved" --val-e
 owner=$!
 check "moved away: the first run saves" wait_for "$scratch/moved/latest"
 mv "$scratch/moved" "$scratch/moved_away"
-check "moved away: a new run has its place" "${in_moved[@]}" --steps 30 --checkpoint-every 10 --keep 0
+check "moved away: a new run takes its name" "${in_moved[@]}" --steps 30 --checkpoint-every 10 --keep 0
 check "moved away: the first run warns that it cannot save" wait_for "$scratch/moved.err" \
     "^warning: the checkpoint of step .* was not saved: $scratch/moved or its run.lock was moved or removed, or another run uses it now"
 kill -TERM $owner
@@ -570,14 +570,14 @@ if [ -e /dev/full ]; then
     check "tokenize to a full device leaves its shards" test -s "$scratch/unread/train_000001.bin"
     bash -c '"$@" >/dev/full' full "$program" "${train_data[@]}" "${tiny[@]}" --log-every 1 --quiet=0 --output "$scratch/unread_run" \
         --steps 3 2>"$scratch/err"
-    check "train to a full device goes on" test $? = 0
-    check "train to a full device says so, once" test "$(grep -c 'cannot write to stdout: No space left on device; the run continues' "$scratch/err")" = 1
+    check "train to a full device continues" test $? = 0
+    check "train to a full device warns once" test "$(grep -c 'cannot write to stdout: No space left on device; the run continues' "$scratch/err")" = 1
     check "train to a full device logs every step" test "$(grep -c '"kind":"step"' "$scratch/unread_run/log.jsonl")" = 3
 else
     skip "output to a full device" "there is no /dev/full"
 fi
 timeout 20 "$program" generate --init "$run" --max-tokens 1000 --num-samples 100000 2>"$scratch/err" | head -c 10 >"$scratch/out"
-check "generate ends when nobody reads on" test "${PIPESTATUS[0]}" = 74
+check "generate ends when its reader has ended" test "${PIPESTATUS[0]}" = 74
 check "generate names the broken pipe" grep -q "^error: cannot write to standard output: Broken pipe" "$scratch/err"
 : >"$scratch/file"
 refused "output below a file" 73 "$scratch/file" "${train[@]}" --output "$scratch/file/out" --checkpoint-every 1
@@ -586,7 +586,6 @@ while [ ${#long} -lt 4065 ]; do long=$long/xxxxxxxxxxxx; done
 refused "an output whose name is too long for the files of a checkpoint" 73 "the name of the directory has 4065 bytes" \
     "${train[@]}" --output "${long:0:4065}" --checkpoint-every 3
 check "an output whose name is too long is not created" test ! -e "$scratch/long"
-# Files may have 200 KiB. model.safetensors has 140; writing optimizer.safetensors fails in the middle, in three saves in a row.
 # removes_log DIR: deletes the log as soon as the run has written to it.
 removes_log() { wait_for "$1/log.jsonl" '"kind":"step"' && rm "$1/log.jsonl"; }
 removes_log "$scratch/unlogged" &
@@ -626,6 +625,7 @@ check "shards that are touched or copied: the run succeeds" bash -c '"$@" 2>"$0"
     --val-data "$scratch/equal/val_*.bin" "${tiny[@]}" --output "$scratch/equal_run" --steps 1000 --checkpoint-every 500
 wait $!
 check "shards that are touched or copied: no warning" test ! -s "$scratch/err"
+# Files may have 200 KiB. model.safetensors has 140, and writing optimizer.safetensors fails in the middle, in three saves in a row.
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6
 refused "a limit on the size of files" 74 "File too large" bash -c 'ulimit -f 200 && exec "$@"' limited \
@@ -637,7 +637,7 @@ check "a limit on the size of files: the resumed run trains the next steps" grep
 if unshare --mount true 2>/dev/null; then
     disk=$scratch/disk
     mkdir "$disk"
-    # 1 MB holds the log and one checkpoint of about 700 kB, not two. The first one must survive.
+    # 1 MB holds the log and one checkpoint of about 700 kB, but not two. The first one must survive.
     unshare --mount bash -c '
         mount -t tmpfs -o size=1000k none "$0"
         "$@" >"$0.out" 2>"$0.err"; echo $? >"$0.status"
@@ -646,8 +646,8 @@ if unshare --mount true 2>/dev/null; then
     check "disk full: one error with the sizes" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
     check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
 
-    # Two old checkpoints and too little room for a third. `none`: not enough even without the older one; `keep`: enough without
-    # it, but --keep 3 keeps it; `room`, `full`: enough, as --keep 1 deletes it.
+    # Two old checkpoints, and too little space for a third. `none`: not enough even without the older one. `keep`: enough without
+    # the older one, but --keep 3 keeps it. `room` and `full`: enough, because --keep 1 deletes it.
     unshare --mount bash -c '
         mount -t tmpfs -o size=4m none "$0"
         run=("$@" --output "$0/run" --checkpoint-every 6)
@@ -665,7 +665,7 @@ if unshare --mount true 2>/dev/null; then
         rm "$disk/ballast"
         "${run[@]}" --resume --steps 30 --keep 0 2>/dev/null
         attempt full 0 --steps 36 --keep 1' "$disk" "$program" "${data[@]}" "${tiny[@]}"
-    # Room for 30 files, of which two checkpoints take about 10 each.
+    # Space for 30 files. A checkpoint has about 10.
     unshare --mount bash -c '
         mount -t tmpfs -o size=40m,nr_inodes=30 none "$0"
         "$@" --output "$0/run" --steps 20 --checkpoint-every 2 --keep 2 2>"$0.inodes.err"; echo $? >"$0.inodes.status"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# test_cpu_isa.sh: CPU_ISA as docs/cpu.md describes it: a value that this machine has trains, and is named at the start and in
-# run.json; a value that it lacks is refused. Also threads, peak and MFU in run.json, which depend on the CPU.
+# test_cpu_isa.sh: tests CPU_ISA as docs/cpu.md describes it. With an instruction set that this machine has, training works, and
+# the first lines and run.json name it. One that the machine lacks is refused. Also tests threads, peak and MFU in run.json.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 make_shards "$scratch/data" || fail "no shards"
-# Large enough that MFU, which log.jsonl has with four decimals, is not 0.
+# The model is so large that MFU, which log.jsonl has with four decimals, is not 0.
 train=("$program" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 2 --channels 128 --seq-len 64 --micro-batch 8
     --global-batch 0 --steps 2)
 
@@ -43,7 +43,7 @@ for isa in $values; do
             check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
                 env CPU_ISA="$isa" "${train[@]}" --precision $precision --threads 2 --output "$run"
             check "CPU_ISA=$isa in $precision: run.json, the first lines and MFU agree" facts "$run" "$isa" $precision 2
-            # Without bf16 instructions operands are widened to fp32: bf16 matmuls are never faster.
+            # Without bf16 instructions operands are widened to fp32, so bf16 matmuls are never faster than fp32 ones.
             case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
                 check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
             esac
@@ -67,15 +67,15 @@ for setting in "OMP_NUM_THREADS=1 0" "OMP_NUM_THREADS=3 0" "OMP_THREAD_LIMIT=1 2
     check "$variable --threads $option: run.json says $threads" facts "$run" plain fp32 "$threads"
 done
 
-# How long idle threads spin, as libgomp prints it: the program restarts itself with its own choice, or takes the user's.
-# spins SETTING...: the value of the last start.
-spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1; }
-if [ -z "$(spins GOMP_SPINCOUNT=7)" ]; then
+# The number of turns for which idle threads spin, as libgomp prints it. The program restarts itself with its own value, unless
+# the user has set one. spin_count SETTING...: prints the number that the restarted program uses.
+spin_count() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --print-launch 2>&1 | sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1; }
+if [ -z "$(spin_count GOMP_SPINCOUNT=7)" ]; then
     skip "how long threads spin" "this build's OpenMP is not GCC's"
 else
-    check "threads spin briefly: $(spins) turns" test "$(spins)" -gt 0 -a "$(spins)" -lt 100000
-    check "GOMP_SPINCOUNT of the user wins" test "$(spins GOMP_SPINCOUNT=7)" = 7
-    check "OMP_WAIT_POLICY=passive of the user wins" test "$(spins OMP_WAIT_POLICY=passive)" = 0
-    check "OMP_WAIT_POLICY=active of the user wins" test "$(spins OMP_WAIT_POLICY=active)" -gt 1000000
+    check "threads spin briefly: $(spin_count) turns" test "$(spin_count)" -gt 0 -a "$(spin_count)" -lt 100000
+    check "GOMP_SPINCOUNT of the user is used" test "$(spin_count GOMP_SPINCOUNT=7)" = 7
+    check "OMP_WAIT_POLICY=passive of the user is used" test "$(spin_count OMP_WAIT_POLICY=passive)" = 0
+    check "OMP_WAIT_POLICY=active of the user is used" test "$(spin_count OMP_WAIT_POLICY=active)" -gt 1000000
 fi
 finish

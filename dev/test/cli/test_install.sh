@@ -14,9 +14,9 @@ check "the help lists options" test "$(wc -l <<<"$options")" -gt 40
 man=$(sed 's/\\-/-/g' "$prefix/share/man/man1/train_gpt2.1")
 check "the man page has every option" bash -c 'for o in $1; do grep -q -- "^\.B $o" <<<"$2" || { echo "$o"; exit 1; }; done' has "$options" "$man"
 if command -v man >/dev/null; then
-    check "the man page is laid out without warnings" test -z "$(man --warnings=w -l "$prefix/share/man/man1/train_gpt2.1" 2>&1 >/dev/null)"
+    check "the man page is formatted without warnings" test -z "$(man --warnings=w -l "$prefix/share/man/man1/train_gpt2.1" 2>&1 >/dev/null)"
 else
-    skip "the man page is laid out" "there is no man"
+    skip "the man page is formatted" "there is no man"
 fi
 
 # complete_by_bash WORD...: the completions that bash offers for the last word.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_memory.sh: the peak of a training process's resident memory against the memory that `plan` names for the same options.
-# The model is GPT-2 124M, beside which the program and its libraries (some 20 MB) are small.
+# test_memory.sh: compares the peak resident memory of a training process with the memory that `plan` prints for the same options.
+# The model is GPT-2 124M, so that the memory of the program and its libraries (about 20 MB) hardly counts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 

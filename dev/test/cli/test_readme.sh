@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_readme.sh: runs the commands of README.md and docs/ as they are written there. Downloads come from a folder of this
-# machine. Training is short: options behind those of the page choose a small model and a few steps.
+# test_readme.sh: runs the commands of README.md and docs/ as they are written there. Downloads come from a folder on this
+# machine. Training is short, because options after those of the page choose a small model and a few steps.
 #
 # Every command in a block ```sh must be run here. Commands that cannot be run here are in blocks ```sh network, ```sh gpu or
 # ```sh ci.
@@ -17,7 +17,7 @@ commands_of() {
 }
 # command_of PAGE BEGINNING: the first command with this text, its beginning.
 command_of() { commands_of "$1" | grep -m1 -F -- "$2"; }
-# as_written NAME PAGE BEGINNING [OPTION...]: the command of the page succeeds in the tree, with these options behind it.
+# as_written NAME PAGE BEGINNING [OPTION...]: the command of the page succeeds in the tree, with these options after it.
 as_written() {
     local name=$1 line
     line=$(command_of "$2" "$3")
@@ -30,7 +30,7 @@ as_written() {
 short=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --steps 2 --warmup 0 --val-every 2 --val-batches 1
        --sample-every 0 --quiet)
 
-# ---- shards of web text with GPT-2's vocabulary, or with a trained one where GPT-2's is not here
+# ---- shards of web text with GPT-2's vocabulary, or with a trained one if GPT-2's is not on this machine
 set_of_shards=$hub/datasets/kjj0/fineweb10B-gpt2 vocabulary=$hub/openai-community/gpt2/resolve/main bpe=../shared/data/gpt2-bpe
 mkdir -p "$set_of_shards"/{raw,resolve}/main "$vocabulary"
 make_text 600000 >"$scratch/web.txt"
@@ -38,7 +38,7 @@ if [ -e $bpe ]; then
     cp $bpe/encoder.json "$vocabulary/vocab.json" && cp $bpe/vocab.bpe "$vocabulary/merges.txt"
     check "tokenize makes shards of web text" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --tokenizer "$vocabulary" --quiet
 else
-    skip "GPT-2's vocabulary is fetched" "it is not here"
+    skip "GPT-2's vocabulary is fetched" "it is not on this machine"
     check "tokenize makes shards of web text" "$program" tokenize "$scratch/web.txt" --output "$scratch/web" --train-bpe 300 --quiet
     cp "$scratch"/web/{vocab.json,merges.txt} "$tree/data/fineweb10B/"
 fi
@@ -55,7 +55,7 @@ keys() { grep -m1 '"kind":"step"' "$1" | grep -o '"[a-z_]*":' | tr -d '\n'; }
 check "the README's line of log.jsonl has the keys of a run's" test "$(keys README.md)" = "$(keys "$tree/out/d12/log.jsonl")"
 check "the checkpoint of GPT-2 has a tokenizer" test -e "$tree/out/d12/step_000002/tokenizer.json"
 
-# ---- the corpus of the quick start, from packages: verses by a program, novels in R's format
+# ---- the corpus of the quick start. Stand-ins replace Debian's packages: a program that prints verses, and novels in R's format.
 stand_in() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"$tree/bin/$1" && chmod +x "$tree/bin/$1"; }
 stand_in bible "awk 'BEGIN { srand(1); split(\"ba ke lo mi nu ra se to vi zu da fe go hi ju pa\", s, \" \")
     for (w = 0; w < 6000; w++) { word[w] = s[int(rand() * 16) + 1]; while (rand() < 0.7) word[w] = word[w] s[int(rand() * 16) + 1] }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_resume.sh: a run that is stopped and resumed has the log and weights of an uninterrupted run, byte for byte.
+# test_resume.sh: tests that a run that is stopped and resumed has the same log and weights as an uninterrupted run, byte for byte.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -14,9 +14,9 @@ for precision in fp32 bf16 fp8; do
     check "$precision: 6 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 6
     check "$precision: resumed for 7 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
     check "$precision: resumed to the end" "${run[@]}" --precision $precision --output "$parts" --resume
-    check "$precision: a run in three parts has the log and weights of one" same_run "$whole" "$parts"
+    check "$precision: a run in three parts has the same log and weights as a run in one part" same_run "$whole" "$parts"
     check "$precision: 1 thread" "${run[@]}" --precision $precision --output "$scratch/one_$precision" --threads 1
-    check "$precision: 1 thread gives the bits of 2" same_run "$whole" "$scratch/one_$precision"
+    check "$precision: 1 thread gives the same bits as 2" same_run "$whole" "$scratch/one_$precision"
 done
 check "--val-every 0 from a checkpoint: 8 steps" "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
 check "--val-every 0 from a checkpoint: one more" "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
@@ -24,17 +24,17 @@ check "--val-every 0 from a checkpoint: keeps that step's validation" test "$(gr
 check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
 check "resuming a finished run changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
 
-# Without master weights: stochastic rounding repeats the same choices.
+# Without master weights, stochastic rounding repeats the same choices after a resume.
 bare=(--precision bf16 --master-weights off)
 check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_bare"
 check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
 check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
 check "no masters: resumed to the end" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
-check "no masters: a run in two parts has the log and weights of one" same_run "$scratch/whole_bare" "$scratch/parts_bare"
+check "no masters: a run in two parts has the same log and weights as a run in one part" same_run "$scratch/whole_bare" "$scratch/parts_bare"
 check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
     --export-dtype bf16 --stop-after 12
 check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
-check "no masters: 1 thread and bf16 checkpoints give the bits of 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
+check "no masters: 1 thread and bf16 checkpoints give the same bits as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
 if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
     fail "no masters: the same weights as with masters"
 else
@@ -75,7 +75,8 @@ check "a SIGINT that the caller ignores does not stop the run" wait_for "$scratc
 kill -TERM $pid
 wait $pid
 
-# A signal in a step of seconds: the step is given up, and the resumed run repeats it. A second signal ends the run at once.
+# A signal during a step that takes seconds: the run abandons the step, and the resumed run repeats it. A second signal ends the
+# run at once.
 make_shards "$scratch/more" 60000 || fail "no shards"
 slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower)) --threads 1
       --steps 3 --precision fp32 --checkpoint-every 3)
@@ -97,7 +98,7 @@ check "SIGTERM in a long step: the log and weights of an uninterrupted run" same
 if [ "$slower" != 1 ]; then
     skip "SIGTERM in the first step, a second signal" "an emulated CPU: its emulator catches the signals first"
 else
-    # Before the first step is complete there is nothing to save, and no message promises a checkpoint.
+    # Before the end of the first step there is nothing to save, and no message promises a checkpoint.
     "${slow[@]}" --quiet=0 --val-data "$scratch/more/val_*.bin" --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
     pid=$!
     wait_for "$scratch/first/log.jsonl" '"kind":"val"'  # the validation before the first step
@@ -153,7 +154,7 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     check "$how a shard: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$out" 3
 done
 
-# A shard that is missing for a moment does not end the run; a signal ends the wait for it.
+# A shard that is missing for a short time does not end the run; a signal ends the wait for it.
 rm -rf "$scratch/spoilt" && cp -r "$scratch/more" "$scratch/spoilt"
 missing() { mv "$shard" "$scratch/away" && wait_for "$scratch/out" "trying again for 10 s"; }
 begin "$scratch/hiccup" --quiet=0 --train-data "$scratch/spoilt/train_*.bin" >"$scratch/out"
@@ -195,6 +196,6 @@ close() { paste -d' ' <(losses "$1") <(losses "$2") |
     awk '{ if ($1 != $4 || $2 != $5 || $3 - $6 > 1e-3 || $6 - $3 > 1e-3) bad = 1 } END { exit bad || NR != 11 }'; }
 check "0.1.0: resumed with its own options" env -C "$scratch/old" CPU_ISA=plain "$program" --resume --output run
 check "0.1.0: the lines before the checkpoint are kept" cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
-check "0.1.0: the losses are those of the uninterrupted run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
+check "0.1.0: the losses agree with the uninterrupted run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
 check "0.1.0: its weights are read" "$program" eval --init "$scratch/old/run/step_000004" --val-data "$scratch/old/data/val_*.bin" --precision fp32
 finish

@@ -33,7 +33,7 @@ for ranks in 1 2 4; do
 done
 refused "a number of GPUs that does not divide the batch" 2 "is not a multiple of" env NP=3 scripts/run_gpt2_124M.sh --plan
 refused "an unknown option of a recipe" 2 "did you mean --steps?" scripts/run_gpt2_124M.sh --plan --stesp 3
-check "an option wins over the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
+check "an option overrides the recipe's" grep -q 'd24\|24 layers' <(scripts/run_gpt2_124M.sh --plan --model d24)
 
 # Steps, tokens and FLOP in the comment of each recipe.
 for script in scripts/run_gpt2_*M.sh scripts/run_gpt3_*.sh; do

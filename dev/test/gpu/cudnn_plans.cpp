@@ -1,7 +1,7 @@
 // cudnn_plans.cpp: tests that cuDNN has engines for our attention graphs on the GPUs described in dev/test/gpu/devices,
 // and that their workspace is within the limit. It needs cuDNN but no GPU; test_cudnn_plans.sh builds and runs it.
 //
-// The descriptions have cuDNN's JSON format for device properties, with the figures of the data sheets.
+// The descriptions are in cuDNN's JSON format for device properties, with figures from data sheets.
 #include "cuda/cudnn_plan.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const c
     return found;
 }
 
-// Checks the first engine, which is the one that runs without --autotune.
+// Checks the first engine, which runs if --autotune is off.
 static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char* device) {
     CAPTURE(device);
     CAPTURE(pass_names[int(pass)]);
@@ -40,7 +40,7 @@ static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char*
     CHECK(found.plans[0].workspace_bytes <= gpu::workspace_limit(pass, shape));
 }
 
-// Allowance for small buffers beside those of the tensors' size: up to 256 bytes were measured.
+// Allowance for small buffers in addition to those of a tensor's size. Up to 256 bytes were measured.
 constexpr int64_t small_buffers = 4096;
 
 TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspace than expected") {
@@ -68,7 +68,7 @@ TEST_CASE("GPT-2's shapes have a plan on each GPU") {
     for (const AttentionPass pass : passes) expect_plan(pass, {5, 1024, 25, 64}, "sm90_h100");
 }
 
-TEST_CASE("a sequence length that is no multiple of a tile has a plan on each GPU") {
+TEST_CASE("a sequence length that is not a multiple of a tile has a plan on each GPU") {
     for (const char* device : devices) {
         for (const AttentionPass pass : passes) expect_plan(pass, {3, 100, 2, 64}, device);
     }

@@ -1,7 +1,7 @@
-// mock_libcuda.c: a replacement of the driver library, libcuda.so.1, with which cuDNN makes plans on a machine without
-// a GPU (test_cudnn_plans.sh). Calls that need a device or would run something return CUDA_ERROR_STUB_LIBRARY, as in
-// the toolkit's stub, so cuDNN stays in its mode without a device. Calls that load code succeed, unlike in the stub,
-// because making a plan ends with them. MOCK_VERBOSE=1 prints the calls; use it when a new cuDNN makes other calls.
+// mock_libcuda.c: a replacement for the driver library, libcuda.so.1. With it cuDNN makes plans on a machine without a
+// GPU (test_cudnn_plans.sh). Calls that need a device, or would run work on it, return CUDA_ERROR_STUB_LIBRARY, as the
+// toolkit's stub does, so cuDNN stays in its mode without a device. Calls that load code succeed, unlike in the stub,
+// because cuDNN loads code when it has made a plan. MOCK_VERBOSE=1 prints the calls, in case a new cuDNN makes others.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// test_gpu_attention.cu: the shared cases of causal attention (cases_attention.h) on the kernels of llmc/cuda: on tensor
-// cores (bf16 heads of 64 and 128 channels) and in float arithmetic (the rest), at lengths around every tile.
+// test_gpu_attention.cu: the shared cases of causal attention (cases_attention.h) on the kernels of llmc/cuda. bf16
+// heads of 64 and 128 channels run on tensor cores, the others in float arithmetic, at lengths around every tile.
 #include "cuda/attention.cuh"
 #include "gpu/gpu_backend.h"
 #include "support/cases_attention.h"
@@ -13,7 +13,8 @@ static bool on_tensor_cores(int HS) {
     return sizeof(floatX) == sizeof(bf16) && (HS == 64 || HS == 128);
 }
 
-// Working memory as the call before left it may hold what this one should write.
+// Fills the scratch memory with NaN before each call. Otherwise results of the previous call could hide that this call
+// does not write them.
 struct WithPoisonedScratch : GpuBackend {
     int64_t bytes;
     template <class Op, class... Args>
@@ -63,7 +64,7 @@ TEST_CASE("attention with large, but not one-hot scores agrees with the definiti
     compare<float>({1, 70, 2, 64}, 2.0f);
 }
 
-TEST_CASE_TEMPLATE("attention of the same inputs has the same bits twice", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention has the same bits in two runs", floatX, float, bf16) {
     for (const int HS : {64, 128, 40}) same_bits_twice<floatX>(gpu_backend, {2, 130, 2, HS});
 }
 
@@ -71,7 +72,7 @@ TEST_CASE_TEMPLATE("huge queries select one value", floatX, float, bf16) {
     for (const int HS : {64, 128, 72}) one_hot_queries<floatX>(gpu_backend, HS, 125.0f * epsilon<float>());
 }
 
-TEST_CASE_TEMPLATE("equal keys average the past, and nothing of the future", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("with equal keys the output is the mean of the values up to the query", floatX, float, bf16) {
     for (const int HS : {64, 128, 32}) equal_keys<floatX>(gpu_backend, 200, HS, epsilon<floatX>(), 1e-5f);
 }
 
@@ -79,7 +80,7 @@ TEST_CASE_TEMPLATE("decoding the last token gives the last row of attention over
     for (int T : {1, 2, 64, 65}) decoding_is_the_last_row<floatX>(gpu_backend, {1, T, 3, 24});
 }
 
-TEST_CASE_TEMPLATE("scores of up to 1e32 overflow nothing", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("scores of up to 1e32 do not overflow", floatX, float, bf16) {
     for (const int HS : {64, 128, 16})
         for (const float magnitude : {3e3f, 3e4f, 1e15f})
             far_scores<floatX>(gpu_backend, HS, magnitude, on_tensor_cores<floatX>(HS));
@@ -89,11 +90,11 @@ TEST_CASE_TEMPLATE("a NaN in a key reaches every later query, and none before", 
     for (const int HS : {64, 128, 32}) nan_in_a_key<floatX>(gpu_backend, 150, 100, HS);
 }
 
-TEST_CASE("attention of NaN alone is NaN, and ends") { nan_everywhere<bf16>(gpu_backend); }
+TEST_CASE("attention of NaN everywhere is NaN, and terminates") { nan_everywhere<bf16>(gpu_backend); }
 
 TEST_CASE("attention of no heads or no tokens is refused") { refuse_no_heads_and_no_tokens(); }
 
-TEST_CASE("attention of heads and batches that the kernels do not take is refused") {
+TEST_CASE("attention with heads and batches that the kernels do not support is refused") {
     bf16 x[8] = {};
     float y[8] = {};
     CHECK_THROWS_WITH_AS(gpu::attention_forward(x, y, x, 1, 1, 1, 20, nullptr),

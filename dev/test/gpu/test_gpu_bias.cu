@@ -2,7 +2,7 @@
 #include "cuda/bias.cuh"
 #include "gpu/on_gpu.h"
 
-constexpr float before = 0.25f;  // the previous value of dbias, where it accumulates
+constexpr float before = 0.25f;  // the previous value of dbias, when it accumulates
 
 template <class floatX>
 static Tensor<float> bias_gradient(Tensor<floatX>& dout, int N, int OC, bool accumulate) {
@@ -15,8 +15,8 @@ static Tensor<float> bias_gradient(Tensor<floatX>& dout, int N, int OC, bool acc
     return dbias;
 }
 
-// Tolerance: a sum of N terms of about 1 is about sqrt(N). A term goes through additions of which at most sqrt(N)
-// matter; each rounds by half an epsilon of the sum.
+// Tolerance: a sum of N terms of about 1 is about sqrt(N). The roundings of its additions grow like sqrt(N), and each
+// is at most half an epsilon of the sum.
 template <class floatX>
 static void compare(int N, int OC) {
     CAPTURE(N);
@@ -59,7 +59,7 @@ TEST_CASE("a NaN in dout makes the gradient of its column NaN, and no other") {
     for (int c = 0; c < OC; c++) CHECK((c == 5 ? std::isnan(dbias[c]) : dbias[c] == float(N)));
 }
 
-TEST_CASE("a bias gradient with a channel count that is no multiple of 16 bytes, or without rows, is refused") {
+TEST_CASE("a bias gradient with a channel count that is not a multiple of 16 bytes, or without rows, is refused") {
     bf16* none = nullptr;
     CHECK_THROWS_WITH_AS(gpu::bias_backward<bf16>(nullptr, none, 4, 100, false, nullptr, nullptr),
                          doctest::Contains("100 channels must be a multiple of 8"), Error);

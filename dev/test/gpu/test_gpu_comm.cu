@@ -1,7 +1,7 @@
 // test_gpu_comm.cu: tests the collectives of llmc/cuda/comm_nccl.cpp. A world of one rank makes every call, in the
-// emulator and, with the real NCCL, on a GPU. In the emulator also 2 and 3 ranks, each a process with a GPU of its own,
-// connected by the emulator's NCCL: the results of collectives, the loss of a rank, and two ranks on one GPU. At the
-// end, tests of the emulator's NCCL: it must report incorrect calls.
+// emulator and, with the real NCCL, on a GPU. The emulator also runs 2 and 3 ranks, each a process with its own GPU,
+// connected by the emulator's NCCL. These tests check the results of collectives, the loss of a rank, and two ranks on
+// one GPU. The last tests check that the emulator's NCCL reports incorrect calls.
 #include <cmath>
 #include <memory>
 
@@ -38,7 +38,7 @@ static std::vector<float> values_of(int r, int64_t count) {
     return values;
 }
 
-// x[i] += value. Queued before a collective, as the last work that it must wait for, and after it.
+// x[i] += value. Queued before a collective, which must wait for it, and after the collective, for which it must wait.
 __global__ void __launch_bounds__(256) shift_kernel(float* x, float value, int count) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < count) x[i] += value;
@@ -64,7 +64,7 @@ static void check_collectives(Comm& comm, int64_t count, GradDtype dtype) {
         copy_to_device(x.data, values.data(), x.bytes(), stream.stream);
         simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 1.0f, int(count));
     };
-    const auto after = [&](Comm::Ticket ticket) {  // queues more work, which must run after the collective
+    const auto after = [&](Comm::Ticket ticket) {  // queues work that must run after the collective
         comm.wait(ticket, stream.stream);
         simt::launch(shift_kernel, blocks_for(count, 256), 256, 0, stream.stream, x.data, 0.5f, int(count));
         std::vector<float> got(static_cast<size_t>(count));
@@ -95,7 +95,7 @@ static void check_collectives(Comm& comm, int64_t count, GradDtype dtype) {
 static void exchange_texts(Comm& comm) {
     for (const size_t length : {size_t(0), size_t(1), size_t(5000)}) {
         const std::vector<std::string> all = comm.all_gather_text(std::string(length * size_t(comm.rank + 1), 'a'));
-        expect(int(all.size()) == comm.world_size, "all_gather_text: its ranks");
+        expect(int(all.size()) == comm.world_size, "all_gather_text: the number of texts");
         for (size_t r = 0; r < all.size(); r++) expect(all[r] == std::string(length * (r + 1), 'a'), "all_gather_text");
     }
 }
@@ -127,7 +127,7 @@ TEST_CASE("a world of one rank can make every call, and sends nothing") {
     const OwnedStream stream;
     DeviceBuffer<float> x(64, "x");
     Comm::Ticket first = 0, last = 0;
-    for (int i = 0; i < 200; i++) {  // more tickets than NcclComm keeps events
+    for (int i = 0; i < 200; i++) {  // more tickets than NcclComm has events
         last = comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream);
         if (i == 0) first = last;
     }
@@ -309,7 +309,7 @@ static void expect_success(const std::vector<Ending>& endings) {
         CHECK_MESSAGE(endings[r].status == 0, "rank " << r << ": " << endings[r].status << " " << endings[r].output);
 }
 
-TEST_CASE("ranks: every collective is right on 2 and 3 ranks, with immediate and with deferred streams") {
+TEST_CASE("ranks: every collective is correct on 2 and 3 ranks, with immediate and with deferred streams") {
     for (const int number : {2, 3})
         for (const char* streams : {"now", "deferred:1", "deferred:2"})
             expect_success(run_ranks({number, streams}, [](const Launch& launch) {
@@ -319,7 +319,7 @@ TEST_CASE("ranks: every collective is right on 2 and 3 ranks, with immediate and
             }));
 }
 
-TEST_CASE("ranks: after connect, no collective takes device memory for itself") {
+TEST_CASE("ranks: after connect, no collective allocates device memory") {
     expect_success(run_ranks({}, [](const Launch& launch) {
         const std::unique_ptr<Comm> comm = make_device_comm(launch);
         const auto taken_by = [](const std::function<void()>& calls) {
@@ -331,8 +331,8 @@ TEST_CASE("ranks: after connect, no collective takes device memory for itself") 
         const DeviceBuffer<float> x(1 << 20, "x");
         fill_zero(x.data, x.bytes(), stream.stream);
         const int64_t sent = comm->bytes_sent, made = comm->calls;
-        expect(taken_by([&] { comm->connect(); }) > 0, "connect takes memory");
-        expect(comm->bytes_sent == sent && comm->calls == made, "connect is not counted");
+        expect(taken_by([&] { comm->connect(); }) > 0, "connect allocates memory");
+        expect(comm->bytes_sent == sent && comm->calls == made, "connect does not count as a call");
         expect(taken_by([&] {
                    for (const int64_t count : {64, 1 << 20}) {
                        comm->all_reduce(x.data, count, GradDtype::fp32, stream.stream);
@@ -342,7 +342,7 @@ TEST_CASE("ranks: after connect, no collective takes device memory for itself") 
                    }
                    wait_for_device();
                }) == 0,
-               "a collective takes memory");
+               "a collective allocates memory");
     }));
 }
 
@@ -363,7 +363,7 @@ TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collec
         comm->wait(0, stream.stream);
         wait_for_device();
         expect(std::fabs(comm->exposed(comm->waits) - before - 3e-3) < 1e-6,
-               "2 ms for the second, 0 for the first, 1 more");
+               "the stream waits 2 ms for the second collective, 0 for the first, 1 for the third");
     }));
 }
 
@@ -376,7 +376,7 @@ TEST_CASE("ranks: if two ranks use one GPU, every rank ends with a usage error t
     }
 }
 
-// How a rank waits for another one that has ended.
+// A way to wait for a rank that has ended.
 using WaitForRank = void (*)(Comm& comm, const DeviceBuffer<float>& x, Stream stream);
 
 static void wait_in_a_collective(Comm& comm, const DeviceBuffer<float>&, Stream) { comm.all_gather_text(""); }
@@ -481,7 +481,7 @@ static void expect_report(int ranks, const char* text, const std::function<void(
         outputs += e.output + "\n";
         said = said || (e.status != 0 && e.output.find(text) != std::string::npos);
     }
-    CHECK_MESSAGE(said, "never said \"" << std::string(text) << "\", but:\n" << outputs);
+    CHECK_MESSAGE(said, "no rank printed \"" << std::string(text) << "\", but:\n" << outputs);
 }
 
 // A test body that joins the ranks, makes one call on 64 floats in device memory, and finishes.
@@ -510,12 +510,12 @@ TEST_CASE("ranks: a disagreement on collective, count, type, root, ranks or rank
     expect_report(2, "root 1", calls([](const Launch& l, float* x, ncclComm_t c) {
                       return ncclBroadcast(x, x, 8, ncclFloat, l.rank, c, nullptr);
                   }));
-    expect_report(2, "ranks disagree on how many", [](const Launch& launch) {
+    expect_report(2, "ranks disagree on the number of ranks", [](const Launch& launch) {
         Launch other = launch;
         other.world_size += launch.rank;
         until_done(begin(other, common_id(launch)), ncclInProgress);
     });
-    expect_report(3, "two ranks have one number", [](const Launch& launch) {
+    expect_report(3, "two ranks have the same number", [](const Launch& launch) {
         Launch other = launch;
         other.rank = std::min(launch.rank, 1);
         until_done(begin(other, common_id(launch)), ncclInProgress);
@@ -533,10 +533,10 @@ TEST_CASE("ranks: a collective on memory that it must not use is reported") {
     const auto second = [](float* x, float*) { return x + 1; };
     const auto on_host = [](float*, float* host) { return host; };
     const auto beyond = [](float* x, float*) { return x + 33; };
-    all_reduce("ncclAllReduce: a pointer that is not the device's", on_host, first);
-    all_reduce("ncclAllReduce: a pointer that is not the device's", first, on_host);
-    all_reduce("leaves its device array", beyond, first);
-    all_reduce("leaves its device array", first, beyond);
+    all_reduce("ncclAllReduce: a pointer that is not in device memory", on_host, first);
+    all_reduce("ncclAllReduce: a pointer that is not in device memory", first, on_host);
+    all_reduce("beyond the end of a device array", beyond, first);
+    all_reduce("beyond the end of a device array", first, beyond);
     all_reduce("ncclAllReduce: its output overlaps its input, but not in place", first, second);
     expect_report(2, "ncclReduceScatter: its output overlaps", calls([](const Launch&, float* x, ncclComm_t c) {
                       return ncclReduceScatter(x, x, 32, ncclFloat, ncclSum, c, nullptr);  // rank 1: x + 32
@@ -547,17 +547,17 @@ TEST_CASE("ranks: a collective on memory that it must not use is reported") {
 }
 
 TEST_CASE("ranks: calls before the communicator is ready, out of order, or after its end are reported") {
-    expect_report(1, "only with blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
+    expect_report(1, "supports only blocking = 0", [](const Launch& launch) { begin(launch, common_id(launch), 1); });
     expect_report(1, "ncclAllReduce of a communicator that is not ready", [](const Launch& launch) {
         const ncclComm_t comm = begin(launch, common_id(launch));
         const DeviceBuffer<float> x(64, "x");
         ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, nullptr);
     });
-    expect_report(1, "a call before ncclCommGetAsyncError has said", calls([](const Launch&, float* x, ncclComm_t c) {
+    expect_report(1, "a call before ncclCommGetAsyncError reported", calls([](const Launch&, float* x, ncclComm_t c) {
                       ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                       return ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                   }));
-    expect_report(1, "ncclCommFinalize before the collectives are done",
+    expect_report(1, "ncclCommFinalize before all collectives are done",
                   calls([](const Launch&, float* x, ncclComm_t c) {
                       ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
                       return ncclCommFinalize(c);
@@ -570,13 +570,13 @@ TEST_CASE("ranks: calls before the communicator is ready, out of order, or after
     });
     expect_report(1, "of a communicator that is not finalized",
                   [](const Launch& launch) { ncclCommDestroy(joined(launch)); });
-    expect_report(1, "of no communicator", [](const Launch& launch) {
+    expect_report(1, "of a communicator that does not exist", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         end(comm);
         ncclCommFinalize(comm);
     });
-    expect_report(1, "leak of 1 communicators", [](const Launch& launch) { joined(launch); });
-    expect_report(1, "or a collective on a stream that is captured", [](const Launch& launch) {
+    expect_report(1, "leak of 1 NCCL communicators", [](const Launch& launch) { joined(launch); });
+    expect_report(1, "or a collective on a stream during a capture", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch);
         const OwnedStream stream;
         const DeviceBuffer<float> x(64, "x");
@@ -585,7 +585,7 @@ TEST_CASE("ranks: calls before the communicator is ready, out of order, or after
     });
 }
 
-TEST_CASE("ranks: nothing is reported of a correct collective") {
+TEST_CASE("ranks: a correct collective is not reported") {
     expect_success(run_ranks({2}, calls([](const Launch& l, float* x, ncclComm_t c) {
                                  return ncclReduceScatter(x, x + 32 * l.rank, 32, ncclFloat, ncclSum, c, nullptr);
                              })));

@@ -8,14 +8,14 @@ using namespace cross_entropy_cases;
 
 static const GpuBackend gpu_backend;
 
-// A GPU's exp(x) has a relative error of 2^-21 + |x| 2^-23: |x| is below 20 for the logits that count, unless spread is
-// large, where the largest logit alone counts.
+// The exp(x) of a GPU has a relative error of 2^-21 + |x| 2^-23. The logits that contribute to the loss have |x| below
+// 20. If spread is large, only the largest logit contributes, with x = 0.
 template <class floatX>
 static void compare(Shape s, float spread = 2.0f) {
     cross_entropy_cases::compare<floatX>(gpu_backend, 32.0f, s, spread);
 }
 
-// The first test, because a kernel that has opted in to more shared memory for a longer row keeps it.
+// This test must run first: once a kernel has opted in to more shared memory for a longer row, it keeps it.
 TEST_CASE("a row that fits into 48 KiB of shared memory only without the kernel's own variables agrees") {
     compare<bf16>({2, 24448, 24576});
     compare<bf16>({2, 24500, 24576});
@@ -28,12 +28,12 @@ TEST_CASE_TEMPLATE("cross entropy over GPT-2's vocabulary agrees with the defini
 
 TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies agrees with the definition", floatX, float, bf16) {
     for (int V : {1, 2, 7, 8, 9, 16, 17, 65, 127, 128}) compare<floatX>({9, V, 128});
-    for (int V : {4095, 4096, 4097, 8191, 8192, 8193}) compare<floatX>({3, V, 8200});  // one off what 512 threads take
+    for (int V : {4095, 4096, 4097, 8191, 8192, 8193}) compare<floatX>({3, V, 8200});  // around one step
     compare<floatX>({65, 24, 24});
     compare<floatX>({9, 100, 128}, 1000.0f);
 }
 
-// A row is copied in parts of whole steps of 512 threads, and its last vector may be partial in each of them.
+// A row is copied in parts, each a whole number of steps of 512 threads. Each may end with a partial vector.
 TEST_CASE_TEMPLATE("cross entropy over rows that end at a part's border agrees with the definition", floatX, float,
                    bf16) {
     const int step = CROSS_ENTROPY_THREADS * Vec<floatX>::size;
@@ -49,12 +49,12 @@ TEST_CASE_TEMPLATE("cross entropy over rows larger than shared memory agrees wit
     compare<floatX>({6, most + 1001, most + 1008});
 }
 
-TEST_CASE_TEMPLATE("equal logits lose log V; gradients sum to zero; padding and ignored rows get none", floatX, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("equal logits: the loss is log V, gradients sum to 0, padding and ignored rows have none", floatX,
+                   float, bf16) {
     equal_logits<floatX>(gpu_backend);
 }
 
-TEST_CASE_TEMPLATE("logits of 1e30 and -1e30 overflow nothing", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("logits of 1e30 and -1e30 do not overflow", floatX, float, bf16) {
     huge_logits<floatX>(gpu_backend, 40);
 }
 
@@ -63,16 +63,16 @@ TEST_CASE_TEMPLATE("NaN and infinite logits give a NaN loss; minus infinity is a
     for (int V : {37, 40, 41}) not_finite_logits<floatX>(gpu_backend, V, 48);
 }
 
-TEST_CASE_TEMPLATE("a row of minus infinity before a finite logit loses nothing", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("a row whose only finite logit is the target has the loss 0", floatX, float, bf16) {
     for (int V : {8000, 8001, 7999}) one_finite_logit<floatX>(gpu_backend, V);
 }
 
-// A thread adds every 1024th loss, the block's tree the rest: some log2(1024) + N / 1024 roundings.
-TEST_CASE("losses are added up, twice with the same bits") { sum_of_losses(gpu_backend, 16e-7); }
+// A thread adds every 1024th loss, and a tree adds the sums of the threads: log2(1024) + N / 1024 roundings.
+TEST_CASE("losses are added up, with the same bits in two runs") { sum_of_losses(gpu_backend, 16e-7); }
 
 TEST_CASE("cross entropy of no rows, or of rows shorter than the vocabulary, is refused") { refuse_impossible_rows(); }
 
-TEST_CASE("rows of logits that vectors of 16 bytes do not fill are refused") {
+TEST_CASE("rows of logits that are not a multiple of 16 bytes are refused") {
     float* x = nullptr;
     const int* target = nullptr;
     CHECK_THROWS_WITH_AS(gpu::cross_entropy(x, x, target, 1, 9, 10, 1.0f, nullptr),

@@ -52,7 +52,7 @@ static void poison_scratch(Shape s) {
     check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
 }
 
-// directly: cuDNN must run it; otherwise attention.cuh chooses the kernels.
+// Runs forward and backward. directly: calls cuDNN, which must succeed; otherwise attention.cuh chooses the kernels.
 static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout, bool directly) {
     Outputs r(s);
     const auto [B, T, NH, HS] = s;
@@ -80,10 +80,10 @@ static Tensor<T> sequence(const Tensor<T>& all, Shape s, int b, int width) {
     return part;
 }
 
-// The tolerances are those of test_gpu_attention.cu on tensor cores, for the same reason: the weights and their
-// gradients are rounded to bf16 as operands. In addition, backward reads cuDNN's out here, as in training, and not the
-// definition's. The two differ by up to half a bf16 step, which changes row_sums by about sqrt(HS) / 2 steps, and the
-// gradients, which are divided by sqrt(HS), by half a step more.
+// The tolerances are as in test_gpu_attention.cu on tensor cores: attention weights and their gradients are rounded to
+// bf16 as operands. In addition, backward reads cuDNN's out here, as in training, instead of the definition's. The two
+// differ by up to half a bf16 step. This changes row_sums by about sqrt(HS) / 2 steps, and the gradients, which are
+// divided by sqrt(HS), by half a step more.
 static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const Tensor<bf16>& dout, Shape s, int b) {
     CAPTURE(b);
     const Shape one{1, s.T, s.NH, s.HS};
@@ -131,7 +131,7 @@ TEST_CASE("cuDNN's attention at awkward lengths and with heads of 128 agrees wit
     }
 }
 
-// dS of a sequence has 2 * 70 * 70 elements, 19,600 bytes: three sequences fit.
+// dS of a sequence has 2 * 70 * 70 elements, which are 19,600 bytes, so three sequences fit into 60,000 bytes.
 TEST_CASE("deterministic backward processes a micro-batch in parts and agrees with the definition") {
     if (!is_built_in()) return;
     for (const int B : {9, 8}) {
@@ -141,7 +141,7 @@ TEST_CASE("deterministic backward processes a micro-batch in parts and agrees wi
         CHECK(line.find(format("3 of %d sequences at a time", B)) != std::string::npos);
     }
     const Shape many{int(device_info().memory_bytes / 32 / (2 * 64 * 512 * 512)) + 1, 512, 64, 64};
-    prepare(many, true, 0);  // parts as large as a 32nd of the memory: one sequence more makes two
+    prepare(many, true, 0);  // a part may take 1/32 of the memory, and `many` has one sequence too many for one part
     const std::string line = gpu::prepare_attention<bf16>(many.B, many.T, many.NH, many.HS, true);
     CHECK(line.find(format("%d of %d sequences at a time", ceil_div(many.B, 2), many.B)) != std::string::npos);
     compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // parts of 4 sequences, so that each part's lse is aligned
@@ -183,7 +183,7 @@ TEST_CASE("with equal keys cuDNN's attention averages all earlier values and no 
     }
 }
 
-TEST_CASE("timed plans agree with the definition, and a choice is taken again") {
+TEST_CASE("timed plans agree with the definition, and a stored choice is used again") {
     if (!is_built_in()) return;
     device_load_algorithms({});
     device_time_algorithms(true);
@@ -196,7 +196,7 @@ TEST_CASE("timed plans agree with the definition, and a choice is taken again") 
         if (emulated) CHECK(choice.second == "1 engine 13 3.0000 ms, first 5.0000 ms");  // the second plan is faster
     }
 
-    // Neither a plan that was chosen nor one that is no longer offered is timed again.
+    // If there is a choice, nothing is timed again, even if cuDNN no longer offers the chosen plan.
     for (const char* chosen : {"1 engine 13", "0 engine 10", "3 engine 99", "no plan"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;

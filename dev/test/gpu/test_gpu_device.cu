@@ -35,7 +35,7 @@ TEST_CASE("a failed allocation names its purpose, the free memory and what to lo
 
 TEST_CASE("host memory is not counted as device memory") { device_cases::host_memory(); }
 
-TEST_CASE("copies to, on and from the device keep every byte, and fill_zero zeroes every byte") {
+TEST_CASE("copies to, from and within the device keep every byte, and fill_zero zeroes every byte") {
     device_cases::copies({0, 1, 1000, (1 << 20) + 3});
 }
 

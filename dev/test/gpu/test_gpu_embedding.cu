@@ -1,5 +1,5 @@
 // test_gpu_embedding.cu: the shared cases of the embeddings (cases_embedding.h) on the kernels of llmc/cuda, at GPT-2's
-// widths and at awkward ones, with tokens that come once, often, and always; and the sort.
+// widths and at awkward ones, with tokens that occur once, often, and everywhere; and tests of the sort.
 #include <algorithm>
 #include <vector>
 
@@ -29,13 +29,13 @@ TEST_CASE_TEMPLATE("embeddings at awkward sizes agree with the definition", floa
     compare<floatX>({65, 2, 8, 3});
 }
 
-TEST_CASE_TEMPLATE("embeddings of one token alone agree with the definition", floatX, float, bf16) {
-    compare<floatX>({1, 32 * 33, 8, 1});      // 32 heads behind the tail
-    compare<floatX>({1, 32 * 34 + 1, 8, 1});  // more
+TEST_CASE_TEMPLATE("embeddings with a vocabulary of one token agree with the definition", floatX, float, bf16) {
+    compare<floatX>({1, 32 * 33, 8, 1});      // 33 chunks: one tail and 32 heads
+    compare<floatX>({1, 32 * 34 + 1, 8, 1});  // 35 chunks
     compare<floatX>({1, 32 * 66, 8, 1});
 }
 
-// A token's rows begin and end at each place of a chunk.
+// The rows of the tokens begin and end at different positions of a chunk.
 TEST_CASE("embeddings agree with the definition, however often a token occurs") {
     token_counts<float>(gpu_backend, Sums::in_any_order);
 }
@@ -44,7 +44,7 @@ TEST_CASE("two runs of embedding_backward have the same bits") {
     same_bits_twice<bf16>(gpu_backend, {2, 600, 264, 40});
 }
 
-TEST_CASE_TEMPLATE("a token and its position are added, and gradients added to what is there", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings of token and position are added, and gradients accumulate", floatX, float, bf16) {
     known_sums<floatX>(gpu_backend, 8);
 }
 

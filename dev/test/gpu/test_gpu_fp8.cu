@@ -1,5 +1,5 @@
-// test_gpu_fp8.cu: the shared cases of the FP8 matmuls (cases_fp8.h) on the GPU or in the emulator, and the kernels
-// that make their operands.
+// test_gpu_fp8.cu: the shared cases of the FP8 matmuls (cases_fp8.h) on the GPU or in the emulator, and tests of the
+// kernels that convert tensors to FP8.
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_fp8.h"
@@ -10,20 +10,20 @@ using namespace fp8_cases;
 static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
 constexpr bool float_sums = true;
 #else
-static void set_fused_epilogues(bool) {}  // they are there or not
+static void set_fused_epilogues(bool) {}  // the GPU's library decides
 constexpr bool float_sums = false;
 #endif
 
 struct Fp8OnGpu : GpuBackend {
-    // As in test_gpu_matmul.cpp, for operands that are the same FP8 numbers on both sides. Tensor cores of sm_90 add 32
-    // products at a time and keep 14 bits of their sum, so that each of these steps loses up to 2^-13 of the largest
-    // partial sum, which is a few times sqrt(K).
+    // The bounds of test_gpu_matmul.cu, because both sides have the same FP8 operands. In addition, tensor cores of
+    // sm_90 add 32 products at a time and keep 14 bits of their sum. Each of these steps loses up to 2^-13 of the
+    // largest partial sum, which is a few times sqrt(K).
     Bound bound(Value value, int K, bool gelu) const {
         const float root = std::sqrt(float(K)), step = epsilon<bf16>();
         const float lost = float_sums || value == Value::dbias ? 0.0f : (float(K) / 32 + 1) * 0x1p-13f * 4 * root;
         const float sum_error = 4.0f * float(K) * epsilon<float>() / 2 + lost;
         switch (value) {
-            case Value::out:  // a GELU kernel of ours starts from the rounded product; its slope is up to 1.13
+            case Value::out:  // our GELU kernel reads the rounded sum, and its derivative is at most 1.13
                 return {2 * step, sum_error + (gelu ? 5.0f * root * step / 4 : 0.0f)};
             case Value::pre_gelu:
                 return {step, sum_error};
@@ -38,7 +38,7 @@ struct Fp8OnGpu : GpuBackend {
 
 static const Fp8OnGpu gpu_backend;
 
-TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, by either way to GELU") {
+TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, with GELU fused and separate") {
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
         for (const Shape s : {Shape{1, 16, 16}, {7, 48, 80}, {17, 80, 16}, {130, 64, 144}}) {
@@ -50,7 +50,7 @@ TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, by either way
                                            {.accumulate = true}})
                 compare(gpu_backend, in, options);
         }
-        device_load_algorithms({});  // forget the plans
+        device_load_algorithms({});  // discards the plans
     }
     set_fused_epilogues(true);
 }
@@ -59,7 +59,7 @@ TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_fin
 
 TEST_CASE("FP8 matmuls of zeros") { zeros(gpu_backend, {40, 64, 80}); }
 
-TEST_CASE("FP8 matmuls of widths that are no multiple of 16 are refused") {
+TEST_CASE("FP8 matmuls of widths that are not a multiple of 16 are refused") {
     bf16* none = nullptr;
     CHECK_THROWS_WITH_AS(
         gpu::matmul_forward_fp8(none, none, nullptr, none, nullptr, nullptr, none, none, nullptr, 4, 64, 72, nullptr),
@@ -68,8 +68,8 @@ TEST_CASE("FP8 matmuls of widths that are no multiple of 16 are refused") {
 
 // ---- the kernels
 
-// What cast_to_fp8 makes of a tensor: its codes by rows, and transposed and padded with zeros; with both, also the sums
-// of its columns.
+// Checks the results of cast_to_fp8: the codes by rows, and the codes transposed and padded with zeros. If both are
+// wanted, it also returns the sums of the columns.
 template <class Format>
 static void check_cast(int R, int C, bool with_rows, bool with_transposed) {
     const int padded_R = round_up(R, 16);
@@ -115,7 +115,7 @@ static void check_cast(int R, int C, bool with_rows, bool with_transposed) {
     }
 }
 
-TEST_CASE_TEMPLATE("FP8 codes by rows and transposed are those of the definition", Format, E4M3, E5M2) {
+TEST_CASE_TEMPLATE("FP8 codes by rows and transposed agree with the definition", Format, E4M3, E5M2) {
     for (const int R : {1, 4, 16, 127, 128, 129, 200})
         for (const int C : {16, 48, 64, 80, 144}) check_cast<Format>(R, C, true, true);
     check_cast<Format>(70, 96, true, false);
@@ -156,7 +156,7 @@ TEST_CASE("raise_amax finds the largest magnitude wherever it is, and infinity a
     }
 }
 
-TEST_CASE("FP8 matmuls chosen by time are right") {
+TEST_CASE("FP8 matmuls chosen by timing agree with the definition") {
     device_load_algorithms({});
     device_time_algorithms(true);
     const Inputs<bf16> in({48, 64, 96});

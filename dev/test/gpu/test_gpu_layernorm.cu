@@ -1,5 +1,5 @@
 // test_gpu_layernorm.cu: LayerNorm's shared cases (cases_layernorm.h) on the kernels of llmc/cuda, at GPT-2's widths
-// and at awkward ones: around vectors of 16 bytes, warps, and the number of rows that the grid takes at a time.
+// and at awkward ones: around multiples of a 16-byte vector, of a warp, and of the rows that fit into the grid.
 #include "cuda/layernorm.cuh"
 #include "gpu/gpu_backend.h"
 #include "support/cases_layernorm.h"
@@ -42,7 +42,7 @@ TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones agr
     for (int C : {768, 1024, 1280, 1600}) compare_backward<floatX>(gpu_backend, 17, C);
     for (int C : {8, 16, 24, 120, 128, 136, 248, 256, 264, 384}) compare_backward<floatX>(gpu_backend, 9, C);
     for (int N : {1, 2, 3, 4, 5, 7, 65}) compare_backward<floatX>(gpu_backend, N, 768);
-    for (int warps = 1; warps <= LAYERNORM_MAX_VECS; warps++)  // per row: each number up to 16 has its own kernel
+    for (int warps = 1; warps <= LAYERNORM_MAX_VECS; warps++)  // warps per row; each number up to 16 has its own kernel
         for (int less : {0, Vec<floatX>::size})
             compare_backward<floatX>(gpu_backend, 5, warps * 512 / int(sizeof(floatX)) - less);
     compare_backward<floatX>(gpu_backend, 9, 768, Dresidual::none);
@@ -52,8 +52,8 @@ TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones agr
         compare_backward<floatX>(gpu_backend, 9, 256, Dresidual::apart, offset, Statistics::of_rows);
 }
 
-// 264 blocks have at most 14 rows at a time.
-TEST_CASE_TEMPLATE("LayerNorm backward of more rows than the grid takes at a time agrees with the definition", floatX,
+// A GPU with 132 SMs runs 2 * 132 blocks at once, and a block has at most 14 rows at a time.
+TEST_CASE_TEMPLATE("LayerNorm backward of more rows than fit into the grid agrees with the definition", floatX,
                    float, bf16) {
     compare_backward<floatX>(gpu_backend, 264 * 14, 8);
     compare_backward<floatX>(gpu_backend, 264 * 14 + 15, 8);
@@ -73,7 +73,7 @@ TEST_CASE_TEMPLATE("a NaN in dout reaches its row of dinp and its column of the 
 
 // ---- both
 
-TEST_CASE("LayerNorm refuses rows that vectors of 16 bytes do not fill, and rows too wide for a warp") {
+TEST_CASE("LayerNorm refuses rows that are not a multiple of 16 bytes, and rows too wide for a warp") {
     bf16* none = nullptr;
     CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 100, nullptr),
                          doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);

@@ -1,6 +1,6 @@
-// test_gpu_matmul.cu: the shared cases of the matmuls (cases_matmul.h) on the GPU, with every epilogue, by the
-// library's epilogues and by our own kernels; and the choice by time. The same source runs on a GPU, with cuBLASLt, and
-// in the emulator, with plain loops in its place.
+// test_gpu_matmul.cu: the shared cases of the matmuls (cases_matmul.h) on the GPU, with the library's epilogues and
+// with our own kernels in their place; and tests of the choice of algorithms by timing. The same source runs on a GPU
+// with cuBLASLt, and in the emulator with plain loops.
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_matmul.h"
@@ -10,23 +10,23 @@ using namespace matmul_cases;
 #ifdef SIMT_EMULATOR
 static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
 #else
-static void set_fused_epilogues(bool) {}  // they are there or not
+static void set_fused_epilogues(bool) {}  // the GPU's library decides
 #endif
 
 struct MatmulOnGpu : GpuBackend {
-    // Sums of K products of standard normal numbers are about sqrt(K), and two orders of adding them differ by about
-    // sqrt(K) roundings of that size: K 2^-24, of which the worst of some thousand elements is a few times. Operands
-    // are the same bf16 on both sides. The result is rounded once, to floatX.
+    // A sum of K products of standard normal numbers is about sqrt(K). Two orders of adding them differ by about
+    // sqrt(K) roundings of that size, which is K 2^-24. The worst of some thousand elements differs by a few times
+    // that. Both sides have the same bf16 operands, and the result is rounded to floatX once.
     template <class floatX>
     Bound bound(Value value, int K, Options options) const {
         const float sum_error = 4.0f * float(K) * epsilon<float>() / 2, root = std::sqrt(float(K));
         const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>();
         switch (value) {
-            case Value::out:  // a GELU kernel of ours starts from the rounded result; its slope is up to 1.13
+            case Value::out:  // our GELU kernel reads the rounded sum, and its derivative is at most 1.13
                 return {2 * one_rounding, sum_error + (options.gelu ? 5.0f * root * one_rounding / 4 : 0.0f)};
             case Value::pre_gelu:
                 return {one_rounding, sum_error};
-            case Value::dinp:  // times gelu', which is at most 1.13; by a kernel of ours after a rounding of its own
+            case Value::dinp:  // multiplied by gelu', at most 1.13; our own kernel reads a sum that is already rounded
                 return {(options.gelu ? 2.0f : 1.0f) * one_rounding + 8 * epsilon<float>(),
                         sum_error + (options.gelu ? 64 * epsilon<float>() * root : 0.0f)};
             default:
@@ -57,7 +57,8 @@ static void compare_all(Shape s) {
     compare_backward<floatX>(s, {.gelu = true});
 }
 
-TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition, by either way to GELU", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition, with GELU fused and separate", floatX, float,
+                   bf16) {
     constexpr int unit = 16 / int(sizeof(floatX));
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
@@ -66,22 +67,22 @@ TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition, by eithe
         compare_all<floatX>({2, 17 * unit, unit});
         compare_all<floatX>({5, 65 * unit, 3 * unit});
         compare_all<floatX>({4, unit, 65 * unit});
-        device_load_algorithms({});  // forget the plans
+        device_load_algorithms({});  // discards the plans
     }
     set_fused_epilogues(true);
 }
 
 #ifdef SIMT_EMULATOR
-TEST_CASE("GELU is part of the matmul on H100 and B200, and a kernel of its own on the others") {
+TEST_CASE("GELU is fused into the matmul on H100 and B200, and a separate kernel on other GPUs") {
     const simt::Config as_it_was = simt::config;
     const Inputs<bf16> in({17, 64, 96});
     const auto result = [&](int compute_capability, bool fused_epilogues) {
         simt::config.compute_capability = compute_capability, simt::config.fused_epilogues = fused_epilogues;
-        device_load_algorithms({});  // forget the plans
+        device_load_algorithms({});  // discards the plans
         compare_forward<bf16>(in.s, {.gelu = true});
         return forward(gpu_backend, tested<bf16>, in, {.gelu = true}).out;
     };
-    // After the matmul, GELU starts from a rounded number: other bits in some of the results.
+    // A separate GELU reads the rounded output of the matmul, so some results have other bits.
     const Tensor<bf16> apart = result(90, false);
     for (const int compute_capability : {80, 86, 89, 120}) CHECK(same_bits(result(compute_capability, true), apart));
     for (const int compute_capability : {90, 100}) CHECK(!same_bits(result(compute_capability, true), apart));
@@ -91,7 +92,7 @@ TEST_CASE("GELU is part of the matmul on H100 and B200, and a kernel of its own 
 #endif
 
 TEST_CASE_TEMPLATE("matmuls of few rows in GPT-2's layers agree with the definition", floatX, float, bf16) {
-    compare_forward<floatX>({1, 768, 2304}, {});  // a token generated
+    compare_forward<floatX>({1, 768, 2304}, {});  // generation of one token
     compare_forward<floatX>({5, 768, 3072}, {.gelu = true});
     compare_backward<floatX>({5, 3072, 768}, {.bias = false, .gelu = true, .accumulate = true});
 }
@@ -145,9 +146,9 @@ TEST_CASE("working memory of the matmuls is part of the plan") {
     CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 32 << 20);
 }
 
-// ---- choices by time
+// ---- choices by timing
 
-// Loads the choices and forgets the plans; while it lives, shapes without a choice are timed.
+// Loads the choices and discards the plans. During its lifetime, shapes without a choice are timed.
 struct Timing {
     explicit Timing(const AlgorithmChoices& choices) {
         device_load_algorithms(choices);
@@ -167,7 +168,7 @@ static std::string key_of(const AlgorithmChoices& choices, const std::string& sh
     return "";
 }
 
-TEST_CASE("matmuls chosen by time are right, and the choice is kept") {
+TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is kept") {
     const Inputs<bf16> in({17, 64, 96});
     const Options gelu = {.gelu = true}, gelu_added = {.gelu = true, .accumulate = true};
     const auto compared_forward = [&] {
@@ -189,10 +190,10 @@ TEST_CASE("matmuls chosen by time are right, and the choice is kept") {
     expect_close("with the choices", again, timed, 96, 0.0f, 0.0f);
     CHECK(device_algorithms() == choices);
 
-    // What cannot be read, or is refused by the library, is timed anew; what others chose stays.
+    // A choice that cannot be read, or that the library refuses, is timed again. Choices of other GPUs stay.
     const std::string key = key_of(choices, "+bias+gelu, ");
     std::vector<const char*> damages = {"", "7", "0 zz", "0 0 1"};
-#ifdef SIMT_EMULATOR  // its library knows that there is no algorithm 63; the real one need not check invented numbers
+#ifdef SIMT_EMULATOR  // the emulator's library refuses algorithm 63, which does not exist; the real one need not
     damages.push_back("0 63 1 0 0 0 0 0 0 1.0 1.0");
 #endif
     for (const char* damage : damages) {
@@ -208,7 +209,7 @@ TEST_CASE("matmuls chosen by time are right, and the choice is kept") {
     }
 }
 
-TEST_CASE("the library's bias gradient agrees with the definition, also added to what is there") {
+TEST_CASE("the library's bias gradient agrees with the definition, also when it accumulates") {
     AlgorithmChoices choices;
     for (const int route : {0, 1}) {
         const Timing timing(choices);
@@ -216,13 +217,13 @@ TEST_CASE("the library's bias gradient agrees with the definition, also added to
         compare_backward<bf16>({40, 64, 96}, {.accumulate = true});
         choices = device_algorithms();
         const std::string key = key_of(choices, "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
-        if (route == 0) choices[key][0] = '1';  // next: the same algorithm, with the library's sums
+        if (route == 0) choices[key][0] = '1';  // next round: the library's bias gradient
         if (route == 1) CHECK(choices[key][0] == '1');
     }
 }
 
 #ifdef SIMT_EMULATOR
-TEST_CASE("the fastest wins: split for the gradient of a weight, else the third of the four") {
+TEST_CASE("timing chooses split-K for a weight gradient, and the third algorithm for a forward matmul") {
     const Timing timing({});
     compare_forward<bf16>({40, 64, 96}, {});
     compare_backward<bf16>({40, 64, 96}, {.bias = false});
@@ -230,7 +231,7 @@ TEST_CASE("the fastest wins: split for the gradient of a weight, else the third 
     const std::string forward = key_of(choices, "forward bf16 m 96 n 40 k 64+bias, ");
     CHECK(choices[forward].starts_with("0 2 1 0"));
     CHECK(choices[forward].ends_with(" 3.0000 ms, first 5.0000 ms"));
-    CHECK(choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 40, ")].starts_with("0 0 4 2 "));  // four parts
+    CHECK(choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 40, ")].starts_with("0 0 4 2 "));  // split by 4
 
     choices[forward][2] = '1';  // the second algorithm
     device_load_algorithms(choices);
@@ -238,7 +239,7 @@ TEST_CASE("the fastest wins: split for the gradient of a weight, else the third 
     CHECK(device_algorithms()[forward].starts_with("0 1 1 0"));
 }
 
-TEST_CASE("a weight's gradient without a choice by time is split, where its tiles would leave multiprocessors idle") {
+TEST_CASE("a weight gradient that was not timed is split if its tiles would leave multiprocessors idle") {
     const Inputs<bf16> in({4096, 64, 96});  // a result of one tile
     AlgorithmChoices choices;
     const auto dweight = [&] {
@@ -252,9 +253,9 @@ TEST_CASE("a weight's gradient without a choice by time is split, where its tile
         choices = device_algorithms();
     }
     std::string& choice = choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 4096, ")];
-    choice = "0 0 1 0 0 0 0 0 0";  // the first algorithm as it is
+    choice = "0 0 1 0 0 0 0 0 0";  // the first algorithm, not split
     CHECK(!same_bits(dweight(), not_timed));
-    choice = "0 0 4 2 0 0 0 0 0";  // with its sums in four parts
+    choice = "0 0 4 2 0 0 0 0 0";  // the first algorithm, split by 4
     CHECK(same_bits(dweight(), not_timed));
     device_load_algorithms({});
 }

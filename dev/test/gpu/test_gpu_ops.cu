@@ -15,7 +15,7 @@ static const GpuBackend gpu_backend;
 
 // ---- bf16
 
-// A thread takes floats whose upper halves are its number and those 4096 on, with six lower halves each.
+// Thread i rounds the floats whose upper 16 bits are i, i + 4096, ..., each with six different lower halves.
 constexpr int ROUNDING_STRIDE = 4096;
 HOST_DEVICE static uint32_t rounded_case(int upper, int i) {
     const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
@@ -27,7 +27,7 @@ __global__ void rounding_kernel(uint16_t* out) {
 }
 
 TEST_CASE("every kind of float rounds to the same bf16 on the device and on the host, and NaN to NaN") {
-    auto got = random_tokens(65536 * 3, 1, 1);  // two 16-bit results each
+    auto got = random_tokens(65536 * 3, 1, 1);  // each int holds two 16-bit results
     OnGpu<int> out(got);
     simt::launch(rounding_kernel, ROUNDING_STRIDE / 256, 256, 0, nullptr, reinterpret_cast<uint16_t*>(out.device));
     out.back();
@@ -67,7 +67,7 @@ TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float,
 
 // Rounding bound: a thread adds up to count / 2048 + 4 squares, all positive. A reduction tree of 15 levels adds the
 // sums of the threads.
-TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits twice") {
+TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits in two runs") {
     for (const int64_t count : {1, 3, 4, 7, 17, 65, 2047, 2048, 2049, 100003})
         norm_cases::compare_squares(gpu_backend, count, 20.0f + std::sqrt(float(count) / 2048));
 }
@@ -94,7 +94,7 @@ TEST_CASE("clip_factor limits the norm, and a NaN factor stays NaN") { norm_case
 constexpr int ADAMW_STEPS = 5;
 
 TEST_CASE_TEMPLATE("AdamW of any count and with any decayed part agrees with the definition", floatX, float, bf16) {
-    adamw_cases::awkward_counts<floatX>(gpu_backend, ADAMW_STEPS);  // up to more blocks than one, and part of one
+    adamw_cases::awkward_counts<floatX>(gpu_backend, ADAMW_STEPS);  // less than a thread block, and several
 }
 
 TEST_CASE_TEMPLATE("AdamW of a range that begins in any bucket agrees with the definition", floatX, float, bf16) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_gpus.sh: --gpus, which starts one rank per GPU, in the emulator: the same bits as ranks that are started by hand, signals,
-# a rank or the process that starts them is killed, restarts, two machines, and refused starts.
+# test_gpus.sh: tests --gpus, which starts one rank per GPU, in the emulator: the same bits as one GPU, signals, a killed rank, a
+# killed parent process, restarts, two machines, and refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -31,7 +31,7 @@ job_ends() {
 }
 # they_train NAME: waits until the job trains into $out. Sets processes, its ranks.
 they_train() {
-    check "$1: they train" wait_for "$out/log.jsonl" '"step":3,'
+    check "$1: the ranks train" wait_for "$out/log.jsonl" '"step":3,'
     mapfile -t processes < <(children "$job")
 }
 says() { grep -q -- "$1" "$scratch/job.log"; }
@@ -39,9 +39,9 @@ says() { grep -q -- "$1" "$scratch/job.log"; }
 # ---- the same training
 check "1 GPU" "${train[@]}" --output "$scratch/one"
 check "--gpus 2" "${train[@]}" --gpus 2 --output "$scratch/two"
-check "--gpus 2 gives the bits of 1 GPU" same_run "$scratch/one" "$scratch/two" 4
+check "--gpus 2 gives the same bits as 1 GPU" same_run "$scratch/one" "$scratch/two" 4
 check "--gpus 1,3" "${train[@]}" --gpus 1,3 --output "$scratch/listed"
-check "--gpus 1,3 gives the bits of 1 GPU" same_run "$scratch/one" "$scratch/listed" 4
+check "--gpus 1,3 gives the same bits as 1 GPU" same_run "$scratch/one" "$scratch/listed" 4
 check "--print-launch names the GPUs" test "$("$emulated" --print-launch --gpus 1,3)" = \
     "--gpus, rank 0 of 2, local rank 0 of 2, GPU 1 on $(hostname): joins the others at a free port of 127.0.0.1
 --gpus, rank 1 of 2, local rank 1 of 2, GPU 3 on $(hostname): joins the others at a free port of 127.0.0.1"
@@ -141,7 +141,7 @@ check "kill -9 leaves no rank" test -z "$(for pid in "${processes[@]}"; do runs 
 # ---- restarts
 out=$scratch/restarted
 start "${endless[@]}" --gpus 2 --max-restarts 2 --checkpoint-every 5 --output "$out"
-check "restarts: they save" wait_for "$out/step_000005/model.safetensors"
+check "restarts: the ranks save" wait_for "$out/step_000005/model.safetensors"
 mapfile -t processes < <(children "$job")
 kill -9 "${processes[1]}"
 check "restarts: a line says why" wait_for "$scratch/job.log" "^restart 1 of 2 in 1 s: rank 1 was ended by signal 9"
@@ -150,7 +150,7 @@ sleep 1
 kill -INT "$job"
 mapfile -t processes < <(children "$job")
 check "restarts: a signal ends all" job_ends 20
-check "restarts: a signal is no failure: exit code $status" grep -qxE '75|130' <<<$status
+check "restarts: a signal does not count as a failure: exit code $status" grep -qxE '75|130' <<<$status
 start "${train[@]}" --gpus 2 --max-restarts 5 --train-data "$scratch/none_*.bin" --output "$scratch/no_data"
 processes=()
 check "missing data: all end" job_ends 20

@@ -79,7 +79,7 @@ __global__ void exchange_kernel(int* out) {
     o[11] = __syncthreads_or(t == 40) + 2 * __syncthreads_and(t != 40);
 }
 
-TEST_CASE("shuffles, votes and matches return what CUDA defines return what CUDA defines") {
+TEST_CASE("shuffles, votes and matches return what CUDA defines") {
     in_every_order([] {
         const Array<int> out(64 * 12);
         simt::launch(exchange_kernel, 1, 64, 0, nullptr, out.data);

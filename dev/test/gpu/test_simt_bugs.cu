@@ -105,7 +105,7 @@ static void expect_report(const Expected& expected, const std::function<void()>&
         reported = e.failed && e.output.find(text[BUILD]) != std::string::npos;
         if (reported) break;
     }
-    const std::string message = "never said \"" + std::string(text[BUILD]) + "\", but:\n" + outputs;
+    const std::string message = "no run printed \"" + std::string(text[BUILD]) + "\", but:\n" + outputs;
     CHECK_MESSAGE(reported, message);
 }
 
@@ -139,12 +139,13 @@ __global__ void past_static_shared(float* out) {
 __global__ void past_global(float* out) { out[threadIdx.x + 1] = 1.0f; }
 __global__ void reads_past_global(float* out) { out[threadIdx.x] = out[threadIdx.x + 1]; }
 
-TEST_CASE("bug: accesses out of bounds are reported are reported") {
-    expect_report({"around its dynamic shared memory", asan, nullptr, nullptr},
+TEST_CASE("bug: accesses out of bounds are reported") {
+    expect_report({"out of bounds of its dynamic shared memory", asan, nullptr, nullptr},
                   [] { run(past_dynamic_shared, 1, 128, 512, anything); });
-    expect_report({"around its shared variable", asan, nullptr, nullptr},
+    expect_report({"out of bounds of its shared variable", asan, nullptr, nullptr},
                   [] { run(past_static_shared, 1, 32, 0, anything); });
-    expect_report({"around a device array", asan, nullptr, nullptr}, [] { run(past_global, 1, 128, 0, anything); });
+    expect_report({"out of bounds of a device array", asan, nullptr, nullptr},
+                  [] { run(past_global, 1, 128, 0, anything); });
     expect_report({nullptr, asan, nullptr, nullptr}, [] { run(reads_past_global, 1, 128, 0, anything); });
 }
 
@@ -155,7 +156,7 @@ TEST_CASE("bug: device memory used after cudaFree, freed twice, used by the host
         cudaFree(p);
         simt::launch(add_kernel, 1, 32, 0, nullptr, p, p, 1.0f);
     });
-    const char* const twice = "cudaFree of what cudaMalloc did not give";
+    const char* const twice = "cudaFree of a pointer that is not from cudaMalloc";
     expect_report({twice, twice, twice, twice}, [] {
         float* p;
         cudaMalloc(&p, 512);
@@ -183,8 +184,8 @@ TEST_CASE("bug: copies in the wrong direction, and copies that are too long, are
         float host[16] = {};
         cudaMemcpy(a.data, host, sizeof(host), cudaMemcpyDeviceToHost);
     });
-    const char* const leaves = "a copy leaves its device array";
-    expect_report({leaves, leaves, leaves, leaves}, [] {
+    const char* const beyond = "an access beyond the end of a device array";
+    expect_report({beyond, beyond, beyond, beyond}, [] {
         const Array<float> a(15);
         float host[16] = {};
         cudaMemcpy(a.data, host, sizeof(host), cudaMemcpyHostToDevice);
@@ -209,7 +210,7 @@ __global__ void ldmatrix_of_global(float* out) {
 }
 __global__ void index_overflow(float* out, int n) { out[threadIdx.x] = (n + int(threadIdx.x)) * 65536; }
 
-TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported, are reported") {
+TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported") {
     const char* const load = "misaligned 16-byte load";
     expect_report({load, load, load, load}, [] { run(misaligned_load, 1, 32, 0, anything); });
     const char* const store = "misaligned 16-byte store";
@@ -315,7 +316,7 @@ __global__ void large_reused_too_early(float* out) {
     if (t < 128) out[t] = sum;
 }
 
-TEST_CASE("bug: missing barriers, fences and atomics are reported are reported") {
+TEST_CASE("bug: missing barriers, fences and atomics are reported") {
     expect_report({wrong, wrong, race, nullptr},
                   [] { run(no_barrier_reads_below, 1, 128, 0, [](int i, float) { return i - 1.0f; }); });
     expect_report({wrong, wrong, race, msan},
@@ -369,7 +370,7 @@ __global__ void cp_async_too_early(float* out, const float* in) {
     cp_async_wait<0>();
 }
 
-TEST_CASE("bug: cp.async without a wait or a barrier, or too early, is reported, is reported") {
+TEST_CASE("bug: cp.async without a wait or a barrier, or too early, is reported") {
     const auto with_input = [](void (*kernel)(float*, const float*), float (*want)(int, float)) {
         return [=] {
             const Array<float> in(floats(512, [](int i) { return i; }));
@@ -427,15 +428,15 @@ __global__ void reads_outside_mask(float* out) {
 }
 __global__ void full_mask_of_half_warp(float* out) { out[threadIdx.x] = warp_sum(1.0f); }
 
-TEST_CASE("bug: divergence at barriers and warp operations is reported at barriers and warp operations is reported") {
+TEST_CASE("bug: divergence at barriers and warp operations is reported") {
     const auto everywhere = [](const char* text, void (*kernel)(float*), int threads) {
         expect_report({text, text, text, text}, [=] { run(kernel, 1, threads, 0, anything); });
     };
-    everywhere("deadlock: every thread that lives waits", divergent_barrier, 32);
+    everywhere("deadlock: every live thread waits", divergent_barrier, 32);
     everywhere("threads of one block meet in different __syncthreads", two_barriers, 32);
     everywhere("__syncthreads after a thread of the block has ended", exit_before_barrier, 64);
-    everywhere("a thread ends while others of its block wait in __syncthreads", exit_before_barrier, 64);
-    everywhere("a lane ends that a warp operation waits for", divergent_shuffle, 32);
+    everywhere("a thread ends while other threads of its block wait in __syncthreads", exit_before_barrier, 64);
+    everywhere("a lane ends while a warp operation waits for it", divergent_shuffle, 32);
     everywhere("the mask names a lane that has ended", divergent_shuffle, 32);
     everywhere("lanes of one mask meet in different warp operations", two_shuffles, 32);
     everywhere("the calling lane is not in its own mask", not_in_mask, 32);
@@ -453,7 +454,7 @@ __global__ void deep_recursion(float* out) { out[threadIdx.x] = recurse(1000, nu
 
 TEST_CASE("bug: a stack overflow, and launches that no GPU accepts, are reported") {
     expect_report({"ended by signal 11", asan, nullptr, nullptr}, [] { run(deep_recursion, 1, 32, 0, anything); });
-    const char* const launch = "a launch with a grid, block or shared memory that no GPU has";
+    const char* const launch = "a launch with an empty grid or block, or beyond the limits of a GPU";
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 1, 1025, 0, anything); });
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 0, 32, 0, anything); });
     expect_report({launch, launch, launch, launch}, [] { run(past_global, 1, 32, 228 << 10, anything); });
@@ -473,7 +474,7 @@ TEST_CASE("bug: static and dynamic shared memory above 48 KiB needs cudaFuncSetA
         cudaDeviceSynchronize();
     };
     const char* const limit = "static and dynamic shared memory above 48 KiB, without cudaFuncSetAttribute";
-    const char* const block = "more static and dynamic shared memory than the 227 KiB of a block";
+    const char* const block = "more than 227 KiB of static and dynamic shared memory in a block";
     expect_report({limit, limit, limit, limit}, [=] { start(49000, 0); });
     expect_report({block, block, block, block}, [=] { start(227 << 10, 227 << 10); });
     start(49152 - 256, 0);

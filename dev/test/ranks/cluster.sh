@@ -5,12 +5,12 @@
 #   cluster.sh up HOSTS                   makes the hosts h0 .. h(HOSTS-1)
 #   cluster.sh run HOSTS RANKS COMMAND... runs mpirun on h0, with RANKS ranks on each host
 #   cluster.sh bytes HOSTS                prints the bytes that all hosts have sent so far
-#   cluster.sh cut HOST | heal HOST       takes the cable of a host out of the switch, and puts it back
+#   cluster.sh cut HOST | heal HOST       disconnects the cable of a host from the switch, and connects it again
 #   cluster.sh down HOSTS                 ends the processes on the hosts, and removes the hosts
 #   cluster.sh agent HOST COMMAND...      runs a command on a host; mpirun calls it in place of ssh
 #
-# CLUSTER, a word of a few letters, begins the names of the hosts, so that several clusters can run at once. CLUSTER_SUBNET is
-# the subnet of this one, like 10.77.0.
+# The names of the hosts begin with $CLUSTER, a word of a few letters, so that several clusters can run at once. CLUSTER_SUBNET is
+# the subnet of this cluster, for example 10.77.0.
 set -euo pipefail
 
 export CLUSTER=${CLUSTER:-h} CLUSTER_SUBNET=${CLUSTER_SUBNET:-10.77.0}
@@ -49,8 +49,8 @@ down() {
     rmdir --ignore-fail-on-non-empty /etc/netns 2>/dev/null || true
 }
 
-# inside HOST COMMAND...: runs the command with the host's own name, by which Open MPI finds the ranks that share memory, and
-# names its folders.
+# inside HOST COMMAND...: runs the command with the host's own name. Open MPI uses this name to find the ranks that share memory,
+# and in the names of its folders.
 inside() {
     local host=$1
     shift
@@ -66,10 +66,10 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# Interfaces are chosen by subnet, since their names may differ between hosts. Keepalive of 40 s: without it mpirun waits
-# minutes or hours for a host whose cable is cut, after the ranks have given up (SILENT_SECONDS in
-# llmc/parallel/comm_mpi.cpp). Slots are those of --host: with the policy of several_ranks_here Open MPI 5 would put all
-# ranks on the first host.
+# Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive of 40 s lets mpirun notice a host
+# whose cable is cut. Without it mpirun waits minutes or hours, although the ranks have given up (SILENT_SECONDS in
+# llmc/parallel/comm_mpi.cpp). --host gives the number of slots, because with the policy of several_ranks_here Open MPI 5 would
+# put all ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2))
     for host in $(hosts "$1"); do list+=${list:+,}$host:$ranks; done

@@ -6,7 +6,7 @@
 #   slurm.sh on FOLDER COMMAND...  runs srun, sbatch, salloc, scancel, ... on the first host
 #   slurm.sh down FOLDER HOSTS     ends jobs and daemons; cluster.sh removes the hosts
 #
-# CLUSTER and CLUSTER_SUBNET are those of cluster.sh.
+# CLUSTER and CLUSTER_SUBNET have the same meaning as for cluster.sh.
 set -euo pipefail
 
 export CLUSTER=${CLUSTER:-h} CLUSTER_SUBNET=${CLUSTER_SUBNET:-10.77.0}

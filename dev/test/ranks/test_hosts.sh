@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_hosts.sh: training over two and four hosts, which are network namespaces here (cluster.sh): the same bits as one rank,
-# the bytes that leave the hosts, and a host that loses its network.
+# test_hosts.sh: tests training over two and four hosts, which are network namespaces here (cluster.sh): the same bits as one
+# rank, the bytes that the hosts send, and a host that loses its network.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -13,14 +13,14 @@ trap 'dev/test/ranks/cluster.sh down 4; rm -rf "$scratch"' EXIT
 cluster() { dev/test/ranks/cluster.sh "$@"; }
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-# 3.4 MB of gradients in fp32, so that what the network adds to them is small.
+# 3.4 MB of gradients in fp32, so that the headers of the network are small in comparison.
 parameters=850816  # 384 x 128 + 64 x 128 + 4 (12 x 128 x 128 + 13 x 128) + 2 x 128
 train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin"
        --layers 4 --heads 2 --channels 128 --vocab-size 384 --seq-len 64 --micro-batch 1 --global-batch 512 --lr 1e-2
        --warmup 2 --threads 1 --precision fp32 --deterministic-ranks 8 --steps 6 --val-every 3 --checkpoint-every 6)
 
-# on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that leave the hosts: those of a run of
-# 6 steps less those of a run of 2, divided by 4.
+# on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that the hosts send: the difference of a
+# run of 6 steps and a run of 2, divided by 4.
 on_hosts() {
     local hosts=$1 ranks=$2 name=$3 before middle after
     shift 3
@@ -47,14 +47,14 @@ for hosts in 2 4; do
     ranks=$((4 / hosts)) name=$scratch/hosts_$hosts
     check "cluster.sh makes $hosts hosts" cluster up $hosts
     check "$hosts hosts x $ranks train" on_hosts $hosts $ranks "$name"
-    check "$hosts hosts x $ranks give the bits of 1 rank" same_run "$scratch/one" "$name" 6
+    check "$hosts hosts x $ranks give the same bits as 1 rank" same_run "$scratch/one" "$name" 6
     check "$hosts hosts x $ranks: $sent bytes leave them in a step, 2 (H-1) N are $((2 * (hosts - 1) * whole))" \
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
     if [ -n "$forgets" ]; then check "a note says that mpirun may hide a lost host" grep -q "$forgets" "$name.log"; fi
     check "the table at the start names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
-    check "2 hosts, --zero 1, give the bits of 1 rank" same_run "$scratch/one" "$scratch/zero" 6
+    check "2 hosts, --zero 1, give the same bits as 1 rank" same_run "$scratch/one" "$scratch/zero" 6
     check "2 hosts, --zero 1: $sent bytes leave them in a step, 2 N are $((2 * whole))" within "$sent" $((2 * whole))
     check "2 hosts, --grad-dtype bf16" on_hosts 2 2 "" --grad-dtype bf16
     check "2 hosts, --grad-dtype bf16: $sent bytes leave them in a step, N are $whole" within "$sent" $whole
@@ -83,7 +83,7 @@ ends() {
     status=$?
     seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
 }
-ended_badly() { [ "$1" != 0 ] && ! timed_out "$1"; }  # and by itself
+ended_badly() { [ "$1" != 0 ] && ! timed_out "$1"; }  # with an error, and not because of mpirun --timeout
 check "2 hosts train before the cable is pulled" start "$scratch/cut"
 SECONDS=0
 cluster cut "${CLUSTER}1"

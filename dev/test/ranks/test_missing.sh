@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_missing.sh: ranks under mpirun of which one never calls MPI_Init: the others wait for --rendezvous-timeout, name the
-# missing rank, and end. On one host and on two.
+# test_missing.sh: tests ranks under mpirun of which one never calls MPI_Init. The others wait for --rendezvous-timeout, name the
+# missing rank, and end. It tests one host and two.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -12,16 +12,16 @@ train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --thread
        --rendezvous-timeout 2)
 host=$(hostname)
 
-# as_rank RANK COMMAND: makes a script for mpirun, by which rank RANK runs the command before it trains. A command that does not
-# end keeps the rank from joining the others.
+# as_rank RANK COMMAND: makes a script for mpirun, in which rank RANK runs the command before it trains. If the command does not
+# end, the rank never joins the others.
 as_rank() {
     printf '#!/usr/bin/env bash\nif [ $OMPI_COMM_WORLD_RANK = %s ]; then %s; fi\nexec "$@"\n' "$1" "$2" >"$scratch/as_rank"
     chmod +x "$scratch/as_rank"
 }
 
-# names NAME REGEX COMMAND...: the job ends after 2 to 12 s with exit code 1, writes nothing and leaves no process. One or two
-# ranks print an error, which matches the regular expression: the first one ends the job.
-names() {
+# refuses_missing_rank NAME REGEX COMMAND...: the job ends after 2 to 12 s with exit code 1, writes nothing and leaves no
+# process. One or two ranks print an error, which matches the regular expression: the first one ends the job.
+refuses_missing_rank() {
     local name=$1 text=$2 status=0 start=$EPOCHREALTIME
     shift 2
     timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || status=$?
@@ -42,19 +42,19 @@ names() {
 # Processes of this test: with its scratch folder on their command line, or sleeping in place of a rank.
 left() { grep -lsazE "^7$$\$|[/]${scratch#/}" /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs; }
 
-names "rank 1 runs another program" "^error: rank 0 on $host: gave up after waiting 2 s for rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
+refuses_missing_rank "rank 1 runs another program" "^error: rank 0 on $host: gave up after waiting 2 s for rank 1 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 2 "$each_rank" "${train[@]}" + sleep "7$$"
-names "rank 0 runs another program" "gave up after waiting 2 s for rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
+refuses_missing_rank "rank 0 runs another program" "gave up after waiting 2 s for rank 0 \(process [0-9]+ on $host runs .*/sleep\)$" \
     mpirun -np 4 "$each_rank" sleep "7$$" + "${train[@]}" + "${train[@]}" + "${train[@]}"
 as_rank 2 "sleep 7$$"
-names "rank 2 is in a script that does not end" "for rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
+refuses_missing_rank "rank 2 is in a script that does not end" "for rank 2 \(process [0-9]+ on $host runs .*/sleep\)$" mpirun -np 3 "$scratch/as_rank" "${train[@]}"
 as_rank 1 'kill -STOP $$'
-names "rank 1 is stopped" "for rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+refuses_missing_rank "rank 1 is stopped" "for rank 1 \(process [0-9]+ on $host is stopped\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "sleep 1"
-check "a rank that comes late is waited for" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
+check "the others wait for a rank that comes late" mpirun -np 2 "$scratch/as_rank" "${train[@]}" --rendezvous-timeout 30 --output ''
 check "a rank that comes late causes no warning" test "$(grep -cE 'still waiting|gave up' "$scratch/check.log")" = 0
 as_rank 0 "sleep 12"
-check "a rank that comes after 12 s is waited for" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
+check "the others wait for a rank that comes after 12 s" mpirun -np 3 "$scratch/as_rank" "${train[@]}" --global-batch 96 --rendezvous-timeout 40 --output ''
 words=$(grep 'still waiting' "$scratch/check.log")
 check "one of the waiting ranks warns once after 10 s: $words" grep -qxE "warning: rank 1 on $host: still waiting after 10 s for rank 0 \
 \(process [0-9]+ on $host runs .*/(bash|sleep)\); giving up in 30 s \(--rendezvous-timeout\)" <<<"${words//$'\n'/ }"
@@ -66,15 +66,15 @@ trap 'dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
 check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
 for rank in 1 2; do
     as_rank $rank "sleep 7$$"
-    names "2 hosts, without rank $rank" "for rank $rank \(process [0-9]+ on ${CLUSTER}$((rank / 2)) runs .*/sleep\)$" \
+    refuses_missing_rank "2 hosts, without rank $rank" "for rank $rank \(process [0-9]+ on ${CLUSTER}$((rank / 2)) runs .*/sleep\)$" \
         dev/test/ranks/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
 done
 # A process in a network namespace of its own counts as being on another host.
 as_rank 3 "exec unshare --net sleep 7$$"
-names "2 hosts, the missing rank has no visible process" "for 1 of the 2 ranks on ${CLUSTER}1 \(no process\)$" \
+refuses_missing_rank "2 hosts, the missing rank has no visible process" "for 1 of the 2 ranks on ${CLUSTER}1 \(no process\)$" \
     dev/test/ranks/cluster.sh run 2 2 "$scratch/as_rank" "${train[@]}"
 as_rank 1 "exec unshare --net sleep 7$$"
-names "1 host, the missing rank has no visible process" "for rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
+refuses_missing_rank "1 host, the missing rank has no visible process" "for rank 1 \(no process on $host\)$" mpirun -np 2 "$scratch/as_rank" "${train[@]}"
 for _ in $(seq 50); do if nobody_inside 2; then break; fi; sleep 0.1; done
 check "no process is left on the hosts: $(inside 2)" nobody_inside 2
 finish

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# test_nccl.sh: training on several GPUs by NCCL, in the emulator, where each rank has its own GPU and a stand-in replaces the
-# NCCL library. Ranks start under mpirun (NCCL's id goes over MPI), and by options or torchrun's variables (over TCP, without
-# MPI). Results against one GPU and against ranks by MPI, bytes sent, a rank that is killed, refused starts.
+# test_nccl.sh: tests training on several GPUs by NCCL in the emulator, where each rank has its own GPU and a stand-in replaces
+# the NCCL library. Ranks start under mpirun (MPI sends NCCL's id), and by options or torchrun's variables (TCP sends it). The
+# tests compare the results with one GPU and with ranks by MPI, count the bytes sent, kill a rank, and check refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 if [ ! -x "$emulated" ]; then skip "GPUs by NCCL" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 several_ranks_here
-mpi=$(no_ranks_because)  # empty: there is MPI
+mpi=$(no_ranks_because)  # empty if there is MPI
 port=$((22000 + $$ % 10000))
 
 # start_options N COMMAND...: starts N ranks by options, in the background. Sets pids. Output goes to rank_R.log.
@@ -57,7 +57,7 @@ if [ -n "$mpi" ]; then skip "GPUs by NCCL under mpirun" "$mpi"; fi
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
-# The vocabulary needs no padding: the bytes that ranks send are those of the parameters.
+# The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters.
 small=(--layers 2 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1 --lr 1e-2 --warmup 2 --threads 1)
 # Two micro-steps on each of two ranks: the first one replays a CUDA graph from the third step on.
 train=("$emulated" "${data[@]}" "${small[@]}" --global-batch 64 --steps 4 --val-every 4 --val-batches 5 --checkpoint-every 4)
@@ -73,31 +73,31 @@ for precision in fp32 bf16; do
     for zero in 0 1; do
         out=$scratch/2_${precision}_$zero
         check "$precision: 2 GPUs, --zero $zero" by_options 2 "${options[@]}" --zero $zero --output "$out"
-        check "$precision: 2 GPUs, --zero $zero, give the bits of 1" same_run "$one" "$out" 4
+        check "$precision: 2 GPUs, --zero $zero, give the same bits as 1" same_run "$one" "$out" 4
     done
     # --zero 2 adds the ranks in every micro-step, so its sums are rounded in another order.
     out=$scratch/2_${precision}_2
     check "$precision: 1 GPU, --zero 2" "${options[@]}" --zero 2 --output "${one}_2"
-    check "$precision: --zero 2 has nearly the loss" nearly "${one}_2" "$one" 1e-4
+    check "$precision: --zero 2 has nearly the same loss" nearly "${one}_2" "$one" 1e-4
     check "$precision: 2 GPUs, --zero 2" by_options 2 "${options[@]}" --zero 2 --output "$out"
-    check "$precision: 2 GPUs, --zero 2, give the bits of 1" same_run "${one}_2" "$out" 4
+    check "$precision: 2 GPUs, --zero 2, give the same bits as 1" same_run "${one}_2" "$out" 4
 done
 check "2 GPUs by options use NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
 check "2 GPUs by torchrun's variables" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
-check "2 GPUs by torchrun's variables give the bits of 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
+check "2 GPUs by torchrun's variables give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
 export SIMT_STREAMS=deferred:3
 check "2 GPUs with another order of streams" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
 check "2 GPUs with another order of streams, --zero 2" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 2 --output "$scratch/deferred_2"
 unset SIMT_STREAMS
-check "2 GPUs with another order of streams give the bits of --zero 2" same_run "$scratch/1_fp32_2" "$scratch/deferred_2" 4
-check "2 GPUs with another order of streams give the bits of 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
+check "2 GPUs with another order of streams give the same bits as --zero 2" same_run "$scratch/1_fp32_2" "$scratch/deferred_2" 4
+check "2 GPUs with another order of streams give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
 check "2 GPUs without CUDA graphs" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
-check "2 GPUs without CUDA graphs give the bits of 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
+check "2 GPUs without CUDA graphs give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
 if [ -z "$mpi" ]; then
     check "2 GPUs by mpirun" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/mpirun"
-    check "2 GPUs by mpirun give the bits of 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
+    check "2 GPUs by mpirun give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
     check "2 ranks that share a GPU, by MPI" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --share-gpu --output "$scratch/staged"
-    check "2 ranks that share a GPU give the bits of NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
+    check "2 ranks that share a GPU give the same bits as NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
 fi
 
 # ---- three ranks: NCCL chooses the order of sums
@@ -105,11 +105,11 @@ three=("${train[@]}" --global-batch 96 --precision fp32)
 check "1 GPU on the batch of 3" "${three[@]}" --output "$scratch/1_of_3"
 for zero in 0 1; do
     check "3 GPUs, --zero $zero" by_options 3 "${three[@]}" --zero $zero --output "$scratch/3_$zero"
-    check "3 GPUs, --zero $zero: the loss of 1" nearly "$scratch/3_$zero" "$scratch/1_of_3" 1e-4
+    check "3 GPUs, --zero $zero: nearly the loss of 1" nearly "$scratch/3_$zero" "$scratch/1_of_3" 1e-4
 done
 check "3 GPUs: --zero 1 changes no bit" same_run "$scratch/3_0" "$scratch/3_1" 4
 values=$(for n in 1_of_3 3_0 3_1 2_fp32_1; do first_val "$scratch/$n"; done)
-check "validation: 1, 2 and 3 GPUs say the same: ${values//$'\n'/ }" test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 4
+check "validation: 1, 2 and 3 GPUs have the same loss: ${values//$'\n'/ }" test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 4
 
 # ---- bytes that ranks send, and the time for which training waits
 # each_step RUN KEY LOW HIGH: the number of every step is between these.
@@ -132,13 +132,13 @@ check "--comm-sms 1: matmuls leave one of the 4 multiprocessors" grep -q ', 3 SM
 for zero in 0 1; do
     out=$scratch/wire_$zero
     check "--grad-dtype bf16, --zero $zero" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --zero $zero --output "$out"
-    check "--grad-dtype bf16, --zero $zero: nearly the loss" nearly "$out" "$scratch/2_fp32_0" 1e-3
+    check "--grad-dtype bf16, --zero $zero: nearly the same loss" nearly "$out" "$scratch/2_fp32_0" 1e-3
     check "--grad-dtype bf16, --zero $zero: other bits" test "$(results "$out")" != "$(results "$scratch/2_fp32_0")"
 done
 check "--grad-dtype bf16 sends half" sends "$scratch/wire_0" $((parameters * 2))
 check "--grad-dtype bf16 --zero 1 sends half of the gradients" sends "$scratch/wire_1" $((parameters * (2 + 4) / 2))
 check "--grad-dtype bf16 on 3 GPUs" by_options 3 "${three[@]}" --grad-dtype bf16 --output "$scratch/wire_3"
-check "--grad-dtype bf16 on 3 GPUs: nearly the loss" nearly "$scratch/wire_3" "$scratch/1_of_3" 1e-3
+check "--grad-dtype bf16 on 3 GPUs: nearly the same loss" nearly "$scratch/wire_3" "$scratch/1_of_3" 1e-3
 plan() { "$emulated" plan "${small[@]::14}" --world-size 2 --precision fp32 "$@"; }
 check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients in bf16' <(plan --grad-dtype bf16)
 check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients in bf16')"
@@ -168,7 +168,7 @@ endless=("${train[@]}" --precision fp32 --steps 100000 --checkpoint-every 100000
 lose() {
     rm -rf "$scratch/endless"
     start_options "$2" "${endless[@]}" --output "$scratch/endless"
-    check "$1: they train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
+    check "$1: the ranks train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
     kill -9 "$(children "${pids[$3]}")"  # the child of timeout
     others_end "$1" "$3" "$4"
 }
@@ -179,10 +179,10 @@ lose "rank 1 killed, and NCCL does not notice" 2 1 'rank 1 (process [0-9]* of th
 unset SIMT_NCCL
 if [ -z "$mpi" ]; then
     rm -rf "$scratch/endless"
-    # Not by a function, whose process would be another than mpirun's.
+    # Not in a function, because $! would then be the process of the function instead of mpirun's.
     SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "${endless[@]}" --output "$scratch/endless" >"$scratch/mpirun.log" 2>&1 &
     job=$!
-    check "mpirun, rank 1 killed: they train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
+    check "mpirun, rank 1 killed: the ranks train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
     start=$EPOCHREALTIME
     kill -9 "$(children $job | tail -1)"
     wait $job 2>/dev/null
@@ -212,7 +212,7 @@ refused_ranks() {
     done
 }
 never=("${train[@]}" --precision fp32 --output "$scratch/never")
-export CUDA_VISIBLE_DEVICES=0  # as of a launcher that shows the same GPU to every rank
+export CUDA_VISIBLE_DEVICES=0  # like a launcher that shows the same GPU to every rank
 gpus=1 refused_ranks "two ranks on one GPU" "ranks 0 and 1 are both on GPU-" start_options 2 "${never[@]}"
 if [ -z "$mpi" ]; then
     gpus=1 by_mpirun 2 "${never[@]}" >"$scratch/mpirun.log" 2>&1
@@ -224,7 +224,7 @@ if [ -z "$mpi" ]; then
     check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES -u CUDA_VISIBLE_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
         env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \
         env SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
-    check "two ranks that see one GPU each give the bits of 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
+    check "two ranks that see one GPU each give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
 fi
 unset CUDA_VISIBLE_DEVICES
 if [ -z "$mpi" ]; then
@@ -240,6 +240,6 @@ for rank in 0 1; do
         >"$scratch/rank_$rank.log" 2>&1 </dev/null &
     pids+=($!)
 done
-refused_ranks "ranks that do not agree how many they are" "2" : 0
+refused_ranks "ranks that disagree on their number" "2" : 0
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
 finish

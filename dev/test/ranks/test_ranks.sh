@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_ranks.sh: training on several CPU ranks under mpirun on this machine: the same bits for any number of ranks, the bytes
-# that they send, and what happens to the other ranks if one is killed, is stopped, or has other options or data.
+# test_ranks.sh: tests training on several CPU ranks under mpirun on this machine: the same bits for any number of ranks, the
+# bytes that they send, and the behaviour of the other ranks if one is killed, is stopped, or has other options or data.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -10,7 +10,7 @@ several_ranks_here
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
-# The vocabulary needs no padding: the bytes that ranks send are those of the parameters.
+# The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters.
 small=(--layers 2 --heads 2 --channels 64 --vocab-size 384 --seq-len 64 --micro-batch 1 --lr 1e-2 --warmup 2 --threads 1
        --quiet)
 train=("$program" "${data[@]}" "${small[@]}" --global-batch 1024 --steps 4 --val-every 2 --checkpoint-every 4)
@@ -42,18 +42,18 @@ for precision in fp32 bf16; do
     check "$precision: the log has every step and loss" test "$(results "$one" | grep -c .)" = 7
     for n in 2 4 8; do
         check "$precision: $n ranks" ranks $n "${options[@]}" --output "$scratch/${n}_$precision"
-        check "$precision: $n ranks give the bits of 1" same_run "$one" "$scratch/${n}_$precision" 4
+        check "$precision: $n ranks give the same bits as 1" same_run "$one" "$scratch/${n}_$precision" 4
     done
     for n in 2 4; do
         check "$precision: --zero 1 on $n ranks" ranks $n "${options[@]}" --zero 1 --output "$scratch/${n}z_$precision"
-        check "$precision: --zero 1 on $n ranks gives the bits of 1" same_run "$one" "$scratch/${n}z_$precision" 4
+        check "$precision: --zero 1 on $n ranks gives the same bits as 1" same_run "$one" "$scratch/${n}z_$precision" 4
     done
     # --zero 2 adds the ranks in every micro-step, so its sums are rounded in another order than those of --zero 0.
     check "$precision: --zero 2 on 1 rank" ranks 1 "${options[@]}" --zero 2 --output "$scratch/1zz_$precision"
-    check "$precision: --zero 2 has nearly the loss" nearly "$scratch/1zz_$precision" "$one" 1e-4
+    check "$precision: --zero 2 has nearly the same loss" nearly "$scratch/1zz_$precision" "$one" 1e-4
     for n in 2 4; do
         check "$precision: --zero 2 on $n ranks" ranks $n "${options[@]}" --zero 2 --output "$scratch/${n}zz_$precision"
-        check "$precision: --zero 2 on $n ranks gives the bits of 1" same_run "$scratch/1zz_$precision" "$scratch/${n}zz_$precision" 4
+        check "$precision: --zero 2 on $n ranks gives the same bits as 1" same_run "$scratch/1zz_$precision" "$scratch/${n}zz_$precision" 4
     done
 done
 check "1 rank without mpirun" "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/alone"
@@ -64,17 +64,18 @@ check "3 ranks" ranks 3 "${three[@]}" --output "$scratch/3"
 check "3 ranks with --zero 1" ranks 3 "${three[@]}" --zero 1 --output "$scratch/3z"
 check "3 ranks: --zero 1 changes no bit" same_run "$scratch/3" "$scratch/3z" 4
 check "3 ranks with --zero 2" ranks 3 "${three[@]}" --zero 2 --output "$scratch/3zz"
-check "3 ranks: --zero 2 has nearly the loss" nearly "$scratch/3zz" "$scratch/3" 1e-4
-# With one micro-step per virtual rank there is only one order. A run may go on with another --zero and other ranks.
+check "3 ranks: --zero 2 has nearly the same loss" nearly "$scratch/3zz" "$scratch/3" 1e-4
+# With one micro-step per virtual rank there is only one order of sums, so a run may continue with another --zero and another
+# number of ranks.
 stages=("${train[@]}" "${virtual[@]}" --precision bf16 --global-batch 512 --output "$scratch/stages")
 check "1 rank, one micro-step per virtual rank" ranks 1 "${stages[@]}" --output "$scratch/one_stage"
 check "--zero 2 on 2 ranks, one step" ranks 2 "${stages[@]}" --zero 2 --stop-after 1
 check "--zero 0 on 4 ranks, one step more" ranks 4 "${stages[@]}" --zero 0 --stop-after 1 --resume
 check "--zero 2 on 4 ranks, one step more" ranks 4 "${stages[@]}" --zero 2 --stop-after 1 --resume
 check "--zero 1 on 2 ranks, the last step" ranks 2 "${stages[@]}" --zero 1 --resume
-check "each --zero goes on with the bits of the others" same_run "$scratch/one_stage" "$scratch/stages" 4
+check "each --zero continues with the same bits as the others" same_run "$scratch/one_stage" "$scratch/stages" 4
 check "1 rank on the batch of 3" ranks 1 "${three[@]}" --output "$scratch/1_of_3"
-check "3 ranks: the loss of 1" nearly "$scratch/3" "$scratch/1_of_3" 1e-4
+check "3 ranks: nearly the loss of 1" nearly "$scratch/3" "$scratch/1_of_3" 1e-4
 
 # ---- bytes that ranks send
 # sends RUN BYTES: each step sends this number within 2 %.
@@ -93,17 +94,17 @@ check "larger micro-batches" ranks 2 "${train[@]}" --precision fp32 --micro-batc
 check "ranks send once per step, not once per micro-step" sends "$scratch/2_micro_4" $((parameters * 4))
 check "--grad-dtype bf16" ranks 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --output "$scratch/2_wire"
 check "--grad-dtype bf16 sends half" sends "$scratch/2_wire" $((parameters * 2))
-check "--grad-dtype bf16 has nearly the loss" nearly "$scratch/2_wire" "$scratch/2_fp32" 1e-3
+check "--grad-dtype bf16 has nearly the same loss" nearly "$scratch/2_wire" "$scratch/2_fp32" 1e-3
 check "--grad-dtype bf16 gives other bits" test "$(results "$scratch/2_wire")" != "$(results "$scratch/2_fp32")"
 
-# ---- validation: the same windows for any number of ranks, which do not divide them evenly
+# ---- validation: the same windows for any number of ranks, also if it does not divide the number of windows
 for batches in 5 0; do
     for n in 1 2 3; do
         check "--val-batches $batches on $n ranks" ranks $n "${three[@]}" --micro-batch 2 --steps 1 --warmup 0 --checkpoint-every 0 \
             --val-batches $batches --output "$scratch/val_${batches}_$n"
     done
     values=$(for n in 1 2 3; do first_val "$scratch/val_${batches}_$n"; done)
-    check "--val-batches $batches: 1, 2 and 3 ranks say the same: ${values//$'\n'/ }" \
+    check "--val-batches $batches: 1, 2 and 3 ranks have the same loss: ${values//$'\n'/ }" \
         test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 3
 done
 
@@ -128,7 +129,7 @@ job_ends() {
     wait "$job"
     status=$?
     if ! awk -v a="$start" -v b="$EPOCHREALTIME" -v most="$1" 'BEGIN { exit !(b - a < most) }'; then
-        echo "after $1 s still there"
+        echo "the job still runs after $1 s"
         return 1
     fi
     for pid in "${processes[@]}"; do  # the mpirun of Open MPI 5 can end a moment before the last rank
@@ -155,10 +156,10 @@ endless=("${train[@]}" "${virtual[@]}" --precision fp32 --steps 100000 --checkpo
 for signal in USR1 TERM; do
     out=$scratch/asked_$signal
     start_ranks 2 "${endless[@]}" --output "$out"
-    check "SIG$signal: they train" wait_for "$out/log.jsonl" '"step":3,'
+    check "SIG$signal: the ranks train" wait_for "$out/log.jsonl" '"step":3,'
     kill -$signal "$job"
     check "SIG$signal to mpirun: all end, and leave nothing" job_ends 15
-    if [ $signal = USR1 ]; then  # mpirun hands it on; at SIGTERM it gives the ranks two seconds
+    if [ $signal = USR1 ]; then  # mpirun passes SIGUSR1 on to the ranks; at SIGTERM it kills them after two seconds
         check "SIGUSR1: exit code 75" test "$status" = 75
         check "SIGUSR1: a checkpoint" test -e "$out/latest"
     else
@@ -166,11 +167,11 @@ for signal in USR1 TERM; do
     fi
 done
 
-# A signal in a step of seconds: all ranks give the step up at the same micro-step, and the resumed run repeats it.
+# A signal during a step that takes seconds: all ranks abandon the step at the same micro-step, and the resumed run repeats it.
 slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
 check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
 start_ranks 2 "${slow[@]}" --output "$scratch/given_up"
-check "a long step: they train" wait_for "$scratch/given_up/log.jsonl" '"step":0,'
+check "a long step: the ranks train" wait_for "$scratch/given_up/log.jsonl" '"step":0,'
 kill -USR1 "$job"
 check "a long step: all end, and leave nothing" job_ends 15
 check "a long step: exit code 75" test "$status" = 75
@@ -178,12 +179,12 @@ check "a signal in a long step: the step is not saved" test "$(cat "$scratch/giv
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
 check "a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
 
-# One rank's copy of a shard is missing for a moment: this rank says so and waits, and the others wait for it.
+# One rank's copy of a shard is missing for a short time: this rank prints a note and waits, and the others wait for it.
 mkdir "$scratch/rank_0" "$scratch/rank_1" && cp -r "$scratch/data" "$scratch/rank_0" && cp -r "$scratch/data" "$scratch/rank_1"
 near=("${slow[@]}" --train-data 'data/train_*.bin' --quiet=0 --output "$scratch/hiccup")
 mpirun --timeout 60 -np 2 "$each_rank" env -C "$scratch/rank_0" "${near[@]}" + env -C "$scratch/rank_1" "${near[@]}" >"$scratch/hiccup.log" 2>&1 &
 job=$!
-check "a shard missing on rank 1: they train" wait_for "$scratch/hiccup/log.jsonl" '"step":0,'
+check "a shard missing on rank 1: the ranks train" wait_for "$scratch/hiccup/log.jsonl" '"step":0,'
 mv "$scratch/rank_1/data/train_000001.bin" "$scratch/away"
 check "a shard missing on rank 1: a note names the rank" wait_for "$scratch/hiccup.log" \
     "note: rank 1 on $(hostname): data/train_000001.bin: cannot open: No such file or directory; trying again for 10 s"
@@ -200,13 +201,13 @@ without_zeros "$scratch/second.log"
 check "a second run in the output of a live one: only one rank prints the error" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
 check "a second run in the output of a live one: the error names the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
 kill -USR1 "$job"
-check "the live run goes on until it is asked to stop" job_ends 15
+check "the live run continues until it is asked to stop" job_ends 15
 
 # A rank that is stopped is named as slow, also if it was waiting for another rank at that time, which was stopped before.
 for rank in 0 1; do
     out=$scratch/stopped_$rank
     start_ranks 2 "${endless[@]}" --output "$out"
-    check "rank $rank to be stopped: they train" wait_for "$out/log.jsonl" '"step":3,'
+    check "rank $rank to be stopped: the ranks train" wait_for "$out/log.jsonl" '"step":3,'
     kill -STOP "${processes[$((1 - rank))]}"
     sleep 0.5
     kill -STOP "${processes[$rank]}"
@@ -215,17 +216,17 @@ for rank in 0 1; do
     kill -CONT "${processes[$rank]}"
     check "rank $rank stopped: a warning" wait_for "$out/log.jsonl" '"kind":"warning"'
     kill -USR1 "$job"
-    check "rank $rank stopped: training goes on until it is asked to stop" job_ends 15
+    check "rank $rank stopped: training continues until it is asked to stop" job_ends 15
     warning=$(grep -m1 '"kind":"warning"' "$out/log.jsonl")
     check "rank $rank is named: $warning" grep -q "rank $rank is slow: the others waited [3-9]\." <<<"$warning"
 done
 
 start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
-check "mpirun to be killed: they train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
+check "mpirun to be killed: the ranks train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"
 wait "$job" 2>/dev/null
 for _ in $(seq 150); do if ! runs "${processes[0]}" && ! runs "${processes[1]}"; then break; fi; sleep 0.1; done
-for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not go on" test "$(runs "$pid"; echo $?)" = 1; done
+for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not continue" test "$(runs "$pid"; echo $?)" = 1; done
 rm -f "${segments[@]}"  # no process is left to remove them
 
 # One rank reads a token outside of the vocabulary, in the middle of an epoch: it prints the error, and all end with its code.
@@ -264,7 +265,7 @@ refused_ranks() {
     elif ! grep -q '^error: ' "$scratch/err" || grep '^error: ' "$scratch/err" | grep -qvF -- "$text"; then
         fail "$name: said $(cat "$scratch/err")"
     elif grep '^error: ' "$scratch/err" | grep -qvE "^error: rank [0-9]+ on $(hostname): "; then
-        fail "$name: does not say who: $(cat "$scratch/err")"
+        fail "$name: a message does not name its rank: $(cat "$scratch/err")"
     elif [ -e "$scratch/never/log.jsonl" ]; then
         fail "$name: wrote a log"
     else
@@ -317,7 +318,7 @@ if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
         timeout 60 /usr/bin/python3 -m torch.distributed.run -r 9:1 -t 9:1 --standalone --nnodes=1 --no_python "$@"
     }
     check "torchrun: 1 rank trains" torchrun --nproc_per_node=1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
-    check "torchrun: 1 rank gives the bits of mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
+    check "torchrun: 1 rank gives the same bits as mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
     torchrun --nproc_per_node=2 "${never[@]}" >"$scratch/torchrun.log" 2>&1
     check "torchrun: 2 ranks are refused with exit code 2" grep -q 'exitcode *: 2 ' "$scratch/torchrun.log"
     check "torchrun: 2 ranks are refused with the reason" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
@@ -334,11 +335,11 @@ if [ -x "$emulated" ]; then
     check "emulator: 1 rank" ranks 1 "${on_gpu[@]}" --output "$scratch/gpu_1"
     for zero in 0 1; do
         check "emulator: 2 ranks, --zero $zero" ranks 2 "${on_gpu[@]}" --zero $zero --output "$scratch/gpu_2_$zero"
-        check "emulator: 2 ranks give the bits of 1, --zero $zero" same_run "$scratch/gpu_1" "$scratch/gpu_2_$zero" 2
+        check "emulator: 2 ranks give the same bits as 1, --zero $zero" same_run "$scratch/gpu_1" "$scratch/gpu_2_$zero" 2
     done
     check "emulator: 1 rank, --zero 2" ranks 1 "${on_gpu[@]}" --zero 2 --output "$scratch/gpu_1_2"
     check "emulator: 2 ranks, --zero 2" ranks 2 "${on_gpu[@]}" --zero 2 --output "$scratch/gpu_2_2"
-    check "emulator: 2 ranks give the bits of 1, --zero 2" same_run "$scratch/gpu_1_2" "$scratch/gpu_2_2" 2
+    check "emulator: 2 ranks give the same bits as 1, --zero 2" same_run "$scratch/gpu_1_2" "$scratch/gpu_2_2" 2
 else
     skip "the CUDA backend" "build/release/emulator/train_gpt2cu is not built"
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_ranks_option.sh: --ranks N, which starts CPU ranks by mpirun: the same bits as mpirun -np N, a signal, a rank or the process
-# that starts them is killed, a restart, and refused starts.
+# test_ranks_option.sh: tests --ranks N, which starts CPU ranks by mpirun: the same bits as mpirun -np N, signals, a killed rank, a
+# killed parent process, a restart, and refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -16,7 +16,7 @@ start() {
 }
 # they_train NAME: waits until the job trains into $out. Sets processes: mpirun and the ranks.
 they_train() {
-    check "$1: they train" wait_for "$out/log.jsonl" '"step":3,'
+    check "$1: the ranks train" wait_for "$out/log.jsonl" '"step":3,'
     processes=("$(children "$job")")
     mapfile -t -O 1 processes < <(children "${processes[0]}")
 }
@@ -41,7 +41,7 @@ nobody_left() {
 check "--ranks 2" "${train[@]}" --ranks 2 --output "$scratch/option"
 several_ranks_here
 check "mpirun -np 2" ranks 2 "${train[@]}" --output "$scratch/mpirun"
-check "--ranks 2 gives the bits of mpirun -np 2" same_run "$scratch/mpirun" "$scratch/option" 4
+check "--ranks 2 gives the same bits as mpirun -np 2" same_run "$scratch/mpirun" "$scratch/option" 4
 check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log.jsonl"
 check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
 check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)

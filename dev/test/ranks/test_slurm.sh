@@ -30,19 +30,20 @@ launched() {
     found=$("$@" 2>"$scratch/err" | sed "s/ at $h0:[0-9]*/ at PLACE/; s/$h0/HOST0/; s/$h1/HOST1/" | sort)
     if [ "$found" = "$expected" ]; then pass "$name"; else fail "$name: $found $(tail -n 3 "$scratch/err")"; fi
 }
-# as LAUNCHER HOW OF: the output of 4 ranks, 2 on each host.
-as() {
+# four_ranks LAUNCHER HOW OF: the lines that 4 ranks print, 2 on each host. OF is " of 2" if the launcher gives the number of
+# local ranks, else empty.
+four_ranks() {
     local rank
     for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): joins the others $2"; done
 }
 who=("$program" --print-launch)
 two_by_two=(--nodes=2 --ntasks-per-node=2)
-launched "srun --mpi=none" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
-launched "srun --mpi=pmi2" "$(as srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
-launched "srun --mpi=pmix" "$(as srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
+launched "srun --mpi=none" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
+launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
+launched "srun --mpi=pmix" "$(four_ranks srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
 launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=none "${who[@]}"
 launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"
-launched "salloc and mpirun" "$(as mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
+launched "salloc and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
 launched "salloc of one task, and mpirun of two ranks" \
     "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
     slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
@@ -58,7 +59,7 @@ batch() {
 check "sbatch of the program" batch alone "${two_by_two[@]}" -- "${who[*]}"
 launched "sbatch without srun" "single process on HOST0 (SLURM_NTASKS=4, but srun did not start this process)" cat "$scratch/alone.out"
 check "sbatch of mpirun" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
-launched "sbatch and mpirun" "$(as mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
+launched "sbatch and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
 
 # refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each prints the text.
 refused_tasks() {
@@ -83,9 +84,9 @@ train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/
        --checkpoint-every 4)
 check "1 process" "${train[@]}" --output "$scratch/one"
 check "srun --mpi=pmix trains" slurm srun "${two_by_two[@]}" --mpi=pmix "${train[@]}" --output "$scratch/pmix"
-check "srun --mpi=pmix gives the bits of 1 process" same_run "$scratch/one" "$scratch/pmix" 4
+check "srun --mpi=pmix gives the same bits as 1 process" same_run "$scratch/one" "$scratch/pmix" 4
 check "salloc and mpirun trains" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${train[@]}" --output "$scratch/salloc"
-check "salloc and mpirun give the bits of 1 process" same_run "$scratch/one" "$scratch/salloc" 4
+check "salloc and mpirun give the same bits as 1 process" same_run "$scratch/one" "$scratch/salloc" 4
 for mpi in none pmi2; do
     refused_tasks "srun --mpi=$mpi with CPU ranks" "4 CPU ranks need MPI: start with mpirun -np 4 (found: srun)" \
         srun "${two_by_two[@]}" --mpi=$mpi "${train[@]}" --output "$scratch/never"
@@ -93,28 +94,28 @@ for mpi in none pmi2; do
 done
 
 # ---- the TCP rendezvous of ranks without MPI, which NCCL uses
-meeting=build/release/meeting
-make --no-print-directory -o Makefile $meeting >/dev/null || fail "$meeting is not built"
-# met TASKS CARDS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
-met() {
-    local tasks=$1 cards=$2
+rank_program=build/release/rendezvous_rank
+make --no-print-directory -o Makefile $rank_program >/dev/null || fail "$rank_program is not built"
+# joined TASKS RANK_INFOS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
+joined() {
+    local tasks=$1 rank_infos=$2
     shift 2
     slurm "$@" >"$scratch/out" 2>"$scratch/err"
-    sed 's/.*, met //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/cards"
+    sed 's/.*, joined //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/rank_infos"
     if [ "$(sort -u "$scratch/out" | wc -l) $(wc -l <"$scratch/out")" != "$tasks $tasks" ] ||
-        [ "$(cat "$scratch/cards")" != "$cards" ] ||
+        [ "$(cat "$scratch/rank_infos")" != "$rank_infos" ] ||
         [ "$(sed 's/.*, nccl_id //' "$scratch/out" | sort | uniq -c | awk '{ print $1 }')" != "$tasks" ]; then
         cat "$scratch/out" "$scratch/err"
         return 1
     fi
 }
-check "4 tasks on 2 hosts join one run" met 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $meeting
-check "2 tasks on the second host meet" met 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $meeting
-check "3 tasks on one host and 1 on the other meet" met 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $meeting
+check "4 tasks on 2 hosts join one run" joined 4 "0@$h0 1@$h0 2@$h1 3@$h1" srun "${two_by_two[@]}" --mpi=none $rank_program
+check "2 tasks on the second host join" joined 2 "0@$h1 1@$h1" srun --nodelist="$h1" --ntasks=2 --mpi=none $rank_program
+check "3 tasks on one host and 1 on the other join" joined 4 "0@$h0 1@$h0 2@$h0 3@$h1" srun --nodes=2 --ntasks=4 --distribution=block:block,pack --mpi=none $rank_program
 cat >"$scratch/late" <<EOF
 #!/usr/bin/env bash
 sleep 0.\$((5 * SLURM_PROCID))
-exec $PWD/$meeting
+exec $PWD/$rank_program
 EOF
 chmod +x "$scratch/late"
 # shellcheck disable=SC2016  # for the job's shell

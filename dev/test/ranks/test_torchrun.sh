@@ -8,8 +8,8 @@ python=/usr/bin/python3  # which has Debian's PyTorch
 if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
     skip "torchrun" "there is none (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)" && exit 0
 fi
-meeting=$PWD/build/release/meeting
-make --no-print-directory -o Makefile "${meeting#"$PWD"/}" >/dev/null || fail "$meeting is not built"
+rank_program=$PWD/build/release/rendezvous_rank
+make --no-print-directory -o Makefile "${rank_program#"$PWD"/}" >/dev/null || fail "$rank_program is not built"
 who=("$program" --print-launch)
 host=$(hostname)
 port=$((23000 + $$ % 4000 * 2))  # of this test; the ranks use the ports above it
@@ -24,15 +24,15 @@ modes() {
     echo "--nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 20))"
 }
 
-# met RANKS ATTEMPT FILE...: one line of each rank, of this attempt, all with the same rank_infos and the same nccl_id.
-met() {
-    local ranks=$1 rank cards="" wanted=""
-    for ((rank = 0; rank < ranks; rank++)); do cards+=" $rank@$host"; done
-    for ((rank = 0; rank < ranks; rank++)); do wanted+="torchrun rank $rank of $ranks, attempt $2, met$cards, nccl_id "$'\n'; done
-    cat "${@:3}" | grep '^torchrun rank' >"$scratch/met"
-    if [ "$(sed 's/nccl_id .*/nccl_id /' "$scratch/met" | sort)"$'\n' != "$wanted" ] ||
-        [ "$(sed 's/.*, nccl_id //' "$scratch/met" | sort -u | wc -l)" != 1 ]; then
-        cat "$scratch/met"
+# joined RANKS ATTEMPT FILE...: one line of each rank, of this attempt, all with the same rank_infos and the same nccl_id.
+joined() {
+    local ranks=$1 rank rank_infos="" wanted=""
+    for ((rank = 0; rank < ranks; rank++)); do rank_infos+=" $rank@$host"; done
+    for ((rank = 0; rank < ranks; rank++)); do wanted+="torchrun rank $rank of $ranks, attempt $2, joined$rank_infos, nccl_id "$'\n'; done
+    cat "${@:3}" | grep '^torchrun rank' >"$scratch/joined"
+    if [ "$(sed 's/nccl_id .*/nccl_id /' "$scratch/joined" | sort)"$'\n' != "$wanted" ] ||
+        [ "$(sed 's/.*, nccl_id //' "$scratch/joined" | sort -u | wc -l)" != 1 ]; then
+        cat "$scratch/joined"
         tail -n 20 "$scratch/err"
         return 1
     fi
@@ -41,11 +41,11 @@ met() {
 # ---- one agent
 while read -r mode; do
     # shellcheck disable=SC2086  # words
-    torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $meeting" >"$scratch/out"
+    torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $rank_program" >"$scratch/out"
     expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: joins the others at PLACE; a GPU's rank can, CPU ranks need mpirun"; done)
     found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]*;/ at PLACE;/p' "$scratch/out" | sort)
     check "$mode: every process finds its rank" test "$found" = "$expected"
-    check "$mode: 3 ranks meet" met 3 0 "$scratch/out"
+    check "$mode: 3 ranks join" joined 3 0 "$scratch/out"
 done < <(modes)
 torchrun --standalone --nnodes=1 --nproc_per_node=1 "${who[@]}" >"$scratch/out"
 check "1 rank needs no rendezvous" grep -qx "torchrun, rank 0 of 1, local rank 0 of 1 on $host" "$scratch/out"
@@ -55,31 +55,31 @@ two_agents() {
     local agent pids=()
     for agent in 0 1; do
         # shellcheck disable=SC2086  # words
-        torchrun --nnodes=2 ${1//AGENT/$agent} --nproc_per_node=2 "$meeting" >"$scratch/agent$agent" &
+        torchrun --nnodes=2 ${1//AGENT/$agent} --nproc_per_node=2 "$rank_program" >"$scratch/agent$agent" &
         pids+=($!)
     done
     wait "${pids[0]}" && wait "${pids[1]}"
 }
 check "2 agents, c10d" two_agents "--rdzv_backend=c10d --rdzv_endpoint=localhost:$((port + 40)) --rdzv_id=two"
-check "2 agents, c10d: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
+check "2 agents, c10d: 4 ranks join" joined 4 0 "$scratch/agent0" "$scratch/agent1"
 check "2 agents, static" two_agents "--node_rank=AGENT --master_addr=127.0.0.1 --master_port=$((port + 60))"
-check "2 agents, static: 4 ranks meet" met 4 0 "$scratch/agent0" "$scratch/agent1"
+check "2 agents, static: 4 ranks join" joined 4 0 "$scratch/agent0" "$scratch/agent1"
 
 # ---- two runs at once whose ports overlap. The port of the second agent differs from that of the first run's rank 0, which may
 # start before it.
 for run in 0 1; do
     torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + 3 * run)) --nproc_per_node=2 \
-        sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $meeting" >"$scratch/run$run" &
+        sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $rank_program" >"$scratch/run$run" &
     runs[run]=$!
 done
 wait "${runs[@]}"
-for run in 0 1; do check "two runs on overlapping ports: the ranks of run $run meet" met 2 0 "$scratch/run$run"; done
+for run in 0 1; do check "two runs on overlapping ports: the ranks of run $run join" joined 2 0 "$scratch/run$run"; done
 check "two runs on overlapping ports: each has its own nccl_id" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
 
 # ---- a restart, and a refused start
 torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
-    sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $meeting" >"$scratch/out"
-check "the restarted ranks meet as attempt 1" met 2 1 "$scratch/out"
+    sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $rank_program" >"$scratch/out"
+check "the restarted ranks join as attempt 1" joined 2 1 "$scratch/out"
 check "--print-launch names the restart" test "$(grep -c ', restart 1: joins the others at ' "$scratch/out")" = 2
 : >"$scratch/err"
 torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"

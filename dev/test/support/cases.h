@@ -1,5 +1,5 @@
-// cases.h: what the test cases shared by the CPU and the GPU backend (cases_<op>.h) are made of: operations called on
-// tensors of the host, and their outputs compared with those of the definition, cpu::plain.
+// cases.h: tools for the test cases that the CPU and the GPU backend share (cases_<op>.h). A case calls an operation on
+// host tensors and compares its outputs with the outputs of the definition, cpu::plain.
 //
 // The operation under test is ops::<op>, of the backend that the program is built for. A case takes its backend as an
 // argument: CpuBackend (cpu_backend.h) repeats a check on every CPU variant, GpuBackend (gpu/gpu_backend.h) copies the
@@ -10,8 +10,8 @@
 #include "cpu/variants.h"
 #include "support/test.h"
 
-// One output widened to float, and its largest allowed difference from the definition's:
-// absolute + relative * |definition|.
+// One output of an operation, widened to float. It may differ from the definition's output, d, by
+// absolute + relative * |d|.
 struct Output {
     std::string name;
     Tensor<float> values;
@@ -47,15 +47,16 @@ Tensor<T> copy_of(const Tensor<T>& tensor) {
     return copy;
 }
 
-// The step from a rounded result to its neighbour: backend and definition round once, perhaps to different sides. For
-// float there are more roundings on the way, of which 8 cover the operations whose cases use this.
+// The allowed relative difference of two rounded results. In bf16 it is one rounding step: backend and definition round
+// once, possibly in different directions. In float each operation rounds several times, and 8 epsilons are enough for
+// the operations whose cases use this.
 template <class floatX>
 constexpr float rounding_step() {
     return sizeof(floatX) == sizeof(float) ? 8 * epsilon<float>() : epsilon<floatX>();
 }
 
-// An argument as an operation on the host takes it: a tensor, or a pointer to one that may be null, becomes a pointer
-// to its elements.
+// Converts an argument for an operation on the host: a tensor, or a pointer to a tensor that may be null, becomes a
+// pointer to the elements.
 template <class T>
 T* host_argument(Tensor<T>& tensor) {
     return tensor.data();

@@ -1,5 +1,6 @@
-// cases_adamw.h: the cases of AdamW that test_adamw.cpp and test_gpu_ops.cu share: steps against the definition and
-// against the paper's formula in double; which elements decay; weights without masters: their bits and their mean.
+// cases_adamw.h: the cases of AdamW that test_adamw.cpp and test_gpu_ops.cu share. Steps are compared with the
+// definition and with the paper's formula in double. Other cases test the elements that decay, and the stochastic
+// rounding of weights without master weights.
 #pragma once
 #include <algorithm>
 
@@ -12,7 +13,7 @@ constexpr float LR = 1e-2f;
 template <class floatX>
 using Op = decltype(&cpu::adamw<floatX>);
 
-// A buffer of one bucket.
+// The pattern of a buffer with one bucket, whose first `decayed` elements decay.
 inline DecayPattern first_ones(int64_t count, int64_t decayed) { return {count, decayed, FLAT_ALIGN, 0}; }
 
 enum class Master { apart, weight_itself };
@@ -29,7 +30,7 @@ struct State {
           v(filled<float>(count, 0.0f)),
           has_master(where == Master::apart && sizeof(floatX) != sizeof(float)) {}
     Tensor<float>* masters() { return has_master ? &master : nullptr; }
-    Tensor<float> weights() const {  // at full precision
+    Tensor<float> weights() const {  // the master weights, or the weights if there are none
         Tensor<float> w(weight.size());
         for (int64_t i = 0; i < w.size(); i++) w[i] = has_master ? master[i] : float(weight[i]);
         return w;
@@ -49,10 +50,11 @@ inline std::vector<Tensor<float>> gradients(int64_t count, int steps) {
     return all;
 }
 
-// An update is at most about LR * (1 + decay), with some 8 roundings; the weight, of about 1, is rounded in each step.
+// An update is at most about LR * (1 + decay), and about 8 roundings are made on the way to it. The weight, of about 1,
+// is rounded once per step.
 inline float update_error(int steps) { return float(steps) * (8 * LR + 1) * epsilon<float>(); }
 
-// m sums terms of up to about 0.2, which may cancel.
+// m is a sum of terms of up to about 0.2. They may cancel, so its error is bounded absolutely.
 template <class floatX, class Backend>
 void compare(const Backend& backend, int steps, int64_t count, DecayPattern decay, int64_t begin = 0) {
     CAPTURE(count);
@@ -79,7 +81,7 @@ void compare(const Backend& backend, int steps, int64_t count, DecayPattern deca
     backend.compare(outputs(OnHost{}, cpu::plain::adamw<floatX>), [&] { return outputs(backend, ops::adamw<floatX>); });
 }
 
-// Any count, decaying any part of one bucket.
+// Several counts in one bucket, of which no, some or all elements decay.
 template <class floatX, class Backend>
 void awkward_counts(const Backend& backend, int steps) {
     for (int64_t count : {64, 128, 192, 1088})
@@ -91,17 +93,17 @@ void awkward_counts(const Backend& backend, int steps) {
 template <class floatX, class Backend>
 void several_buckets(const Backend& backend, int steps) {
     const DecayPattern decay = {256, 192, 320, 128};
-    compare<floatX>(backend, steps, 2240, decay);           // ends within a bucket
-    compare<floatX>(backend, steps, 1088, decay, 64);       // begins within the first
-    compare<floatX>(backend, steps, 320, decay, 576);       // is one of the others
-    compare<floatX>(backend, steps, 2112, decay, 704);      // begins within one of the others
-    compare<floatX>(backend, steps, 704, {64, 0, 64, 64});  // all of each but the first
-    const int64_t far = int64_t(1) << 40;                   // beyond what 32 bits count
+    compare<floatX>(backend, steps, 2240, decay);           // the range ends within a bucket
+    compare<floatX>(backend, steps, 1088, decay, 64);       // it begins within the first bucket
+    compare<floatX>(backend, steps, 320, decay, 576);       // it is one of the later buckets
+    compare<floatX>(backend, steps, 2112, decay, 704);      // it begins within one of the later buckets
+    compare<floatX>(backend, steps, 704, {64, 0, 64, 64});  // every bucket but the first decays
+    const int64_t far = int64_t(1) << 40;                   // an index that does not fit into 32 bits
     compare<floatX>(backend, steps, 1088, {far, far - 64, 320, 128}, far - 128);
     compare<floatX>(backend, steps, 1088, decay, far);
 }
 
-// Loshchilov and Hutter's algorithm 2, every number a double. The moments are zero before the step `first`.
+// Compares with Loshchilov and Hutter's algorithm 2, computed in double. The moments are zero before step `first`.
 template <class floatX, class Backend>
 void formula_in_double(const Backend& backend, int first = 1) {
     CAPTURE(first);
@@ -137,7 +139,7 @@ void formula_in_double(const Backend& backend, int first = 1) {
     });
 }
 
-// Without a gradient only decay moves a weight, by the factor 1 - LR * decay; the first moment starts at zero.
+// Gradients of zero: only decay changes a weight, by the factor 1 - LR * decay.
 template <class floatX, class Backend>
 void decay_alone(const Backend& backend) {
     const int64_t begin = 128, count = 1024;
@@ -160,10 +162,10 @@ void decay_alone(const Backend& backend) {
     });
 }
 
-// ---- without masters
+// ---- weights without master weights, which are rounded stochastically
 
-// One step of decay alone by powers of two, which every backend computes exactly: weight - 2^-10 * weight, of which
-// bf16 holds 8 digits. The elements are updated by calls for `cut` of them each.
+// One step with gradients of zero and a decay of 2^-10. Every backend computes weight - 2^-10 * weight exactly, and
+// then rounds it to the 8 significant bits of bf16. Each call updates `cut` elements.
 template <class Backend>
 Tensor<bf16> decayed_once(const Backend& backend, Op<bf16> op, const Tensor<bf16>& start, int64_t begin, int step,
                           uint64_t seed = 42, int64_t cut = 1 << 30) {
@@ -188,10 +190,11 @@ inline int64_t differences(const Tensor<bf16>& a, const Tensor<bf16>& b) {
     return n;
 }
 
-// The bits depend on seed, step and element, and not on how the range is cut.
+// The bits depend on seed, step and element, and not on the number of elements per call.
 template <class Backend>
 void stochastic_rounding(const Backend& backend, int64_t count, std::initializer_list<int64_t> cuts) {
-    // Indices of Philox below, across and beyond 2^32, which is where its counter has two words.
+    // Counters of Philox below, across and above 2^32, where the counter needs a second word. One call of Philox serves
+    // 8 elements.
     for (const int64_t begin : {int64_t(0), int64_t(64), int64_t(192), (int64_t(1) << 35) - 320, int64_t(1) << 35}) {
         CAPTURE(begin);
         const auto start = random_tensor<bf16>(count, 1);
@@ -222,7 +225,8 @@ void stochastic_rounding(const Backend& backend, int64_t count, std::initializer
     }
 }
 
-// 1 - 2^-10 is a quarter of the way from 1 to the next bf16, 1 - 2^-8: two draws differ with 2 * 1/4 * 3/4.
+// 1 - 2^-10 is a quarter of the way from 1 to its bf16 neighbour 1 - 2^-8. So a draw gives the neighbour with
+// probability 1/4, and two independent draws differ with probability 2 * 1/4 * 3/4.
 template <class Backend>
 void independent_draws(const Backend& backend, int64_t count) {
     const auto start = filled<bf16>(count, 1.0f);
@@ -246,8 +250,8 @@ void independent_draws(const Backend& backend, int64_t count) {
     });
 }
 
-// Both sides start from the same values, so before rounding their weights differ by about 2^-22 of the weight.
-// Neighbours in bf16 are 2^-8 apart. Stochastic rounding may therefore go the other way for one element in 2^14.
+// Backend and definition start from the same values, so before rounding their weights differ by about 2^-22 of the
+// weight. Neighbours in bf16 are 2^-8 apart. So stochastic rounding may go the other way for one element in 2^14.
 template <class Backend>
 void one_step_without_masters(const Backend& backend, int64_t count, DecayPattern decay, int64_t begin,
                               int64_t most_different) {
@@ -274,9 +278,9 @@ void one_step_without_masters(const Backend& backend, int64_t count, DecayPatter
     });
 }
 
-// A constant gradient moves a weight by lr in each step. From 1 that is lost in rounding to nearest, to which the next
-// bf16 is 2^-8 away; at random, 40 steps of 2^-11 make 5 * 2^-8 on average. A step's draw has at most the variance
-// (2^-8 / 2)^2, and the weights are independent.
+// A constant gradient moves a weight by lr = 2^-11 in each step. The bf16 neighbour of 1 is 2^-8 away, so rounding to
+// nearest would lose the step. With stochastic rounding, 40 steps move a weight by 5 * 2^-8 on average. The variance of
+// a draw is at most (2^-8 / 2)^2, and the draws of different weights are independent.
 template <class Backend>
 void mean_of_small_steps(const Backend& backend, int64_t count) {
     const int many = 40;
@@ -300,7 +304,7 @@ void mean_of_small_steps(const Backend& backend, int64_t count) {
     });
 }
 
-// Padding is zero in every buffer.
+// Zeros must stay zero, because padding is zero in every buffer.
 template <class Backend>
 void zeros_and_nan_without_masters(const Backend& backend) {
     auto start = filled<bf16>(64, 0.0f);

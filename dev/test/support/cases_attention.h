@@ -1,5 +1,5 @@
-// cases_attention.h: the cases of causal attention that test_attention.cpp and test_gpu_attention.cu share: outputs
-// against the definition, inputs whose result is known, huge scores, NaN, and decoding.
+// cases_attention.h: the cases of causal attention that test_attention.cpp and test_gpu_attention.cu share: comparison
+// with the definition, inputs whose result is known, huge scores, NaN, and decoding.
 #pragma once
 #include "support/cases.h"
 
@@ -53,21 +53,25 @@ Tensor<floatX> decode(const Backend& backend, const Ops<floatX>& ops, Shape s, c
     return decoded;
 }
 
-// What a backend's arithmetic adds to the bounds below.
+// Additional errors of a backend's arithmetic, for the bounds below.
 struct Bounds {
-    float operands = 0.0f;      // error of bf16 weights as operands of matrix units, for values of about 1
+    float operands = 0.0f;      // rounding of attention weights to bf16 operands of matrix units, for values of about 1
     float lse_relative = 0.0f;  // error of the logarithm
 };
 
-// In float arithmetic, two orders of summing HS products of standard normal numbers, over sqrt(HS), differ by about
-// sqrt(HS) roundings, the sums over T keys by sqrt(T). An error in a score is a relative one in its weight, and weights
-// and gradients multiply numbers of up to about 5. Everything is rounded to floatX once. Backward gets the definition's
-// out and lse, so that an error of forward does not hide one of backward.
+// Compares with the definition. Backward gets the definition's out and lse, so that an error of forward does not hide
+// an error of backward.
 //
-// On matrix units the weights and their gradients are bf16 operands: each is off by half a step at most, which is 1/512
-// of it, and by a third of that squared on average. out is a mean of values with weights p, and sum of p^2 <= 1; rows
-// of dscore / sqrt(HS) and columns of p have a root of the sum of squares below about 2 (the first keys, which the most
-// queries see). So 6 standard deviations are 6 * 2 * (1/512) / sqrt(3) = 1.7 steps for gradients, half of that for out.
+// The bound for float arithmetic: A score is a sum of HS products of standard normal numbers, divided by sqrt(HS). Two
+// orders of summing it differ by about sqrt(HS) roundings, and two orders of summing over T keys by about sqrt(T). The
+// absolute error of a score is the relative error of its attention weight. Weights and gradients are multiplied by
+// numbers of up to about 5. Each result is rounded to floatX once.
+//
+// The bound for matrix units: Attention weights p and their gradients are rounded to bf16, which changes a number by at
+// most 1/512 of it (half a step), with a standard deviation of 1/512/sqrt(3). out is a mean of values with weights p,
+// where the sum of p^2 is at most 1. The gradients are sums over rows of dscore / sqrt(HS) and over columns of p, whose
+// root of the sum of squares is below about 2; the first keys, which the most queries see, have the largest. So 6
+// standard deviations are 6 * 2 * (1/512) / sqrt(3) = 1.7 steps of bf16 for gradients, and half of that for out.
 template <class floatX, class Backend>
 void compare(const Backend& backend, Shape s, Bounds bounds = {}, float scale = 1.0f) {
     CAPTURE(s.B);
@@ -106,9 +110,9 @@ void same_bits_twice(const Backend& backend, Shape s) {
     });
 }
 
-// Query t is 1000 times the unit vector of one earlier place, and key t is the unit vector of place t: the weight of
-// that place is 1, that of every other one exp(-1000 / sqrt(HS)), which is 4e-39 at most, or the least that a variant
-// knows. lse_error: 0 where 1000 / sqrt(HS) is exact.
+// Key t is the unit vector t, and query t is 1000 times the unit vector of one earlier position. So the weight of that
+// position is 1. The weight of every other position is exp(-1000 / sqrt(HS)), which is at most 4e-39, or the smallest
+// number that the exp of a variant returns. lse_error: the allowed error of lse, 0 where 1000 / sqrt(HS) is exact.
 template <class floatX, class Backend>
 void one_hot_queries(const Backend& backend, int HS, float lse_error) {
     CAPTURE(HS);
@@ -132,8 +136,9 @@ void one_hot_queries(const Backend& backend, int HS, float lse_error) {
     });
 }
 
-// Each query takes the mean of the values that it sees, and lse is the log of their number. Matrix units round the
-// weights to bf16: up to half a step each, which partly cancel. relative, absolute: the bound of the mean.
+// All scores are equal, so the output of a query is the mean of the values that it sees, and lse is the logarithm of
+// their number. relative, absolute: the bounds of the mean. Matrix units need them, because they round the weights to
+// bf16, by up to half a step each; these errors partly cancel.
 template <class floatX, class Backend>
 void equal_keys(const Backend& backend, int T, int HS, float relative, float absolute) {
     CAPTURE(HS);
@@ -152,7 +157,7 @@ void equal_keys(const Backend& backend, int T, int HS, float relative, float abs
     });
 }
 
-// The bounds are those of `compare`, HS and T being small.
+// The bounds are as in `compare`, for small HS and T.
 template <class floatX, class Backend>
 void decoding_is_the_last_row(const Backend& backend, Shape s) {
     CAPTURE(s.T);
@@ -165,12 +170,14 @@ void decoding_is_the_last_row(const Backend& backend, Shape s) {
     });
 }
 
-// Scores of up to 1e32: the largest is subtracted before any exponential, without an error that could overflow. From
-// about 1e7 on, the rounding of lse alone is more than a weight can bear in backward. One key has all the weight, so
-// out is its value, dv a sum of rows of dout, and dq and dk are what rounding leaves of 0.
+// Scores of up to 1e32 do not overflow, because the largest score is subtracted before each exponential. In each row
+// one key has the whole weight. So out is this key's value, dv is a sum of rows of dout, and dq and dk would be 0
+// without rounding errors. Backward cannot compute the weights from lse alone: from scores of about 1e7 on, the
+// rounding error of lse is too large for an exponent.
 //
-// rounding: relative, of a weight and of a product. On the tensor cores of a GPU it is a step of bf16, since below 1e9
-// a weight may be 2^-0.5 to 2^0.5, and is rounded before it is divided by itself; in float arithmetic out is exact.
+// rounding: the relative error of a weight and of a product. On tensor cores it is a step of bf16: with scores below
+// 1e9 an unnormalized weight may be 2^-0.5 to 2^0.5, and is rounded before it is divided by itself. In float arithmetic
+// out is exact.
 template <class floatX, class Backend>
 void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_cores) {
     CAPTURE(HS);
@@ -191,10 +198,10 @@ void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_
             key++;
         for (int i = 0; i < HS; i++) dv[key * HS + i] += float(dout[t * HS + i]);
     }
-    // A score may cancel: the error is that of its terms, of 10 magnitude^2 each.
+    // The terms of a score may cancel, so its error is bounded by the size of its terms, 10 magnitude^2 each.
     const float lse_error = 10.0f * magnitude * magnitude * float(HS) * epsilon<float>();
     const float rounding = on_tensor_cores ? epsilon<floatX>() : float(HS) * epsilon<float>();
-    // dout.v is 5 sqrt(HS) at most, and a query or key 5 magnitude; a key has up to T queries.
+    // dout * v is at most 5 sqrt(HS), and a query or key at most 5 magnitude. Up to T queries see a key.
     const float left = rounding * 5.0f * std::sqrt(float(HS)) * 5.0f * magnitude / std::sqrt(float(HS));
 
     backend.on_each_variant([&] {
@@ -214,7 +221,7 @@ void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_
     });
 }
 
-// Every later query sees the key, and none before it.
+// All queries from the key's position on see the key, and no earlier one does.
 template <class floatX, class Backend>
 void nan_in_a_key(const Backend& backend, int T, int key, int HS) {
     CAPTURE(HS);

@@ -21,7 +21,7 @@ const Ops<floatX> definition{cpu::plain::cross_entropy_forward<floatX>, cpu::pla
 template <class floatX>
 const Ops<floatX> tested{ops::cross_entropy_forward<floatX>, ops::cross_entropy<floatX>};
 
-// Every fifth target is ignored; the first is in the first column, the second in the last.
+// Random targets. The first is token 0, the second is token V - 1, and every fifth is ignored.
 inline Tensor<int> some_targets(Shape s) {
     auto targets = random_tokens(s.N, s.V, 2);
     targets[0] = 0;
@@ -30,7 +30,7 @@ inline Tensor<int> some_targets(Shape s) {
     return targets;
 }
 
-// Padded columns hold 1e9, which would drown every loss.
+// Random logits. The padded columns hold 1e9, so that an operation which reads them has a wrong loss.
 template <class floatX>
 Tensor<floatX> some_logits(Shape s, float spread) {
     auto logits = random_tensor<floatX>(int64_t(s.N) * s.Vp, 1, spread);
@@ -55,9 +55,9 @@ Losses<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Tensor<
     return r;
 }
 
-// Two sums of V positive terms in different orders differ by about sqrt(V) roundings of the sum. The loss, its
-// logarithm, has this error absolutely, and each probability has it relatively. exp_roundings: the relative error of
-// the backend's exp and log, in roundings.
+// Two sums of V positive terms in different orders differ by about sqrt(V) roundings of the sum. This is the absolute
+// error of the loss, which is the logarithm of the sum, and the relative error of each probability. exp_roundings: the
+// relative error of the backend's exp and log, in roundings.
 template <class floatX, class Backend>
 void compare(const Backend& backend, float exp_roundings, Shape s, float spread = 2.0f) {
     CAPTURE(s.N);
@@ -171,7 +171,7 @@ void one_finite_logit(const Backend& backend, int V) {
     });
 }
 
-// tolerance: relative, of the sum.
+// tolerance: the allowed relative error of the sum.
 template <class Backend>
 void sum_of_losses(const Backend& backend, double tolerance) {
     const auto total_of = [&](const Tensor<float>& losses) {

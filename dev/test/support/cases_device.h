@@ -1,5 +1,4 @@
-// cases_device.h: the cases of device.h that test_device.cpp and test_gpu_device.cu share: what the build's backend
-// promises of memory and copies.
+// cases_device.h: the cases of device.h that test_device.cpp and test_gpu_device.cu share, about memory and copies.
 #pragma once
 #include <cstring>
 
@@ -8,7 +7,7 @@
 
 namespace device_cases {
 
-// New memory is zero, aligned and counted, also after a block of the same size that held other bytes.
+// New memory is zero, aligned and counted, even if a freed block of the same size held other bytes.
 inline void allocation(const std::vector<int64_t>& sizes) {
     const int64_t before = device_bytes_allocated();
     for (const int64_t bytes : sizes)
@@ -52,7 +51,7 @@ inline void copies(const std::vector<int64_t>& sizes) {
     }
 }
 
-// Run it after tests that need scratch memory to grow, because the memory stays reserved.
+// Reserves scratch memory for the rest of the process, so it must run after tests whose scratch memory grows.
 inline void scratch() {
     device_scratch(1000);
     device_scratch(2000);

@@ -20,7 +20,7 @@ const Ops<floatX> definition{cpu::plain::embedding_forward<floatX>, cpu::plain::
 template <class floatX>
 const Ops<floatX> tested{ops::embedding_forward<floatX>, ops::embedding_backward<floatX>};
 
-// Low tokens come often, as words do.
+// Random tokens, of which the low ones are frequent, as some words are in a text.
 inline Tensor<int> skewed_tokens(int N, int V) {
     Tensor<int> tokens(N);
     const Philox random{1, 0};
@@ -37,7 +37,7 @@ inline int most_frequent(const Tensor<int>& tokens, int V) {
     return *std::max_element(count.begin(), count.end());
 }
 
-// Gradients start at values that must still be in them.
+// Gradients start at values other than zero, because backward adds to them.
 struct Gradients {
     Tensor<float> dwte, dwpe;
     explicit Gradients(Shape s)
@@ -52,12 +52,12 @@ Gradients backward(const Backend& backend, const Ops<floatX>& ops, const Tensor<
     return g;
 }
 
-// How a backend adds the rows of dout that meet in one row of a gradient.
+// Whether a backend adds the rows of dout that belong to one row of a gradient in the order of the definition.
 enum class Sums { in_order, in_any_order };
 
-// The sum of two embeddings is rounded once on both sides. Gradients that are summed in the definition's order have its
-// bits. In another order: a sum of n terms of about 1 is about sqrt(n), and at most sqrt(n) of the additions on a
-// term's way to it matter, each of which rounds by half an epsilon of it.
+// The sum of two embeddings is rounded once, in the backend and in the definition. Gradients that are summed in the
+// definition's order have the same bits. In another order the error is bounded: a sum of n terms of about 1 is about
+// sqrt(n), the roundings of its n additions grow like sqrt(n), and each is at most half an epsilon of the sum.
 template <class floatX, class Backend>
 void compare(const Backend& backend, Sums sums, Shape s, const Tensor<int>& tokens) {
     CAPTURE(s.B);
@@ -90,7 +90,7 @@ void compare(const Backend& backend, Sums sums, Shape s) {
     compare<floatX>(backend, sums, s, skewed_tokens(s.B * s.T, s.V));
 }
 
-// Tokens 0, 1, 2, ... come equally often, shuffled, and once, twice, ... in a row.
+// Tokens that all occur equally often, in random order, and tokens that occur once, twice, and so on, in runs.
 template <class floatX, class Backend>
 void token_counts(const Backend& backend, Sums sums) {
     for (int length : {15, 16, 31, 32, 33, 64, 95, 96, 97}) {
@@ -117,7 +117,7 @@ void same_bits_twice(const Backend& backend, Shape s) {
     });
 }
 
-// Token 2 at both positions.
+// The text is token 2 at both positions.
 template <class floatX, class Backend>
 void known_sums(const Backend& backend, int C) {
     CAPTURE(C);

@@ -1,6 +1,6 @@
 // cases_fp8.h: the cases of the FP8 matmuls that test_fp8_matmul.cpp and test_gpu_fp8.cu share. The definition here
-// rounds the operands with base/fp8.h and sums in double. A backend here also has bound(value, K, gelu), for sums of K
-// products.
+// rounds the operands with base/fp8.h and sums in double. These cases need a backend with bound(value, K, gelu), the
+// error bound of a sum of K products.
 #pragma once
 #include "base/fp8.h"
 #include "support/cases_matmul.h"
@@ -13,7 +13,7 @@ using matmul_cases::Options;
 using matmul_cases::Shape;
 using matmul_cases::Value;
 
-// The magnitudes of the operands, and of the products that an output sums.
+// The magnitudes of the operands. of() is the magnitude of the products whose sum is the given output.
 struct Scales {
     float activations = 1.0f, weights = 1.0f, gradients = 1.0f;
     float of(Value value) const {
@@ -64,7 +64,7 @@ inline double gelu_derivative(double x) {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-// The outputs of one call, with the bounds of the backend. The definition and the operations fill in their own.
+// The outputs of one call, computed by the definition or by the operations, with the bounds of the backend.
 template <class Backend>
 struct ForwardOutputs {
     Tensor<bf16> out, pre_gelu;
@@ -107,7 +107,7 @@ struct Fp8Memory {
     }
 };
 
-// A NaN's bits depend on how it was made.
+// Compares NaNs as equal, because their bits depend on the operation that made them.
 inline bool same_amax(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 template <class Backend>
@@ -129,7 +129,7 @@ ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, 
     return r;
 }
 
-// With accumulate the gradients of parameters start at random numbers, without at NaN.
+// The gradients of parameters start at random numbers with `accumulate`, and at NaN without.
 template <class Backend>
 struct Gradients {
     Tensor<bf16> dinp;
@@ -215,8 +215,8 @@ void compare(const Backend& backend, const Inputs<bf16>& in, Options options) {
                         [&] { return backward(backend, in, options).list(backend, in.s, options); });
 }
 
-// An element that is not finite has no FP8 value. It must not become the largest one: everything that is computed from
-// its tensor is NaN.
+// Infinity and NaN must not be rounded to the largest FP8 value. If a tensor contains one, all results of the tensor
+// are NaN.
 template <class Backend>
 void not_finite(const Backend& backend, Shape s) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

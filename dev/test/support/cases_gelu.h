@@ -28,8 +28,9 @@ Gelu<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Tensor<fl
     return r;
 }
 
-// The definition loses digits of 1 + tanh where tanh is near -1: an error of 2 roundings of 1 times |x| <= 12, and in
-// the slope times u' as well, where 1 - tanh^2 is not yet 0.
+// With u = sqrt(2/pi) (x + 0.044715 x^3), the definition computes 0.5 x (1 + tanh u). 1 + tanh u cancels where tanh u
+// is near -1: its error of 2 roundings of 1 is multiplied by |x| <= 12, and in the derivative also by u', as long as 1
+// - tanh^2 u is not 0.
 template <class floatX, class Backend>
 void compare(const Backend& backend, int64_t count) {
     CAPTURE(count);
@@ -44,8 +45,9 @@ void compare(const Backend& backend, int64_t count) {
     backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
 }
 
-// 0.5 x (1 + tanh u) = x / (1 + e^-2u), which loses no digits; the slope is s + x s (1 - s) 2u'. An error of one
-// rounding in 2u moves e^-2u by |2u| roundings. cancelled(): the absolute error of a variant that takes tanh.
+// Compares with 0.5 x (1 + tanh u) = x s, where s = 1 / (1 + e^-2u) does not cancel. The derivative is
+// s + x s (1 - s) 2u'. An error of one rounding in 2u changes e^-2u by |2u| roundings. cancelled(): the additional
+// absolute error of a variant that computes tanh.
 template <class Backend, class Cancelled>
 void formula_in_double(const Backend& backend, const Cancelled& cancelled) {
     std::vector<float> points = {0.0f, -0.0f, 1.0f, -1.0f, 1e-30f, -1e-30f, 1e4f, -1e4f, 1e30f, -1e30f};
@@ -84,7 +86,7 @@ void known_points(const Backend& backend) {
     }
 }
 
-// Values and slopes, to 1e-6.
+// Checks values and derivatives to within 1e-6.
 template <class Backend>
 void huge_inputs(const Backend& backend) {
     const float points[] = {0.0f, -0.0f, 1e4f, -1e4f, 1e30f, -1e30f, NAN, 1.0f};

@@ -14,8 +14,8 @@ const Ops<floatX> definition{cpu::plain::layernorm_forward<floatX>, cpu::plain::
 template <class floatX>
 const Ops<floatX> tested{ops::layernorm_forward<floatX>, ops::layernorm_backward<floatX>};
 
-// Two sums of C terms of about 1 in different orders differ by about sqrt(C) roundings. Mean and rstd have this error
-// relative to the size of the numbers, which are `offset` away from zero.
+// Two sums of C terms of about 1 in different orders differ by about sqrt(C) roundings. This is the error of mean and
+// rstd, relative to the size of the inputs, whose mean is `offset`.
 inline float row_error(int C, float offset) {
     return 2.0f * std::sqrt(float(C)) * epsilon<float>() * (1.0f + std::fabs(offset));
 }
@@ -25,7 +25,7 @@ inline float row_error(int C, float offset) {
 template <class floatX>
 struct ForwardInputs {
     int N, C;
-    float offset;  // of the mean
+    float offset;  // mean of inp
     Tensor<floatX> inp, weight, bias;
     ForwardInputs(int N, int C, float offset)
         : N(N),
@@ -36,7 +36,7 @@ struct ForwardInputs {
           bias(random_tensor<floatX>(C, 4)) {}
 };
 
-// out follows mean and rstd, and is rounded to floatX once.
+// out has the errors of mean and rstd, and is rounded to floatX once.
 template <class Backend, class floatX>
 Outputs forward(const Backend& backend, const Ops<floatX>& ops, const ForwardInputs<floatX>& in) {
     const int N = in.N, C = in.C;
@@ -118,10 +118,10 @@ void nan_in_a_row(const Backend& backend, int C) {
 
 // ---- backward
 
-constexpr float before = 0.25f;  // gradients of parameters start at a value that must still be in them
+constexpr float before = 0.25f;  // gradients of parameters start at this value, because backward adds to them
 
-// Mean and rstd are inputs, so that an error of forward does not hide one of backward: those of the rows, or numbers
-// that have nothing to do with the rows, which backward must use all the same.
+// Backward gets mean and rstd from the definition, so that an error of forward does not hide an error of backward. With
+// `random` they are unrelated to the rows, to test that backward uses its arguments and does not compute its own.
 enum class Statistics { of_rows, random };
 
 template <class floatX>
@@ -167,7 +167,7 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     return g;
 }
 
-// The error of sums, which should be `before` plus the column sums of d, relative to the sum of the terms' sizes.
+// The errors of sums that should be `before` plus the column sums of d, relative to the sum of the terms' magnitudes.
 template <class floatX>
 Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d, int C) {
     auto off = poisoned<float>(C);
@@ -182,11 +182,14 @@ Tensor<float> off_column_sums(const Tensor<float>& sums, const Tensor<floatX>& d
     return off;
 }
 
-// The averages over a row sum C terms of about 1 in two orders; dinp follows them and is rounded once. Gradients of
-// parameters are sums of N terms of about 1: about sqrt(N) large, of which about sqrt(N) additions round. dbranch_bias
-// is compared with the sums in double of the dinp that was stored, because a number of dinp may be rounded to either
-// side. Its additions, about sqrt(N) of which matter, each round by half an epsilon of the sizes' sum at most: twice
-// that and a few more, for the worst of C columns.
+// dinp has the error of the averages over a row, which sum C terms of about 1, and is rounded once.
+//
+// A gradient of a parameter is a sum of N terms of about 1. It is about sqrt(N), and the roundings of its N additions
+// grow like sqrt(N).
+//
+// dbranch_bias is compared with the sums in double of the dinp that was stored, because backend and definition may
+// round an element of dinp in different directions. Each of its additions rounds by at most half an epsilon of the sum
+// of the magnitudes, and they grow like sqrt(N). The bound is twice that and a few more, for the worst of C columns.
 template <class Backend, class floatX>
 Outputs backward_outputs(const Backend& backend, const Ops<floatX>& ops, const BackwardInputs<floatX>& in,
                          Dresidual where) {

@@ -1,6 +1,6 @@
-// cases_matmul.h: the cases of the matmuls that test_matmul.cpp and test_gpu_matmul.cu share. Their bounds
-// depend on how a backend sums and on where it rounds: a backend here also has bound<floatX>(value, K, options), for
-// sums of K products.
+// cases_matmul.h: the cases of the matmuls that test_matmul.cpp and test_gpu_matmul.cu share. The error bounds depend
+// on the order in which a backend sums, and on where it rounds. So these cases need a backend with bound<floatX>(value,
+// K, options), the error bound of a sum of K products.
 #pragma once
 #include <limits>
 
@@ -60,7 +60,7 @@ struct Packed {
     }
 };
 
-// Outputs are NaN until written.
+// Outputs, which start as NaN to detect elements that are not written.
 template <class floatX>
 struct Forward {
     Tensor<floatX> out, pre_gelu;
@@ -80,7 +80,7 @@ Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const In
     return r;
 }
 
-// With accumulate the gradients of parameters start at random numbers, without at NaN.
+// The gradients of parameters start at random numbers with `accumulate`, and at NaN without.
 template <class floatX>
 struct Gradients {
     Tensor<floatX> dinp;
@@ -149,7 +149,7 @@ void compare_backward(const Backend& backend, const Inputs<floatX>& in, Options 
     backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
 }
 
-// One element of inp and one of dout are not finite.
+// One element of inp and one of dout are NaN or infinity. Only the outputs that depend on them may become so.
 template <class floatX, class Backend>
 void not_finite(const Backend& backend, Shape s) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -171,7 +171,7 @@ void not_finite(const Backend& backend, Shape s) {
     }
 }
 
-// Small integers have sums that are exact in any order.
+// Small integers, whose sums are exact in any order.
 template <class floatX, class Backend>
 void small_integers(const Backend& backend, Shape s) {
     Inputs<floatX> in(s);

@@ -1,5 +1,5 @@
-// cases_norm.h: the cases of the gradient's norm, of clipping and of sums and conversions of gradients that
-// test_norm.cpp and test_gpu_ops.cu share.
+// cases_norm.h: the cases of gradient norm, gradient clipping, and sums and conversions of gradients that test_norm.cpp
+// and test_gpu_ops.cu share.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -15,7 +15,7 @@ float squares_of(const Backend& backend, const Tensor<float>& x) {
     return out[0];
 }
 
-// roundings: how many the backend's order of adding positive numbers may take.
+// roundings: the allowed error, because the backend may add the positive numbers in another order.
 template <class Backend>
 void compare_squares(const Backend& backend, int64_t count, float roundings) {
     CAPTURE(count);
@@ -60,7 +60,7 @@ void accumulated_gradients(const Backend& backend, std::initializer_list<int64_t
     }
 }
 
-// As bf16's constructor rounds, and nothing around them is written.
+// Gradients are rounded as the constructor of bf16 rounds, and nothing behind them is written.
 template <class Backend>
 void converted_gradients(const Backend& backend, std::initializer_list<int64_t> counts) {
     for (const int64_t count : counts) {
@@ -80,7 +80,7 @@ void converted_gradients(const Backend& backend, std::initializer_list<int64_t> 
                 continue;
             }
             wrong += rounded[i].bits != want.bits || !(widened[i] == float(want));
-            // To nearest; of numbers below the least normal one, 2^-126, bf16 keeps multiples of 2^-133.
+            // Rounded to nearest. Below the least normal number, 2^-126, bf16 has the multiples of 2^-133.
             if (std::isfinite(x[i])) wrong += !(std::fabs(widened[i] - x[i]) <= 0x1p-8f * std::fabs(x[i]) + 0x1p-134f);
         }
         for (int64_t i = count; i < count + 64; i++) wrong += !std::isnan(float(rounded[i])) || !std::isnan(widened[i]);

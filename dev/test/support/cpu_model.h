@@ -1,6 +1,6 @@
-// cpu_model.h: GPT-2's loss and gradients in float, by the CPU's operations on host memory. test_gpt2 compares the
-// model of the program's backend with it. It is independent of gpt2.cpp: one buffer for each result, no operation in
-// place, all rows of logits at once.
+// cpu_model.h: computes GPT-2's loss and gradients in float, with the CPU's operations on host memory. test_gpt2
+// compares the model of the program's backend with them. This model is independent of gpt2.cpp: it has one buffer for
+// each result, no operation in place, and all rows of logits at once.
 #pragma once
 #include <vector>
 
@@ -53,7 +53,8 @@ struct CpuModel {
         Floats out = floats(int64_t(N) * OC);
         if (pre_gelu) *pre_gelu = out;
         cpu::matmul_forward<float>(out.data(), pre_gelu ? pre_gelu->data() : nullptr, inp.data(),
-                                   {w(weight, l), nullptr}, bias, nullptr, N, int(int64_t(inp.size()) / N), OC, nullptr);
+                                   {w(weight, l), nullptr}, bias, nullptr, N, int(int64_t(inp.size()) / N), OC,
+                                   nullptr);
         return out;
     }
 

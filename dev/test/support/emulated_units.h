@@ -1,7 +1,7 @@
-// emulated_units.h: the instructions of llmc/cpu/matrix_units.h in plain C++, after Intel's manual (Software
-// Developer's Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). A build with -DEMULATED_UNITS that
-// includes this file first runs the AMX and AVX512-BF16 sources on any machine with AVX-512, also under
-// AddressSanitizer. test_units.cpp compares the bits with those of the real instructions, if the machine has them.
+// emulated_units.h: the instructions of llmc/cpu/matrix_units.h in plain C++, as Intel's manual defines them (Software
+// Developer's Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). With them the AMX and AVX512-BF16
+// sources run on any machine with AVX-512, also under AddressSanitizer. Compile with -DEMULATED_UNITS, and include this
+// file first. test_units.cpp compares the bits with the real instructions, if the machine has them.
 #pragma once
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -91,7 +91,7 @@ inline void tile_config(const void* config) {
         memcpy(&row_bytes, bytes + 16 + 2 * i, sizeof row_bytes);
         const int rows = bytes[48 + i];
         if (i >= 8 && (rows != 0 || row_bytes != 0)) fault("LDTILECFG: a tile beyond the eighth");
-        if (rows > 16 || row_bytes > 64 || (rows == 0) != (row_bytes == 0)) fault("LDTILECFG: rows or bytes of a row");
+        if (rows > 16 || row_bytes > 64 || (rows == 0) != (row_bytes == 0)) fault("LDTILECFG: rows or bytes per row");
         if (i < 8) t.rows[i] = rows, t.row_bytes[i] = row_bytes;
     }
     t.configured = true;
@@ -122,13 +122,13 @@ inline void tile_store(int tile, void* rows, int64_t stride) {
         memcpy(static_cast<char*>(rows) + r * stride, t.data[tile][r], size_t(t.row_bytes[tile]));
 }
 
-// The products of even and of odd elements have a sum each. The two sums are added to each other, then to the old sum.
+// Sums the products of even elements and of odd elements separately. Adds the two sums, then adds the old sum.
 inline void tile_multiply(int sums, int a, int b) {
     for (const int tile : {sums, a, b}) check_tile(tile);
     Tiles& t = tiles();
-    if (sums == a || sums == b || a == b) fault("TDPBF16PS: two of its tiles are the same");
+    if (sums == a || sums == b || a == b) fault("TDPBF16PS: two operands are the same tile");
     if (t.row_bytes[a] / 4 != t.rows[b] || t.rows[sums] != t.rows[a] || t.row_bytes[sums] != t.row_bytes[b])
-        fault("TDPBF16PS: the shapes of its tiles do not fit");
+        fault("TDPBF16PS: the shapes of the tiles do not fit together");
     for (int m = 0; m < t.rows[sums]; m++) {
         float16 even_sum = {}, odd_sum = {}, row;
         for (int k = 0; k < t.row_bytes[a] / 4; k++) {

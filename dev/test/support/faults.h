@@ -36,7 +36,7 @@ constexpr int CHILD_SKIPPED = 99;  // exit code of a child that lacks the permis
 
 // The result of f, or the exit code of the Error that f throws. For the child process.
 inline int child_result(const std::function<int()>& f) {
-    omp_set_num_threads(1);  // the threads of the parent's pool are not there after a fork
+    omp_set_num_threads(1);  // a forked process does not have the OpenMP threads of its parent
     try {
         return f();
     } catch (const Error& error) {
@@ -56,8 +56,8 @@ inline int in_child(const std::function<int()>& f) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// In the child: becomes a user to whom permissions apply and gives this user `dir` with all its contents. Returns false
-// where that is not permitted.
+// In the child: becomes a user to whom permissions apply, and makes this user the owner of `dir` and its contents.
+// Returns false where that is not permitted.
 inline bool become_ordinary(const std::string& dir) {
     if (geteuid() != 0) return true;
     const uid_t nobody = 65534;
@@ -68,8 +68,8 @@ inline bool become_ordinary(const std::string& dir) {
            access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
 }
 
-// Runs f in a child process, as a user to whom permissions apply and who owns `dir`. f returns the number of the check
-// that failed, or 0. Where the user cannot be changed the case is skipped, and the result is 0.
+// Runs f in a child process, as a user to whom permissions apply and who owns `dir`. f returns the number of the failed
+// check, or 0. Where the user cannot be changed the case is skipped, and the result is 0.
 inline int as_ordinary_user(const std::string& dir, const std::function<int()>& f) {
     const int code = in_child([&] { return become_ordinary(dir) ? f() : CHILD_SKIPPED; });
     for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))  // so that it can be removed
@@ -93,14 +93,14 @@ inline bool mount_small_disk(const std::string& dir, const char* size) {
 }
 
 // Runs f in a child process that sees a file system of the given size in place of dir. f returns the number of the
-// check that failed, 0, or CHILD_SKIPPED. Where mounting is not permitted the case is skipped, and the result is 0.
+// failed check, 0, or CHILD_SKIPPED. Where mounting is not permitted the case is skipped, and the result is 0.
 inline int on_small_disk(const std::string& dir, const char* size, const std::function<int()>& f) {
     const int code = in_child([&] { return mount_small_disk(dir, size) ? f() : CHILD_SKIPPED; });
     if (code == CHILD_SKIPPED) skip_case("mounting a small disk is not permitted here");
     return code == CHILD_SKIPPED ? 0 : code;
 }
 
-// System calls on files: those at which with_fault can interrupt the child.
+// Whether with_fault can interrupt the child at this system call, because it is one on files.
 inline bool is_file_call(long number) {
     for (long call :
          {SYS_write,    SYS_pwrite64, SYS_fsync,      SYS_fdatasync, SYS_close,   SYS_openat,  SYS_renameat2,
@@ -114,8 +114,8 @@ inline bool is_file_call(long number) {
     return false;
 }
 
-// A successful system call that changed a file or flushed it to disk. create: of a file or a directory; `to`: the new
-// name in a rename.
+// A successful system call that changed a file or flushed it to disk. `create` is for files and directories; `to` is
+// the new name in a rename.
 struct FileChange {
     enum Kind { create, write, sync, rename, remove } kind;
     std::string path, to;

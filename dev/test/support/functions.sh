@@ -33,14 +33,14 @@ refused() {
     if [ $status != "$code" ]; then
         fail "$name: exit code $status instead of $code: $(tail -n 3 "$scratch/err")"
     elif [ "$(grep -c '^error: ' "$scratch/err")" != 1 ] || ! grep -qF -- "$text" "$scratch/err"; then
-        fail "$name: said $(cat "$scratch/err")"
+        fail "$name: the message is $(cat "$scratch/err")"
     else
         pass "$name: $(grep '^error: ' "$scratch/err")"
     fi
 }
 
-# Before a command in the background, "${interruptible[@]}" COMMAND... &: bash makes such a command ignore SIGINT, and a
-# run respects that.
+# Use as "${interruptible[@]}" COMMAND... &. bash makes a command in the background ignore SIGINT, and a run would keep
+# ignoring it.
 interruptible=(env --default-signal=INT)
 
 # The results of a run: its log without the fields that depend on time.
@@ -67,7 +67,7 @@ same_run() {
     for file in model optimizer; do cmp "$1/$step/$file.safetensors" "$2/$step/$file.safetensors" || return 1; done
 }
 
-# make_text WORDS: random words of a small language, the same each time, with enough structure for the loss to fall.
+# make_text WORDS: prints random words of a small language, the same each time, with enough structure for the loss to fall.
 make_text() {
     awk -v n="$1" 'BEGIN { srand(1); split("the a king queen old young saw heard of and to in house river went came", w, " ")
         for (i = 0; i < n; i++) printf "%s%s", w[int(rand() * 16) + 1], i % 12 == 11 ? ".\n" : " " }'
@@ -75,8 +75,8 @@ make_text() {
 
 # ---- ranks by mpirun
 
-# Lets mpirun start more ranks than cores, also as root. A rank that waits yields its core. Variables of Open MPI 4 come first,
-# those of Open MPI 5, whose mpirun is PRRTE's, second. Sets each_rank: see there.
+# Lets mpirun start more ranks than cores, also as root, and lets a waiting rank yield its core. The first variables are for
+# Open MPI 4, the second for Open MPI 5, whose mpirun is PRRTE's. Also sets each_rank, which is explained below.
 several_ranks_here() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_WAIT_POLICY=passive \
         OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
@@ -117,7 +117,7 @@ no_ranks_because() {
 # Prints why cluster.sh cannot make hosts here, or nothing.
 no_hosts_because() {
     if [ "$(id -u)" != 0 ]; then
-        echo "network namespaces are root's to make"
+        echo "only root can make network namespaces"
     elif ! command -v ip >/dev/null || ! command -v unshare >/dev/null; then
         echo "ip and unshare are needed (apt-get install iproute2 util-linux)"
     elif ! ip netns add "probe$$" 2>/dev/null; then
@@ -135,7 +135,7 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# How many times slower than usual the program runs, for example in an emulator of another CPU. Waits are as much longer.
+# How many times slower than usual the program runs, for example under an emulator of another CPU. Waits are longer by it.
 slower=${SLOWER:-1}
 
 # wait_for FILE [TEXT]: waits up to 20 s until the file exists and has the text.
@@ -155,7 +155,7 @@ nobody_inside() { test -z "$(inside "$1")"; }
 
 # ---- a model and its data
 
-# A model and steps that take a second. Options that follow them win.
+# Options of a run of about a second. Later options override them.
 tiny=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet --threads 2)
 
 make_shards() {

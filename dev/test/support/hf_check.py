@@ -35,11 +35,12 @@ def check_logits(model, path):
     reference = load_file(path)
     with torch.no_grad():
         got = model(reference["tokens"].long()).logits
-    # Float sums in another order: a few roundings of logits whose size is about 5, far below what a wrong layout gives.
+    # transformers sums floats in another order, which changes logits of about 5 by a few roundings. A wrong layout would
+    # change them far more.
     difference = (got - reference["logits"]).abs().max().item()
     print(f"largest difference of {got.numel()} logits: {difference:.2e}")
     if not difference < 1e-4:
-        sys.exit("the logits are not those of the reference")
+        sys.exit("the logits differ from the reference")
 
 
 def export(model, out):
@@ -65,7 +66,7 @@ def main():
     if options.tokenizer:
         tokenizer = transformers.AutoTokenizer.from_pretrained(options.directory)
         if tokenizer.decode(tokenizer(options.tokenizer)["input_ids"]) != options.tokenizer:
-            sys.exit("the tokenizer does not give the text back")
+            sys.exit("the decoded tokens differ from the text")
 
 
 if __name__ == "__main__":

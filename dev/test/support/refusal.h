@@ -5,7 +5,7 @@
 
 #include "base/common.h"
 
-// Exit code and message of the Error that `call` throws, as "65 message". Empty: `call` threw none.
+// Exit code and message of the Error that `call` throws, as "65 message". Empty if `call` throws none.
 inline std::string refusal(const std::function<void()>& call) {
     try {
         call();

@@ -38,7 +38,7 @@ struct Saved : SavedCheckpoint {
     Names notes, warnings;
 };
 
-// Saves a checkpoint whose weights and moments are random numbers of seed `step`: each step has other ones.
+// Saves a checkpoint whose weights and moments are random numbers with seed `step`, so each step has different ones.
 inline Saved save(SaveOptions options, int64_t step) {
     const FlatState state(small_model, uint64_t(step));
     Names notes, warnings;
@@ -48,7 +48,7 @@ inline Saved save(SaveOptions options, int64_t step) {
     return {saved, notes, warnings};
 }
 
-// Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`, which is `step` after save().
+// Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`. save() uses the step as the seed.
 inline bool holds(const std::string& dir, int64_t step, uint64_t seed) {
     FlatState got(small_model, 0);
     const TrainerState trainer = load_checkpoint(dir, got.layout, {"m", "v"}, got.writer());
@@ -59,7 +59,7 @@ inline bool holds(const std::string& dir, int64_t step, uint64_t seed) {
 }
 inline bool holds(const std::string& dir, int64_t step) { return holds(dir, step, uint64_t(step)); }
 
-// What verify_checkpoint throws, as "65 message". Empty: the checkpoint is whole.
+// The error that verify_checkpoint throws, as "65 message". Empty if the checkpoint is whole.
 inline std::string verify_error(const std::string& dir) {
     return refusal([&] { verify_checkpoint(dir); });
 }

@@ -7,13 +7,13 @@
 #include "base/random.h"
 #include "checkpoint/hf_weights.h"
 
-constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // no matrix but attprojw is square
+constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // only attprojw is a square matrix
 
 struct FlatState {
     ParamLayout layout;
     std::vector<float> weights, m, v;
 
-    // Random values, with zero padding as in a model. Seed 0: all NaN, to be written later.
+    // Random values, with zero padding as in a model. With seed 0 all values are NaN, for states that are loaded into.
     FlatState(const GPT2Config& config, uint64_t seed) : layout(config) {
         uint64_t stream = 0;
         for (std::vector<float>* buffer : {&weights, &m, &v}) {

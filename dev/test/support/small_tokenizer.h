@@ -21,7 +21,7 @@ inline Strings pieces(const std::string& text) {
     return out;
 }
 
-// A random string of characters at which the rules of splitting change.
+// A random string of characters for which the rules of splitting differ.
 inline std::string awkward_text(uint64_t seed, int length) {
     static const Strings alphabet = {"'",
                                      "s",
@@ -91,7 +91,7 @@ inline const Tokenizer& small_tokenizer() {
     return tokenizer;
 }
 
-// BPE by its definition: each round merges the pair of lowest rank at its leftmost place.
+// BPE by its definition: each round merges the leftmost occurrence of the pair with the lowest rank.
 inline std::vector<int> merge_by_definition(const Tokenizer& tokenizer, const std::string& piece) {
     std::vector<int> ids;
     for (const char byte : piece) ids.push_back(tokenizer.byte_tokens[uint8_t(byte)]);

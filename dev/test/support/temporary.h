@@ -32,7 +32,7 @@ inline std::string read_bytes(const std::string& path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// By the program of that name, in hexadecimal digits.
+// The SHA-256 of a file in hexadecimal digits, computed by the program sha256sum.
 inline std::string sha256_of(const std::string& path) {
     std::string digits(64, '\0');
     FILE* pipe = popen(("sha256sum '" + path + "'").c_str(), "r");

@@ -16,8 +16,8 @@
 #include "support/random_tokens.h"
 #include "support/skip.h"
 
-// Marks a test case of large matmuls or long sequences: TEST_CASE("name" * LARGE). scripts/test.sh leaves it out where
-// the matrix instructions are emulated, because it would take minutes.
+// Marks a test case with large matmuls or long sequences: TEST_CASE("name" * LARGE). scripts/test.sh leaves it out
+// where matrix instructions are emulated, because it would take minutes.
 inline const doctest::test_suite LARGE("large");
 
 // An owned array in host memory, on which the CPU's operations work, also in programs of the CUDA backend.
@@ -66,7 +66,7 @@ Tensor<T> filled(int64_t size, float value) {
     return tensor;
 }
 
-// All NaN, so that an element that is never written is found.
+// All elements are NaN, to detect elements that are never written.
 template <class T>
 Tensor<T> poisoned(int64_t size) {
     return filled<T>(size, std::numeric_limits<float>::quiet_NaN());

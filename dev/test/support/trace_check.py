@@ -36,7 +36,7 @@ for track in by_track.values():
     for s in track:
         assert s["begin"] >= before, ("not in order", s)
         before = s["begin"]
-        # A GPU span of no length may be the last inside of another span or come after it.
+        # A GPU span of zero length at the end of another span may be inside of it or after it.
         while open_spans and open_spans[-1]["end"] + (gpu and s["dur"] == 0) <= s["begin"]:
             open_spans.pop()
         assert not open_spans or s["end"] <= open_spans[-1]["end"], ("overlap", s, open_spans[-1])

@@ -1,4 +1,4 @@
-// units.cpp: the functions of units.h, by the real instructions or by emulated_units.h (-DEMULATED_UNITS).
+// units.cpp: the functions of units.h, with the real instructions or, with -DEMULATED_UNITS, with emulated_units.h.
 #if defined(__x86_64__)
 #define MATRIX_TILES
 #if defined(EMULATED_UNITS)

@@ -10,13 +10,13 @@ constexpr int STEPS = 10;
 
 TEST_CASE_TEMPLATE("AdamW of any count and with any decayed part agrees with the definition", floatX, float, bf16) {
     awkward_counts<floatX>(cpu_backend, STEPS);
-    const int64_t pieces = 1 << 17;  // pieces of 2^16, a border inside
+    const int64_t pieces = 1 << 17;  // threads share the work in pieces of 2^16 elements; decay ends within a piece
     compare<floatX>(cpu_backend, STEPS, pieces + 192, first_ones(pieces + 192, (1 << 16) + 64));
 }
 
 TEST_CASE_TEMPLATE("AdamW of a range that begins in any bucket agrees with the definition", floatX, float, bf16) {
     several_buckets<floatX>(cpu_backend, STEPS);
-    compare<floatX>(cpu_backend, STEPS, 1408, {192, 128, 320, 64});  // ends within a bucket
+    compare<floatX>(cpu_backend, STEPS, 1408, {192, 128, 320, 64});  // the range ends within a bucket
     compare<floatX>(cpu_backend, STEPS, 1 << 17, {64, 0, (1 << 15) + 64, 1 << 15});
 }
 
@@ -29,7 +29,7 @@ TEST_CASE_TEMPLATE("decay reaches the first elements of each bucket, wherever a 
 }
 
 TEST_CASE("without master weights the rounding depends on seed, step and element alone, however the range is cut") {
-    stochastic_rounding(cpu_backend, (1 << 16) + 576, {64, 8256});  // more than a piece of work
+    stochastic_rounding(cpu_backend, (1 << 16) + 576, {64, 8256});  // more than one piece of work
 }
 
 TEST_CASE("steps, seeds and elements have independent random numbers") { independent_draws(cpu_backend, 1 << 16); }

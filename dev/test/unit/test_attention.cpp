@@ -7,7 +7,7 @@
 using namespace attention_cases;
 
 static const CpuBackend cpu_backend;
-static const CpuBackend float_arithmetic{{}, Isa::avx512};  // without the variants for matrix units
+static const CpuBackend float_arithmetic{{}, Isa::avx512};  // all variants except for matrix units
 
 TEST_CASE_TEMPLATE("attention with GPT-2's heads agrees with the definition", floatX, float, bf16) {
     compare<floatX>(float_arithmetic, {2, 256, 3, 64});
@@ -23,7 +23,7 @@ TEST_CASE_TEMPLATE("attention with large, but not one-hot scores agrees with the
     compare<floatX>(float_arithmetic, {1, 70, 2, 64}, {}, 2.0f);
 }
 
-TEST_CASE_TEMPLATE("attention of the same inputs has the same bits twice", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention has the same bits in two runs", floatX, float, bf16) {
     same_bits_twice<floatX>(cpu_backend, {2, 130, 2, 64});
 }
 
@@ -32,7 +32,7 @@ TEST_CASE_TEMPLATE("huge queries select one value", floatX, float, bf16) {
     for (const int HS : {128, 72}) one_hot_queries<floatX>(cpu_backend, HS, 125.0f * epsilon<float>());
 }
 
-TEST_CASE_TEMPLATE("equal keys average the past, and nothing of the future", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("with equal keys the output is the mean of the values up to the query", floatX, float, bf16) {
     constexpr float step = rounding_step<floatX>();
     for (const int HS : {64, 128, 32}) equal_keys<floatX>(cpu_backend, 200, HS, step, step);
 }
@@ -41,8 +41,8 @@ TEST_CASE_TEMPLATE("decoding the last token gives the last row of attention over
     for (int T : {1, 2, 64, 65, 200}) decoding_is_the_last_row<floatX>(float_arithmetic, {1, T, 3, 20});
 }
 
-// Of the heads for matrix units, 1 / sqrt(HS) is exact for those of 64 alone.
-TEST_CASE_TEMPLATE("scores of up to 1e32 overflow nothing", floatX, float, bf16) {
+// Matrix units run heads of 64 and others. Only for 64 is 1 / sqrt(HS) exact.
+TEST_CASE_TEMPLATE("scores of up to 1e32 do not overflow", floatX, float, bf16) {
     for (const float magnitude : {3e3f, 3e4f, 1e15f})
         for (const int HS : {64, 16, 32, 96, 128}) far_scores<floatX>(cpu_backend, HS, magnitude, false);
 }
@@ -51,7 +51,7 @@ TEST_CASE_TEMPLATE("a NaN in a key reaches every later query, and none before", 
     nan_in_a_key<floatX>(cpu_backend, 70, 50, 32);
 }
 
-TEST_CASE_TEMPLATE("attention of NaN alone is NaN, and ends", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("attention of NaN everywhere is NaN, and terminates", floatX, float, bf16) {
     nan_everywhere<floatX>(cpu_backend);
 }
 

@@ -1,4 +1,4 @@
-// test_bpe_train.cpp: BPE training, against a plain form that counts all pairs anew for each merge.
+// test_bpe_train.cpp: compares BPE training with its definition, which counts all pairs again for each merge.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,9 +14,10 @@ static Strings merged_tokens(const Tokenizer& tokenizer) {
     return out;
 }
 
-// Counts: "hug" 10, "pug" 5, "pun" 12, "bun" 4, "hugs" 5. Pairs: ug 20, un 16, hu 15, pu 17. So u+g; then un 16 = u+n;
-// then h+ug 15; then p+un 12; then hug+s 5 and p+ug 5: the tie goes to the smaller left id, p.
-TEST_CASE("training merges the most frequent pair first, and of equals the one of smaller ids") {
+// The words are "hug" 10 times, "pug" 5, "pun" 12, "bun" 4 and "hugs" 5. Pairs at the start: ug 20, pu 17, un 16,
+// hu 15. The merges are u+g (20), u+n (16), h+ug (15), p+un (12), then p+ug and hug+s (5 each): the tie goes to the
+// smaller left id, which is p.
+TEST_CASE("training merges the most frequent pair first, and of equal pairs the one with smaller ids") {
     PieceCounts counts;
     counts.add("hug", 10), counts.add("pug", 5), counts.add("pun", 12), counts.add("bun", 4), counts.add("hugs", 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 6)) == Strings{"ug", "un", "hug", "pun", "pug", "hugs"});
@@ -24,8 +25,8 @@ TEST_CASE("training merges the most frequent pair first, and of equals the one o
                          doctest::Contains("too short for a vocabulary of 265 tokens: with 264 tokens"), Error);
 }
 
-// aaaa + a: pairs overlap, but a merge takes each byte once. "aaaaa" is (aa)(aa)a, then aa+aa (1 place), tied with aa+a
-// (1 place); a < aa as ids, so the pair (aa, a) comes first.
+// In "aaaaa" the pairs a+a overlap, but a merge uses each byte once, which gives (aa)(aa)a. Then aa+aa and aa+a occur
+// once each. The id of a is smaller than that of aa, so aa+a is merged first.
 TEST_CASE("in a run of one repeated letter, a merge uses each byte once") {
     PieceCounts counts;
     counts.add("aaaaa", 7);
@@ -45,7 +46,7 @@ TEST_CASE("token ids are the bytes in GPT-2's order, then the merges, then <|end
     CHECK(tokenizer.tokens.back() == "<|endoftext|>");
 }
 
-// BPE training as it is defined: counts every pair anew for each merge.
+// BPE training by its definition: counts every pair again for each merge.
 static Strings train_by_definition(const Strings& words, int merges) {
     const Tokenizer bytes = tokenizer_from_merges({});
     std::vector<std::vector<int>> all;
@@ -73,7 +74,7 @@ static Strings train_by_definition(const Strings& words, int merges) {
     return out;
 }
 
-TEST_CASE("training gives the merges of its definition, which counts all pairs anew for each merge") {
+TEST_CASE("training gives the merges of its definition, which counts all pairs again for each merge") {
     for (uint64_t seed = 0; seed < 20; seed++) {
         const std::string text = awkward_text(seed, 600);
         PieceCounts counts;
@@ -110,7 +111,7 @@ TEST_CASE("training counts in 64 bits, and leaves out words longer than 1024 byt
     PieceCounts counts;
     counts.add("xy", int64_t(3) << 32), counts.add("xz", int64_t(2) << 32), counts.add("zz", (int64_t(1) << 32) + 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"xy", "xz", "zz"});
-    PieceCounts zeros;  // as keys, they differ in their lengths only
+    PieceCounts zeros;  // pieces that end with zero bytes, so that only their lengths differ in a padded key
     zeros.add(std::string("x"), 1), zeros.add(std::string("x\0", 2), 5), zeros.add(std::string("x\0\0", 3), 4);
     CHECK(merged_tokens(train_bpe(zeros, 257 + 2)) == Strings{std::string("x\0", 2), std::string("x\0\0", 3)});
     CHECK(zeros.used == 3);

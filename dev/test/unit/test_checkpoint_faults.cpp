@@ -1,5 +1,5 @@
-// test_checkpoint_faults.cpp: no fault of the machine during a save loses the checkpoint that was there: a full disk, a
-// limit on the size of files, a process killed or an error at any system call, a power failure.
+// test_checkpoint_faults.cpp: tests that no fault during a save loses the previous checkpoint. The faults are a full
+// disk, a limit on file sizes, a process killed or an error at any system call, and a power failure.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace fs = std::filesystem;
 
-// A save that failed must have the exit code `want`, leave no files of its own and the checkpoint of step 1 whole. A
-// later save must succeed.
+// Checks that a save failed with the exit code `want`, left no files, and left the checkpoint of step 1 whole. A later
+// save must succeed.
 static void check_failed_save(const TemporaryDirectory& dir, int code, int want) {
     CHECK(code == want);
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000001"});
@@ -35,7 +35,7 @@ TEST_CASE("a save that exceeds the limit on file sizes fails and loses nothing")
 }
 
 TEST_CASE("a save on a disk that is full, or fills up during the save, fails and loses nothing") {
-    for (bool full_at_start : {true, false}) {  // false: there is room at first, which the tokenizer's files take
+    for (bool full_at_start : {true, false}) {  // false: the tokenizer's files take the space that is free at first
         const TemporaryDirectory dir;
         const int failed = on_small_disk(dir.path, "1m", [&] {
             save(save_options(dir / "out"), 1);
@@ -64,8 +64,8 @@ TEST_CASE("a save on a disk that is full, or fills up during the save, fails and
     }
 }
 
-// Runs f on a small disk that holds the checkpoints 1 to 3, of which the newest is damaged, with 100 KiB free. Returns
-// the number of the check that failed. A save needs more than 256 KiB, and deleting one checkpoint frees as much.
+// Runs f on a small disk with 100 KiB free that holds the checkpoints 1 to 3, of which the newest is damaged. Returns
+// the number of the failed check. A save needs more than 256 KiB, and deleting one checkpoint frees as much.
 static int on_full_disk(const std::function<int(const std::string& out)>& f) {
     const TemporaryDirectory dir;
     return on_small_disk(dir.path, "2m", [&] {
@@ -80,23 +80,27 @@ static int on_full_disk(const std::function<int(const std::string& out)>& f) {
     });
 }
 
-TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but not the newest whole one") {
-    const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-    const Names all = {"latest", "step_000001", "step_000002", "step_000003"};
-    const int saved = on_full_disk([&](const std::string& out) {
+static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+// A checkpoint on which something is mounted cannot be renamed, so it cannot be deleted.
+static bool pin(const std::string& dir, size_t bytes) {
+    if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
+    write_bytes(dir + "/large", std::string(bytes, 'x'));
+    return true;
+}
+
+TEST_CASE("on a full disk a save deletes an old checkpoint before it writes") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         const Saved saved = save(save_options(out, 1), 4);
         if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000001: deleted before the next save")) return 1;
         if (list_directory(out) != Names{"latest", "step_000004"}) return 2;
         return holds(out + "/step_000004", 4) ? 0 : 3;
     });
-    CHECK(saved == 0);
-    // A checkpoint on which something is mounted cannot be renamed, and so not deleted.
-    const auto pin = [](const std::string& dir, size_t bytes) {
-        if (mount("none", dir.c_str(), "tmpfs", 0, "size=1m") != 0) return false;
-        write_bytes(dir + "/large", std::string(bytes, 'x'));
-        return true;
-    };
-    const int passed_over = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a checkpoint that cannot be deleted is noted, and the next one is deleted") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         if (!pin(out + "/step_000001", 10)) return CHILD_SKIPPED;
         const Saved saved = save(save_options(out, 1), 4);
         if (!has(saved.notes.at(0), "an old checkpoint was not deleted, although the disk is full: ") ||
@@ -106,17 +110,23 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         if (list_directory(out) != Names{"latest", "step_000001", "step_000004"}) return 3;
         return holds(out + "/step_000004", 4) ? 0 : 4;
     });
-    CHECK(passed_over == 0);
-    const int rest_too_small = on_full_disk([&](const std::string& out) {
-        write_bytes(out + "/step_000003/large", "");  // and the room that this frees is taken
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk no checkpoint is deleted if the others would not free enough") {
+    const int failed_check = on_full_disk([](const std::string& out) {
+        write_bytes(out + "/step_000003/large", "");  // frees 300 KiB, which the next file takes
         write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
         if (!pin(out + "/step_000001", 600 << 10)) return CHILD_SKIPPED;
         const std::string error = refusal([&] { save(save_options(out, 1), 4); });
         if (!error.starts_with("74 ") || !has(error, "are free; ")) return 1;
         return is_directory(out + "/step_000002") && is_directory(out + "/step_000003") ? 0 : 2;
     });
-    CHECK(rest_too_small == 0);
-    const int failed = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save that fails leaves the newest whole checkpoint") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         const FlatState state(small_model, 4);
         const TensorReader failing = [](float*, Slot, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
         SaveOptions options = save_options(out, 1);
@@ -128,27 +138,34 @@ TEST_CASE("on a full disk --keep deletes old checkpoints before the save, but no
         if (list_directory(out) != Names{"latest", "step_000002", "step_000003"}) return 2;
         return find_latest(out).dir == out + "/step_000002" ? 0 : 3;
     });
-    CHECK(failed == 0);
-    const int refused = on_full_disk([&](const std::string& out) {
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save that --keep cannot make room for is refused and deletes nothing") {
+    const int failed_check = on_full_disk([](const std::string& out) {
         for (int keep : {0, 4}) {
             const std::string error = refusal([&] { save(save_options(out, keep), 4); });
             if (!error.starts_with("74 ") || !has(error, "are free; --keep 3 would make room, or free ")) return 1;
         }
-        write_bytes(out + "/step_000003/large", "");  // deleting frees little
+        write_bytes(out + "/step_000003/large", "");  // now deleting these checkpoints would free little
         write_bytes(out + "/step_000001/large", "");
         write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
         const std::string error = refusal([&] { save(save_options(out, 1), 4); });
         if (!error.starts_with("74 ") || !has(error, "are free; free ")) return 2;
         remove_tree(out + "/more");
-        return list_directory(out) == all ? 0 : 3;
+        return list_directory(out) == Names{"latest", "step_000001", "step_000002", "step_000003"} ? 0 : 3;
     });
-    CHECK(refused == 0);
-    const int same_step = on_full_disk([&](const std::string& out) {
-        const Saved saved = save(save_options(out, 3), 3);  // replaces the damaged one, whose room it needs
+    CHECK(failed_check == 0);
+}
+
+TEST_CASE("on a full disk a save of the damaged step replaces its checkpoint") {
+    const int failed_check = on_full_disk([](const std::string& out) {
+        const Saved saved =
+            save(save_options(out, 3), 3);  // deletes the damaged checkpoint first, to have enough space
         if (list_directory(out) != Names{"latest", "step_000001", "step_000002", "step_000003"}) return 1;
         return saved.notes.size() == 1 && holds(out + "/step_000003", 3) ? 0 : 2;
     });
-    CHECK(same_step == 0);
+    CHECK(failed_check == 0);
 }
 
 TEST_CASE("set_val_loss interrupted at any system call leaves the checkpoint whole") {
@@ -170,13 +187,14 @@ TEST_CASE("set_val_loss interrupted at any system call leaves the checkpoint who
 
 static bool is_below(const std::string& path, const std::string& dir) { return path.starts_with(dir + "/"); }
 
-// What a power failure could lose after these changes of files; empty: nothing. The rules:
+// Describes what a power failure could lose after these changes of files. Empty if it could lose nothing. The rules:
 //   * a file or directory is synced with all of its contents before it is renamed;
 //   * a rename is synced before another file is renamed to `latest`, and before anything but a .tmp is removed: what is
 //     removed may be the only copy on disk;
 //   * at the end everything is synced, except for removals.
 static std::string lost_by_power_failure(const std::vector<FileChange>& changes, const std::string& below) {
-    std::set<std::string> files, names, renames;  // not synced: files with new bytes, directories with new names
+    // Not yet synced: files with new bytes, directories with new names, and renamed files.
+    std::set<std::string> files, names, renames;
     const auto find = [](const std::set<std::string>& paths, const std::string& at) {
         for (const std::string& path : paths)
             if (path == at || is_below(path, at)) return path;
@@ -197,23 +215,24 @@ static std::string lost_by_power_failure(const std::vector<FileChange>& changes,
                 break;
             case FileChange::rename:
                 if (const std::string file = find(files, path); !file.empty())
-                    return file + ": renamed before it was on disk";
+                    return file + ": renamed before it was synced";
                 if (const std::string dir = find(names, path); !dir.empty())
-                    return dir + ": renamed before the names in it were on disk";
+                    return dir + ": renamed before the names in it were synced";
                 if (change.to.ends_with("/latest") && !renames.empty())
-                    return *renames.begin() + ": `latest` moved before the new name in it was on disk";
+                    return *renames.begin() +
+                           ": `latest` was replaced before the new name in this directory was synced";
                 names.insert(parent), names.insert(parent_directory(change.to));
                 renames.insert(parent_directory(change.to));
                 break;
             case FileChange::remove:
                 if (path.find(".tmp") == std::string::npos && !renames.empty())
-                    return path + ": removed before the new name in " + *renames.begin() + " was on disk";
+                    return path + ": removed before the new name in " + *renames.begin() + " was synced";
                 files.erase(path), names.erase(path);
                 break;
         }
     }
-    if (!files.empty()) return *files.begin() + ": never brought to disk";
-    if (!names.empty()) return *names.begin() + ": the names in it were never brought to disk";
+    if (!files.empty()) return *files.begin() + ": never synced";
+    if (!names.empty()) return *names.begin() + ": the names in it were never synced";
     return "";
 }
 
@@ -232,7 +251,8 @@ TEST_CASE("files are synced before their final name, and the name before old fil
                             [](const FileChange& c) { return c.kind == FileChange::sync; }) >= int64_t(least));
         CHECK(lost_by_power_failure(changes, dir.path) == "");
     };
-    // Synced: 7 files, their directory, the output, `latest`, the output again, and the parents of a new output.
+    // The syncs are of 7 files, their directory, the output, `latest`, the output again, and the parents of a new
+    // output.
     check(1, dir / "out", 12);
     check(1, dir / "new/runs/out", 14);  // its parents are new as well
     check(2, dir / "out", 11);
@@ -241,8 +261,8 @@ TEST_CASE("files are synced before their final name, and the name before old fil
 }
 
 // Saves `step` into a copy of the output `before`, whose newest checkpoint is `old_step`, with a fault at each system
-// call. Afterwards the newest checkpoint must be the old or the new one, whole, and a new run must be able to clean up
-// and save.
+// call in turn. Afterwards the newest checkpoint must be whole, and must be the old or the new one. A new run must be
+// able to clean up and save.
 static void check_every_call(const std::string& before, int64_t old_step, int64_t step, int error) {
     const auto save_new = [step](const std::string& output) {  // of seed 99, which no checkpoint of `before` has
         const FlatState state(small_model, 99);
@@ -275,14 +295,14 @@ static void check_every_call(const std::string& before, int64_t old_step, int64_
     CHECK(new_ones > 0);
 }
 
-TEST_CASE("a save of the next step interrupted at any system call leaves the old checkpoint or the new") {
+TEST_CASE("a save of the next step interrupted at any system call leaves the old checkpoint or the new one") {
     save_in_memory();
     const TemporaryDirectory dir;
     save(save_options(dir / "before"), 1);
     for (int error : {0, EIO, ENOSPC}) check_every_call(dir / "before", 1, 2, error);
 }
 
-TEST_CASE("a repeated save of a step interrupted at any system call leaves the old one or the new") {
+TEST_CASE("a repeated save of a step interrupted at any system call leaves the old checkpoint or the new one") {
     save_in_memory();
     const TemporaryDirectory dir;
     save(save_options(dir / "before"), 2);

@@ -1,5 +1,5 @@
-// test_checkpoint_load.cpp: which checkpoint of a run is loaded, and which are refused: damaged files, impossible
-// counts, another shape, and files that this user may not read.
+// test_checkpoint_load.cpp: tests which checkpoint of a run is loaded, and that checkpoints with damaged files,
+// impossible counts, another shape, or without read permission are refused.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <xxhash.h>
@@ -43,7 +43,7 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir;
     const ParamLayout other({.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 8});
-    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
+    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("no tensor may be loaded"); };
     CHECK_THROWS_WITH_AS(
         load_checkpoint(ckpt, other, {"m", "v"}, nowhere),
         doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers "
@@ -248,7 +248,7 @@ TEST_CASE("if all checkpoints are damaged, each is named, with the weights that 
     CHECK(says("it has no trainer.json"));
     CHECK(says("its weights can be read, but not verified\n"));
     CHECK(says(advice + "2 takes its weights alone"));
-    write_bytes(out + "/step_000002/config.json", "{}");  // another shape than the weights have
+    write_bytes(out + "/step_000002/config.json", "{}");  // a shape that the weights do not have
     CHECK(says("restore one from a copy, or start anew in another --output"));
     CHECK_FALSE(says("--init " + out));
 }

@@ -1,5 +1,5 @@
-// test_checkpoint_save.cpp: the files that a save writes, which checkpoints it keeps, deletes or sets aside, and what
-// it does where files of an earlier save are in its way.
+// test_checkpoint_save.cpp: tests the files that a save writes, which checkpoints it keeps, deletes or renames, and how
+// it handles files that an earlier save left.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -158,7 +158,7 @@ TEST_CASE("a step can be saved again, even if its old checkpoint cannot be remov
     CHECK(failed == 0);
 }
 
-TEST_CASE("a save succeeds and deletes older ones, with a warning, if `latest` cannot be written") {
+TEST_CASE("if `latest` cannot be written, a save succeeds with a warning, and deletes older checkpoints") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     save(save_options(out, 1), 1);
@@ -177,7 +177,7 @@ TEST_CASE("a save succeeds and deletes older ones, with a warning, if `latest` c
     CHECK(list_directory(out) == Names{"latest", "step_000003"});
 }
 
-TEST_CASE("the checkpoint that `latest` names stays while `latest` cannot be written") {
+TEST_CASE("while `latest` cannot be written, the checkpoint that it names is kept") {
     const TemporaryDirectory dir;
     const std::string out = dir / "out";
     save(save_options(out, 0), 1);

@@ -1,4 +1,4 @@
-// test_contention.cpp: fewer threads while cores are lost to others (base/contention.h).
+// test_contention.cpp: tests that OpenMP uses fewer threads while other programs use its cores (base/contention.h).
 #include <omp.h>
 #include <sched.h>
 #include <unistd.h>
@@ -10,14 +10,14 @@
 
 #if defined(__linux__)
 
-// All threads compute for the given time.
+// Lets all threads compute for the given time.
 static void compute(double seconds) {
 #pragma omp parallel
     for (const double start = seconds_now(); seconds_now() < start + seconds;) {
     }
 }
 
-TEST_CASE("two threads on one core: one is given up, and tried again later") {
+TEST_CASE("of two threads on one core, one is given up and tried again later") {
     if (access("/proc/thread-self/schedstat", R_OK) != 0) {
         skip_case("no /proc/thread-self/schedstat");
         return;
@@ -53,10 +53,10 @@ TEST_CASE("two threads on one core: one is given up, and tried again later") {
     omp_set_num_threads(threads_before);
 }
 
-TEST_CASE("threads that did not have to wait are all kept") {
+TEST_CASE("all threads are kept if none had to wait for a core") {
     ContentionGuard guard;
     const int threads = omp_get_max_threads();
-    usleep(30'000);  // asleep, they wait for no core
+    usleep(30'000);  // sleeping threads do not wait for a core
     guard.adapt();
     CHECK(omp_get_max_threads() == threads);
 }

@@ -22,12 +22,12 @@ TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies agrees with the defi
     compare<floatX>({9, 100, 128}, 1000.0f);
 }
 
-TEST_CASE_TEMPLATE("equal logits lose log V; gradients sum to zero; padding and ignored rows get none", floatX, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("equal logits: the loss is log V, gradients sum to 0, padding and ignored rows have none", floatX,
+                   float, bf16) {
     equal_logits<floatX>(cpu_backend);
 }
 
-TEST_CASE_TEMPLATE("logits of 1e30 and -1e30 overflow nothing", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("logits of 1e30 and -1e30 do not overflow", floatX, float, bf16) {
     for (int Vp : {33, 40}) huge_logits<floatX>(cpu_backend, Vp);
 }
 
@@ -37,7 +37,7 @@ TEST_CASE_TEMPLATE("NaN and infinite logits give a NaN loss; minus infinity is a
         for (int Vp : {40, 48}) not_finite_logits<floatX>(cpu_backend, V, Vp);
 }
 
-TEST_CASE_TEMPLATE("a row of minus infinity before a finite logit loses nothing", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("a row whose only finite logit is the target has the loss 0", floatX, float, bf16) {
     for (int V : {8000, 8001}) one_finite_logit<floatX>(cpu_backend, V);
 }
 

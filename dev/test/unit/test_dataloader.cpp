@@ -1,5 +1,5 @@
-// test_dataloader.cpp: the order of the windows, which depends on the seed alone, and errors in the thread that reads
-// them.
+// test_dataloader.cpp: tests the order of the windows, which depends only on the seed, and errors in the thread that
+// reads them.
 //
 // Token i of a corpus is i modulo a prime, so that the tokens of a window tell where it begins.
 #include "data/dataloader.h"
@@ -71,7 +71,7 @@ static Steps run_steps(DataLoaderConfig config, int world_size, int steps) {
     return out;
 }
 
-TEST_CASE("every window comes once per epoch, for any number of windows") {
+TEST_CASE("every window occurs once per epoch, for any number of windows") {
     for (int64_t n : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 257, 1000, 4097, 100003})
         for (int64_t epoch : {0, 1, 12345}) {
             CAPTURE(n);
@@ -87,11 +87,11 @@ TEST_CASE("every window comes once per epoch, for any number of windows") {
 }
 
 TEST_CASE("2^45 windows are shuffled over their whole range") {
-    const int64_t n = int64_t(1) << 45;  // 2^45 windows of 1024 tokens: 36 petatokens
+    const int64_t n = int64_t(1) << 45;  // with 1024 tokens each, 36 * 10^15 tokens
     std::set<int64_t> seen;
     for (int64_t g = 0; g < 1000; g++) seen.insert(window_at(g, n - 12345, 1));
     CHECK(seen.size() == 1000);
-    CHECK(*seen.rbegin() > n - n / 16);  // the highest of 1000 random ones: all lower with probability e^-64
+    CHECK(*seen.rbegin() > n - n / 16);  // 1000 random windows are all below this with probability e^-64
     CHECK(*seen.begin() < n / 16);
 }
 
@@ -102,14 +102,14 @@ TEST_CASE("each epoch and each seed has its own order, which is the same every t
         for (int64_t i = 0; i < n; i++) windows[i] = window_at(epoch * n + i, n, seed);
         return windows;
     };
-    // Two random orders agree in one place on average, in ten with probability 1e-7.
+    // Two random orders agree in one place on average, and in ten places with probability 1e-7.
     const auto same_places = [&](const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
         return std::inner_product(a.begin(), a.end(), b.begin(), 0, std::plus<>(), std::equal_to<>());
     };
     CHECK(order(0, 1) == order(0, 1));
     CHECK(same_places(order(0, 1), order(1, 1)) < 10);
     CHECK(same_places(order(0, 1), order(0, 2)) < 10);
-    CHECK(same_places(order(1, 1), order(0, 2)) < 10);  // no simple sum of seed and epoch
+    CHECK(same_places(order(1, 1), order(0, 2)) < 10);  // would fail if the order depended on seed + epoch
     std::vector<int64_t> in_order(n);
     std::iota(in_order.begin(), in_order.end(), 0);
     CHECK(same_places(order(0, 1), in_order) < 10);
@@ -124,9 +124,9 @@ TEST_CASE("the order of windows is that of version 1") {
     CHECK(window_at(123456789, 1000003, 7) == 8267);
 }
 
-// Over many seeds each place, and each pair of neighbouring places, has all windows equally often. Chi-square with 9
-// (99) degrees of freedom exceeds 40 (180) with probability 1e-5 (1e-6). The seeds are fixed, so the result never
-// changes.
+// Over many seeds, all windows occur equally often at each place, and at each pair of neighbouring places. Chi-square
+// with 9 degrees of freedom exceeds 40 with probability 1e-5; with 99, it exceeds 180 with probability 1e-6. The seeds
+// are fixed, so the result never changes.
 TEST_CASE("a small number of windows is shuffled uniformly") {
     constexpr int n = 10, seeds = 10000;
     double single[n] = {}, pairs[n][n] = {};
@@ -148,7 +148,7 @@ TEST_CASE("a small number of windows is shuffled uniformly") {
 
 TEST_CASE("a window lies in one shard, and neighbours overlap by one token") {
     const TemporaryDirectory dir;
-    // 8 tokens are no window of 8+1, 9 are one, 16 one, 17 two, 0 none.
+    // With windows of 8+1 tokens, shards of 0 and 8 tokens have no window, 9 and 16 tokens have one, 17 have two.
     const Corpus corpus = open_corpus(write_corpus(dir, {9, 8, 0, 16, 17, 30}), "--train-data", T);
     CHECK(corpus.shards.size() == 6);
     CHECK(corpus.tokens == 80);
@@ -193,7 +193,7 @@ TEST_CASE("the fingerprint covers all bytes of small files, and four places of l
     constexpr size_t size = 1024 + 2 * 300000, piece = 64 << 10, third = (size - piece) / 3;
     for (size_t at : {size_t(1024), piece - 1, third, third + piece - 1, 2 * third, size - piece, size - 1})
         CHECK(fingerprint_with(pattern, large, at) != print);
-    CHECK(fingerprint_with(pattern, large, piece) == print);  // between two of the four places
+    CHECK(fingerprint_with(pattern, large, piece) == print);  // this byte is between two of the four places
     CHECK(open_corpus(pattern, "--train-data", T).fingerprint == print);
 }
 
@@ -211,7 +211,7 @@ TEST_CASE("the loader reads every window once per epoch, and the next epoch foll
     const std::string pattern = write_corpus(dir, {1000, 700, 333});
     const int64_t n = open_corpus(pattern, "--train-data", T).num_windows;
     REQUIRE(n == 124 + 87 + 41);
-    REQUIRE(n % 12 == 0);  // steps of 12 windows end with the epoch
+    REQUIRE(n % 12 == 0);  // the last step of 12 windows ends with the epoch
     const Steps steps = run_steps(config_for(pattern, 3, 12), 1, int(2 * n / 12));
     for (int epoch : {0, 1}) {
         std::map<std::vector<int>, int> times;
@@ -244,12 +244,13 @@ TEST_CASE("a step reads the same windows for any micro-batch and any number of r
         }
 }
 
-TEST_CASE("a loader that continues at a position reads what an uninterrupted one reads") {
+TEST_CASE("a loader that continues at a position reads the same windows as an uninterrupted one") {
     const TemporaryDirectory dir;
     const DataLoaderConfig config = config_for(write_corpus(dir, {1500}), 2, 8);
     Steps want = run_steps(config, 1, 60);
     DataLoader first(config);
-    for (int call = 0; call < 4 * 17 + 3; call++) first.next();  // 17 steps, and 3 of 4 calls of a lost one
+    for (int call = 0; call < 4 * 17 + 3; call++)
+        first.next();  // 17 steps, and 3 of the 4 calls of an interrupted step
     REQUIRE(first.position == 17 * 8);
 
     DataLoader second(config);
@@ -369,7 +370,7 @@ TEST_CASE("a corpus too small for one step is refused, and the message has the a
     CHECK(refusal(validation).find("has 0 windows of --seq-len 100 + 1 tokens") != std::string::npos);
 }
 
-TEST_CASE("a global batch that micro-batches and ranks do not divide is refused") {
+TEST_CASE("a global batch that is not a multiple of micro-batches and ranks is refused") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {1000});
     CHECK_THROWS_WITH_AS(DataLoader(config_for(pattern, 3, 8)),
@@ -401,7 +402,7 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
     for (int call = 0; call < 5; call++) loader.next();
 }
 
-// Takes a shard away while a loader reads it. Times are in seconds.
+// Moves a shard away while a loader reads it. Times are in seconds.
 struct Outage {
     TemporaryDirectory dir;
     DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 2, 2);
@@ -413,7 +414,8 @@ struct Outage {
         config.note = [this](const std::string& line) { notes.push_back(line); };
     }
 
-    // The error of ten batches, of which at most two are in memory. The file is back after `back` (0: never).
+    // Reads ten batches, of which at most two are in memory, and returns the error. The file returns after `back`
+    // seconds (0: never).
     std::string read(double back) {
         DataLoader loader(config);
         loader.next();
@@ -433,14 +435,14 @@ struct Outage {
     }
 };
 
-TEST_CASE("a shard that is missing for a moment is read when it is back, with one note") {
+TEST_CASE("a shard that is missing for a short time is read when it returns, with one note") {
     Outage outage;
     CHECK(outage.read(0.5) == "");
     CHECK(outage.notes == std::vector<std::string>{outage.file + ": cannot open: No such file or directory; trying "
                                                                  "again for 10 s"});
 }
 
-TEST_CASE("a shard that remains missing is an error after the time to retry") {
+TEST_CASE("a shard that remains missing is an error when the time for retries is over") {
     Outage outage;
     outage.config.retry_seconds = 0.5;
     CHECK(outage.read(0.0) == "66 " + outage.file + ": cannot open: No such file or directory");
@@ -448,7 +450,7 @@ TEST_CASE("a shard that remains missing is an error after the time to retry") {
     CHECK(outage.seconds > 0.4);
 }
 
-// Alone, both take 0.1 s; the whole wait would take 10 s.
+// Both take 0.1 s. Without a stop the wait would take 10 s.
 TEST_CASE("a request to stop ends the wait for a missing shard, and so does the destructor") {
     Outage outage;
     const double begin = seconds_now();
@@ -467,7 +469,7 @@ TEST_CASE("a request to stop ends the wait for a missing shard, and so does the 
             both = loader.filled == 2;
         }
         std::filesystem::rename(outage.file, outage.away);
-        loader.next();  // is in memory; lets the thread read another batch, which is not
+        loader.next();  // this batch is in memory, and the thread now reads one that is not
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         start = seconds_now();
     }

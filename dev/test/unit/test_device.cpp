@@ -1,4 +1,4 @@
-// test_device.cpp: device.h on the CPU: what allocations promise, how they fail, copies, and working memory.
+// test_device.cpp: tests device.h on the CPU: allocations and their failures, copies, timers, and scratch memory.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ TEST_CASE("too large a request is refused with its purpose and its size, and lea
     CHECK(device_bytes_allocated() == before);
 }
 
-TEST_CASE("what helps against a lack of memory: a smaller batch, or for the model's own memory a smaller model") {
+TEST_CASE("a lack of memory advises a smaller batch, and for the model's own memory a smaller model") {
     const int64_t petabyte = int64_t(1) << 50;
     for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
                                 "AdamW's first moments (--zero)", "gradients"})
@@ -40,7 +40,7 @@ TEST_CASE("what helps against a lack of memory: a smaller batch, or for the mode
                              Error);
 }
 
-// A folder that looks like / to a process in control groups.
+// A folder that stands for the root directory of a machine with control groups.
 struct Machine {
     TemporaryDirectory root;
 
@@ -57,7 +57,7 @@ struct Machine {
     }
 };
 
-TEST_CASE("control groups of version 2: the least of max and high, here or above; file cache is free") {
+TEST_CASE("control groups of version 2: the lowest max or high of all levels counts; file cache is free memory") {
     const Machine machine("0::/a/b");
     const std::string a = "/sys/fs/cgroup/a/";
     machine.check(INT64_MAX, INT64_MAX);
@@ -74,7 +74,7 @@ TEST_CASE("control groups of version 2: the least of max and high, here or above
     machine.check(4500, 3800);
 }
 
-TEST_CASE("control groups of version 1, also where the mount shows only the container's own") {
+TEST_CASE("control groups of version 1, also if the mount shows only the container's own group") {
     const Machine machine("9:cpu,cpuacct:/x\n8:memory:/docker/1f\n1:name=systemd:/y\n0::/z");
     const std::string mount = "/sys/fs/cgroup/memory/";
     machine.write(mount + "memory.limit_in_bytes", "9223372036854771712");
@@ -94,7 +94,7 @@ TEST_CASE("processes of a host share its memory") {
 }
 
 #if !defined(__SANITIZE_ADDRESS__)  // which needs the address space for itself
-TEST_CASE("a limit on the process (ulimit -v) is named where it is in the way") {
+TEST_CASE("a message about a lack of memory names the limit of ulimit -v if it is the cause") {
     const pid_t child = fork();
     if (child == 0) {
         const rlimit limit{rlim_t(1) << 30, rlim_t(1) << 30};
@@ -125,7 +125,7 @@ TEST_CASE("copies and zeros, also where several threads share them") {
     device_cases::copies({0, 1, 1000, (5 << 20) + 3});
 }
 
-TEST_CASE("a timer keeps when it was reached, and can be recorded again") {
+TEST_CASE("a timer keeps the time at which it was recorded, and can be recorded again") {
     const Event before = create_timer(), after = create_timer();
     record_event(before, nullptr);
     const double start = seconds_now();
@@ -142,20 +142,20 @@ TEST_CASE("scratch memory grows until it is reserved, and then a larger request 
     device_cases::scratch();
 }
 
-TEST_CASE("the peak counts no more threads than there are cores") {
+TEST_CASE("the measured peak counts no more threads than there are cores") {
     const int before = omp_get_max_threads(), cores = omp_get_num_procs();
     omp_set_num_threads(cores);
     const double of_cores = cpu::measure_peak_flops<float>();
     omp_set_num_threads(16 * cores);
     const double of_threads = cpu::measure_peak_flops<float>();
     omp_set_num_threads(before);
-    CHECK(of_threads < 4.0 * of_cores);  // other programs slow either of them down
+    CHECK(of_threads < 4.0 * of_cores);  // not closer, because other programs may slow down either measurement
 }
 
-TEST_CASE("the rate of a kernel is that of its fastest runs, also when the first one lost its core for long") {
+TEST_CASE("the measured peak is the rate of the fastest run, even if the first run was interrupted for long") {
     int runs = 0;
     const auto run = [&] { std::this_thread::sleep_for(std::chrono::milliseconds(runs++ == 0 ? 40 : 0)); };
-    CHECK(cpu::peak_of(run, 1.0) > 1000.0);  // 100, if that run were all
+    CHECK(cpu::peak_of(run, 1.0) > 1000.0);  // it would be below 100 if the first run counted
 }
 
 TEST_CASE("device_info names the processor, the threads and the instructions, and measures a peak") {
@@ -163,7 +163,7 @@ TEST_CASE("device_info names the processor, the threads and the instructions, an
     const DeviceInfo info = device_info();
     CHECK(info.name.find("1 thread,") != std::string::npos);
     CHECK(info.memory_bytes > 0);
-    const double least = getenv("RUN_BY") ? 0.0 : 1e8;  // RUN_BY: an emulated processor has no rate of its own
+    const double least = getenv("RUN_BY") ? 0.0 : 1e8;  // RUN_BY: the processor is emulated, and may be slow
     CHECK(info.peak_flops_fp32 > least);
     CHECK(info.peak_flops_bf16 > least);
     CHECK(info.peak_source == "measured at start");

@@ -1,9 +1,9 @@
-// test_dispatch.cpp: the scratch memory that vector_scratch_bytes promises is enough for the operations of every
+// test_dispatch.cpp: tests that the scratch memory of vector_scratch_bytes is enough for the operations of every
 // variant.
 #include "support/each_variant.h"
 #include "support/test.h"
 
-// Once memory is reserved, an operation that asks for more throws.
+// An operation that asks for more scratch memory than is reserved throws.
 TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {
     const int B = 2, T = 70, NH = 2, HS = 33, C = NH * HS, N = B * T, V = 99, Vp = 128, threads = 3;
     auto x = random_tensor<floatX>(int64_t(N) * 3 * C, 1), out = poisoned<floatX>(N * C);
@@ -12,7 +12,7 @@ TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", fl
     const auto targets = random_tokens(N, V, 4);
     for (const Isa level : available_isas(Isa::avx512)) {
         const RunsOn setting(level, threads);
-        // What another level or the other type left behind must not help: the largest is the same for all of them.
+        // Memory that another level or type has reserved cannot hide an error: the number of bytes is the same for all.
         const int64_t bytes = cpu::vector_scratch_bytes(B, T, C, NH, Vp);
         CHECK((bytes > 0) == (level != Isa::plain));
         device_reserve_scratch(bytes);

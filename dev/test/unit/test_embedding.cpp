@@ -1,5 +1,5 @@
 // test_embedding.cpp: the shared cases of the embeddings (cases_embedding.h) on every CPU variant. The variants add the
-// rows of a gradient in the definition's order, and so have its bits.
+// rows of a gradient in the order of the definition, so the results have the same bits.
 #include "support/cases_embedding.h"
 #include "support/cpu_backend.h"
 
@@ -18,7 +18,7 @@ TEST_CASE_TEMPLATE("embeddings at GPT-2's widths agree with the definition", flo
     compare<floatX>({1, 64, 1600, 50});
 }
 
-// Few tokens in the vocabulary: their rows are added to again and again.
+// With few tokens in the vocabulary, each gradient row gets many additions.
 TEST_CASE_TEMPLATE("embeddings at awkward sizes agree with the definition", floatX, float, bf16) {
     for (int C : {1, 7, 17, 65}) compare<floatX>({3, 7, C, 5});
     compare<floatX>({65, 1, 63, 1});
@@ -32,7 +32,7 @@ TEST_CASE_TEMPLATE("two runs of embedding_backward have the same bits", floatX, 
     same_bits_twice<floatX>(cpu_backend, {2, 60, 264, 40});
 }
 
-TEST_CASE_TEMPLATE("a token and its position are added, and gradients added to what is there", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("embeddings of token and position are added, and gradients accumulate", floatX, float, bf16) {
     for (int C : {1, 8}) known_sums<floatX>(cpu_backend, C);
 }
 

@@ -33,14 +33,14 @@ TEST_CASE("a missing file, a directory, a pipe and a file above the limit are re
     CHECK(exit_code_of([&] { InputFile(dir / "none"); }) == EXIT_NO_INPUT);
     CHECK(exit_code_of([&] { InputFile(dir.path); }) == EXIT_BAD_DATA);
     REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    CHECK(exit_code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // and does not wait for a writer
+    CHECK(exit_code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // without waiting for a writer
     write_bytes(dir / "a", "12345");
     CHECK(read_file(dir / "a", 5) == "12345");
     CHECK(exit_code_of([&] { read_file(dir / "a", 4); }) == EXIT_BAD_DATA);
     CHECK(exit_code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
 }
 
-TEST_CASE("reads beyond the end of a file are refused, also after it became shorter") {
+TEST_CASE("reads beyond the end of a file are refused, also if it became shorter") {
     const TemporaryDirectory dir;
     write_bytes(dir / "a", "0123456789");
     const InputFile file(dir / "a");
@@ -75,7 +75,7 @@ TEST_CASE("an output that cannot be created is refused, and nothing is overwritt
     CHECK(refusal([&] { make_directories(dir / "a"); }).ends_with("/a: cannot create the directory: File exists"));
 }
 
-TEST_CASE("replace_file replaces the whole file, also where an interrupted replacement left its temporary file") {
+TEST_CASE("replace_file replaces the whole file, even if an interrupted replacement left its temporary file") {
     const TemporaryDirectory dir;
     write_bytes(dir / "latest.tmp", "half");
     replace_file(dir / "latest", "one\n");
@@ -107,7 +107,7 @@ TEST_CASE("a full disk is an I/O error that names the file") {
     CHECK(failed == 0);
 }
 
-TEST_CASE("a replacement interrupted at any system call leaves the old content or the new") {
+TEST_CASE("a replacement interrupted at any system call leaves the old content or the new content") {
     const FaultTest replacement = {
         .least_calls = 7,  // create, write, fsync, close, rename, open, fsync
         .prepare = [](const TemporaryDirectory& dir) { write_bytes(dir / "a", "old"); },
@@ -137,7 +137,7 @@ TEST_CASE("remove_tree does not follow links") {
     CHECK(path_exists(dir / "keep/file"));
 }
 
-TEST_CASE("is_denied tells a directory that may not be read from a missing one") {
+TEST_CASE("is_denied distinguishes a directory without read permission from a missing one") {
     const TemporaryDirectory dir;
     make_directories(dir / "hidden");
     write_bytes(dir / "hidden/file", "x");

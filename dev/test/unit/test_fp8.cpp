@@ -14,7 +14,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// The definition: sign, exponent and mantissa of a code, in double.
+// The value of a code by the definition of the format: sign, exponent and mantissa, in double.
 template <class Format>
 double defined_value(int code) {
     const int exponent = (code & 0x7f) >> Format::mantissa, mantissa = code & ((1 << Format::mantissa) - 1);
@@ -28,7 +28,7 @@ double defined_value(int code) {
     return code & 0x80 ? -value : value;
 }
 
-// The finite code of the sign of x whose value is nearest; of two equally near ones the even one.
+// The finite code with the sign of x whose value is nearest to x. Of two equally near codes, the even one.
 template <class Format>
 int nearest_code(double x) {
     int best = 0;
@@ -76,7 +76,7 @@ TEST_CASE_TEMPLATE("every bf16 number is rounded to the nearest FP8 value", Form
     }
 }
 
-TEST_CASE_TEMPLATE("floats beside the middle of two FP8 values are rounded to the nearer one", Format, E4M3, E5M2) {
+TEST_CASE_TEMPLATE("floats next to the midpoint of two FP8 values are rounded to the nearer one", Format, E4M3, E5M2) {
     for (int code = 0; code < int(Format::max_code); code++) {
         const float middle = float((defined_value<Format>(code) + defined_value<Format>(code + 1)) / 2);
         for (const float x : {std::nextafterf(middle, 0.0f), middle, std::nextafterf(middle, infinity)})
@@ -104,7 +104,7 @@ TEST_CASE_TEMPLATE("the scale of every bf16 amax is the largest power of two tha
     }
 }
 
-TEST_CASE_TEMPLATE("what is read is exact in bf16, and zero or normal", Format, E4M3, E5M2) {
+TEST_CASE_TEMPLATE("a scaled FP8 value is exact in bf16, and zero or normal", Format, E4M3, E5M2) {
     for (const float amax : {0x1p-133f, 0x1p-100f, 1e-10f, 0.3f, 1.0f, 1.75f, 448.0f, 0x1p127f}) {
         const auto [scale, inverse] = fp8_scale<Format>(amax);
         for (int code = 0; code <= int(fp8_code<Format>(scale * amax)); code++) {

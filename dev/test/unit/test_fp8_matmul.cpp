@@ -9,7 +9,8 @@ namespace {
 struct Fp8OnCpu : CpuBackend {
     Scales scales;
 
-    // As in test_matmul.cpp: both sides sum products of the same rounded operands, here one of them in double.
+    // The bounds of test_matmul.cpp, because both sides sum products of the same rounded operands. The definition sums
+    // in double.
     Bound bound(Value value, int K, bool) const {
         const float sum_error = (8.0f * float(K) + 16.0f) * epsilon<float>() * scales.of(value);
         const bool of_parameters = value == Value::dweight || value == Value::dbias;

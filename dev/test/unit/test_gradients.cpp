@@ -1,9 +1,11 @@
-// test_gradients.cpp: the reference of every backward pass against finite differences of the forward pass.
+// test_gradients.cpp: compares the backward pass of every operation's definition with finite differences of its forward
+// pass.
 //
-// The loss is the sum of weight * output, in double, with fixed random weights; the gradient of input i is compared
-// with (loss(x_i + h) - loss(x_i - h)) / 2h. With h = 2^-8 and inputs of about 1, the cubic term leaves h^2/6 = 3e-6
-// times a third derivative, of up to about 100 here; outputs are floats, each wrong by some 2^-24 of itself: a hundred
-// of them, over 2h, 8e-5 in the mean. Hence 1e-3, which a wrong term exceeds by far.
+// The loss is the sum of weight * output, in double, with fixed random weights. The gradient of input i is compared
+// with (loss(x_i + h) - loss(x_i - h)) / 2h, where h = 2^-8. The finite difference has two errors. Its cubic term is
+// h^2/6 = 3e-6 times the third derivative, which is up to about 100 here. The outputs are floats with a relative error
+// of about 2^-24; a hundred of them, divided by 2h, have an error of about 8e-5. The tolerance of 1e-3 covers both, and
+// a wrong term in a gradient exceeds it by far.
 #include <functional>
 
 #include "support/each_variant.h"

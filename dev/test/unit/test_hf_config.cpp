@@ -1,4 +1,5 @@
-// test_hf_config.cpp: config.json is read with transformers' defaults and aliases; what cannot be computed is refused.
+// test_hf_config.cpp: tests that config.json is read with the defaults and aliases of transformers, and that models
+// which the program cannot compute are refused.
 #include "checkpoint/hf_config.h"
 
 #include <doctest/doctest.h>
@@ -78,7 +79,7 @@ TEST_CASE("deep nesting is refused in a key that is used, and accepted in others
     CHECK(parse_error(R"({"other":)" + deep).find("ends in the middle of a value") != std::string::npos);
 }
 
-TEST_CASE("each unsupported or invalid value is refused by its key and the reason") {
+TEST_CASE("each unsupported or invalid value is refused, and the message has its key and the reason") {
     struct Case {
         const char *text, *reason;
     };

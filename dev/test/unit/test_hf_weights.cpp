@@ -198,7 +198,7 @@ TEST_CASE("a model in several files is read by its index") {
     CHECK(same_tensors(got, state, false));
 }
 
-TEST_CASE("a tensor that is missing, of another shape or unknown is refused by its name") {
+TEST_CASE("a tensor that is missing, unknown or of another shape is refused, and the message names it") {
     const FlatState state(small_model, 6);
     const std::vector<NamedTensor> good = hf_tensors(state, "transformer.");
     const std::string c_fc = "transformer.h.1.mlp.c_fc.weight";
@@ -237,7 +237,7 @@ TEST_CASE("a tensor that is missing, of another shape or unknown is refused by i
     CHECK(load(good, R"({"tie_word_embeddings":false})").find("there is no lm_head.weight") != std::string::npos);
 }
 
-TEST_CASE("a NaN or an infinity is refused by the name of its tensor and its index in the file") {
+TEST_CASE("a NaN or an infinity is refused, and the message names its tensor and its index") {
     const std::vector<NamedTensor> good = hf_tensors(FlatState(small_model, 6), "transformer.");
     const struct {
         const char* name;
@@ -260,12 +260,12 @@ TEST_CASE("a NaN or an infinity is refused by the name of its tensor and its ind
         }
 }
 
-TEST_CASE("the refusal of a shape names the size of the model") {
+TEST_CASE("the message about a wrong shape names the size of the model") {
     const FlatState state({64, 7, 1, 2, 64}, 1);
     const TemporaryDirectory dir;
     write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, ""}}, "BF16", state.reader(), {});
     const ParamLayout d12(config_by_name("d12"));
-    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("nothing may be handed over"); };
+    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("no tensor may be loaded"); };
     CHECK_THROWS_WITH_AS(load_weights(dir.path, d12, nowhere),
                          doctest::Contains("wte.weight is BF16 [7, 64], but d12 needs [50257, 768]; wrong --model?"),
                          Error);

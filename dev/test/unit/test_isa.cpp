@@ -1,5 +1,5 @@
-// test_isa.cpp: which instruction set is used, and how it is forced. CPU_ISA is read once in a process, so its cases
-// run this program again with --test-case.
+// test_isa.cpp: tests which instruction set is used, and how it is forced. The program reads CPU_ISA once, so the cases
+// that set it run this program again with --test-case.
 #include "cpu/isa.h"
 
 #include <doctest/doctest.h>
@@ -28,7 +28,7 @@ TEST_CASE("names") {
 #endif
 }
 
-TEST_CASE("what the machine offers agrees with the compiler's detection") {
+TEST_CASE("the detected instruction sets agree with the compiler's detection") {
 #if defined(__x86_64__)
     CHECK((best_isa() >= Isa::avx2) == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")));
     if (best_isa() >= Isa::avx512) CHECK(__builtin_cpu_supports("avx512bw"));
@@ -54,7 +54,7 @@ TEST_CASE("each level up to the best can be forced, and none beyond") {
     CHECK(isa() == before);
 }
 
-// What the process started below finds.
+// Runs in the process that child_finds starts.
 TEST_CASE("child: the level is as EXPECT says" * doctest::skip()) {
     const std::string expect = getenv("EXPECT");
     if (expect == "refused")
@@ -66,18 +66,18 @@ TEST_CASE("child: the level is as EXPECT says" * doctest::skip()) {
 static bool child_finds(const std::string& cpu_isa, const std::string& expect) {
     char self[4096] = {};
     REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
-    const char* run_by = getenv("RUN_BY");  // what runs a program of another architecture: "qemu-aarch64 -L ..."
+    const char* run_by = getenv("RUN_BY");  // the emulator for programs of another architecture: "qemu-aarch64 -L ..."
     const std::string command = "CPU_ISA=" + cpu_isa + " EXPECT=" + expect + " " + (run_by ? run_by : "") + " '" +
                                 self + "' --no-skip --test-case='child: *' > /dev/null 2>&1";
     return system(command.c_str()) == 0;
 }
 
-TEST_CASE("CPU_ISA forces a level, and is refused when it is unknown or not there") {
+TEST_CASE("CPU_ISA forces a level, and is refused if it is unknown or this machine lacks it") {
     CHECK(child_finds("", isa_name(best_isa())));
     for (Isa level : all) CHECK(child_finds(isa_name(level), level <= best_isa() ? isa_name(level) : "refused"));
     CHECK(child_finds("avx1024", "refused"));
 #if defined(__aarch64__)
-    CHECK(child_finds("avx2", "refused"));  // although it has neon's number
+    CHECK(child_finds("avx2", "refused"));  // although avx2 and neon have the same number
 #endif
-    CHECK_FALSE(child_finds("plain", "avx2"));  // the child does look
+    CHECK_FALSE(child_finds("plain", "avx2"));  // proves that the child compares
 }

@@ -1,5 +1,6 @@
-// test_launch.cpp: rank and number of ranks from the environment of each launcher, as recorded under it, with variables
-// that other launchers leave; refused environments; Slurm's lists of hosts; torchrun's error file.
+// test_launch.cpp: tests how a process finds its rank and the number of ranks in the environment of each launcher. The
+// environments were recorded, and some have variables that other launchers left. Other cases test refused environments,
+// Slurm's lists of hosts, and torchrun's error file.
 #include "parallel/launch.h"
 
 #include <doctest/doctest.h>
@@ -22,7 +23,7 @@ static Launch find(const Variables& variables, const LaunchOptions& options = {}
     });
 }
 
-// The message of the Error, which must be EXIT_USAGE; "" if there is none.
+// The message of the Error, which must have EXIT_USAGE; "" if there is none.
 static std::string refusal(const Variables& variables, const LaunchOptions& options = {}) {
     try {
         find(variables, options);
@@ -34,7 +35,7 @@ static std::string refusal(const Variables& variables, const LaunchOptions& opti
     return "";
 }
 
-// These variables with some replaced. An empty variable counts as unset.
+// `variables` with some of them replaced. An empty variable counts as unset.
 static Variables with(Variables variables, const Variables& others) {
     for (const auto& [name, value] : others) variables[name] = value;
     return variables;
@@ -76,7 +77,7 @@ static const Variables srun = with(batch, {{"SLURM_STEP_ID", "0"},
 
 TEST_CASE("each launcher is recognized, also among variables that other launchers left") {
     struct Row {
-        const char* expected;  // without the host
+        const char* expected;  // without the name of the host
         Variables variables;
         bool mpi;
     };
@@ -111,7 +112,7 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
               with(with(srun, {{"SLURM_STEP_NUM_TASKS", "2"}, {"PMIX_RANK", "0"}}), torchrun), false},
              // mpirun around a script that sets torchrun's variables from mpirun's
              {"mpirun, rank 3 of 8, local rank 1 of 2", with(with(torchrun, {{"RANK", "3"}}), mpirun), true},
-             // incomplete, so not of torchrun: some batch systems set WORLD_SIZE for every process
+             // not torchrun, because variables are missing: some batch systems set WORLD_SIZE for every process
              {"single process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, false},
              {"single process", {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}}, false},
              {"srun, rank 2 of 4, local rank 0", with(srun, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}}), false},
@@ -154,7 +155,7 @@ TEST_CASE("the launcher's variables give the rendezvous address, run id and atte
     CHECK(find(with(batch, {{"SLURM_RESTART_COUNT", "3"}})).attempt == 3);
 }
 
-TEST_CASE("options give the rank, and win over the variables of a launcher") {
+TEST_CASE("options give the rank, and override the variables of a launcher") {
     Launch launch = find({}, options(3, 8, "h0:29500", 1));
     CHECK(describe_launch(launch) == "options, rank 3 of 8, local rank 1 on " + host_name());
     CHECK(place(launch) == "h0:29500");
@@ -168,7 +169,7 @@ TEST_CASE("options give the rank, and win over the variables of a launcher") {
     LaunchOptions named = options(0, 2, "h0:1");
     named.run_id = "night-2";
     CHECK(find({}, named).run_id == "night-2");
-    // Options win if a launcher's variables agree with them, or if it started fewer processes than there are ranks.
+    // Options override a launcher's variables that agree with them, or that count fewer processes than there are ranks.
     CHECK(find(mpirun, options(3, 8, "h0:1")).launcher == "options");
     CHECK(find(mpirun, options(3, 8, "h0:1")).mpi);
     CHECK(place(find(torchrun, options(5, 8, "h9:1"))) == "h9:1");
@@ -219,7 +220,7 @@ TEST_CASE("incomplete and impossible options are refused") {
     }
 }
 
-TEST_CASE("impossible numbers in variables are refused by name and value") {
+TEST_CASE("impossible numbers in variables are refused, and the message has name and value") {
     struct Row {
         Variables variables;
         const char* sentence;
@@ -296,7 +297,7 @@ TEST_CASE("variables of launchers that contradict each other are refused, and so
     }
 }
 
-TEST_CASE("--rendezvous-timeout holds under every launcher, and is 300 s by default") {
+TEST_CASE("--rendezvous-timeout applies under every launcher, and is 300 s by default") {
     LaunchOptions patient;
     patient.join_seconds = 7;
     for (const Variables& variables : {Variables{}, mpirun, torchrun, srun}) {
@@ -342,7 +343,7 @@ TEST_CASE("the error file has the fields that torchrun reads") {
     CHECK(std::stoll(json["message"]["extraInfo"]["timestamp"].get<std::string>()) > 1600000000);
 }
 
-// The text of the GPUs of a list on a host of four, or of the refusal.
+// The GPUs that --gpus selects on a host with four, or the message of the refusal.
 static std::string gpus_of(const std::string& list) {
     std::string out;
     try {

@@ -22,10 +22,10 @@ TEST_CASE_TEMPLATE("LayerNorm at awkward sizes agrees with the definition", floa
     for (int N : {1, 7, 33})
         for (int C : {2, 7, 17, 65, 127}) compare<floatX>(N, C);
     compare<floatX>(3, 65);
-    compare<floatX>(9000, 7);  // more rows than 256 pieces of 32
+    compare<floatX>(9000, 7);  // more than 256 pieces of 32 rows
 }
 
-// A variance taken as E[x^2] - E[x]^2 would be lost here: 1e6 has no digits left for 1.
+// A variance computed as E[x^2] - E[x]^2 would cancel here: a float of 1e6 is too coarse for a variance of 1.
 TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero agrees with the definition", floatX, float, bf16) {
     for (const float offset : {30.0f, 1000.0f}) compare<floatX>(8, 768, offset);
 }

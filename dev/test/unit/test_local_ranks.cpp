@@ -1,5 +1,5 @@
-// test_local_ranks.cpp: the processes that --gpus starts, with small functions as ranks: exit codes, signals, output, a
-// rank that does not end, and a supervisor that is killed.
+// test_local_ranks.cpp: tests the supervisor of the processes that --gpus starts, with small functions as ranks: exit
+// codes, signals, output, a rank that does not end, and a supervisor that is killed.
 #include "parallel/local_ranks.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@
 #include "support/temporary.h"
 
 namespace {
-// What a supervisor of its own process returns, and what it and its ranks print.
+// The exit code of a supervisor that runs in its own process, and the output of the supervisor and its ranks.
 struct Result {
     int exit_code = 0;
     std::string out, err, failure;
@@ -38,7 +38,7 @@ static pid_t start_supervisor(const TemporaryDirectory& dir, const LocalRanks& r
     _exit(outcome.exit_code);
 }
 
-// Calls `then` while the ranks run, with the supervisor's process.
+// Runs a supervisor in a child process. While the ranks run, calls `then` with the supervisor's process id.
 static Result supervise(LocalRanks ranks, int count, const std::function<void(pid_t)>& then = {}) {
     const TemporaryDirectory dir;
     ranks.count = count;
@@ -85,7 +85,7 @@ TEST_CASE("the exit code is that of the rank that failed first") {
     CHECK(failed.err == "");
 }
 
-TEST_CASE("a rank that is killed is named") {
+TEST_CASE("a message names a rank that is killed") {
     LocalRanks ranks = running([](int index) { return index == 1 ? raise(SIGKILL) : (usleep(300000), EXIT_INTERNAL); });
     ranks.first_rank = 4;
     const Result killed = supervise(ranks, 2);
@@ -93,7 +93,7 @@ TEST_CASE("a rank that is killed is named") {
     CHECK(killed.err == "error: rank 5 was ended by signal 9 (Killed; out of memory?)\n");
 }
 
-TEST_CASE("a rank that does not end after another's failure is killed, also if it is stopped") {
+TEST_CASE("a rank that does not end after another rank's failure is killed, also if it is stopped") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return EXIT_BAD_DATA + 0;
                                         signal(SIGTERM, SIG_IGN);
@@ -107,7 +107,7 @@ TEST_CASE("a rank that does not end after another's failure is killed, also if i
     CHECK(result.err == format("warning: rank 1 did not end within %g s, and is killed\n", LAST_SECONDS));
 }
 
-TEST_CASE("lines of the other ranks are whole and name their rank; an error of several ranks is printed once") {
+TEST_CASE("lines of other ranks are whole and name their rank; the same error of several ranks is printed once") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return printf("the first rank\n"), 0;
                                         for (const char* part : {"one ", "line\nno ", "newline"})
@@ -218,16 +218,16 @@ TEST_CASE("a pause ends at a signal") {
     CHECK(supervisor.request() == SIGTERM);
 }
 
-TEST_CASE("call_apart returns the result or the error of the other process") {
+TEST_CASE("call_in_child returns the result or the error of the other process") {
     const pid_t own = getpid();
-    CHECK(call_apart([own] { return getpid() == own ? -1 : 8; }) == 8);
+    CHECK(call_in_child([own] { return getpid() == own ? -1 : 8; }) == 8);
     try {
-        call_apart([]() -> int { fail(EXIT_BAD_DATA, "no GPU"); });
+        call_in_child([]() -> int { fail(EXIT_BAD_DATA, "no GPU"); });
         CHECK(false);
     } catch (const Error& error) {
         CHECK(error.exit_code == EXIT_BAD_DATA);
         CHECK(error.what() == std::string("no GPU"));
     }
-    CHECK_THROWS_WITH(call_apart([] { return raise(SIGKILL); }),
+    CHECK_THROWS_WITH(call_in_child([] { return raise(SIGKILL); }),
                       "a helper process was ended by signal 9 (Killed; out of memory?)");
 }

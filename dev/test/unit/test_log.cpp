@@ -1,5 +1,5 @@
-// test_log.cpp: the step line on the terminal, the lines of log.jsonl, the lines that a resumed run keeps, and output
-// that cannot be written. Terminals, pipes and limits are set up in child processes.
+// test_log.cpp: tests the step line on the terminal, the lines of log.jsonl, the lines that a resumed run keeps, and
+// output that cannot be written. Child processes set up terminals, pipes and limits.
 #include "train/log.h"
 
 #include <doctest/doctest.h>
@@ -113,8 +113,8 @@ static Child run_on_terminal(const std::function<void()>& code, int columns) {
     return child;
 }
 
-// The first step of a run reads the record of the step before it. A constant expression may not read a number that was
-// never set.
+// The first step of a run reads the record of the step before it, so StepRecord must initialize all numbers. A constant
+// expression proves it, because it may not read an uninitialized number.
 static_assert(
     [] {
         StepRecord none;
@@ -122,7 +122,7 @@ static_assert(
                none.grad_norm == 0.0f && none.lr == 0.0f && none.step_ms == 0.0 && none.loader_wait_ms == 0.0 &&
                none.comm_exposed_ms == 0.0;
     }(),
-    "a StepRecord begins with zeros");
+    "StepRecord initializes its numbers to zero");
 
 TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time left") {
     LogOptions o = options("", 19560);
@@ -297,11 +297,11 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     CHECK(kept.size() == 1 + 4 + 6 + 1);  // run, steps 0-3, val and sample of 0, 2 and 4, the checkpoint of 4
     LogOptions o = quiet(dir.path);
     o.resume_step = 4;
-    { Log log(o); }  // a resume that does not validate
+    { Log log(o); }  // a resumed run that does not validate
     CHECK(lines_of(path) == kept);
     {
         Log log(o);
-        log.val(4, 7.0), log.sample(4, "text");  // the same again: the log has them
+        log.val(4, 7.0), log.sample(4, "text");  // repeated after the resume; the log already has these lines
         log.step(record(4));
     }
     const auto after = lines_of(path);
@@ -309,7 +309,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     for (size_t i = 0; i < kept.size(); i++) CHECK(after[i] == kept[i]);
     {
         Log log(o);
-        log.val(4, 7.5);  // another loss, as of other data
+        log.val(4, 7.5);  // another loss, as with other data
     }
     const auto other = lines_of(path);
     REQUIRE(other.size() == kept.size() + 1);
@@ -317,7 +317,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     CHECK_FALSE(path_exists(dir.path + "/log.1.jsonl"));
 }
 
-TEST_CASE("resuming works without a log, and with lines that are not of a log") {
+TEST_CASE("resuming works without a log, and with lines that are not log lines") {
     TemporaryDirectory dir;
     LogOptions o = quiet(dir.path);
     o.resume_step = 1;
@@ -420,7 +420,7 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     CHECK(contains(child.out, "val loss 3.2500"));
     CHECK(contains(child.out, "step 2999/3000"));
     CHECK(contains(child.out, "\033[K"));
-    // Ten lines per second, the first and the last, and the lines drawn again after the validation and at the end.
+    // Ten lines per second, the first and the last, and the lines that are redrawn after the validation and at the end.
     const auto drawn = std::count(child.out.begin(), child.out.end(), '\033');
     CHECK(double(drawn) <= 10 * seconds + 8);
     size_t widest = 0, column = 0;
@@ -440,7 +440,7 @@ TEST_CASE("a terminal too narrow for the step line shows the step and its loss")
     CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121\033[K"));
 }
 
-TEST_CASE("a narrow terminal drops whole columns, the speed and the time left last") {
+TEST_CASE("a narrow terminal drops whole columns, and last the speed and the time left") {
     setenv("TERM", "xterm", 1);
     unsetenv("OMPI_COMM_WORLD_SIZE");
     const auto last_step_at = [](int columns) {
@@ -541,7 +541,7 @@ TEST_CASE("a log that is renamed during the run is created again") {
     CHECK(lines_of(moved).size() == 1);
 }
 
-TEST_CASE("a removed log is not written into what stands in its place") {
+TEST_CASE("the lines of a removed log are not written into another file with its name") {
     const auto check = [](const std::string& what, const std::function<void(const char* path)>& put) {
         CAPTURE(what);
         TemporaryDirectory dir;
@@ -566,7 +566,7 @@ TEST_CASE("a removed log is not written into what stands in its place") {
     check("another file", [](const char* path) { replace_file(path, "mine"); });
 }
 
-TEST_CASE("the lines of a removed log are written when its place is free again") {
+TEST_CASE("the lines of a removed log are written when its name is free again") {
     TemporaryDirectory dir;
     const std::string path = dir.path + "/log.jsonl";
     const Child child = run_child([&] {
@@ -590,7 +590,7 @@ static void limit_file_size(rlim_t bytes) {
     setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-TEST_CASE("lines that a full disk refused are written later, in their order") {
+TEST_CASE("lines that do not fit on a full disk are written later, in their order") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         Log log(quiet(dir.path, 20));
@@ -605,20 +605,20 @@ TEST_CASE("lines that a full disk refused are written later, in their order") {
     CHECK(child.exit_code == 0);
     CHECK(contains(child.err,
                    "log.jsonl: File too large; the run continues and writes these lines if that becomes possible\n"));
-    CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);  // one for each time
+    CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);  // one message for each failure
     const auto lines = lines_of(dir.path + "/log.jsonl");
     REQUIRE(lines.size() == 20);
     for (size_t step = 0; step < 20; step++) CHECK(Json::parse(lines[step], nullptr, false)["step"] == step);
 }
 
-TEST_CASE("lines that a full disk refused to the end are counted, and those before are whole") {
+TEST_CASE("lines that never fit on a full disk are counted, and the lines before them are whole") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         limit_file_size(500);
         Log log(quiet(dir.path, 10));
         for (int step = 0; step < 10; step++) log.step(record(step));
         if (log.finish() + int64_t(lines_of(dir.path + "/log.jsonl").size()) != 10) _exit(1);
-        if (log.finish() != 0) _exit(2);  // they are reported once
+        if (log.finish() != 0) _exit(2);  // lost lines are reported once
     });
     CHECK(child.exit_code == 0);
     CHECK(contains(child.err, "lines could not be written to " + dir.path + "/log.jsonl\n"));
@@ -644,20 +644,21 @@ TEST_CASE("the memory for lines that cannot be written is bounded, and the lines
     CHECK(lines_of(dir.path + "/log.jsonl").size() == 4);
 }
 
-TEST_CASE("an output directory that cannot be written is refused with its name") {
+TEST_CASE("an output directory that cannot be written is refused, and the message names it") {
     const Child missing = run_child([] { Log log(quiet("/nonexistent/out")); });
     CHECK(missing.exit_code == EXIT_CANNOT_CREATE);
     CHECK(contains(missing.err, "/nonexistent/out/log.jsonl cannot be opened for writing: No such file or directory"));
 }
 
-TEST_CASE("tokens per second and the time left are those of the latest steps") {
+TEST_CASE("tokens per second and the time left are computed from the latest steps") {
     const Child child = run_child([] {
         LogOptions o = options("", 1000);
         Log log(o);
         log.step(record(0, 3.0f, 1000.0));
         for (int step = 1; step < 500; step++) log.step(record(step, 3.0f, 100.0));
     });
-    // The first step alone: 524288 tokens in 1 s, 999 left. After 500: 5242880 per second, 500 steps of 0.1 s left.
+    // After the first step: 524288 tokens in 1 s, and 999 steps left. After 500 steps: 5242880 tokens per second, and
+    // 500 steps of 0.1 s left.
     CHECK(contains(child.out,
                    "step    0/1000 | loss  3.0000 | norm   0.41 | lr 5.93e-04 |  1000.0 ms |  524k tok/s | eta 17m"));
     CHECK(contains(child.out,

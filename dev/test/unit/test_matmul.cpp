@@ -9,10 +9,10 @@ using namespace matmul_cases;
 namespace {
 
 struct MatmulOnCpu : CpuBackend {
-    // A sum of K products of standard normal numbers is about sqrt(K); two orders of summation in float differ by about
-    // sqrt(K) roundings of numbers of that size, K epsilon in all, and by 8 of that in the worst of many elements. Both
-    // sides then round once, which may fall on different sides of a tie: one step of floatX. The GELU (fast exp: 1e-6
-    // relative, slopes up to 1.13) passes errors on about as they are.
+    // A sum of K products of standard normal numbers is about sqrt(K). Two orders of summation in float differ by about
+    // sqrt(K) roundings of numbers of that size, which is K epsilon, and by 8 times that in the worst of many elements.
+    // Backend and definition then round once, possibly in different directions, which is one step of floatX. GELU
+    // hardly enlarges an error: its derivative is at most 1.13, and the fast exp has a relative error of 1e-6.
     template <class floatX>
     Bound bound(Value value, int K, Options) const {
         const float sum_error = (8.0f * float(K) + 16.0f) * epsilon<float>();
@@ -20,7 +20,7 @@ struct MatmulOnCpu : CpuBackend {
         return {of_parameters ? 4 * epsilon<float>() : std::max(epsilon<floatX>(), 16 * epsilon<float>()), sum_error};
     }
 
-    // On the threads that there are: "the same bits on 1, 2 and 3 threads" has shapes of its own.
+    // Compares on all threads only. Another test case compares the bits on 1, 2 and 3 threads.
     template <class Run>
     void compare(const Outputs& definition, const Run& run) const {
         for (const Isa level : available_isas()) {
@@ -52,11 +52,11 @@ const std::vector<Options> every_option = {{.bias = false},
 
 }  // namespace
 
-// First of all tests, because working memory only grows: it must not, beyond what scratch_bytes said.
+// This test must run first, because scratch memory never shrinks. It must not grow beyond scratch_bytes.
 TEST_CASE("scratch_bytes is enough for every matmul of the model") {
     const int B = 2, T = 40, C = 64, NH = 2, Vp = 256;
     const Isa before = isa();
-    for (int level = int(best_isa()); level >= 0; level--) {  // AMX takes less than the forms that widen
+    for (int level = int(best_isa()); level >= 0; level--) {  // AMX needs the least: other variants widen operands
         set_isa(Isa(level));
         device_scratch(cpu::scratch_bytes<bf16>(B, T, C, NH, Vp));
         for (const Shape s : {Shape{B * T, C, 3 * C}, {B * T, 4 * C, C}, {B * T, C, Vp}}) {
@@ -70,8 +70,9 @@ TEST_CASE("scratch_bytes is enough for every matmul of the model") {
     set_isa(before);
 }
 
-// A model reserves for its whole micro-batch, and then runs fewer rows too: pieces of the logits, a prompt, one token.
-TEST_CASE_TEMPLATE("scratch_bytes of fewer rows is never more", floatX, float, bf16) {
+// A model reserves scratch memory for its whole micro-batch. Some matmuls have fewer rows: chunks of the logits, a
+// prompt, one token.
+TEST_CASE_TEMPLATE("scratch_bytes is never larger for fewer rows", floatX, float, bf16) {
     const Isa before = isa();
     for (int level = 0; level <= int(best_isa()); level++) {
         set_isa(Isa(level));
@@ -111,7 +112,7 @@ TEST_CASE_TEMPLATE("matmuls with every option agree with the definition", floatX
     check_shape<floatX>({1, 100, 130}, every_option);
 }
 
-// Larger than what the variants do in one go: up to 8192 rows, of those 4096 output channels, and 384 steps.
+// The variants pack at most 8192 rows, 4096 output channels, and 384 elements of the inner dimension at a time.
 TEST_CASE("matmuls of more rows and output channels than are packed at a time agree with the definition" * LARGE) {
     check_shape<float>({20, 5, 3100}, {{.gelu = true}});
     check_shape<float>({17, 770, 33}, {{.gelu = true, .accumulate = true}});

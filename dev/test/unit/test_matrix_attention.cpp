@@ -1,6 +1,6 @@
-// test_matrix_attention.cpp: attention on AMX and by AVX512-BF16 against the definition, cpu::plain, for every head
-// size that they take, at lengths around their blocks of 32 and their chunks; rows that can be read off; the bits on
-// different numbers of threads.
+// test_matrix_attention.cpp: compares attention with AMX and with AVX512-BF16 with the definition, cpu::plain, for
+// every head size that they support, at lengths around their blocks of 32 and their chunks. Other cases test inputs
+// whose result is known, and the bits on different numbers of threads.
 #include <omp.h>
 
 #include <cstring>
@@ -64,9 +64,9 @@ void on_each_unit(const std::function<void(const Unit&)>& check) {
     }
 }
 
-// P and dS are rounded to bf16, half a step each at most, before they are multiplied with numbers of up to about 4 (v,
-// dout, k, q). out is a mean with weights P, so it is off by half a step of 4 at most; rows of dS and columns of P sum
-// up to about 4 more. Then one step of the result.
+// P and dS are rounded to bf16, by at most half a step, before they are multiplied by numbers of up to about 4 (v,
+// dout, k, q). out is a mean with weights P, so its error is at most half a step of 4. For gradients, rows of dS and
+// columns of P sum up to about 4, which multiplies the error by 4. Each result is then rounded by one step.
 void compare(const Unit& unit, Shape s, float scale = 1.0f) {
     const std::string name = format("B=%d T=%d NH=%d HS=%d ", s.B, s.T, s.NH, s.HS);
     const auto qkv = random_qkv(s, scale);
@@ -120,10 +120,10 @@ TEST_CASE("huge scores make attention one-hot") {
     });
 }
 
-TEST_CASE("large, but not one-hot scores") {
+TEST_CASE("large scores that are not one-hot") {
     on_each_unit([](const Unit& unit) {
         const Shape s{1, 200, 2, 64};
-        const auto qkv = random_qkv(s, 4.0f);  // scores are normal with a deviation of 16
+        const auto qkv = random_qkv(s, 4.0f);  // scores are normal with a standard deviation of 16
         const Forward want = forward(cpu::plain::attention_forward, qkv, s),
                       got = forward(unit.attention_forward, qkv, s);
         expect_close("out", got.out, want.out, s.NH * s.HS, epsilon<bf16>(), 8 * epsilon<bf16>());

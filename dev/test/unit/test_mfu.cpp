@@ -1,4 +1,5 @@
-// test_mfu.cpp: FLOPs per token against the formula worked by hand, and the names of devices against the table.
+// test_mfu.cpp: compares the FLOPs per token with the formula computed by hand, and looks up names of devices in the
+// table.
 #include "model/mfu.h"
 
 #include <doctest/doctest.h>

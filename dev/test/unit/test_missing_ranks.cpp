@@ -1,5 +1,5 @@
-// test_missing_ranks.cpp: what find_missing_ranks says of ranks that do not arrive, from a folder that looks like
-// /proc. test_missing.sh does the same with real processes.
+// test_missing_ranks.cpp: tests the messages of find_missing_ranks about ranks that do not arrive, with a folder in
+// place of /proc. test_missing.sh does the same with real processes.
 #include "parallel/missing_ranks.h"
 
 #include <doctest/doctest.h>
@@ -56,7 +56,7 @@ struct Proc {
 const std::string here = " on " + host_name();
 }  // namespace
 
-TEST_CASE("a missing rank is named with its process and the program that it runs") {
+TEST_CASE("the message names a missing rank, its process and the program that it runs") {
     const Proc proc;
     proc.add(100, "0");
     proc.add(103, "3");
@@ -69,7 +69,7 @@ TEST_CASE("a missing rank is named with its process and the program that it runs
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
     std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // a rank that waited, and was then stopped
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
-    fs::remove(other / "exe");  // as if this user may not read it
+    fs::remove(other / "exe");  // as for a process whose link this user may not read
     CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
 }
 

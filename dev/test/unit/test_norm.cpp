@@ -1,4 +1,4 @@
-// test_norm.cpp: the shared cases of the gradient's norm, of clipping, and of sums and conversions of gradients
+// test_norm.cpp: the shared cases of gradient norm, gradient clipping, and sums and conversions of gradients
 // (cases_norm.h) on the CPU.
 #include "support/cases_norm.h"
 #include "support/cpu_backend.h"
@@ -7,8 +7,9 @@ using namespace norm_cases;
 
 static const CpuBackend cpu_backend;
 
-// A lane adds up to count / 1024 / 16 + 64 squares, all positive, in float: about the root of that in roundings.
-TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits twice") {
+// A lane adds up to count / 1024 / 16 + 64 positive squares in float. The error in roundings is about the square root
+// of that number.
+TEST_CASE("the sum of squares of any count agrees with the definition, and has the same bits in two runs") {
     for (const int64_t count : {0, 1, 3, 7, 17, 64, 65, 4095, 4096, 4097, 100003, 1 << 20, (1 << 21) + 4097})
         compare_squares(cpu_backend, count, 8.0f + std::sqrt(float(count) / (1024 * 16) + 64));
 }

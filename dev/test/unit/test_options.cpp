@@ -1,5 +1,5 @@
-// test_options.cpp: the command line: which arguments are accepted, which are refused and with what message, and that
-// the help and the settings come from the same declarations.
+// test_options.cpp: tests the command line: the arguments that are accepted, the messages of those that are refused,
+// and that the help and the settings come from the same declarations.
 #include "options/foreign_options.h"
 #include "options/options.h"
 
@@ -15,7 +15,7 @@ static Options parse(std::vector<const char*> arguments) {
     return parse_options(int(arguments.size()), arguments.data());
 }
 
-// Parses the arguments behind --train-data, which training requires.
+// Parses the arguments after --train-data, which training requires.
 static Options train(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     return parse(arguments);
@@ -71,10 +71,10 @@ TEST_CASE("the global batch is by default 524,288 tokens for named sizes, one mi
     CHECK(train({"--init", "d"}).global_batch_tokens == 0);
     CHECK(train({"--model", "d12", "--global-batch", "0"}).global_batch_tokens == 0);
     CHECK(train({"--init", "d", "--global-batch", "8192"}).global_batch_tokens == 8192);
-    CHECK(train({"--resume"}).global_batch_tokens == train({}).global_batch_tokens);  // relaunching changes nothing
+    CHECK(train({"--resume"}).global_batch_tokens == train({}).global_batch_tokens);  // a restart does not change it
 }
 
-TEST_CASE("a value follows a space or an equals sign, and the last one wins") {
+TEST_CASE("a value follows a space or an equals sign, and the last value is used") {
     CHECK(train({"--micro-batch", "auto"}).micro_batch == 0);
     CHECK(train({"--lr", "1e-3"}).lr == 1e-3);
     CHECK(train({"--lr=1e-3"}).lr == 1e-3);
@@ -185,7 +185,7 @@ TEST_CASE("an unknown option is refused, and the message suggests the nearest on
     CHECK(refusal({"--mirco-batch", "4"}) == "unknown option --mirco-batch; did you mean --micro-batch? (see --help)");
     CHECK(contains(refusal({"--mirco-batch=4"}), "unknown option --mirco-batch; did you mean --micro-batch?"));
     CHECK(contains(refusal({"--stesp", "4"}), "did you mean --steps?"));
-    CHECK(contains(refusal({"--rl", "4"}), "did you mean --lr?"));  // a swap is one mistake, not two
+    CHECK(contains(refusal({"--rl", "4"}), "did you mean --lr?"));  // two swapped letters count as one mistake
     CHECK(contains(refusal({"--weight-decy", "4"}), "did you mean --weight-decay?"));
     CHECK(contains(refusal({"-output=x"}), "-output=x: a long option takes two dashes: --output"));
     CHECK(contains(refusal({"-lr", "1e-3"}), "-lr: a long option takes two dashes: --lr"));
@@ -270,7 +270,7 @@ TEST_CASE("tokenize holds out 5 % for validation, unless a fraction or a number 
     CHECK(tokenize({"--split", "end-of-text"}).split == "end-of-text");
 }
 
-TEST_CASE("--shard-tokens of tokenize is 1 to 2147483647, what the header of a shard can count") {
+TEST_CASE("--shard-tokens of tokenize is 1 to 2147483647, the largest number in the header of a shard") {
     const auto tokens = [](const char* value) {
         return std::vector<const char*>{"tokenize",    "x",   "--output",       "d",
                                         "--train-bpe", "384", "--shard-tokens", value};
@@ -324,7 +324,7 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
     CHECK(parse({"-h"}).text == help);
 }
 
-TEST_CASE("every file that a resume takes from the run is declared as a path") {
+TEST_CASE("every option that names a file and that a resume takes from the run is declared as a path") {
     const std::string help = parse({"--help"}).text;
     for (const Setting& s : settings(train({}))) {
         CAPTURE(s.name);
@@ -444,6 +444,7 @@ TEST_CASE("every hint for another trainer's option names an option of ours") {
         CHECK(own.count(name) == 0);
     }
     CHECK(find_foreign_option("--xyzzy") == nullptr);
+    CHECK(find_foreign_option("--gpus") == nullptr);  // is an option of train itself
 }
 
 TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
@@ -480,7 +481,7 @@ TEST_CASE("--resume takes options that are not given from the run") {
     CHECK(o.steps == 900);
     CHECK(o.output == "b");
     CHECK(o.resume);
-    CHECK(o.rank == -1);  // --rank holds for one start only
+    CHECK(o.rank == -1);  // --rank applies to one start only
     CHECK_FALSE(o.quiet);
     CHECK(o.stop_after == 0);
     CHECK(o.trace == "");
@@ -506,7 +507,7 @@ static std::string resume_error(std::vector<const char*> arguments, const std::s
     return "";
 }
 
-TEST_CASE("a saved value that --resume refuses is an error of run.json, and a given one of the command line") {
+TEST_CASE("--resume reports a refused value as an error of run.json or of the command line, where it is from") {
     const auto saved = [](const char* name, const nlohmann::json& value) {
         nlohmann::json options = nlohmann::json::parse(options_json(train({})));
         options[name] = value;
@@ -567,7 +568,7 @@ TEST_CASE("the options that --resume takes are printed quoted for a shell") {
           R"(--train-data 'a b_*.bin' --model d12 --global-batch 524288 --share-gpu --sample-prompt 'it'\''s')");
 }
 
-TEST_CASE("--help and --version win over errors in other options") {
+TEST_CASE("--help and --version work despite errors in other options") {
     CHECK(parse({"--model", "d13", "--help"}).command == Command::help);
     CHECK(contains(parse({"--version"}).text, "train_gpt2 0.1.0"));
     CHECK(parse({"--version"}).text.ends_with("\n"));
@@ -622,7 +623,7 @@ TEST_CASE("steps and warmup that are not given follow from the data") {
     CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("too short for one step"), Error);
 }
 
-TEST_CASE("on resume a default warmup follows --steps, and a given one stays") {
+TEST_CASE("on resume a default warmup follows from --steps, and a given one stays") {
     const auto resumed_warmup = [](const std::string& saved, const char* steps) {
         const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x", "--steps", steps};
         Options o = parse_options(int(resume.size()), resume.data(), saved);

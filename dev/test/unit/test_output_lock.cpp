@@ -1,5 +1,5 @@
-// test_output_lock.cpp: one run at a time in an output directory, on file systems with and without flock. The lock of a
-// dead run does not count, and a run leaves neither its lock nor an empty directory.
+// test_output_lock.cpp: tests that one run at a time uses an output directory, on file systems with and without flock,
+// that the lock of a dead run does not count, and that a run leaves neither its lock nor an empty directory.
 #include "base/output_lock.h"
 
 #include <doctest/doctest.h>
@@ -146,7 +146,7 @@ TEST_CASE("an output that cannot be created or locked is EXIT_CANNOT_CREATE, and
     CHECK(list_directory(dir.path) == std::vector<std::string>{"file", "out"});
 }
 
-TEST_CASE("an output that is a file, or below one, is refused and told apart from a directory") {
+TEST_CASE("an output that is a file or below a file is refused, and the message says so") {
     const TemporaryDirectory dir;
     write_bytes(dir / "file", "x");
     REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);

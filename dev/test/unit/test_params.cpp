@@ -1,5 +1,5 @@
-// test_params.cpp: the table of parameter tensors and their layout in one flat buffer: sizes, offsets, buckets, initial
-// values.
+// test_params.cpp: tests the table of parameter tensors and their layout in one flat buffer: sizes, offsets, buckets,
+// and initial values.
 #include "model/params.h"
 
 #include <doctest/doctest.h>
@@ -13,11 +13,11 @@
 #include <omp.h>
 #include <xxhash.h>
 
-// GPT-2's and awkward ones: sizes of 1, odd widths, vocabularies at and beside a multiple of 128.
+// GPT-2's configurations and awkward ones: sizes of 1, odd widths, vocabularies at and next to a multiple of 128.
 static const GPT2Config configs[] = {{1024, 50257, 12, 12, 768}, {1, 1, 1, 1, 1},      {7, 128, 2, 3, 21},
                                      {24, 129, 3, 1, 65},        {17, 127, 1, 4, 100}, {1024, 50257, 48, 25, 1600}};
 
-TEST_CASE("the four named sizes have GPT-2's numbers of parameters, by either name") {
+TEST_CASE("the four named sizes have GPT-2's numbers of parameters, under both of their names") {
     const struct {
         const char *depth, *hf_name;
         int64_t parameters;
@@ -89,7 +89,7 @@ TEST_CASE("a decay pattern covers the first elements of the first bucket and of 
     }
 }
 
-// param_table says which tensors decay. The padding between tensors is zero and may do either.
+// param_table says which tensors decay. The padding between tensors is zero, so it may decay or not.
 TEST_CASE("the decay pattern agrees with the table for every element") {
     for (const GPT2Config& config : configs) {
         CAPTURE(config.C);
@@ -191,7 +191,7 @@ TEST_CASE("the initial values of a slice equal those of the whole tensor") {
     }
 }
 
-TEST_CASE("initial values have GPT-2's means and deviations") {
+TEST_CASE("initial values have GPT-2's means and standard deviations") {
     const GPT2Config config = {64, 300, 8, 4, 128};
     const ParamLayout layout(config);
     for (const ParamSpec& p : param_table) {
@@ -228,8 +228,8 @@ TEST_CASE("initial values depend on seed, tensor and layer, and not on the numbe
     omp_set_num_threads(threads);
 }
 
-// The hashes are those of the build for x86-64 by g++ 12. A build for arm64 differs if it fuses multiplications and
-// additions (-ffp-contract, Makefile), and so does one for x86-64 with -mfma.
+// The hashes are from a build for x86-64 by g++ 12. A build that fuses multiplications and additions has other hashes;
+// -ffp-contract=off in the Makefile prevents it on arm64, and on x86-64 with -mfma.
 TEST_CASE("initial values have the same bits on every architecture and with every compiler") {
     const ParamLayout layout({64, 300, 3, 4, 128});
     const auto hash = [&](Param p, int l) {

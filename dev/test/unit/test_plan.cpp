@@ -1,4 +1,5 @@
-// test_plan.cpp: the arithmetic of batches, and the memory of a plan against the memory that training allocates.
+// test_plan.cpp: tests the arithmetic of batches, and compares the memory of a plan with the memory that training
+// allocates.
 #include "model/mfu.h"
 #include "support/test.h"
 #include "train/measure.h"
@@ -69,10 +70,10 @@ static int64_t planned_bytes(const std::vector<MemoryItem>& items) {
 TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, bf16) {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
-    device_reserve_scratch(1 << 25);  // shared by all models of the process, and counted apart
+    device_reserve_scratch(1 << 25);  // all models of the process share it, and the plan counts it separately
     for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::layer}) {
         const MemoryOptions options = {recompute, 4,
-                                       recompute != Recompute::gelu};  // without master weights for one of the three
+                                       recompute != Recompute::gelu};  // one of the three cases has no master weights
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, batch.B, batch.T, options);
         Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"}, options);
@@ -84,7 +85,7 @@ TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, b
     }
 }
 
-TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are no multiple of 16") {
+TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are not a multiple of 16") {
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const MemoryOptions fp8 = {.fp8 = true};
     const GPT2Config config = {32, 300, 3, 2, 64}, odd = {32, 300, 3, 2, 72};
@@ -101,7 +102,7 @@ TEST_CASE("FP8 takes the memory of the plan, and refuses channels that are no mu
                          Error);
 }
 
-TEST_CASE("memory, micro-batch, advice and time are those of the chosen optimizer") {
+TEST_CASE("memory, micro-batch, advice and time are computed for the chosen optimizer") {
     const GPT2Config config = {32, 300, 3, 2, 64};
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     const int64_t plenty = int64_t(1) << 40;

@@ -1,5 +1,5 @@
-// test_random.cpp: Philox against the known answers of its authors' library (Random123, kat_vectors, philox4x32 10),
-// and the distributions made from it against their moments.
+// test_random.cpp: compares Philox with the known answers of its authors' library (Random123, kat_vectors, philox4x32
+// 10), and the moments of its distributions with their expected values.
 #include "base/random.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@ TEST_CASE("philox4x32-10 gives the known answers of Random123") {
           Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("each seed, stream and index has its own numbers") {
+TEST_CASE("each seed, stream and index has different numbers") {
     std::set<Words> seen;
     for (uint64_t seed : {0, 1, 42})
         for (uint64_t stream : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
@@ -35,7 +35,7 @@ TEST_CASE("bits16 splits the words of an index, low halves first") {
             CHECK(random.bits16(8 * index + uint64_t(e)) == (random(index)[e / 2] >> (e % 2 ? 16 : 0) & 0xffff));
 }
 
-TEST_CASE("round_randomly rounds up with the probability of x's distance from the lower bf16") {
+TEST_CASE("round_randomly rounds up with a probability proportional to the distance from the lower bf16") {
     for (const uint32_t high :
          {0x0000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3fffu, 0x7f7eu, 0x8000u, 0xbf80u, 0xff7eu})
         for (const uint32_t low : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0xffffu}) {
@@ -73,7 +73,7 @@ TEST_CASE("uniform() is uniform in [0, 1)") {
         sum += double(u);
         counts[int(u * 10.0f)]++;
     }
-    // Five standard deviations: of a mean sqrt(1 / 12 n), of a tenth's count sqrt(0.09 n).
+    // The bounds are five standard deviations. Of the mean it is sqrt(1 / 12 n), of the count in a tenth sqrt(0.09 n).
     CHECK(std::fabs(sum / n - 0.5) < 5 * std::sqrt(1.0 / 12 / n));
     for (int count : counts) CHECK(std::fabs(count - 0.1 * n) < 5 * std::sqrt(0.09 * n));
 }
@@ -93,7 +93,7 @@ TEST_CASE("log_fraction and sine_and_cosine are accurate at every 997th argument
         for (uint32_t near = 0; near < 3; near++) look((eighth << 29) + near - 1);
     for (int e = 0; e < 32; e++)
         for (uint32_t near = 0; near < 3; near++) look((1u << e) + near - 1), look((0xb504f333u >> e) + near - 1);
-    CHECK(log_error < 2e-6);  // two roundings near 22, the largest
+    CHECK(log_error < 2e-6);  // two roundings of the largest value, about 22
     CHECK(sine_error < 1.2e-7);
     CHECK(cosine_error < 1.2e-7);
 }
@@ -109,7 +109,7 @@ TEST_CASE("normal() has the moments of a standard normal distribution, and no co
         beyond_3 += std::fabs(x) > 3.0;
         previous = x;
     }
-    // Variances of x, x^2, x^3, x^4 and of a product of two: 1, 2, 15, 96, 1. P(|x| > 3) = 0.0026998.
+    // The variances of x, x^2, x^3, x^4 and of a product of two numbers are 1, 2, 15, 96 and 1. P(|x| > 3) = 0.0026998.
     CHECK(std::fabs(m1 / n) < 5 * std::sqrt(1.0 / n));
     CHECK(std::fabs(m2 / n - 1) < 5 * std::sqrt(2.0 / n));
     CHECK(std::fabs(m3 / n) < 5 * std::sqrt(15.0 / n));

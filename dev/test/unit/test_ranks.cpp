@@ -1,5 +1,5 @@
-// test_ranks.cpp: the parts of parallel training that one process can test: sums over virtual ranks, rank_infos that
-// must agree, and the report of slow ranks. test_ranks.sh starts real ranks.
+// test_ranks.cpp: tests the parts of parallel training that need only one process: sums over virtual ranks, the
+// comparison of rank_infos, and the report of slow ranks. test_ranks.sh starts real ranks.
 #include "support/test.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     return {{grads.memory.data, grads.memory.data + layout.total}, *sum.step_loss(), *sum.squares()};
 }
 
-// The same sum by its definition: a balanced tree that adds neighbours first.
+// The same sum by its definition, a balanced tree in which neighbours are added first.
 static std::vector<float> tree(const ParamLayout& layout, int first, int count) {
     if (count == 1) return leaf(layout, first);
     std::vector<float> left = tree(layout, first, count / 2);
@@ -80,7 +80,7 @@ TEST_CASE("a sum in sequential order has other bits, so the test of the tree can
     CHECK(chain != tree(layout, 0, 8));
 }
 
-TEST_CASE("virtual ranks that do not divide among the ranks are an internal error") {
+TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an internal error") {
     Comm of_two;
     of_two.world_size = 2;
     const ParamLayout layout(small, 3);
@@ -125,7 +125,7 @@ TEST_CASE("each bucket divides into equal shards for any number of ranks") {
     }
 }
 
-TEST_CASE("a rank whose options differ from rank 0's is refused by its number and the option") {
+TEST_CASE("a rank whose options differ from rank 0's is refused, and the message has its number and the option") {
     const std::string first = R"({"host":"h0","--lr":"0.0006","training data":"ab"})";
     check_same({first}, {});
     check_same({first, first}, {});
@@ -155,7 +155,7 @@ TEST_CASE("the start table says which ranks are on which machine and device") {
     CHECK(describe_ranks(comm, {a}) == "ranks");
 }
 
-// The warnings of a run whose ranks need `ms` for their own work in each step. All end the step with the slowest.
+// The warnings of a run whose ranks need `ms` for their own work in each step. All ranks end a step with the slowest.
 struct StragglerRun {
     Straggler straggler;
 
@@ -169,7 +169,7 @@ struct StragglerRun {
     }
 };
 
-TEST_CASE("of several ranks only the one that is slow over many steps is named") {
+TEST_CASE("a warning names only the rank that is slow over many steps") {
     StragglerRun run;
     CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
     CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
@@ -180,14 +180,14 @@ TEST_CASE("of several ranks only the one that is slow over many steps is named")
     CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
 }
 
-TEST_CASE("a rank that pauses in one step is named") {
+TEST_CASE("a warning names a rank that pauses in one step") {
     StragglerRun run;
     CHECK(run.steps({10, 10}, 3) == "");
     CHECK(run.steps({60'010, 10}, 1) == "");
     CHECK(run.steps({10, 10}, 16).starts_with("rank 0 is slow: the others waited 60.00 s for it in 20 steps, which"));
 }
 
-TEST_CASE("a rank that costs less than 50 ms or a tenth of the time in 20 steps is not named") {
+TEST_CASE("a rank that costs less than 50 ms or a tenth of the time in 20 steps gets no warning") {
     CHECK(StragglerRun().steps({5, 7}, Straggler::STEPS) == "");
     CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS) != "");
     CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS, 30) == "");

@@ -1,6 +1,6 @@
-// test_rendezvous.cpp: the TCP rendezvous. Ranks are threads that connect over 127.0.0.1, among foreign connections,
-// late ranks and ranks of other runs. The tests check each rank's result or error message, and that no rank waits for
-// long.
+// test_rendezvous.cpp: tests the TCP rendezvous. Ranks are threads that connect over 127.0.0.1, among foreign
+// connections, late ranks and ranks of other runs. The tests check each rank's result or error message, and that no
+// rank waits for long.
 #include "parallel/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -38,7 +38,7 @@ static int occupy(int port) {
     return -1;
 }
 
-// A free port with WINDOW free ports above it, below the range from which the system takes the ports of connections.
+// A free port with WINDOW free ports above it, below the range of ephemeral ports.
 static int free_ports() {
     static int next = 20000 + getpid() % 500 * 20;
     for (;; next += WINDOW + 1) {
@@ -70,7 +70,7 @@ static int stranger(int port, const std::string& bytes) {
     return -1;
 }
 
-// Whether the other side closes the connection in time. Reads and ignores what it sends before.
+// Whether the other side closes the connection within the time. Ignores the data that it sends before.
 static bool is_dropped(int fd, double seconds) {
     const timeval limit = {time_t(seconds), suseconds_t(1e6 * (seconds - double(time_t(seconds))))};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -133,7 +133,7 @@ static std::vector<Launch> ranks(int world_size, int port, const char* launcher 
     return launches;
 }
 
-static void expect_meeting(const std::vector<Outcome>& outcomes, const std::string& nccl_id = "nccl_id") {
+static void expect_rendezvous(const std::vector<Outcome>& outcomes, const std::string& nccl_id = "nccl_id") {
     for (const Outcome& outcome : outcomes) {
         CHECK(outcome.error == "");
         REQUIRE(outcome.result.rank_infos.size() == outcomes.size());
@@ -158,7 +158,7 @@ static void expect_refusal(const std::vector<Outcome>& outcomes, const std::stri
 TEST_CASE("all ranks get the same rank_infos and nccl_id") {
     for (int world_size : {1, 2, 5})
         for (const char* launcher : {"options", "srun", "torchrun"})
-            expect_meeting(attend_all(ranks(world_size, free_ports(), launcher), 20));
+            expect_rendezvous(attend_all(ranks(world_size, free_ports(), launcher), 20));
 }
 
 TEST_CASE("the address may be a name, IPv6, or the host's own name") {
@@ -175,15 +175,15 @@ TEST_CASE("the address may be a name, IPv6, or the host's own name") {
         if (host == host_name() && contains(outcomes[1].error, "Name or service not known"))
             skip_part(host, "this host does not know its own name");
         else
-            expect_meeting(outcomes);
+            expect_rendezvous(outcomes);
     }
 }
 
 TEST_CASE("the nccl_id may have any bytes up to its largest size, and rank_infos any size") {
     std::string nccl_id(MAX_NCCL_ID, '\0');
     for (size_t i = 0; i < nccl_id.size(); i++) nccl_id[i] = char(i * 7);
-    expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, nccl_id), nccl_id);
-    expect_meeting(attend_all(ranks(2, free_ports()), 20, 0, ""), "");
+    expect_rendezvous(attend_all(ranks(2, free_ports()), 20, 0, nccl_id), nccl_id);
+    expect_rendezvous(attend_all(ranks(2, free_ports()), 20, 0, ""), "");
     const std::vector<Outcome> outcomes = attend_all(ranks(2, free_ports()), 20, 0, nccl_id + "x");
     CHECK(outcomes[0].error ==
           "internal error: an NCCL id has 4097 bytes; at most 4096 are supported; please report it");
@@ -221,12 +221,12 @@ TEST_CASE("the nccl_id is made once, after all ranks have connected, and a failu
     CHECK(order == std::vector<std::string>{"peer", "nccl_id"});
 }
 
-TEST_CASE("rank 0 may start last") { expect_meeting(attend_all(ranks(3, free_ports()), 20, 0.3)); }
+TEST_CASE("rank 0 may start last") { expect_rendezvous(attend_all(ranks(3, free_ports()), 20, 0.3)); }
 
-TEST_CASE("if the port is taken, rank 0 takes the next one under torchrun, and fails otherwise") {
+TEST_CASE("if the port is in use, rank 0 takes the next one under torchrun, and fails otherwise") {
     const int port = free_ports();
     const int agent = occupy(port), other = occupy(port + 1);
-    expect_meeting(attend_all({rank_of(0, 1, port, "torchrun")}, 1));
+    expect_rendezvous(attend_all({rank_of(0, 1, port, "torchrun")}, 1));
     const Outcome outcome = attend(rank_of(0, 2, port), 1);
     CHECK(outcome.code == EXIT_INTERNAL);
     CHECK(outcome.error == format("rank 0 cannot listen on 127.0.0.1:%d: Address already in use; was it started twice? "
@@ -244,17 +244,17 @@ TEST_CASE("if the port is taken, rank 0 takes the next one under torchrun, and f
     std::thread closes([&] {
         for (int fd; (fd = accept(rude, nullptr, nullptr)) >= 0;) close(fd);
     });
-    expect_meeting(attend_all(ranks(2, port, "torchrun"), 20, 0.2));
+    expect_rendezvous(attend_all(ranks(2, port, "torchrun"), 20, 0.2));
     shutdown(rude, SHUT_RDWR);
     closes.join();
     close(rude);
     close(agent);
 }
 
-TEST_CASE("foreign connections are dropped, and the ranks meet") {
+TEST_CASE("foreign connections are dropped, and the rendezvous succeeds") {
     const int port = free_ports();
     std::vector<Outcome> outcomes;
-    std::thread meeting([&] {
+    std::thread joining([&] {
         std::vector<Launch> launches = ranks(3, port);
         std::vector<std::thread> late;
         outcomes.resize(3);
@@ -277,8 +277,8 @@ TEST_CASE("foreign connections are dropped, and the ranks meet") {
         close(fd);
     }
     close(stranger(port, ""));
-    meeting.join();
-    expect_meeting(outcomes);
+    joining.join();
+    expect_rendezvous(outcomes);
     for (const Outcome& outcome : outcomes) CHECK(outcome.seconds < 4);  // no rank waited for a silent connection
     close(silent), close(half);
 }
@@ -291,24 +291,24 @@ TEST_CASE("after 5 s without a whole message rank 0 drops a connection, and a ra
         const double start = seconds_now();
         const int fd = stranger(port + 2, encode(Hello{2, 1, 0, uint32_t(port), 1, "a", ""}).substr(0, 20));
         sleep_for(2);
-        send(fd, "x", 1, MSG_NOSIGNAL);  // one byte now and then does not help
+        send(fd, "x", 1, MSG_NOSIGNAL);  // single bytes do not extend the limit
         if (is_dropped(fd, 8)) dropped_after = seconds_now() - start;
         close(fd);
     });
     std::vector<Outcome> outcomes(2);
     std::thread host([&] { outcomes[0] = attend(rank_of(0, 2, port, "torchrun"), 30); });
-    sleep_for(0.3);  // the rendezvous closes all connections at its end: later than rank 0 drops the stranger
+    sleep_for(0.3);  // so that rank 0 drops the foreign connection before the rendezvous ends, which closes all
     outcomes[1] = attend(rank_of(1, 2, port, "torchrun"), 30);
     host.join();
     half.join();
-    expect_meeting(outcomes);
+    expect_rendezvous(outcomes);
     CHECK(outcomes[1].seconds > 4.9);
     CHECK(dropped_after > 4.9);
     CHECK(dropped_after < 6.5);  // it would be 7 s if the byte after 2 s restarted the limit
     close(mute);
 }
 
-TEST_CASE("ranks that contradict each other fail with the same message, and so do those that wait") {
+TEST_CASE("ranks that contradict each other fail with the same message, and so do the waiting ranks") {
     const auto with_guest = [](auto&& change) {
         std::vector<Launch> launches = ranks(3, free_ports());
         change(launches[2]);
@@ -335,24 +335,25 @@ TEST_CASE("under torchrun other runs and attempts in the same ports are ignored"
     for (Launch launch : ranks(2, port, "torchrun")) launch.run_id = "b", launches.push_back(launch);
     for (Launch launch : ranks(2, port, "torchrun")) launch.attempt = 1, launches.push_back(launch);
     const std::vector<Outcome> outcomes = attend_all(launches, 20);
-    for (size_t i = 0; i < outcomes.size(); i += 2) expect_meeting({outcomes[i], outcomes[i + 1]});
-    // A run of the same name, whose window begins one port lower: its rank 0 listens on the first port of this run.
+    for (size_t i = 0; i < outcomes.size(); i += 2) expect_rendezvous({outcomes[i], outcomes[i + 1]});
+    // Another run with the same id, whose window of ports begins one port lower. Its rank 0 listens on the first port
+    // of this run.
     const int taken = occupy(port);
     std::vector<Outcome> others(2);
     std::thread host([&] { others[0] = attend(rank_of(0, 2, port - 1, "torchrun"), 20, "theirs"); });
     sleep_for(0.05);
-    expect_meeting(attend_all(ranks(2, port, "torchrun"), 20));
+    expect_rendezvous(attend_all(ranks(2, port, "torchrun"), 20));
     close(taken);
     others[1] = attend(rank_of(1, 2, port - 1, "torchrun"), 20);
     host.join();
-    expect_meeting(others, "theirs");
+    expect_rendezvous(others, "theirs");
     // Each torchrun agent counts its own restarts.
     launches = ranks(2, free_ports(), "torchrun");
     for (Launch& launch : launches) launch.local_world_size = 1, launch.attempt = launch.rank;
-    expect_meeting(attend_all(launches, 20));
+    expect_rendezvous(attend_all(launches, 20));
 }
 
-TEST_CASE("a restarted process takes the place of the one that left") {
+TEST_CASE("a restarted process replaces the one that left") {
     const int port = free_ports();
     std::vector<Outcome> outcomes(3);
     std::thread host([&] { outcomes[0] = attend(rank_of(0, 3, port), 20); });
@@ -416,8 +417,8 @@ TEST_CASE("a rank that finds no rank 0 names the addresses that it tried and the
 
 // ---- messages
 
-TEST_CASE("a message cut anywhere is incomplete, one with another byte in its header is refused") {
-    const std::string hello = encode(Hello{5, 3, 2, 29500, 0x0123456789abcdef, "run", "{\"card\": 1}"});
+TEST_CASE("a message cut at any length is incomplete, and a message with a wrong header is refused") {
+    const std::string hello = encode(Hello{5, 3, 2, 29500, 0x0123456789abcdef, "run", "{\"host\": 1}"});
     CHECK(hello.size() == 16 + 32 + 3 + 11);
     CHECK(hello.substr(0, 20) == std::string("GPT2RDZV\1\0\0\0\x2e\0\0\0\5\0\0\0", 20));
     Hello read;
@@ -425,7 +426,7 @@ TEST_CASE("a message cut anywhere is incomplete, one with another byte in its he
     CHECK(read.process == 0x0123456789abcdef);
     CHECK(read.rank == 3);
     CHECK(read.port == 29500);
-    CHECK(read.rank_info == "{\"card\": 1}");
+    CHECK(read.rank_info == "{\"host\": 1}");
     for (size_t size = 0; size < hello.size(); size++) CHECK(parse_hello(hello.substr(0, size), read) == Parsed::more);
     const auto changed = [&](size_t at, char value) {
         std::string bytes = hello;
@@ -434,13 +435,13 @@ TEST_CASE("a message cut anywhere is incomplete, one with another byte in its he
     };
     CHECK(changed(0, 'X') == Parsed::garbage);
     CHECK(changed(8, 9) == Parsed::other_version);
-    CHECK(changed(12, 0x2d) == Parsed::garbage);  // a body shorter than its parts, with a byte after it
-    CHECK(changed(15, 1) == Parsed::garbage);     // 16 MiB
+    CHECK(changed(12, 0x2d) == Parsed::garbage);  // a body one byte shorter than its parts
+    CHECK(changed(15, 1) == Parsed::garbage);     // a body of 16 MiB
     CHECK(changed(20, 5) == Parsed::garbage);     // rank 5 of 5
     CHECK(changed(18, 2) == Parsed::garbage);     // 131077 ranks
     CHECK(changed(40, 4) == Parsed::garbage);     // a longer run id
     CHECK(changed(44, 10) == Parsed::garbage);    // a shorter rank_info
-    CHECK(changed(48, '\n') == Parsed::garbage);  // in the run id
+    CHECK(changed(48, '\n') == Parsed::garbage);  // a newline in the run id
 
     const std::string answer = encode(Answer{Status::welcome, "", std::string("\0\xff", 2), {"a", ""}});
     Answer got;

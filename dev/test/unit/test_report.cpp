@@ -1,5 +1,5 @@
-// test_report.cpp: the table that a run prints at its start: threads, instruction set, memory, schedule, and the peak
-// for its MFU.
+// test_report.cpp: tests the table that a run prints at its start: threads, instruction set, memory, schedule, and the
+// peak FLOP/s of its MFU.
 #include "train/report.h"
 
 #include <doctest/doctest.h>
@@ -37,7 +37,7 @@ static std::string row(const DeviceInfo& device, const std::string& label, int64
     return "";
 }
 
-TEST_CASE("the peak is the one of the run's precision") {
+TEST_CASE("the peak belongs to the run's precision") {
     CHECK(info_of(fake_device, "bf16").peak_flops == 4e12);
     CHECK(info_of(fake_device, "fp32").peak_flops == 1e12);
     CHECK(info_of(fake_device, "bf16").peak_source == "a test");
@@ -45,7 +45,7 @@ TEST_CASE("the peak is the one of the run's precision") {
     CHECK(row<float>(fake_device, "device") == "a device; peak 1 TFLOP/s in fp32, a test");
 }
 
-TEST_CASE("the number of threads is OpenMP's") {
+TEST_CASE("the number of threads is from OpenMP") {
     const int before = omp_get_max_threads();
     for (const int threads : {1, 2, 3}) {
         omp_set_num_threads(threads);

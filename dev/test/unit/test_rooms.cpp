@@ -1,5 +1,5 @@
-// test_rooms.cpp: the folders of llmc/ include each other as docs/architecture.md says, and no header includes itself
-// by way of others.
+// test_rooms.cpp: tests that the folders of llmc/ include each other as docs/architecture.md says, and that no header
+// includes itself through others.
 #include <doctest/doctest.h>
 
 #include <filesystem>

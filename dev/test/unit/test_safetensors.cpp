@@ -1,5 +1,5 @@
-// test_safetensors.cpp: safetensors files read back as they were written, byte for byte in the format, and each defect
-// of a header is refused with EXIT_BAD_DATA and the reason.
+// test_safetensors.cpp: tests that safetensors files read back as they were written, that their bytes follow the
+// format, and that each defect of a header is refused with EXIT_BAD_DATA and the reason.
 #include "checkpoint/safetensors.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,8 @@ static std::string file_bytes(const std::string& header, const std::string& data
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-// The message of the Error for a file of these bytes, or its exit code if that is not EXIT_BAD_DATA. "": none.
+// The message of the Error for a file with these bytes, or its exit code if that is not EXIT_BAD_DATA. "" if it is
+// accepted.
 static std::string refusal(const std::string& bytes) {
     const TemporaryDirectory dir;
     write_bytes(dir / "x", bytes);
@@ -40,7 +41,7 @@ static TensorInfo tensor(const char* name, const char* dtype, std::vector<int64_
     return out;
 }
 
-TEST_CASE("the bytes of a small file are those of the format") {
+TEST_CASE("the bytes of a small file are as the format defines them") {
     const TemporaryDirectory dir;
     SafetensorsWriter writer(dir / "x", {tensor("a", "F32", {2, 1}), tensor("b", "BF16", {3})}, {{"step", "7"}});
     const float a[] = {1.0f, -2.0f}, b[] = {1.0f, 1.00390625f, -3.0f};  // 1 + 2^-8 is a tie: to even, 1
@@ -76,8 +77,7 @@ TEST_CASE("tensors written in pieces read back, whole and in parts") {
     const TemporaryDirectory dir;
     const int64_t n = (1 << 20) + 77;  // more than one chunk of the conversion
     std::vector<float> values(n), got(n);
-    for (int64_t i = 0; i < n; i++)
-        values[size_t(i)] = float(i % 1021) * 0.25f - 100.0f;  // 10 bits: F32 and BF16 differ
+    for (int64_t i = 0; i < n; i++) values[size_t(i)] = float(i % 1021) * 0.25f - 100.0f;  // too many bits for BF16
     SafetensorsWriter writer(
         dir / "x", {tensor("f", "F32", {n}), tensor("scalar", "F32", {}), tensor("h", "BF16", {7, n / 7 + 0})}, {});
     writer.write(values.data(), 5);
@@ -318,5 +318,5 @@ TEST_CASE("an index that names wrong tensors or files outside of its directory i
     CHECK(code(R"({"weight_map":{"a":"missing.safetensors"}})") == EXIT_NO_INPUT);
     std::string many = R"({"weight_map":{"a":"one.safetensors")";
     for (int i = 0; i < 40; i++) many += format(",\"t%d\":\"one.safetensors\"", i);
-    CHECK(code(many + "}}") == EXIT_BAD_DATA);  // named, but not there
+    CHECK(code(many + "}}") == EXIT_BAD_DATA);  // the index names files that do not exist
 }

@@ -1,4 +1,5 @@
-// test_sampler.cpp: frequencies of sampled tokens against their probabilities, and logits with only one possible token.
+// test_sampler.cpp: compares the frequencies of sampled tokens with their probabilities, and tests logits with only one
+// possible token.
 #include "infer/sampler.h"
 
 #include <doctest/doctest.h>
@@ -24,9 +25,9 @@ static std::vector<float> random_logits(int V) {
     return logits;
 }
 
-// The seeds are fixed, so this either always passes or always fails. A count of n draws with probability p has standard
-// deviation sqrt(n p (1 - p)); over some 100 comparisons, 4.5 of them leave a right sampler less than 1 in 1000 to
-// fail.
+// The seeds are fixed, so this either always passes or always fails. A count of n draws with probability p has the
+// standard deviation sqrt(n p (1 - p)). With a bound of 4.5 standard deviations and about 100 comparisons, a correct
+// sampler fails with a probability below 1 in 1000.
 static void check_frequencies(Sampler s, const std::vector<float>& logits, const std::vector<double>& probabilities) {
     const int draws = 40000;
     std::vector<int> counts(logits.size());
@@ -38,13 +39,13 @@ static void check_frequencies(Sampler s, const std::vector<float>& logits, const
     }
 }
 
-TEST_CASE("temperature 0 takes the likeliest token, of equals the lower one") {
+TEST_CASE("temperature 0 takes the most probable token, and of equal ones the lower") {
     const std::vector<float> logits = {-1.0f, 3.0f, 2.0f, 3.0f};
     auto s = sampler(0.0f, 0, 1.0f);
     for (uint64_t i = 0; i < 20; i++) CHECK(sample_token(s, logits.data(), 4, 0, i) == 1);
 }
 
-TEST_CASE("tokens come with the frequencies of softmax(logits / temperature)") {
+TEST_CASE("tokens have the frequencies of softmax(logits / temperature)") {
     const std::vector<float> logits = {0.0f, 1.0f, 2.0f, -3.0f};
     for (float temperature : {0.5f, 1.0f, 2.0f}) {
         std::vector<double> p(4);
@@ -55,7 +56,7 @@ TEST_CASE("tokens come with the frequencies of softmax(logits / temperature)") {
     }
 }
 
-TEST_CASE("top-k keeps the k likeliest tokens in their proportions") {
+TEST_CASE("top-k keeps the k most probable tokens in their proportions") {
     const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)};
     check_frequencies(sampler(1.0f, 2, 1.0f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});
     check_frequencies(sampler(1.0f, 1, 1.0f), logits, {0.0, 1.0, 0.0, 0.0});
@@ -63,21 +64,21 @@ TEST_CASE("top-k keeps the k likeliest tokens in their proportions") {
     check_frequencies(sampler(1.0f, 1000, 1.0f), logits, {0.1, 0.4, 0.2, 0.3});
 }
 
-TEST_CASE("top-p keeps the likeliest tokens that together reach p, at least one") {
+TEST_CASE("top-p keeps the most probable tokens that together reach p, at least one") {
     const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)};
     check_frequencies(sampler(1.0f, 0, 0.65f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});  // 0.4 + 0.3
     check_frequencies(sampler(1.0f, 0, 0.75f), logits, {0.0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
     check_frequencies(sampler(1.0f, 0, 0.01f), logits, {0.0, 1.0, 0.0, 0.0});
-    check_frequencies(sampler(1.0f, 3, 0.5f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});  // of top-k's: 4/9, then 7/9
+    check_frequencies(sampler(1.0f, 3, 0.5f), logits, {0.0, 4.0 / 7, 0.0, 3.0 / 7});  // after top-k: 4/9, then 7/9
 }
 
-TEST_CASE("of equal tokens at the border of top-k the lower ones stay") {
+TEST_CASE("of equal tokens at the border of top-k the lower ones are kept") {
     const std::vector<float> logits(100, 1.0f);
     auto s = sampler(1.0f, 3, 1.0f);
     for (uint64_t i = 0; i < 200; i++) CHECK(sample_token(s, logits.data(), 100, 0, i) < 3);
 }
 
-TEST_CASE("a token depends on seed, text and position, not on what was sampled before") {
+TEST_CASE("a token depends on seed, text and position, not on earlier calls") {
     const auto logits = random_logits(1000);
     auto a = sampler(1.0f, 50, 0.9f), b = sampler(1.0f, 50, 0.9f), other = sampler(1.0f, 50, 0.9f, 2);
     std::vector<int> forwards(200), backwards(200);

@@ -12,7 +12,7 @@ static std::vector<double> rates(const char* name, double final_fraction, int64_
     return out;
 }
 
-TEST_CASE("the first rate is above 0, none exceeds the peak, and the last is the final rate exactly") {
+TEST_CASE("the first rate is above 0, no rate exceeds the peak, and the last is exactly the final rate") {
     for (const char* name : {"linear", "cosine", "wsd"})
         for (double final_fraction : {0.0, 0.1, 1.0})
             for (int64_t steps : {2, 3, 10, 1001})
@@ -54,7 +54,7 @@ TEST_CASE("the constant schedule stays at the peak") { CHECK(rates("constant", 0
 TEST_CASE("the linear and cosine schedules are at the middle rate half way") {
     for (const char* name : {"linear", "cosine"})
         CHECK(rates(name, 0.1, 0, 101)[50] == doctest::Approx(6e-4 * 0.55).epsilon(1e-12));
-    // A quarter of the way: linear has a quarter of the range behind it, cosine (1 - cos(pi / 4)) / 2.
+    // After a quarter of the steps linear has fallen by a quarter of the range, cosine by (1 - cos(pi / 4)) / 2.
     CHECK(rates("linear", 0.0, 0, 101)[25] == doctest::Approx(6e-4 * 0.75).epsilon(1e-12));
     CHECK(rates("cosine", 0.0, 0, 101)[25] == doctest::Approx(6e-4 * 0.8535533905932737).epsilon(1e-12));
 }
@@ -63,7 +63,7 @@ TEST_CASE("the wsd schedule is constant, then falls as 1 - sqrt over the last fi
     const auto r = rates("wsd", 0.0, 10, 101);
     CHECK(r[80] == 6e-4);
     CHECK(r[81] < 6e-4);
-    CHECK(r[85] == doctest::Approx(6e-4 * 0.5).epsilon(1e-12));  // a quarter of the fifth: 1 - sqrt(1/4)
+    CHECK(r[85] == doctest::Approx(6e-4 * 0.5).epsilon(1e-12));  // after a quarter of the last fifth: 1 - sqrt(1/4)
 }
 
 TEST_CASE("a run of warmup only ends at the peak, and steps beyond the end keep the last rate") {

@@ -1,5 +1,5 @@
-// test_shard.cpp: token shards: written and read back, byte for byte as llm.c's, and refused if damaged; patterns of
-// file names.
+// test_shard.cpp: tests that token shards are written and read back, have the same bytes as llm.c's, and are refused if
+// damaged; and tests patterns of file names.
 #include "data/shard.h"
 
 #include <fcntl.h>
@@ -89,7 +89,7 @@ TEST_CASE("a shard gets its final name only by finish()") {
         complete.append(counting(10).data(), 10);
         complete.complete();
         CHECK(!std::filesystem::exists(dir / "a.bin"));
-        CHECK(complete.fd == -1);  // it keeps no file open: thousands can wait for finish()
+        CHECK(complete.fd == -1);  // no file stays open, so thousands of shards can wait for finish()
     }
     CHECK(std::filesystem::is_empty(dir.path));
 
@@ -175,10 +175,10 @@ TEST_CASE("a file of another kind is refused, and the message names the kind") {
     CHECK(open_error(dir / "missing.bin", EXIT_NO_INPUT).find("missing.bin") != std::string::npos);
     CHECK(open_error(dir.path, EXIT_BAD_DATA).find("directory") != std::string::npos);
     REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    open_error(dir / "pipe", EXIT_BAD_DATA);  // and does not wait for a writer
+    open_error(dir / "pipe", EXIT_BAD_DATA);  // without waiting for a writer
 }
 
-TEST_CASE("a header that contradicts the file is refused with the numbers") {
+TEST_CASE("a header that contradicts the file is refused, and the message has the numbers") {
     const TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     const auto refusal_of = [&](std::vector<int32_t> header, int tokens) {
@@ -212,7 +212,7 @@ TEST_CASE("a file cut at any length is refused") {
     CHECK(open_shard(dir / "a.bin").tokens == 20);
 }
 
-TEST_CASE("a token outside of the vocabulary is refused with its file and place") {
+TEST_CASE("a token outside of the vocabulary is refused, and the message has its file and place") {
     const TemporaryDirectory dir;
     std::vector<int> tokens(100, 1), out(100);
     tokens[42] = 50257;
@@ -220,7 +220,7 @@ TEST_CASE("a token outside of the vocabulary is refused with its file and place"
     const Shard shard = open_shard(dir / "a.bin");
     const std::string want = (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, but the vocabulary has 50257";
     CHECK_THROWS_WITH_AS(read_tokens(shard, 40, 10, 50257, out.data()), doctest::Contains(want.c_str()), Error);
-    read_tokens(shard, 43, 57, 50257, out.data());  // the others are fine
+    read_tokens(shard, 43, 57, 50257, out.data());  // the other tokens can be read
     read_tokens(shard, 0, 42, 50257, out.data());
     read_tokens(shard, 0, 100, 50258, out.data());
 }
@@ -243,7 +243,7 @@ TEST_CASE("a shard that becomes shorter after it was opened is refused") {
     read_tokens(shard, 0, 500, 1000, out.data());
     try {
         read_tokens(shard, 499, 2, 1000, out.data());
-        FAIL("read behind the end");
+        FAIL("read beyond the end");
     } catch (const Error& error) {
         CHECK(error.exit_code == EXIT_BAD_DATA);
         CHECK(std::string(error.what()).find("became shorter") != std::string::npos);
@@ -317,7 +317,7 @@ TEST_CASE("a pattern is refused if it would match a shard that is not finished")
     const TemporaryDirectory dir;
     for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
     CHECK(glob_files(dir / "val_*.bin", "--val-data").size() == 1);
-    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // named without a pattern
+    CHECK(glob_files(dir / "train_000002.bin", "--train-data").size() == 1);  // a name without a pattern
     const std::string want = (dir / "train_000001.bin.tmp") + " is not finished";
     for (const char* pattern : {"train_*.bin", "{train,val}_*.bin", "t*_0000*.bin", "t*1.bin"})
         CHECK_THROWS_WITH_AS(glob_files(dir / pattern, "--train-data"), doctest::Contains(want.c_str()), Error);
@@ -330,12 +330,12 @@ TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one
         write_bytes(dir / name, "");
     using Names = std::vector<std::string>;
     CHECK(glob_files(dir / "train_*.bin", "--train-data") == Names{dir / "train_000002.bin", dir / "train_000010.bin"});
-    CHECK(glob_files(dir / "[tT]rain_*.bin", "--train-data").front() == dir / "Train_000001.bin");  // bytes, no locale
+    CHECK(glob_files(dir / "[tT]rain_*.bin", "--train-data").front() == dir / "Train_000001.bin");  // sorted by bytes
     CHECK(glob_files(dir / "{train,val}_*.bin", "--train-data").size() == 3);
     CHECK(glob_files(dir / "odd[1].bin", "--train-data") == Names{dir / "odd[1].bin"});
     try {
         glob_files(dir / "nothing_*.bin", "--val-data");
-        FAIL("matched nothing and said nothing");
+        FAIL("a pattern that matches no file was accepted");
     } catch (const Error& error) {
         CHECK(error.exit_code == EXIT_NO_INPUT);
         CHECK(std::string(error.what()).find("--val-data '") == 0);

@@ -1,5 +1,5 @@
-// test_skip.cpp: how test programs print and count skipped cases. The cases named "child: ..." run in a second process
-// of this program.
+// test_skip.cpp: tests how test programs print and count skipped cases. The cases named "child: ..." run in a second
+// process of this program.
 #include "support/skip.h"
 
 #include <doctest/doctest.h>
@@ -30,8 +30,7 @@ TEST_CASE_TEMPLATE("child: of a type" * doctest::skip(), T, int, float) { skip_c
 static std::string output_of(const std::string& cases) {
     char self[4096] = {};
     REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
-    const char* run_by =
-        getenv("RUN_BY");  // the command that runs programs of another architecture: "qemu-aarch64 -L ..."
+    const char* run_by = getenv("RUN_BY");  // the emulator for programs of another architecture: "qemu-aarch64 -L ..."
     const std::string command = std::string(run_by ? run_by : "") + " '" + self + "' --no-skip --test-case='" + cases +
                                 "' --minimal 2>&1" + " | grep -aE '^SKIP|passed, '";
     FILE* pipe = popen(command.c_str(), "r");

@@ -1,4 +1,4 @@
-// test_stop.cpp: the signals that ask a run to stop, sent to a process of several threads.
+// test_stop.cpp: tests the signals that ask a run to stop, sent to a process with several threads.
 #include "train/stop.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,8 @@
     _exit(0);
 }
 
-// The wait status of such a process after these signals, which find it stopped and thus arrive together.
+// The wait status of such a process after these signals. They are sent while the process is stopped, so they arrive at
+// the same time.
 static int status_after(std::initializer_list<int> signals, const std::string& said,
                         void (*handle)(bool) = stop_on_signals) {
     const TemporaryDirectory dir;
@@ -82,12 +83,12 @@ TEST_CASE("a signal that the caller ignores does not stop the run") {
         const auto before = signal(ignored, SIG_IGN);
         const int status = status_after({ignored, ignored == SIGTERM ? SIGINT : SIGTERM}, dir / "said");
         signal(ignored, before);
-        REQUIRE(WIFEXITED(status));  // two signals would end it
+        REQUIRE(WIFEXITED(status));  // two signals that are not ignored would end it
         CHECK(WEXITSTATUS(status) == 0);
     }
 }
 
-TEST_CASE("a scheduler's warning and one signal leave the run time to save") {
+TEST_CASE("after a scheduler's warning and one signal the run has time to save") {
     const TemporaryDirectory dir;
     for (int warning : {SIGUSR1, SIGXCPU})
         for (int i = 0; i < 5; i++) {

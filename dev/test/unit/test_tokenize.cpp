@@ -1,5 +1,5 @@
-// test_tokenize.cpp: the shards that `tokenize` writes, against documents encoded one by one; the same bytes for every
-// number of threads; the text that is held out for validation.
+// test_tokenize.cpp: compares the shards that `tokenize` writes with documents that are encoded one by one. Also tests
+// that the bytes do not depend on the number of threads, and the text that is held out for validation.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -8,7 +8,7 @@
 #include "support/small_tokenize.h"
 #include "text/text_reader.h"
 
-TEST_CASE("a text file is one document after <|endoftext|>, and the tokenizer lies beside the shards") {
+TEST_CASE("a text file is one document after <|endoftext|>, and the tokenizer is in the folder of the shards") {
     TokenizeRun run;
     run.file("b.txt", "the theme <|endoftext|> of these\n\nothers");
     run.file("a.md", "first");
@@ -58,7 +58,7 @@ TEST_CASE("a file given twice, by name, folder or link, is read once") {
     CHECK(found.repeated[3] == std::pair{run.folder / "hard", folder + "/b.txt"});
 }
 
-TEST_CASE("links to folders and to nothing are passed over, and named") {
+TEST_CASE("links to folders and broken links are skipped, and a message names them") {
     TokenizeRun run;
     std::filesystem::create_directory(run.folder / "other");
     run.file("a.txt", "a");
@@ -83,7 +83,7 @@ TEST_CASE("the merges.txt of an output is not read as text") {
     CHECK(run.tokens("train_") == documents({"a"}));
 }
 
-TEST_CASE("a byte order mark is dropped") {
+TEST_CASE("a byte order mark is removed") {
     TokenizeRun run;
     run.file("a.txt", "\xef\xbb\xbfthe");
     run.file("b.jsonl", "\xef\xbb\xbf{\"text\": \"b\"}");
@@ -92,7 +92,7 @@ TEST_CASE("a byte order mark is dropped") {
     CHECK(run.tokens("train_") == documents({"the", "b"}));
 }
 
-// Only the first MiB of a larger file is checked. A character may begin in its last bytes.
+// Only the first MiB of a larger file is checked. A character may begin in its last bytes and end after it.
 TEST_CASE("the first byte that is not UTF-8 is found in the first MiB") {
     TokenizeRun run;
     const auto invalid_byte = [&](const std::string& bytes) {
@@ -112,7 +112,7 @@ TEST_CASE("the first byte that is not UTF-8 is found in the first MiB") {
     CHECK(invalid_byte(mib.substr(4) + "\xe9" + mib) == int64_t(mib.size() - 4));
 }
 
-TEST_CASE("a line of JSONL is one document, and blank lines and empty texts are none") {
+TEST_CASE("a line of JSONL is one document, and blank lines and empty texts are not documents") {
     TokenizeRun run;
     run.file("a.jsonl",
              "{\"text\": \"one\\n\\u00e9\\ud83d\\ude00\", \"n\": 1}\r\n\n{\"text\": \"\"}\n  \n{\"text\": \"two\"}");
@@ -239,7 +239,7 @@ TEST_CASE("validation takes the end of each document above 64 KiB, and every k-t
     CHECK(run.tokens("val_") == documents(val));
 }
 
-TEST_CASE("validation takes lines of JSONL by the same rule") {
+TEST_CASE("validation takes texts of JSONL by the same rule") {
     const std::string text(100000, 'z'), head(75000, 'z');
     TokenizeRun run;
     std::vector<std::string> train, val;
@@ -270,7 +270,7 @@ TEST_CASE("validation gets about the fraction that is asked for") {
         tokenize(run.options);
         const double train = double(run.tokens("train_").size()), val = double(run.tokens("val_").size());
         CHECK(val / (train + val) ==
-              doctest::Approx(fraction).epsilon(0.02));  // exact to a line of prose, and to one document in k
+              doctest::Approx(fraction).epsilon(0.02));  // exact to a line of prose and to a document
     }
 }
 

@@ -1,5 +1,5 @@
-// test_tokenize_refused.cpp: options, inputs and outputs that `tokenize` refuses, and the files after a run that was
-// refused, failed or was killed.
+// test_tokenize_refused.cpp: tests options, inputs and outputs that `tokenize` refuses, and the files that remain after
+// a run that was refused, failed or was killed.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -66,7 +66,7 @@ TEST_CASE("inputs that are missing, empty or not text are refused") {
     }
 }
 
-TEST_CASE("broken JSONL is refused with the first bad line, for any number of threads") {
+TEST_CASE("broken JSONL is refused, and the message has the first bad line, for any number of threads") {
     TokenizeRun run;
     const std::string good = "{\"text\": \"" + std::string(1000, 'a') + "\"}\n";
     std::string many;
@@ -204,14 +204,14 @@ TEST_CASE("a full disk is an error, and leaves no shard of the run") {
     run.file("a.txt", prose(100000));
     run.options.shard_tokens = 1000, run.options.threads = 1;
     const int code = in_child([&] {
-        limit_file_size(5000);  // the shards fit, tokenizer.json does not
+        limit_file_size(5000);  // the shards fit, but tokenizer.json does not
         return tokenize(run.options);
     });
     CHECK(code == EXIT_IO);
     for (const std::string& name : list_directory(run.options.output)) CHECK_FALSE(name.ends_with(".bin"));
 }
 
-TEST_CASE("of two runs into one output the second is refused and changes nothing") {
+TEST_CASE("a second run with the same output is refused and changes nothing") {
     TokenizeRun run;
     run.file("a.txt", "a");
     {
@@ -242,7 +242,7 @@ static bool takes_a_part(const TokenizeRun& run, size_t shards) {
     }
 }
 
-TEST_CASE("a run killed at any system call leaves all of its shards or none that can be read") {
+TEST_CASE("a run killed at any system call leaves either all of its shards or no readable shard") {
     TokenizeRun run;
     run.file("a.txt", prose(3000));
     run.options.shard_tokens = 400, run.options.threads = 1, run.options.val_fraction = 0.1;

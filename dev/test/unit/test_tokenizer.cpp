@@ -1,5 +1,5 @@
-// test_tokenizer.cpp: splitting text into pieces, against lists made by hand; merging, against the definition of BPE.
-// tokenizer_identity.py compares the same code with Hugging Face's on real and random text.
+// test_tokenizer.cpp: compares the splitting of text into pieces with lists made by hand, and merging with the
+// definition of BPE. tokenizer_identity.py compares the same code with Hugging Face's on real and random text.
 //
 // Cases that need GPT-2's vocabulary read it from ../shared/data/gpt2-bpe, and are skipped if it is absent.
 #include "text/tokenizer.h"
@@ -23,7 +23,7 @@ static std::string random_bytes(uint64_t seed, int length) {
 
 static const char* const no_vocabulary = "GPT-2's vocabulary is not in ../shared/data/gpt2-bpe";
 
-// nullptr if the files are absent.
+// Returns nullptr if the files are absent.
 static const Tokenizer* gpt2_tokenizer() {
     static const std::string folder = "../shared/data/gpt2-bpe";
     if (!path_exists(folder)) return nullptr;
@@ -33,7 +33,7 @@ static const Tokenizer* gpt2_tokenizer() {
 
 // ---- characters and pieces
 
-TEST_CASE("the classes of characters are those of Unicode 16.0") {
+TEST_CASE("the classes of characters agree with Unicode 16.0") {
     int count[4] = {};
     for (uint32_t code = 0; code < 0x110000; code++) {
         if (code >= 0xd800 && code < 0xe000) continue;
@@ -60,7 +60,7 @@ TEST_CASE("the classes of characters are those of Unicode 16.0") {
     CHECK(count[WHITE] == 25);
 }
 
-TEST_CASE("every byte of invalid UTF-8 is a character of its own") {
+TEST_CASE("every byte of invalid UTF-8 is a separate character") {
     for (const char* text : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xc3", "\xe0\x80\x80", "\xe0\x9f\xbf", "\xe2\x82",
                              "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x80\x80\x80", "\xf0\x9f\x98", "\xf4\x90\x80\x80",
                              "\xf5\x80\x80\x80", "\xfe", "\xff", "\xc3(", "\xe2\x28\xa1"}) {
@@ -99,7 +99,7 @@ TEST_CASE("contractions are split in lower case, with an ASCII apostrophe, at th
     CHECK(pieces("a'sa'rea") == Strings{"a", "'s", "a", "'re", "a"});
 }
 
-TEST_CASE("white space is Unicode's, without U+180E, U+FEFF, U+200B and U+001C") {
+TEST_CASE("white space is as in Unicode, without U+180E, U+FEFF, U+200B and U+001C") {
     for (const char* white : {"\t", "\v", "\f", "\r", "\u0085", "\u00a0", "\u1680", "\u2000", "\u200a", "\u2028",
                               "\u2029", "\u202f", "\u205f", "\u3000"}) {
         CAPTURE(std::string(white));
@@ -113,7 +113,7 @@ TEST_CASE("white space is Unicode's, without U+180E, U+FEFF, U+200B and U+001C")
     }
 }
 
-TEST_CASE("combining marks end words, numbers are a class of their own") {
+TEST_CASE("combining marks end words, and numbers are a separate class") {
     CHECK(pieces("e\u0301e") == Strings{"e", "\u0301", "e"});
     CHECK(pieces("km² ½Ⅷ") == Strings{"km", "²", " ½Ⅷ"});
     CHECK(pieces("naïve Жук 漢字かな") == Strings{"naïve", " Жук", " 漢字かな"});
@@ -200,7 +200,7 @@ TEST_CASE("the cache of pieces never changes the tokens, even if pieces share a 
     }
 }
 
-TEST_CASE("pieces of any length and number of tokens are the same from the cache and without it") {
+TEST_CASE("pieces of any length and number of tokens have the same tokens with and without the cache") {
     const Tokenizer tokenizer = tokenizer_from_merges({});
     Encoder encoder(tokenizer, 2);
     for (int pass = 0; pass < 2; pass++)
@@ -214,7 +214,7 @@ TEST_CASE("pieces of any length and number of tokens are the same from the cache
             }
 }
 
-TEST_CASE("pieces that differ in trailing zero bytes are told apart") {
+TEST_CASE("pieces that differ only in trailing zero bytes are distinct") {
     const Tokenizer& tokenizer = small_tokenizer();
     Encoder encoder(tokenizer);
     for (const std::string& piece :
@@ -225,7 +225,7 @@ TEST_CASE("pieces that differ in trailing zero bytes are told apart") {
     }
 }
 
-TEST_CASE("decoding gives back every byte") {
+TEST_CASE("decoding restores every byte") {
     const Tokenizer& tokenizer = small_tokenizer();
     Encoder encoder(tokenizer, 10);
     const auto check = [&](const std::string& text) {

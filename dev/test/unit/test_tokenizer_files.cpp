@@ -1,4 +1,4 @@
-// test_tokenizer_files.cpp: tokenizer files that are saved and loaded again, and damaged ones that are refused.
+// test_tokenizer_files.cpp: tests that tokenizer files are saved and loaded again, and that damaged ones are refused.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, a
     CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
 }
 
-// 4,352 tokens of 16 KiB of ", which the file has as \". Each token is there twice, in the vocabulary and in the
-// merges.
+// 4,352 tokens of 16 Ki quotation marks, which tokenizer.json escapes as \". The file has each token twice, in the
+// vocabulary and in the merges.
 TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved") {
     std::vector<std::pair<int, int>> merges;
     for (int i = 0; i < 14; i++) merges.push_back({i ? 255 + i : 1, i ? 255 + i : 1});
@@ -52,7 +52,7 @@ TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved
     CHECK(list_directory(folder.path).empty());
 }
 
-TEST_CASE("the tokenizer of a run's output is the one of the checkpoint that `latest` names") {
+TEST_CASE("the tokenizer of a run's output is in the checkpoint that `latest` names") {
     TemporaryDirectory output;
     std::filesystem::create_directory(output / "step_000010");
     save_tokenizer(small_tokenizer(), output / "step_000010", 128);
@@ -135,7 +135,7 @@ TEST_CASE("tokenizer.json: deep nesting is refused in a field that is used, and 
                          doctest::Contains("only null, as in GPT-2, is supported"), Error);
 }
 
-TEST_CASE("tokenizer.json: each defect is refused with its reason") {
+TEST_CASE("tokenizer.json: each defect is refused, and the message has the reason") {
     const std::string text = small_json();
     struct Broken {
         const char *from, *to, *message;

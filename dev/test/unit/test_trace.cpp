@@ -1,5 +1,5 @@
-// test_trace.cpp: traces: spans and their times, the events in the file, clocks of several machines, and files that are
-// refused. test_trace.sh traces real ranks.
+// test_trace.cpp: tests traces: spans and their times, the events in the file, clocks of several machines, and files
+// that are refused. test_trace.sh traces real ranks.
 #include "parallel/trace_file.h"
 
 #include <doctest/doctest.h>
@@ -36,7 +36,7 @@ static bool inside(const Json& inner, const Json& outer) {
            int64_t(inner["ts"]) + int64_t(inner["dur"]) <= int64_t(outer["ts"]) + int64_t(outer["dur"]);
 }
 
-TEST_CASE("spans nest, in the host's time and in the stream's, and outer spans come first") {
+TEST_CASE("spans nest, in the time of the host and of the stream, and outer spans come first") {
     Trace trace;
     {
         const Span step(&trace, Track::training, stream, {"step", 7, 7, 4096});
@@ -75,7 +75,7 @@ TEST_CASE("spans of the same microsecond keep their order") {
     for (int i = 0; i < 4; i++) CHECK(spans[i]["name"] == "span " + std::to_string(i));
 }
 
-TEST_CASE("times are whole microseconds, and rounding makes no neighbours overlap") {
+TEST_CASE("times are whole microseconds, and rounding does not make neighbours overlap") {
     Trace trace;
     trace.zero = 100.0;
     for (int64_t i = 0; i < 1000; i++)
@@ -171,8 +171,9 @@ TEST_CASE("in the file ranks are processes and tracks are threads") {
 }
 
 TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligned by their collectives") {
-    // Machine b is 1000 s ahead of a, c is 50 s behind. A rank enters a collective up to 30 ms late; all are in it
-    // after 40 ms, and leave up to 20 ms later, except for one collective in which all are quick.
+    // The clock of machine b is 1000 s ahead of machine a's, and the clock of machine c 50 s behind. A rank enters a
+    // collective up to 30 ms late. After 40 ms all are in it, and they leave up to 20 ms later, except for one
+    // collective in which all ranks are quick.
     const double late[] = {20e-3, 0.0, 30e-3, 10e-6, 5e-3};
     const auto clock = [&](const char* machine, double ahead, double begin, size_t luck) {
         RankClock own = {machine, begin + ahead, {}, {}};
@@ -189,7 +190,7 @@ TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligne
     CHECK(zero == doctest::Approx(4.5).epsilon(1e-4));  // rank 1 started first
     CHECK(std::fabs(zero_of_clock(clocks, 1) - zero - 1000.0) < 2e-5);
     CHECK(zero_of_clock(clocks, 2) == zero);
-    CHECK(zero_of_clock(clocks, 3) == zero_of_clock(clocks, 1));  // exactly, though their times differ
+    CHECK(zero_of_clock(clocks, 3) == zero_of_clock(clocks, 1));  // equal, although the ranks have different times
     CHECK(std::fabs(zero_of_clock(clocks, 4) - zero + 50.0) < 2e-5);
 }
 
@@ -210,7 +211,7 @@ TEST_CASE("a collective has the name of the last label_next() and the bytes that
     CHECK(comm.take_label().name == nullptr);
 }
 
-// Rank 0 of two ranks. The data of rank 1 is prepared by the test.
+// Rank 0 of two ranks. The test prepares the data of rank 1.
 struct Pair : Comm {
     std::vector<std::string> other;
     size_t said = 0;
@@ -256,7 +257,7 @@ TEST_CASE("a trace may have one step or none") {
     CHECK(write_trace(comm, temporary / "t.json") == "step 0");
 }
 
-// The message of the Error, which must be EXIT_CANNOT_CREATE.
+// The message of the Error, which must have EXIT_CANNOT_CREATE.
 static std::string refusal(const std::string& path) {
     try {
         check_trace_file(path);

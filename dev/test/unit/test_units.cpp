@@ -1,5 +1,5 @@
-// test_units.cpp: the emulated matrix instructions (emulated_units.h) give the bits of the real ones, where the machine
-// has them: random numbers of every size, denormal numbers, ties, infinity, NaN.
+// test_units.cpp: tests that the emulated matrix instructions (emulated_units.h) give the bits of the real ones, if the
+// machine has them, for random numbers of every size, denormal numbers, ties, infinity and NaN.
 #include <cstring>
 
 #include "cpu/isa.h"
@@ -15,7 +15,7 @@ struct Bits {
 
     uint32_t next() { return random(at++)[0]; }
 
-    // Any bits at all; or numbers near 1 whose sums are rounded often; or tiny ones, near where denormal numbers begin.
+    // kind 0: any bits. 1: numbers near 1, whose sums are often rounded. Else: tiny numbers, some of them denormal.
     uint32_t number(int kind) {
         const uint32_t any = next(), sign_and_digits = any & 0x807fffff;
         if (kind == 0) return any;
@@ -31,7 +31,7 @@ struct Bits {
     uint16_t half(int kind) { return uint16_t(number(kind) >> 16); }
 };
 
-// Which NaN comes out is left open.
+// Compares NaNs as equal, because the manual does not say which NaN results.
 bool same(float a, float b) { return memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
 
 bool skipped(Isa needed) {

@@ -1,5 +1,5 @@
-// test_vec.cpp: the vector arithmetic of vec.h, compiled here for the baseline (4 lanes, no FMA), against the C library
-// in double and against bf16's own conversions. The wider builds of it are tested through the operations.
+// test_vec.cpp: compares the vector arithmetic of vec.h, compiled for the baseline (4 lanes, no FMA), with the C
+// library in double and with the conversions of bf16. The tests of operations test the wider builds.
 #include <bit>
 
 #include "cpu/vec.h"
@@ -10,11 +10,11 @@ using namespace cpu;
 
 static float lane(floatv x) { return x[0]; }
 
-TEST_CASE("exp is within 1e-7 of e^x, and keeps its promises outside") {
+TEST_CASE("exp is within 1e-7 of e^x, and 0, infinity or NaN outside of its range") {
     for (float x = -87.3f; x < 88.3f; x += 0.00137f) {
         const double want = std::exp(double(x));
         CAPTURE(x);
-        REQUIRE(std::fabs(double(lane(exp(broadcast(x)))) - want) <= 1.5e-7 * want);  // and half a rounding
+        REQUIRE(std::fabs(double(lane(exp(broadcast(x)))) - want) <= 1.5e-7 * want);  // 1e-7 and half a rounding
     }
     CHECK(lane(exp(broadcast(0.0f))) == 1.0f);
     for (const float x : {-87.4f, -1e4f, -1e30f, -INFINITY}) CHECK(lane(exp(broadcast(x))) == 0.0f);
@@ -22,7 +22,7 @@ TEST_CASE("exp is within 1e-7 of e^x, and keeps its promises outside") {
     CHECK(std::isnan(lane(exp(broadcast(NAN)))));
 }
 
-TEST_CASE("every bf16 survives, and every float near one is rounded as bf16 does it") {
+TEST_CASE("every bf16 is loaded exactly, and floats near one are rounded as bf16's constructor does") {
     for (uint32_t high = 0; high < 0x10000; high++)
         for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
             const float x = std::bit_cast<float>(high << 16 | low);
@@ -33,7 +33,7 @@ TEST_CASE("every bf16 survives, and every float near one is rounded as bf16 does
         }
 }
 
-TEST_CASE("rounding at random is that of random.h, for every bf16 and what lies behind it") {
+TEST_CASE("stochastic rounding agrees with random.h, for every bf16 and for floats after it") {
     for (uint32_t high = 0; high < 0x10000; high++)
         for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0xffffu}) {
             const float x = std::bit_cast<float>(high << 16 | low);
@@ -45,7 +45,7 @@ TEST_CASE("rounding at random is that of random.h, for every bf16 and what lies 
         }
 }
 
-TEST_CASE("random bits are those of Philox, in the order of the elements") {
+TEST_CASE("random bits agree with Philox, in the order of the elements") {
     for (const uint64_t first : {uint64_t(0), uint64_t(3), uint64_t(0xfffffffe), uint64_t(5) << 32, ~uint64_t(3)}) {
         const Philox random{0x123456789abcdef0, 0xfedcba9876543210};
         uint16_t bits[8 * VL];
@@ -57,7 +57,7 @@ TEST_CASE("random bits are those of Philox, in the order of the elements") {
     }
 }
 
-TEST_CASE_TEMPLATE("parts of a vector touch no more than their lanes", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("partial loads and stores access only their lanes", floatX, float, bf16) {
     for (int lanes = 1; lanes < VL; lanes++) {
         floatX in[VL], out[VL];
         for (int i = 0; i < VL; i++) in[i] = floatX(float(i + 1)), out[i] = floatX(-1.0f);
@@ -71,7 +71,7 @@ TEST_CASE_TEMPLATE("parts of a vector touch no more than their lanes", floatX, f
     }
 }
 
-TEST_CASE("a count is covered once, whole vectors first") {
+TEST_CASE("a loop over vectors covers each element once, whole vectors first") {
     for (int count = 0; count < 3 * VL; count++) {
         std::vector<int> visits(count);
         for_vectors(count, [&](int64_t i, auto width) {
@@ -97,7 +97,7 @@ TEST_CASE("sums, maxima, square roots, transposition") {
         for (int j = 0; j < VL; j++) CHECK(float(rows[i][j]) == float(10 * j + i));
 }
 
-TEST_CASE("GELU and its derivative agree with those in double") {
+TEST_CASE("GELU and its derivative agree with the formulas in double") {
     for (float x = -10.0f; x <= 10.0f; x += 0.01f) {
         const double slope = 2 * std::sqrt(2 / std::acos(-1)), two_u = slope * (x + 0.044715 * x * x * x);
         const double s = 1 / (1 + std::exp(-two_u)), bend = x * s * (1 - s) * slope * (1 + 3 * 0.044715 * x * x);

@@ -1,5 +1,5 @@
-// nccl_meeting.cpp: the TCP rendezvous gives NCCL's id to all ranks. Making an id needs no GPU. test_nccl_meeting.sh
-// runs this program.
+// nccl_id.cpp: tests that the TCP rendezvous gives NCCL's unique id to all ranks. Making an id needs no GPU.
+// test_nccl_id.sh runs this program.
 #include <doctest/doctest.h>
 #include <nccl.h>
 #include <unistd.h>
@@ -24,8 +24,8 @@ TEST_CASE("the NCCL library has the version of its header") {
 }
 
 TEST_CASE("every rank gets rank 0's NCCL id, and each rendezvous has another id") {
-    std::string of_meeting[2];
-    for (std::string& first : of_meeting) {
+    std::string of_rendezvous[2];
+    for (std::string& first : of_rendezvous) {
         constexpr int world_size = 4;
         static int port = 21000 + getpid() % 10000;
         std::vector<std::string> ids(world_size);
@@ -41,7 +41,7 @@ TEST_CASE("every rank gets rank 0's NCCL id, and each rendezvous has another id"
         port++;
         first = ids[0];
         CHECK(first.size() == sizeof(ncclUniqueId));
-        for (const std::string& id : ids) CHECK((id == first));  // the id is not printed: it lets a process join
+        for (const std::string& id : ids) CHECK((id == first));  // not printed on failure: an id lets any process join
     }
-    CHECK((of_meeting[0] != of_meeting[1]));
+    CHECK((of_rendezvous[0] != of_rendezvous[1]));
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_nccl_meeting.sh: builds nccl_meeting.cpp and runs it, without a GPU.
+# test_nccl_id.sh: builds nccl_id.cpp and runs it, without a GPU.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -7,5 +7,5 @@ if ! make found | grep -q '| NCCL [0-9]'; then
     skip "the exchange of NCCL's id" "there is no NCCL (NCCL_HOME=... names it)"
     exit 0
 fi
-make build/release/cuda/nccl_meeting || exit 1
-build/release/cuda/nccl_meeting
+make build/release/cuda/nccl_id || exit 1
+build/release/cuda/nccl_id
