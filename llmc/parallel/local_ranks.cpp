@@ -21,7 +21,10 @@
 #include "base/terminal.h"
 
 // A program that ends a job may send its signal to a process and then to the process's group: that is one request.
-static constexpr double SAME_REQUEST = 0.5;      // seconds
+static constexpr double SAME_REQUEST = 0.5;  // seconds
+// mpirun loses a signal that it gets before it has started its ranks, so a request is repeated after this time, then
+// after twice the time, and so on. A rank takes all of them as one request.
+static constexpr double FIRST_REPEAT = 1;        // seconds
 static constexpr size_t LONGEST_LINE = 1 << 16;  // bytes; a longer line is printed in pieces
 
 // ---- signals
@@ -128,6 +131,9 @@ struct Ranks {
     std::set<std::string> printed;  // errors, without their ranks
     Outcome outcome;
     bool preempted = false;
+    bool ended = false;             // by a second signal
+    double repeat_time = INFINITY;  // when the request to stop is repeated
+    double repeat_pause = FIRST_REPEAT;
     double kill_time = INFINITY;  // when the remaining ranks are killed
 };
 }  // namespace
@@ -230,8 +236,16 @@ static bool any_running(const Ranks& ranks) {
     return std::any_of(ranks.processes.begin(), ranks.processes.end(), [](const auto& p) { return p.running; });
 }
 
+static void request_stop(Ranks& ranks) {
+    signal_all(ranks, SIGUSR1);
+    ranks.repeat_time = seconds_now() + ranks.repeat_pause;
+    ranks.repeat_pause *= 2;
+}
+
 // Asks the remaining ranks to end, and kills them if they do not.
 static void end_all(Ranks& ranks) {
+    ranks.ended = true;
+    ranks.repeat_time = INFINITY;
     signal_all(ranks, ranks.options.end_signal);
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
 }
@@ -285,13 +299,14 @@ static void supervise(Ranks& ranks) {
         case Request::none:
             break;
         case Request::stop:
-            signal_all(ranks, SIGUSR1);
+            request_stop(ranks);
             break;
         case Request::end:
             print_message("ended by a second signal: the steps since the last checkpoint are lost");
             end_all(ranks);
             break;
     }
+    if (seconds_now() >= ranks.repeat_time) request_stop(ranks);
     reap(ranks);
     if (seconds_now() < ranks.kill_time || !any_running(ranks)) return;
     for (const RankProcess& process : ranks.processes)
@@ -317,8 +332,10 @@ Outcome Supervisor::run(const LocalRanks& options) {
     Outcome& outcome = ranks.outcome;
     outcome.request = first_request;
     if (outcome.failure.empty() && ranks.preempted) outcome.exit_code = EXIT_PREEMPTED;
-    // SIGUSR1 also ends ranks that do not handle signals, and SIGKILL those that a second signal ends.
-    if (outcome.request != 0 && outcome.exit_code > 128) outcome.exit_code = 128 + outcome.request;
+    // SIGUSR1 also ends ranks that do not handle signals, and SIGKILL those that a second signal ends. An mpirun that
+    // is ended has the exit code 1.
+    const bool by_signal = outcome.exit_code > 128 || (ranks.ended && outcome.exit_code == EXIT_INTERNAL);
+    if (outcome.request != 0 && by_signal) outcome.exit_code = 128 + outcome.request;
     return outcome;
 }
 

@@ -20,11 +20,14 @@ they_train() {
     processes=("$(children "$job")")
     mapfile -t -O 1 processes < <(children "${processes[0]}")
 }
-# job_ends SECONDS: the job ends in time and leaves none of its processes. Sets status.
+# job_ends SECONDS: the job ends in time and leaves none of its processes. Sets status. After twice the time the job is killed.
 job_ends() {
-    local begin=$EPOCHREALTIME
+    local begin=$EPOCHREALTIME watchdog
+    (sleep $((2 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
+    watchdog=$!
     wait "$job" 2>/dev/null
     status=$?
+    kill $watchdog
     awk -v a="$begin" -v b="$EPOCHREALTIME" -v most="$(($1 * slower))" 'BEGIN { exit !(b - a < most) }' && nobody_left 2
 }
 # nobody_left SECONDS: none of the processes is left after that time.
@@ -55,6 +58,27 @@ for signal in INT TERM; do
     check "SIG$signal: exit code $status" test $status = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
+
+# mpirun loses a signal that it gets before it has started its ranks.
+out=$scratch/asked_early
+start "${endless[@]}" --ranks 2 --output "$out"
+while [ -z "$(children "$job")" ]; do sleep 0.01; done
+sleep 0.05
+processes=("$(children "$job")")
+kill -TERM "$job"
+check "SIGTERM before mpirun has started the ranks: all end" job_ends 15
+check "SIGTERM before mpirun has started the ranks: exit code $status" test $status = 75 -o $status = 143
+
+out=$scratch/asked_twice
+start "${endless[@]}" --ranks 2 --output "$out"
+they_train "two signals"
+kill -STOP "${processes[1]}"  # it cannot stop
+kill -INT "$job"
+sleep 0.7
+kill -INT "$job"
+check "two signals: all end" job_ends 15
+check "two signals: exit code $status" test $status = 130
+check "two signals: a line" grep -q "^ended by a second signal" "$scratch/job.log"
 
 out=$scratch/killed
 start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --output "$out"

@@ -161,6 +161,45 @@ TEST_CASE("a signal asks every rank to stop with SIGUSR1; a second one ends them
     CHECK(twice.err == "ended by a second signal: the steps since the last checkpoint are lost\n");
 }
 
+TEST_CASE("after a second signal the exit code is that of a signal, also if a program such as mpirun ends with 1") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    LocalRanks ranks = running([ready](int) {
+        signal(SIGUSR1, SIG_IGN);
+        signal(SIGTERM, [](int) { _exit(EXIT_INTERNAL); });
+        std::ofstream(ready) << "x" << std::flush;
+        for (;;) pause();
+        return 0;
+    });
+    ranks.end_signal = SIGTERM;
+    const Result result = supervise(ranks, 1, [&](pid_t pid) {
+        wait_until_file_has(ready, 1);
+        kill(pid, SIGINT);
+        usleep(700000);
+        kill(pid, SIGINT);
+    });
+    CHECK(result.exit_code == 128 + SIGINT);
+}
+
+TEST_CASE("a request to stop that is lost is repeated") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    const Result result = supervise(running([=](int) {
+                                        signal(SIGUSR1, SIG_IGN);  // as an mpirun that has no ranks yet
+                                        std::ofstream(ready) << "x" << std::flush;
+                                        usleep(800000);
+                                        signal(SIGUSR1, [](int) { _exit(EXIT_PREEMPTED); });
+                                        sleep(20);
+                                        return 0;
+                                    }),
+                                    1, [&](pid_t pid) {
+                                        wait_until_file_has(ready, 1);
+                                        kill(pid, SIGTERM);
+                                    });
+    CHECK(result.exit_code == EXIT_PREEMPTED);
+    CHECK(result.seconds < 10);
+}
+
 TEST_CASE("an ignored signal remains ignored, in the ranks too") {
     const TemporaryDirectory dir;
     const std::string ready = dir / "ready";
