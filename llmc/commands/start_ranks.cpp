@@ -103,7 +103,11 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, const RankMain& rank_
 static int become_mpirun(const Options& o, int attempt, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
     std::vector<std::string> words = {"mpirun", "-np", count};
-    for (char** word = argv; *word; word++) words.push_back(*word);
+    for (char** word = argv; *word; word++) {
+        const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
+        if (!colon) words.push_back(*word);
+        if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
+    }
     if (attempt > 0) words.push_back("--resume");
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, and may be more than the cores.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),

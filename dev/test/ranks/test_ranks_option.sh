@@ -49,6 +49,9 @@ check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log
 check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
 check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)
 
+check "--ranks 2 with a value that is a colon" "${train[@]}" --ranks 2 --sample-prompt : -o : -o "$scratch/colon"
+check "--ranks 2 with a value that is a colon: the value" grep -q '"sample-prompt":":"' "$scratch/colon/log.jsonl"
+
 for signal in INT TERM; do
     out=$scratch/asked_$signal
     start "${endless[@]}" --ranks 2 --output "$out"
