@@ -25,7 +25,7 @@ bool starts_ranks(const Options& options);
 using RankMain = std::function<int(const Launch& launch, bool resume)>;
 // Starts the ranks, and again if they fail (--max-restarts). Returns the exit code.
 int start_ranks(const Options& options, char** argv, const RankMain& rank_main);
-int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
+int print_launches(const Options& options);  // --print-launch of the ranks that --gpus or --ranks would start
 
 // Parses the command line; with --resume, options that are not given come from OUTPUT/run.json.
 Options read_options(int argc, char** argv);

@@ -1,6 +1,7 @@
 // start_ranks.cpp: --gpus, --ranks and --max-restarts: starts the ranks of this machine, and starts them again after a
 // failure.
 #include <fcntl.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -132,6 +133,12 @@ static int become_mpirun(const Options& o, int attempt, char** argv) {
 static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
     ENSURE(mpi_joins_ranks(),
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
+    const int cores = omp_get_num_procs();
+    if (o.ranks > cores && attempt == 0 && !o.quiet)
+        print_message(
+            format("note: --ranks %d on %d core%s: ranks that share a core take turns, which is slower than "
+                   "--ranks %d",
+                   o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
     ranks.own_group = true;      // at SIGINT mpirun would end its ranks before they save
@@ -170,6 +177,13 @@ int start_ranks(const Options& o, char** argv, const RankMain& rank_main) {
 }
 
 int print_launches(const Options& o) {
-    for (const Launch& launch : gpu_launches(o)) print_launch(launch);
+    std::vector<Launch> launches = o.gpus.empty() ? std::vector<Launch>(size_t(o.ranks)) : gpu_launches(o);
+    for (int i = 0; o.gpus.empty() && i < o.ranks; i++) {
+        Launch& launch = launches[size_t(i)];
+        launch.launcher = "mpirun", launch.mpi = true;
+        launch.rank = launch.local_rank = i;
+        launch.world_size = launch.local_world_size = o.ranks;
+    }
+    for (const Launch& launch : launches) print_launch(launch);
     return 0;
 }

@@ -47,8 +47,13 @@ check "mpirun -np 2" ranks 2 "${train[@]}" --output "$scratch/mpirun"
 check "--ranks 2 gives the bits of mpirun -np 2" same_run "$scratch/mpirun" "$scratch/option" 4
 check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log.jsonl"
 check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
+check "--print-launch with --ranks 2" test "$("$program" --print-launch --ranks 2 | tail -1)" \
+    = "mpirun, rank 1 of 2, local rank 1 of 2 on $(hostname): joins the others by MPI"
 check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)
 
+more=$(($(nproc) + 1))
+"${train[@]}" --ranks $more --micro-batch 1 --global-batch 0 --quiet=0 --output '' >"$scratch/out" 2>&1
+check "more ranks than cores: a note" grep -q "^note: --ranks $more on $(nproc) core.*slower than --ranks $(nproc)$" "$scratch/out"
 check "--ranks 2 with a value that is a colon" "${train[@]}" --ranks 2 --sample-prompt : -o : -o "$scratch/colon"
 check "--ranks 2 with a value that is a colon: the value" grep -q '"sample-prompt":":"' "$scratch/colon/log.jsonl"
 
