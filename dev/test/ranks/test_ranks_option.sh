@@ -57,6 +57,13 @@ check "more ranks than cores: a note" grep -q "^note: --ranks $more on $(nproc) 
 check "--ranks 2 with a value that is a colon" "${train[@]}" --ranks 2 --sample-prompt : -o : -o "$scratch/colon"
 check "--ranks 2 with a value that is a colon: the value" grep -q '"sample-prompt":":"' "$scratch/colon/log.jsonl"
 
+# mpirun would crash if it wrote into the closed pipe.
+bash -c '"$@" 2>"$0" | head -n 1 >/dev/null; exit "${PIPESTATUS[0]}"' "$scratch/err" "${train[@]}" --ranks 2 --quiet=0 --steps 300 --output "$scratch/unread"
+check "nobody reads the output: exit code" test $? = 0
+check "nobody reads the output: one warning" grep -qx "warning: cannot write to stdout: Broken pipe; the run continues without it" "$scratch/err"
+check "nobody reads the output: the run is complete" test -e "$scratch/unread/step_000300/trainer.json"
+refused "an error of both ranks is printed once" 2 "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/unread"
+
 for signal in INT TERM; do
     out=$scratch/asked_$signal
     start "${endless[@]}" --ranks 2 --output "$out"

@@ -124,6 +124,68 @@ TEST_CASE("lines of the other ranks are whole and name their rank; an error of s
     CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
 }
 
+TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {
+    LocalRanks ranks = running([](int) {
+        for (const char* part :
+             {"step 1\nst", "ep 2\n", "error: rank 1 on h: the same\nerror: rank 10 on h: the same\n",
+              "error: another\n", "live\r"})
+            if (write(1, part, strlen(part)) > 0) usleep(20000);
+        usleep(100000);
+        return 0;
+    });
+    ranks.program = "mpirun";
+    const Result result = supervise(ranks, 1);
+    CHECK(result.out == "step 1\nstep 2\nerror: rank 1 on h: the same\nerror: another\nlive\r");
+    CHECK(result.err == "");
+}
+
+// writes: a rank that writes more than a pipe holds.
+static LocalRanks writes(const std::string& ready, bool ends) {
+    LocalRanks ranks = running([=](int) {
+        signal(SIGUSR1, [](int) { _exit(EXIT_PREEMPTED); });
+        for (int i = 0; i < 20000; i++) printf("a line of 20 bytes.\n");
+        fflush(stdout);
+        std::ofstream(ready) << "x" << std::flush;
+        while (!ends) pause();
+        return 0;
+    });
+    ranks.program = "mpirun";
+    ranks.count = 1;
+    return ranks;
+}
+
+TEST_CASE("a program can write and be stopped although nobody reads what the supervisor writes") {
+    for (const bool closed : {true, false}) {
+        const TemporaryDirectory dir;
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);
+        const pid_t pid = fork();
+        if (pid == 0) {
+            signal(SIGPIPE, SIG_IGN);
+            dup2(ends[1], 1);
+            dup2(open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600), 2);
+            close(ends[1]);
+            if (closed) close(ends[0]);
+            Supervisor supervisor;
+            _exit(supervisor.run(writes(dir / "ready", closed)).exit_code);
+        }
+        close(ends[1]);
+        if (closed) close(ends[0]);
+        wait_until_file_has(dir / "ready", 1);
+        usleep(100000);
+        for (int i = 0; !closed && i < 2; i++)
+            kill(pid, SIGTERM), usleep(700000);  // the second ends the wait for a reader
+        int status = 0;
+        for (int i = 0; i < 1000 && waitpid(pid, &status, WNOHANG) == 0; i++) usleep(10000);
+        kill(pid, SIGKILL);
+        if (!closed) close(ends[0]);
+        CHECK(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == (closed ? 0 : int(EXIT_PREEMPTED)));
+        CHECK(read_bytes(dir / "err") ==
+              (closed ? "warning: cannot write to stdout: Broken pipe; the run continues without it\n" : ""));
+    }
+}
+
 TEST_CASE("a signal asks every rank to stop with SIGUSR1; a second one ends them") {
     const TemporaryDirectory dir;
     const std::string ready = dir / "ready";
