@@ -260,7 +260,7 @@ static int report_errors(Launch launch,
         exit_code = EXIT_INTERNAL;
     }
     write_error_file(launch, error);
-    if (launch.world_size == 1) {
+    if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
         print_message("error: " + error);
         return exit_code;
     }

@@ -50,11 +50,15 @@ Launch launch_of(const Options& o) {
         if (launch.world_size == 1) launch.launcher = "single";
         return launch;
     }
+    ENSURE(
+        o.ranks == 0 ||
+            (o.rank < 0 && o.world_size < 0 && o.local_rank < 0 && o.rendezvous.empty() && o.run_id.empty()),
+        "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size, --local-rank, --rendezvous and "
+        "--run-id",
+        o.ranks);
     Launch launch = find_launch(plans ? LaunchOptions{} : launch_options(o), getenv);
     if (o.ranks == 0 || started_by_ranks(o, launch)) return launch;
     ENSURE(device_memory_is_host(), "--ranks is for train_gpt2, the program for the CPU; give --gpus %d", o.ranks);
-    ENSURE(launch.launcher != "options",
-           "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size and --rendezvous", o.ranks);
     ENSURE(launch.launcher == "single",
            "--ranks %d starts the ranks by mpirun, but %s has started rank %d of %d; leave out "
            "--ranks or %s",

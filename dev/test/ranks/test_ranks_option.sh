@@ -104,7 +104,7 @@ check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in
 # two_starts LOG: the log has the start of the run and that of its resume.
 two_starts() { for _ in $(seq 500); do if [ "$(grep -c '"kind":"run"' "$1")" = 2 ]; then return 0; fi; sleep 0.04; done && return 1; }
 check "rank 1 killed: the ranks continue" two_starts "$out/log.jsonl"
-check "rank 1 killed: they resume" grep -q '"kind":"run".*--resume' <(tail -n 5 "$out/log.jsonl")
+check "rank 1 killed: they resume" grep -q '"kind":"run".*--resume' "$out/log.jsonl"
 processes=("$(children "$job")")
 mapfile -t -O 1 processes < <(children "${processes[0]}")
 sleep 1  # until the ranks handle signals
@@ -119,7 +119,10 @@ kill -9 "$job"
 check "kill -9 leaves no process" nobody_left 15
 
 never=("${train[@]}" --output "$scratch/never")
-refused "--ranks and --rank" 2 "leave out --rank, --world-size and --rendezvous" "${never[@]}" --ranks 2 --rank 0 --world-size 2 --rendezvous h0:29500
+refused "--ranks and --rank" 2 "leave out --rank, --world-size, --local-rank, --rendezvous and --run-id" "${never[@]}" --ranks 2 --rank 0 --world-size 2 --rendezvous h0:29500
+refused "--ranks and --run-id" 2 "--ranks 2 starts all ranks and numbers them" "${never[@]}" --ranks 2 --run-id x
+refused "plan --ranks and --world-size" 2 "--ranks 2 starts all ranks and numbers them" "$program" plan "${tiny[@]}" --ranks 2 --world-size 4
+refused "plan --ranks: the error names no rank" 2 "error: --global-batch 64 is not a multiple" "$program" plan "${tiny[@]}" --ranks 3
 refused "--ranks of another number under mpirun" 2 "mpirun has started rank 0 of 2" \
     env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "${never[@]}" --ranks 4
 refused "--ranks under torchrun" 2 "leave out --ranks or torchrun" \
