@@ -259,6 +259,7 @@ static int report_errors(Launch launch,
         error = e.what();
         exit_code = EXIT_INTERNAL;
     }
+    stop_quietly();
     write_error_file(launch, error);
     if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
         print_message("error: " + error);

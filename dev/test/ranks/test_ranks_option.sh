@@ -64,6 +64,14 @@ check "nobody reads the output: one warning" grep -qx "warning: cannot write to 
 check "nobody reads the output: the run is complete" test -e "$scratch/unread/step_000300/trainer.json"
 refused "an error of both ranks is printed once" 2 "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/unread"
 
+# Every fsync takes 0.4 s, and a save more than 2 s, after which mpirun kills the ranks if one has ended.
+echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(400000); return 0; }' >"$scratch/slow.cpp"
+check "a library with a slow fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+refused "gradients that are not finite: one error, and the last good step is saved" 1 "which are saved as of step" \
+    env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --ranks 2 --steps 40 --checkpoint-every 100 --lr 100 --grad-clip 0 --output "$scratch/not_finite"
+check "gradients that are not finite: the checkpoint" test -e "$scratch/not_finite/latest"
+check "gradients that are not finite: no line about a request to stop" test "$(grep -c '^stopping' "$scratch/err")" = 0
+
 for signal in INT TERM; do
     out=$scratch/asked_$signal
     start "${endless[@]}" --ranks 2 --output "$out"
