@@ -64,6 +64,9 @@ check "nobody reads the output: one warning" grep -qx "warning: cannot write to 
 check "nobody reads the output: the run is complete" test -e "$scratch/unread/step_000300/trainer.json"
 refused "an error of both ranks is printed once" 2 "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/unread"
 
+check "--ranks 2 in a Slurm job of two other machines stays on this one" env SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_NNODES=2 SLURM_NTASKS=2 \
+    SLURM_NODELIST='h[1-2]' SLURM_JOB_NODELIST='h[1-2]' SLURM_TASKS_PER_NODE='1(x2)' "${train[@]}" --ranks 2 --output ''
+
 # Every fsync takes 0.4 s, and a save more than 2 s, after which mpirun kills the ranks if one has ended.
 echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(400000); return 0; }' >"$scratch/slow.cpp"
 check "a library with a slow fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
