@@ -264,6 +264,9 @@ static void start(Ranks& ranks, int index) {
     for (int i = 0; (index > 0 || is_program) && i < 2; i++) {
         int ends[2];
         if (pipe(ends) != 0) fail(EXIT_INTERNAL, "rank %d cannot be started: %s", process.rank, strerror(errno));
+        if (ends[0] >= FD_SETSIZE)  // pselect cannot wait for it
+            fail(EXIT_INTERNAL, "rank %d cannot be started: %d files are open, and at most %d are supported",
+                 process.rank, ends[0], FD_SETSIZE);
         (i == 0 ? process.out : process.err).file = ends[0];
         fcntl(ends[0], F_SETFL, O_NONBLOCK);
         write_ends[i] = ends[1];

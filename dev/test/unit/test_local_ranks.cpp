@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
+#include <sys/select.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -260,6 +261,19 @@ TEST_CASE("a request to stop that is lost is repeated") {
                                     });
     CHECK(result.exit_code == EXIT_PREEMPTED);
     CHECK(result.seconds < 10);
+}
+
+TEST_CASE("ranks are refused if pselect could not wait for their output") {
+    std::vector<int> files;
+    for (int file = 0; file >= 0 && file < FD_SETSIZE;) files.push_back(file = open("/dev/null", O_RDONLY));
+    LocalRanks ranks = running([](int) { return 0; });
+    ranks.program = "mpirun";
+    {
+        Supervisor supervisor;
+        CHECK_THROWS_WITH_AS(supervisor.run(ranks), doctest::Contains("rank 0 cannot be started: "), Error);
+    }
+    for (int file : files)
+        if (file > 2) close(file);
 }
 
 TEST_CASE("an ignored signal remains ignored, in the ranks too") {
