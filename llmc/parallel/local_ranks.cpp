@@ -378,10 +378,15 @@ static void supervise(Ranks& ranks) {
     ranks.kill_time = INFINITY;
 }
 
-// Writes what the ranks have printed last. A signal ends the wait for a reader.
+// Writes what the ranks have printed last. If a signal has asked to stop, it waits for a reader only this long: a
+// scheduler will soon send SIGKILL.
 static void write_rest(Ranks& ranks) {
-    for (std::vector<int> files; !(files = files_to_write(ranks)).empty() && take_request() == Request::none;) {
-        const Ready ready = wait_for_files({}, files, 1);
+    constexpr double longest = 2;  // seconds
+    const double begin = seconds_now();
+    for (std::vector<int> files; !(files = files_to_write(ranks)).empty();) {
+        take_request();
+        if (first_request != 0 && seconds_now() - begin > longest) return;
+        const Ready ready = wait_for_files({}, files, 0.5);
         for (int to : files)
             if (FD_ISSET(to, &ready.writable)) write_some(ranks, to);
     }
