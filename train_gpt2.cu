@@ -192,7 +192,10 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_one_process(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
-    if (options.print_launch) return launch.launcher == "--gpus" ? print_launches(options) : print_launch(launch);
+    if (options.print_launch) {
+        const bool several = launch.launcher == "--gpus" || starts_ranks(options);
+        return several ? print_launches(options) : print_launch(launch);
+    }
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())

@@ -28,7 +28,7 @@ using RunCommand =
     std::function<int(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm)>;
 // Starts the ranks, and starts them again if they fail (--max-restarts). Returns the exit code.
 int start_ranks(const Options& options, char** argv, const RunCommand& run_command);
-int print_launches(const Options& options);  // --print-launch of the ranks that --gpus would start
+int print_launches(const Options& options);  // --print-launch of the ranks that --gpus or --ranks would start
 
 // Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
 // the failed rank forever. Returns the exit code.

@@ -18,6 +18,7 @@
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 #include "train/run.h"
+#include "train/stop.h"
 
 // Whether a path or pattern is relative. Opening braces are skipped: "{/a,/b}/train_*.bin" is absolute.
 static bool is_relative(const std::string& path) {
@@ -79,8 +80,9 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
         error = e.what();
         exit_code = EXIT_INTERNAL;
     }
+    stop_quietly();
     write_error_file(launch, error);
-    if (launch.world_size == 1) {
+    if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
         print_message("error: " + error);
         return exit_code;
     }

@@ -1,6 +1,7 @@
 // start_ranks.cpp: starts the ranks of this machine (--gpus, --ranks), and starts them again after a failure
 // (--max-restarts).
 #include <fcntl.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,11 +50,15 @@ Launch launch_of(const Options& o) {
         if (launch.world_size == 1) launch.launcher = "single";
         return launch;
     }
+    ENSURE(
+        o.ranks == 0 ||
+            (o.rank < 0 && o.world_size < 0 && o.local_rank < 0 && o.rendezvous.empty() && o.run_id.empty()),
+        "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size, --local-rank, --rendezvous and "
+        "--run-id",
+        o.ranks);
     Launch launch = find_launch(plans ? LaunchOptions{} : launch_options(o), getenv);
     if (o.ranks == 0 || started_by_ranks(o, launch)) return launch;
     ENSURE(device_memory_is_host(), "--ranks is for train_gpt2, the program for the CPU; give --gpus %d", o.ranks);
-    ENSURE(launch.launcher != "options",
-           "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size and --rendezvous", o.ranks);
     ENSURE(launch.launcher == "single",
            "--ranks %d starts the ranks by mpirun, but %s has started rank %d of %d; leave out "
            "--ranks or %s",
@@ -116,13 +121,20 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
 static int become_mpirun(const Options& o, int attempt, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
     std::vector<std::string> words = {"mpirun", "-np", count};
-    for (char** word = argv; *word; word++) words.push_back(*word);
+    for (char** word = argv; *word; word++) {
+        const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
+        if (!colon) words.push_back(*word);
+        if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
+    }
     if (attempt > 0) words.push_back("--resume");
-    // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, and may be more than the cores.
+    // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
+    // this machine if a scheduler has granted several.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
                                       {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                      {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
+                                      {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
@@ -141,6 +153,12 @@ static int become_mpirun(const Options& o, int attempt, char** argv) {
 static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
     ENSURE(mpi_joins_ranks(),
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
+    const int cores = omp_get_num_procs();
+    if (o.ranks > cores && attempt == 0 && !o.quiet)
+        print_message(
+            format("note: --ranks %d on %d core%s: ranks that share a core take turns, which is slower than "
+                   "--ranks %d",
+                   o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
@@ -179,6 +197,13 @@ int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
 }
 
 int print_launches(const Options& o) {
-    for (const Launch& launch : gpu_launches(o)) print_launch(launch);
+    std::vector<Launch> launches = o.gpus.empty() ? std::vector<Launch>(size_t(o.ranks)) : gpu_launches(o);
+    for (int i = 0; o.gpus.empty() && i < o.ranks; i++) {
+        Launch& launch = launches[size_t(i)];
+        launch.launcher = "mpirun", launch.mpi = true;
+        launch.rank = launch.local_rank = i;
+        launch.world_size = launch.local_world_size = o.ranks;
+    }
+    for (const Launch& launch : launches) print_launch(launch);
     return 0;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 static constexpr const char *nanogpt = "nanoGPT", *trainer = "Hugging Face's Trainer", *pytorch = "PyTorch's scripts",
-                            *llmc = "llm.c";
+                            *llmc = "llm.c", *torchrun = "torchrun", *accelerate = "accelerate";
 
 static constexpr ForeignOption table[] = {
     // model
@@ -30,11 +30,22 @@ static constexpr ForeignOption table[] = {
      "it follows from --global-batch: its tokens divided by those of --micro-batch sequences on all ranks"},
     {"--gradient_checkpointing", trainer, "it is --recompute layer"},
     // precision and device
-    {"--dtype --mixed_precision --amp --bf16 --fp16 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
-     "it is --precision bf16 or fp32"},
+    {"--dtype --mixed_precision --amp --bf16 --fp16 --fp8 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
+     "it is --precision bf16, fp32 or fp8"},
     {"--compile --torch_compile --flash --tensorcores", nanogpt, "there is none: nothing is compiled at run time"},
     {"--device --gpu --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
      "there is none: train_gpt2 runs on the CPU, train_gpt2cu on GPUs, one for each rank"},
+    // ranks
+    {"--nproc_per_node", torchrun, "it is --gpus, and --ranks on the CPU"},
+    {"--num_processes --num_gpus --n_gpus --ngpus --devices --num_devices", "accelerate and PyTorch's scripts",
+     "it is --gpus, and --ranks on the CPU"},
+    {"-np --np", "mpirun", "it is --ranks on the CPU, and --gpus on GPUs"},
+    {"--num_machines --num_nodes", accelerate, "it is --nnodes"},
+    {"--machine_rank", accelerate, "it is --node-rank"},
+    {"--master_addr --master_port --rdzv_endpoint --main_process_ip --main_process_port", "torchrun and accelerate",
+     "it is --rendezvous HOST:PORT"},
+    {"--standalone --rdzv_backend", torchrun, "there is none: leave it out"},
+    {"--zero_stage --deepspeed --fsdp --use_fsdp", "DeepSpeed and FSDP", "it is --zero 1, 2 or 3"},
     // optimizer and schedule
     {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},
     {"--max_steps", trainer, "it is --steps"},
@@ -60,7 +71,10 @@ static constexpr ForeignOption table[] = {
     {"--out_dir --output_dir --save_dir --log_dir", "nanoGPT and Hugging Face's Trainer", "it is --output"},
     {"--save_steps --save_every --save_interval --always_save_checkpoint", trainer, "it is --checkpoint-every"},
     {"--save_total_limit", trainer, "it is --keep"},
-    {"--resume_from_checkpoint", trainer, "it is --resume, from the newest checkpoint in --output"},
+    {"--resume_from_checkpoint --resume_from", trainer, "it is --resume, from the newest checkpoint in --output"},
+    {"--checkpoint --ckpt --ckpt_path --checkpoint_path --load", pytorch,
+     "it is --init DIR, which reads the weights alone"},
+    {"--config --config_file", "nanoGPT and Hugging Face's Trainer", "there is none: give options on the command line"},
     {"--wandb_log --wandb_project --wandb_run_name --report_to", nanogpt,
      "there is none: log.jsonl in --output has every step"},
     // generate

@@ -333,9 +333,9 @@ OptionSpecs declare(Command command, Options& o) {
             optimizer_options(all, o);
             report_options(all, o);
             checkpoint_options(all, o);
+            gpu_options(all, o);
             seed_option(all, o, "seed of initial weights, data order and samples");
             threads_option(all, o);
-            gpu_options(all, o);
             log_options(all, o);
             break;
         case Command::generate:

@@ -65,6 +65,11 @@ static Command find_command(const std::string& first_argument) {
         names.push_back(command_name(command));
     }
     const std::string nearest = nearest_name(names, first_argument);
+    ENSURE(
+        !nearest.empty() || first_argument.find_first_of("./") == std::string::npos,
+        "'%s' is not a command: every option has its name, as in --train-data 'data/x/train_*.bin', and tokenize FILE "
+        "makes such data from text (see --help)",
+        first_argument.c_str());
     fail(EXIT_USAGE,
          "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan and tokenize, each "
          "with its own --help)",

@@ -40,8 +40,9 @@ std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
     const char* kind = device_memory_is_host() ? "CPU" : "GPU";
 #ifdef USE_MPI
     if (launch.mpi) return make_mpi_comm(launch);
-    fail(EXIT_USAGE, "%d %s ranks need MPI%s: start with mpirun -np %d (found: %s)", launch.world_size, kind,
-         device_memory_is_host() ? "" : ", in this build without NCCL", launch.world_size, launch.launcher.c_str());
+    fail(EXIT_USAGE, "%d %s ranks need MPI%s: start with mpirun -np %d (found: %s)%s", launch.world_size, kind,
+         device_memory_is_host() ? "" : ", in this build without NCCL", launch.world_size, launch.launcher.c_str(),
+         device_memory_is_host() ? format(", or one process with --ranks %d", launch.world_size).c_str() : "");
 #else
     fail(EXIT_USAGE,
          "this is one of %d %s ranks (%s), but this build has no library that connects them: install "

@@ -10,18 +10,24 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/common.h"
 #include "base/terminal.h"
 
 // A program that ends a job may send its signal to a process and then to the process's group: that is one request.
-static constexpr double SAME_REQUEST = 0.5;      // seconds
+static constexpr double SAME_REQUEST = 0.5;  // seconds
+// mpirun loses a signal that it gets before it has started its ranks, so a request is repeated after this time, then
+// after twice the time, and so on. A rank takes all of them as one request.
+static constexpr double FIRST_REPEAT = 1;        // seconds
 static constexpr size_t LONGEST_LINE = 1 << 16;  // bytes; a longer line is printed in pieces
 
 // ---- signals
@@ -62,19 +68,30 @@ int Supervisor::request() const { return first_request; }
 
 Supervisor::~Supervisor() { restore_signals(); }
 
-// Waits until a file can be read, a signal arrives or the time has come. Returns the files that can be read.
-static fd_set wait_for_files(const std::vector<int>& files, double seconds) {
-    fd_set readable;
-    FD_ZERO(&readable);
+namespace {
+struct Ready {
+    fd_set readable, writable;
+};
+}  // namespace
+
+// Waits until a file can be read or written, a signal arrives or the time has come.
+static Ready wait_for_files(const std::vector<int>& read, const std::vector<int>& written, double seconds) {
+    Ready ready;
     int most = -1;
-    for (int file : files) {
-        FD_SET(file, &readable);
-        most = std::max(most, file);
+    for (const auto& [files, set] : {std::pair(&read, &ready.readable), {&written, &ready.writable}}) {
+        FD_ZERO(set);
+        for (int file : *files) {
+            FD_SET(file, set);
+            most = std::max(most, file);
+        }
     }
     const double whole = std::floor(seconds);
     const timespec limit = {time_t(whole), long(1e9 * (seconds - whole))};
-    if (pselect(most + 1, &readable, nullptr, nullptr, &limit, &mask_before) < 0) FD_ZERO(&readable);
-    return readable;
+    if (pselect(most + 1, &ready.readable, &ready.writable, nullptr, &limit, &mask_before) < 0) {
+        FD_ZERO(&ready.readable);
+        FD_ZERO(&ready.writable);
+    }
+    return ready;
 }
 
 namespace {
@@ -99,7 +116,7 @@ static Request take_request() {
 bool Supervisor::pause(double seconds) {
     const double end = seconds_now() + seconds;
     while (first_request == 0 && seconds_now() < end) {
-        wait_for_files({}, end - seconds_now());
+        wait_for_files({}, {}, end - seconds_now());
         take_request();
     }
     return first_request == 0;
@@ -115,6 +132,13 @@ struct Stream {
     std::string rest;  // the beginning of a line
 };
 
+// What this process still has to write to its stdout or stderr. A reader that does not read, such as `less`, must not
+// block this process, which handles signals; nor may one that has ended.
+struct Output {
+    std::string waiting;
+    bool broken = false;
+};
+
 struct RankProcess {
     int rank = 0;
     pid_t pid = -1;
@@ -126,11 +150,38 @@ struct Ranks {
     const LocalRanks& options;
     std::vector<RankProcess> processes;
     std::set<std::string> printed;  // errors, without their ranks
+    Output outputs[2];
     Outcome outcome;
     bool preempted = false;
+    bool ended = false;             // by a second signal
+    double repeat_time = INFINITY;  // when the request to stop is repeated
+    double repeat_pause = FIRST_REPEAT;
     double kill_time = INFINITY;  // when the remaining ranks are killed
 };
 }  // namespace
+
+static void print(Ranks& ranks, int to, const std::string& text) {
+    Output& output = ranks.outputs[to - 1];
+    if (!output.broken) output.waiting += text;
+}
+
+// Writes as much as cannot block, once pselect has found room for it.
+static void write_some(Ranks& ranks, int to) {
+    Output& output = ranks.outputs[to - 1];
+    const ssize_t written = write(to, output.waiting.data(), std::min<size_t>(output.waiting.size(), PIPE_BUF));
+    if (written > 0) output.waiting.erase(0, size_t(written));
+    if (written >= 0 || errno == EINTR || errno == EAGAIN) return;
+    output = {"", true};
+    if (to == 1)
+        print(ranks, 2, format("warning: cannot write to stdout: %s; the run continues without it\n", strerror(errno)));
+}
+
+static std::vector<int> files_to_write(const Ranks& ranks) {
+    std::vector<int> files;
+    for (int to : {1, 2})
+        if (!ranks.outputs[to - 1].waiting.empty()) files.push_back(to);
+    return files;
+}
 
 // Returns where the line names the rank: "rank 3", but not "rank 31".
 static size_t find_rank(const std::string& line, const std::string& name) {
@@ -139,16 +190,22 @@ static size_t find_rank(const std::string& line, const std::string& name) {
     return std::string::npos;
 }
 
+// Removes the number of the rank in "error: rank 3 on h1: ...".
+static std::string without_rank(std::string line) {
+    constexpr std::string_view start = "error: rank ";
+    if (line.starts_with(start)) line.erase(start.size(), line.find(' ', start.size()) - start.size());
+    return line;
+}
+
 static void print_line(Ranks& ranks, const RankProcess& process, int to, std::string line) {
     const std::string name = format("rank %d", process.rank);
-    const size_t at = find_rank(line, name);
-    if (at == std::string::npos)
+    const bool is_rank = ranks.options.program.empty();
+    if (is_rank && find_rank(line, name) == std::string::npos)
         line = name + ": " + line;
-    else if (line.starts_with("error: ") && !ranks.printed.insert(std::string(line).erase(at, name.size())).second)
+    else if (line.starts_with("error: ") && !ranks.printed.insert(without_rank(line)).second)
         return;
     // The first rank's live line may be there.
-    line = (isatty(to) ? "\r\033[K" : "") + line + "\n";
-    [[maybe_unused]] const ssize_t written = write(to, line.data(), line.size());
+    print(ranks, to, (is_rank && isatty(to) ? "\r\033[K" : "") + line + "\n");
 }
 
 static void close_stream(Ranks& ranks, RankProcess& process, Stream& stream) {
@@ -173,6 +230,9 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
             print_line(ranks, process, stream.to, stream.rest);
             stream.rest.clear();
         }
+        // A live line of a program's first rank, which has no end.
+        if (!ranks.options.program.empty() && stream.rest.find('\r') != std::string::npos)
+            print(ranks, stream.to, std::exchange(stream.rest, ""));
     }
 }
 
@@ -199,10 +259,14 @@ static void start(Ranks& ranks, int index) {
     RankProcess& process = ranks.processes[size_t(index)];
     process.rank = ranks.options.first_rank + index;
     process.err.to = 2;
+    const bool is_program = !ranks.options.program.empty();
     int write_ends[2] = {-1, -1};
-    for (int i = 0; index > 0 && i < 2; i++) {
+    for (int i = 0; (index > 0 || is_program) && i < 2; i++) {
         int ends[2];
         if (pipe(ends) != 0) fail(EXIT_INTERNAL, "rank %d cannot be started: %s", process.rank, strerror(errno));
+        if (ends[0] >= FD_SETSIZE)  // pselect cannot wait for it
+            fail(EXIT_INTERNAL, "rank %d cannot be started: %d files are open, and at most %d are supported",
+                 process.rank, ends[0], FD_SETSIZE);
         (i == 0 ? process.out : process.err).file = ends[0];
         fcntl(ends[0], F_SETFL, O_NONBLOCK);
         write_ends[i] = ends[1];
@@ -230,8 +294,16 @@ static bool any_running(const Ranks& ranks) {
     return std::any_of(ranks.processes.begin(), ranks.processes.end(), [](const auto& p) { return p.running; });
 }
 
+static void request_stop(Ranks& ranks) {
+    signal_all(ranks, SIGUSR1);
+    ranks.repeat_time = seconds_now() + ranks.repeat_pause;
+    ranks.repeat_pause *= 2;
+}
+
 // Asks the remaining ranks to end, and kills them if they do not.
 static void end_all(Ranks& ranks) {
+    ranks.ended = true;
+    ranks.repeat_time = INFINITY;
     signal_all(ranks, ranks.options.end_signal);
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
 }
@@ -277,21 +349,25 @@ static void supervise(Ranks& ranks) {
     for (const RankProcess& process : ranks.processes)
         for (const int file : {process.out.file, process.err.file})
             if (file >= 0) files.push_back(file);
-    const fd_set readable = wait_for_files(files, std::clamp(ranks.kill_time - seconds_now(), 0.01, 1.0));
+    const std::vector<int> written = files_to_write(ranks);
+    const Ready ready = wait_for_files(files, written, std::clamp(ranks.kill_time - seconds_now(), 0.01, 1.0));
+    for (int to : written)
+        if (FD_ISSET(to, &ready.writable)) write_some(ranks, to);
     for (RankProcess& process : ranks.processes)
         for (Stream* stream : {&process.out, &process.err})
-            if (stream->file >= 0 && FD_ISSET(stream->file, &readable)) relay(ranks, process, *stream);
+            if (stream->file >= 0 && FD_ISSET(stream->file, &ready.readable)) relay(ranks, process, *stream);
     switch (take_request()) {
         case Request::none:
             break;
         case Request::stop:
-            signal_all(ranks, SIGUSR1);
+            request_stop(ranks);
             break;
         case Request::end:
             print_message("ended by a second signal: the steps since the last checkpoint are lost");
             end_all(ranks);
             break;
     }
+    if (seconds_now() >= ranks.repeat_time) request_stop(ranks);
     reap(ranks);
     if (seconds_now() < ranks.kill_time || !any_running(ranks)) return;
     for (const RankProcess& process : ranks.processes)
@@ -302,10 +378,24 @@ static void supervise(Ranks& ranks) {
     ranks.kill_time = INFINITY;
 }
 
+// Writes what the ranks have printed last. If a signal has asked to stop, it waits for a reader only this long: a
+// scheduler will soon send SIGKILL.
+static void write_rest(Ranks& ranks) {
+    constexpr double longest = 2;  // seconds
+    const double begin = seconds_now();
+    for (std::vector<int> files; !(files = files_to_write(ranks)).empty();) {
+        take_request();
+        if (first_request != 0 && seconds_now() - begin > longest) return;
+        const Ready ready = wait_for_files({}, files, 0.5);
+        for (int to : files)
+            if (FD_ISSET(to, &ready.writable)) write_some(ranks, to);
+    }
+}
+
 Outcome Supervisor::run(const LocalRanks& options) {
     ENSURE(options.count >= 1 && options.count <= MAX_LOCAL_RANKS, "%d ranks on a machine: 1 to %d are supported",
            options.count, MAX_LOCAL_RANKS);
-    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}};
+    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}, {}};
     try {
         for (int i = 0; i < options.count; i++) start(ranks, i);
     } catch (const Error&) {
@@ -314,11 +404,14 @@ Outcome Supervisor::run(const LocalRanks& options) {
     }
     if (options.started) options.started();
     while (any_running(ranks)) supervise(ranks);
+    write_rest(ranks);
     Outcome& outcome = ranks.outcome;
     outcome.request = first_request;
     if (outcome.failure.empty() && ranks.preempted) outcome.exit_code = EXIT_PREEMPTED;
-    // SIGUSR1 also ends ranks that do not handle signals, and SIGKILL those that a second signal ends.
-    if (outcome.request != 0 && outcome.exit_code > 128) outcome.exit_code = 128 + outcome.request;
+    // SIGUSR1 also ends ranks that do not handle signals, and SIGKILL those that a second signal ends. An mpirun that
+    // is ended has the exit code 1.
+    const bool by_signal = outcome.exit_code > 128 || (ranks.ended && outcome.exit_code == EXIT_INTERNAL);
+    if (outcome.request != 0 && by_signal) outcome.exit_code = 128 + outcome.request;
     return outcome;
 }
 

@@ -37,8 +37,9 @@ struct Supervisor {
     ~Supervisor();
     Supervisor(const Supervisor&) = delete;
 
-    // Starts the ranks and returns when all have ended. The first rank keeps stdout and stderr. The lines of the others
-    // are printed whole and with their rank; an error that several of them print, once.
+    // Starts the ranks and returns when all have ended. The first rank keeps stdout and stderr, but a program's pass
+    // through this process: mpirun crashes if stdout is a pipe that is closed. The lines of the others are printed
+    // whole and with their rank; an error that several of them print, once.
     Outcome run(const LocalRanks& ranks);
     // Waits; returns false at once if a signal asks to stop, or has asked.
     bool pause(double seconds);

@@ -20,11 +20,14 @@ they_train() {
     processes=("$(children "$job")")
     mapfile -t -O 1 processes < <(children "${processes[0]}")
 }
-# job_ends SECONDS: the job ends in time and leaves none of its processes. Sets status.
+# job_ends SECONDS: the job ends in time and leaves none of its processes. Sets status. After twice the time the job is killed.
 job_ends() {
-    local begin=$EPOCHREALTIME
+    local begin=$EPOCHREALTIME watchdog
+    (sleep $((2 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
+    watchdog=$!
     wait "$job" 2>/dev/null
     status=$?
+    kill $watchdog
     awk -v a="$begin" -v b="$EPOCHREALTIME" -v most="$(($1 * slower))" 'BEGIN { exit !(b - a < most) }' && nobody_left 2
 }
 # nobody_left SECONDS: none of the processes is left after that time.
@@ -44,7 +47,33 @@ check "mpirun -np 2" ranks 2 "${train[@]}" --output "$scratch/mpirun"
 check "--ranks 2 gives the same bits as mpirun -np 2" same_run "$scratch/mpirun" "$scratch/option" 4
 check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log.jsonl"
 check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
+check "--print-launch with --ranks 2" test "$("$program" --print-launch --ranks 2 | tail -1)" \
+    = "mpirun, rank 1 of 2, local rank 1 of 2 on $(hostname): joins the others by MPI"
 check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)
+
+more=$(($(nproc) + 1))
+"${train[@]}" --ranks $more --micro-batch 1 --global-batch 0 --quiet=0 --output '' >"$scratch/out" 2>&1
+check "more ranks than cores: a note" grep -q "^note: --ranks $more on $(nproc) core.*slower than --ranks $(nproc)$" "$scratch/out"
+check "--ranks 2 with a value that is a colon" "${train[@]}" --ranks 2 --sample-prompt : -o : -o "$scratch/colon"
+check "--ranks 2 with a value that is a colon: the value" grep -q '"sample-prompt":":"' "$scratch/colon/log.jsonl"
+
+# mpirun would crash if it wrote into the closed pipe.
+bash -c '"$@" 2>"$0" | head -n 1 >/dev/null; exit "${PIPESTATUS[0]}"' "$scratch/err" "${train[@]}" --ranks 2 --quiet=0 --steps 300 --output "$scratch/unread"
+check "nobody reads the output: exit code" test $? = 0
+check "nobody reads the output: one warning" grep -qx "warning: cannot write to stdout: Broken pipe; the run continues without it" "$scratch/err"
+check "nobody reads the output: the run is complete" test -e "$scratch/unread/step_000300/trainer.json"
+refused "an error of both ranks is printed once" 2 "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/unread"
+
+check "--ranks 2 in a Slurm job of two other machines stays on this one" env SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_NNODES=2 SLURM_NTASKS=2 \
+    SLURM_NODELIST='h[1-2]' SLURM_JOB_NODELIST='h[1-2]' SLURM_TASKS_PER_NODE='1(x2)' "${train[@]}" --ranks 2 --output ''
+
+# Every fsync takes 0.4 s, and a save more than 2 s, after which mpirun kills the ranks if one has ended.
+echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(400000); return 0; }' >"$scratch/slow.cpp"
+check "a library with a slow fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+refused "gradients that are not finite: one error, and the last good step is saved" 1 "which are saved as of step" \
+    env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --ranks 2 --steps 40 --checkpoint-every 100 --lr 100 --grad-clip 0 --output "$scratch/not_finite"
+check "gradients that are not finite: the checkpoint" test -e "$scratch/not_finite/latest"
+check "gradients that are not finite: no line about a request to stop" test "$(grep -c '^stopping' "$scratch/err")" = 0
 
 for signal in INT TERM; do
     out=$scratch/asked_$signal
@@ -55,6 +84,27 @@ for signal in INT TERM; do
     check "SIG$signal: exit code $status" test $status = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
+
+# mpirun loses a signal that it gets before it has started its ranks.
+out=$scratch/asked_early
+start "${endless[@]}" --ranks 2 --output "$out"
+while [ -z "$(children "$job")" ]; do sleep 0.01; done
+sleep 0.05
+processes=("$(children "$job")")
+kill -TERM "$job"
+check "SIGTERM before mpirun has started the ranks: all end" job_ends 15
+check "SIGTERM before mpirun has started the ranks: exit code $status" test $status = 75 -o $status = 143
+
+out=$scratch/asked_twice
+start "${endless[@]}" --ranks 2 --output "$out"
+they_train "two signals"
+kill -STOP "${processes[1]}"  # it cannot stop
+kill -INT "$job"
+sleep 0.7
+kill -INT "$job"
+check "two signals: all end" job_ends 15
+check "two signals: exit code $status" test $status = 130
+check "two signals: a line" grep -q "^ended by a second signal" "$scratch/job.log"
 
 out=$scratch/killed
 start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --output "$out"
@@ -80,7 +130,10 @@ kill -9 "$job"
 check "kill -9 leaves no process" nobody_left 15
 
 never=("${train[@]}" --output "$scratch/never")
-refused "--ranks and --rank" 2 "leave out --rank, --world-size and --rendezvous" "${never[@]}" --ranks 2 --rank 0 --world-size 2 --rendezvous h0:29500
+refused "--ranks and --rank" 2 "leave out --rank, --world-size, --local-rank, --rendezvous and --run-id" "${never[@]}" --ranks 2 --rank 0 --world-size 2 --rendezvous h0:29500
+refused "--ranks and --run-id" 2 "--ranks 2 starts all ranks and numbers them" "${never[@]}" --ranks 2 --run-id x
+refused "plan --ranks and --world-size" 2 "--ranks 2 starts all ranks and numbers them" "$program" plan "${tiny[@]}" --ranks 2 --world-size 4
+refused "plan --ranks: the error names no rank" 2 "error: --global-batch 64 is not a multiple" "$program" plan "${tiny[@]}" --ranks 3
 refused "--ranks of another number under mpirun" 2 "mpirun has started rank 0 of 2" \
     env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "${never[@]}" --ranks 4
 refused "--ranks under torchrun" 2 "leave out --ranks or torchrun" \

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
+#include <sys/select.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,6 +125,67 @@ TEST_CASE("lines of other ranks are whole and name their rank; the same error of
     CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
 }
 
+TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {
+    LocalRanks ranks = running([](int) {
+        for (const char* part :
+             {"step 1\nst", "ep 2\n", "error: rank 1 on h: the same\nerror: rank 10 on h: the same\n",
+              "error: another\n", "live\r"})
+            if (write(1, part, strlen(part)) > 0) usleep(20000);
+        usleep(100000);
+        return 0;
+    });
+    ranks.program = "mpirun";
+    const Result result = supervise(ranks, 1);
+    CHECK(result.out == "step 1\nstep 2\nerror: rank 1 on h: the same\nerror: another\nlive\r");
+    CHECK(result.err == "");
+}
+
+// writes: a rank that writes more than a pipe holds.
+static LocalRanks writes(const std::string& ready, bool ends) {
+    LocalRanks ranks = running([=](int) {
+        signal(SIGUSR1, [](int) { _exit(EXIT_PREEMPTED); });
+        for (int i = 0; i < 20000; i++) printf("a line of 20 bytes.\n");
+        fflush(stdout);
+        std::ofstream(ready) << "x" << std::flush;
+        while (!ends) pause();
+        return 0;
+    });
+    ranks.program = "mpirun";
+    ranks.count = 1;
+    return ranks;
+}
+
+TEST_CASE("a program can write and be stopped although nobody reads what the supervisor writes") {
+    for (const bool closed : {true, false}) {
+        const TemporaryDirectory dir;
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);
+        const pid_t pid = fork();
+        if (pid == 0) {
+            signal(SIGPIPE, SIG_IGN);
+            dup2(ends[1], 1);
+            dup2(open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600), 2);
+            close(ends[1]);
+            if (closed) close(ends[0]);
+            Supervisor supervisor;
+            _exit(supervisor.run(writes(dir / "ready", closed)).exit_code);
+        }
+        close(ends[1]);
+        if (closed) close(ends[0]);
+        wait_until_file_has(dir / "ready", 1);
+        usleep(100000);
+        if (!closed) kill(pid, SIGTERM);
+        int status = 0;
+        for (int i = 0; i < 1000 && waitpid(pid, &status, WNOHANG) == 0; i++) usleep(10000);
+        kill(pid, SIGKILL);
+        if (!closed) close(ends[0]);
+        CHECK(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == (closed ? 0 : int(EXIT_PREEMPTED)));
+        CHECK(read_bytes(dir / "err") ==
+              (closed ? "warning: cannot write to stdout: Broken pipe; the run continues without it\n" : ""));
+    }
+}
+
 TEST_CASE("a signal asks every rank to stop with SIGUSR1; a second one ends them") {
     const TemporaryDirectory dir;
     const std::string ready = dir / "ready";
@@ -159,6 +221,58 @@ TEST_CASE("a signal asks every rank to stop with SIGUSR1; a second one ends them
     });
     CHECK(twice.exit_code == 128 + SIGTERM);
     CHECK(twice.err == "ended by a second signal: the steps since the last checkpoint are lost\n");
+}
+
+TEST_CASE("after a second signal the exit code is that of a signal, also if a program such as mpirun ends with 1") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    LocalRanks ranks = running([ready](int) {
+        signal(SIGUSR1, SIG_IGN);
+        signal(SIGTERM, [](int) { _exit(EXIT_INTERNAL); });
+        std::ofstream(ready) << "x" << std::flush;
+        for (;;) pause();
+        return 0;
+    });
+    ranks.end_signal = SIGTERM;
+    const Result result = supervise(ranks, 1, [&](pid_t pid) {
+        wait_until_file_has(ready, 1);
+        kill(pid, SIGINT);
+        usleep(700000);
+        kill(pid, SIGINT);
+    });
+    CHECK(result.exit_code == 128 + SIGINT);
+}
+
+TEST_CASE("a request to stop that is lost is repeated") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    const Result result = supervise(running([=](int) {
+                                        signal(SIGUSR1, SIG_IGN);  // as an mpirun that has no ranks yet
+                                        std::ofstream(ready) << "x" << std::flush;
+                                        usleep(800000);
+                                        signal(SIGUSR1, [](int) { _exit(EXIT_PREEMPTED); });
+                                        sleep(20);
+                                        return 0;
+                                    }),
+                                    1, [&](pid_t pid) {
+                                        wait_until_file_has(ready, 1);
+                                        kill(pid, SIGTERM);
+                                    });
+    CHECK(result.exit_code == EXIT_PREEMPTED);
+    CHECK(result.seconds < 10);
+}
+
+TEST_CASE("ranks are refused if pselect could not wait for their output") {
+    std::vector<int> files;
+    for (int file = 0; file >= 0 && file < FD_SETSIZE;) files.push_back(file = open("/dev/null", O_RDONLY));
+    LocalRanks ranks = running([](int) { return 0; });
+    ranks.program = "mpirun";
+    {
+        Supervisor supervisor;
+        CHECK_THROWS_WITH_AS(supervisor.run(ranks), doctest::Contains("rank 0 cannot be started: "), Error);
+    }
+    for (int file : files)
+        if (file > 2) close(file);
 }
 
 TEST_CASE("an ignored signal remains ignored, in the ranks too") {

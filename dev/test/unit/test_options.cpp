@@ -359,6 +359,11 @@ TEST_CASE("an option of another trainer is refused, and the message names ours")
     CHECK(contains(hint("--device"), "train_gpt2cu on GPUs"));
     CHECK(contains(hint("--n-layer"), "here it is --layers"));
     CHECK(contains(hint("--num_train_epochs"), "here it is --steps; --steps 0 is one epoch"));
+    CHECK(
+        hint("--nproc-per-node") ==
+        "unknown option --nproc-per-node, known from torchrun: here it is --gpus, and --ranks on the CPU (see --help)");
+    CHECK(contains(refusal({"-i", "x", "-np", "2"}), "known from mpirun: here it is --ranks on the CPU"));
+    CHECK(contains(hint("--zero_stage"), "here it is --zero 1, 2 or 3"));
     CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));
     CHECK(contains(hint("-nk"), "here it is --keep"));  // not -n, with the value k
     CHECK(
@@ -452,6 +457,7 @@ TEST_CASE("an unknown command is refused, and the message lists all and suggests
                    "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
     CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
+    CHECK(contains(refusal({"my.txt"}), "'my.txt' is not a command: every option has its name"));
 }
 
 TEST_CASE("--resume takes options that are not given from the run") {
