@@ -65,7 +65,7 @@ std::string describe_joining(const Launch& launch) {
     if (launch.master_addr.empty()) return "has no address to join the others";
     if (launch.master_port == 0) return "joins the others at a free port of " + launch.master_addr;
     return "joins the others at " + rendezvous_address(launch) +
-           (device_memory_is_host() ? "; a GPU's rank can, CPU ranks need mpirun" : "");
+           (device_memory_is_host() ? " (GPU ranks only; CPU ranks need mpirun)" : "");
 }
 
 std::string device_identity() { return device_id() + " " + host_name(); }

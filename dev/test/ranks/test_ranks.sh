@@ -22,7 +22,7 @@ check "--print-launch under mpirun" test "$(ranks 2 "$program" --print-launch | 
     echo "mpirun, rank $rank of 2, local rank $rank of 2 on $(hostname): joins the others by MPI"; done)"
 check "--print-launch without a launcher" test "$("$program" --print-launch)" = "single process on $(hostname)"
 check "--print-launch with options" test "$("$program" --print-launch --rank 1 --world-size 4 --rendezvous h7:29500 --run-id x)" = \
-    "options, rank 1 of 4 on $(hostname): joins the others at h7:29500; a GPU's rank can, CPU ranks need mpirun"
+    "options, rank 1 of 4 on $(hostname): joins the others at h7:29500 (GPU ranks only; CPU ranks need mpirun)"
 refused "torchrun's variables of another run" 2 "contradict each other; start with one of them" \
     mpirun -np 1 env RANK=1 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29511 "$program" --print-launch
 

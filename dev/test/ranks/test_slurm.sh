@@ -38,8 +38,8 @@ four_ranks() {
 }
 who=("$program" --print-launch)
 two_by_two=(--nodes=2 --ntasks-per-node=2)
-launched "srun --mpi=none" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
-launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
+launched "srun --mpi=none" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
+launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
 launched "srun --mpi=pmix" "$(four_ranks srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
 launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=none "${who[@]}"
 launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"

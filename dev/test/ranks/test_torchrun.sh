@@ -42,8 +42,8 @@ joined() {
 while read -r mode; do
     # shellcheck disable=SC2086  # words
     torchrun $mode --nproc_per_node=3 sh -c "${who[*]}; exec $rank_program" >"$scratch/out"
-    expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: joins the others at PLACE; a GPU's rank can, CPU ranks need mpirun"; done)
-    found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]*;/ at PLACE;/p' "$scratch/out" | sort)
+    expected=$(for rank in 0 1 2; do echo "torchrun, rank $rank of 3, local rank $rank of 3 on $host: joins the others at PLACE (GPU ranks only; CPU ranks need mpirun)"; done)
+    found=$(sed -n 's/ at [^ ]*:[0-9]*-[0-9]* (/ at PLACE (/p' "$scratch/out" | sort)
     check "$mode: every process finds its rank" test "$found" = "$expected"
     check "$mode: 3 ranks join" joined 3 0 "$scratch/out"
 done < <(modes)
