@@ -255,7 +255,7 @@ static void test_against_itself(const Reference& r) {
     report(std::memcmp(grads.data(), e.all_gradients().data(), grads.size() * 4) == 0,
            dtype + " recompute layer  the same bits");
 
-    // Decoding token by token from half of a sequence on: the same sums over keys, in another order.
+    // Decoding token by token, from half of a sequence on, makes the same sums over keys in another order.
     a.model.forward(a.tokens.data, 1, a.T);
     const std::vector<float> whole = a.logits(a.T - 1);
     a.model.forward(a.tokens.data, 1, a.T / 2);

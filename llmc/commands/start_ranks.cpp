@@ -128,11 +128,13 @@ static int become_mpirun(const Options& o, int attempt, char** argv) {
     }
     if (attempt > 0) words.push_back("--resume");
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
-    // this machine if a scheduler has granted several.
+    // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
                                       {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                      {"OMPI_MCA_orte_execute_quiet", "1"},
+                                      {"PRTE_MCA_prte_execute_quiet", "1"},
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})

@@ -173,7 +173,8 @@ struct LayerNormBuffers {
     }
 };
 
-// Of a row: the sums over C of dnorm = dout * weight, and of dnorm * norm, where norm = (inp - mean) * rstd.
+// Two sums over the C channels of a row: of dnorm = dout * weight, and of dnorm * norm, where
+// norm = (inp - mean) * rstd.
 struct LayerNormDots {
     float dnorm = 0.0f, dnorm_norm = 0.0f;
 
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(LayerNormTeam<floatX, WARPS>::threads, LayerNo
         }
         cp_async_wait<1>();
 
-        // Read here and again below, because there are no registers to keep them.
+        // Read from shared memory here and again below: there are no registers to keep them.
         const auto dy = [&] { return widened(buffers.at(stage, 0)); };
         const auto x = [&] { return widened(buffers.at(stage, 1)); };
         const auto w = [&] { return widened(buffers.weight()); };

@@ -64,8 +64,8 @@ struct Activations {
     floatX* lnf;                 // (N, C)
     float *lnf_mean, *lnf_rstd;  // (N)
     float* losses;               // (N)
-    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitude of the input, and
-                                 //            that of the gradient of the output
+    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitudes of the input and
+                                 //            of the output's gradient
     float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
     floatX* dx;                  // (N, C)     gradient of the residual stream
     floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1

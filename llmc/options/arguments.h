@@ -155,8 +155,8 @@ struct ParsedArgs {
     bool help = false, version = false;
 };
 
-// Splits the arguments into options and their texts. If an option is given several times, the last one counts. Refuses
-// an option without its value.
+// Splits the arguments into options and the text of each option's value. If an option is given several times, the last
+// one counts. Refuses an option without its value.
 ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv);
 // Sets the field of an option from text, and runs its checks.
 void read_value(const OptionSpec& spec, const std::string& text);

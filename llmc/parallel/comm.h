@@ -77,7 +77,7 @@ bool device_joins_ranks();                                  // whether the devic
 bool mpi_joins_ranks();                                     // whether this build has MPI
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, if built with Open MPI
 
-// Compares the ranks' rank_infos, each a JSON object of strings, except the fields in `may_differ`. If they differ,
+// Compares the rank_infos, one JSON object of strings per rank, but not their fields in `may_differ`. If they differ,
 // every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.
 void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ);
 

@@ -325,6 +325,8 @@ static void note_end(Ranks& ranks, const RankProcess& process, int status) {
         if (first_request == 0) print_message("error: " + outcome.failure);
     } else {
         outcome.failure = name + format(" ended with exit code %d", code);
+        const bool by_signal = !ranks.options.program.empty() && code > 128 && code < 128 + NSIG;
+        if (by_signal && first_request == 0) print_message("error: a rank was ended by " + signal_text(code - 128));
     }
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
 }

@@ -100,6 +100,7 @@ void Trainer<floatX>::finish_step(PendingStep& step) {
     last_own_ms = step.record.step_ms - step.record.comm_exposed_ms;
     if (std::isnan(step.results.factor)) {
         save_or_warn(run, reader);
+        stop_quietly();
         // No rank may end before rank 0 has saved: a rank that fails ends the others.
         run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
         end_trace(run);

@@ -83,6 +83,7 @@ for signal in INT TERM; do
     check "SIG$signal: all end" job_ends 15
     check "SIG$signal: exit code $status" test $status = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
+    check "SIG$signal: no line of mpirun" test "$(grep -c '[Pp]rimary job\|mpirun\|[Ee]xit code' "$scratch/job.log")" = 0
 done
 
 # mpirun loses a signal that it gets before it has started its ranks.
@@ -111,8 +112,9 @@ start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --output 
 they_train "rank 1 killed"
 check "rank 1 killed: they save" wait_for "$out/step_000020/model.safetensors"
 kill -9 "${processes[2]}"
+check "rank 1 killed: an error" wait_for "$scratch/job.log" '^error: a rank was ended by signal 9 (Killed; out of memory?)'
 check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in 1 s: mpirun ended with exit code'
-# two_starts LOG: the log has the start of the run and that of its resume.
+# two_starts LOG: the log has a line for the start of the run and one for its resume.
 two_starts() { for _ in $(seq 500); do if [ "$(grep -c '"kind":"run"' "$1")" = 2 ]; then return 0; fi; sleep 0.04; done && return 1; }
 check "rank 1 killed: the ranks continue" two_starts "$out/log.jsonl"
 check "rank 1 killed: they resume" grep -q -- --resume <(grep '"kind":"run"' "$out/log.jsonl" | tail -n 1)

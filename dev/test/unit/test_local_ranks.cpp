@@ -94,6 +94,15 @@ TEST_CASE("a message names a rank that is killed") {
     CHECK(killed.err == "error: rank 5 was ended by signal 9 (Killed; out of memory?)\n");
 }
 
+TEST_CASE("a signal that has ended a program's rank is named") {
+    LocalRanks ranks = running([](int) { return 128 + SIGKILL; });
+    ranks.program = "mpirun";
+    const Result killed = supervise(ranks, 1);
+    CHECK(killed.exit_code == 128 + SIGKILL);
+    CHECK(killed.err == "error: a rank was ended by signal 9 (Killed; out of memory?)\n");
+    CHECK(killed.failure == "mpirun ended with exit code 137");
+}
+
 TEST_CASE("a rank that does not end after another rank's failure is killed, also if it is stopped") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return EXIT_BAD_DATA + 0;
