@@ -158,7 +158,9 @@ static void train_loop(Trainer<floatX>& t) {
         step++;
     }
     t.finish_steps(run.state.step);
-    wait_for_device();  // other ranks may still read this rank's memory, which is freed next
+    // Other ranks may still read this rank's memory, which is freed next.
+    t.optimizer.finish_collectives();
+    wait_for_device();
 }
 
 static bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }

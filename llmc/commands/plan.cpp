@@ -7,6 +7,7 @@
 #include "commands/commands.h"
 #include "model/mfu.h"
 #include "train/algorithms.h"
+#include "train/fit.h"
 #include "train/measure.h"
 #include "train/plan.h"
 #include "train/report.h"
@@ -49,10 +50,85 @@ static std::string describe_places(int world_size, int local_ranks) {
                   world_size, world_size);
 }
 
+// ---- plan --fit
+
+// Memory of a GPU that CUDA, NCCL and the other libraries take.
+constexpr int64_t LIBRARY_BYTES = int64_t(1) << 30;
+// Bytes per second that a rank sends: over the NVLink of an A100 or H100, half of what the data sheets name for both
+// directions; over a network card of 400 Gbit/s; between CPU ranks that share a machine.
+constexpr double NVLINK = 300e9, NETWORK = 50e9, SHARED_MEMORY = 5e9;
+
+static int fit_world_size(const Options& o, int launched) {
+    if (o.gpus.empty()) return o.world_size > 0 ? o.world_size : launched;
+    ENSURE(!device_memory_is_host(), "--gpus is for train_gpt2cu; this is the program for the CPU: give --world-size");
+    const bool number = o.gpus.size() <= 5 && o.gpus.find_first_not_of("0123456789") == std::string::npos;
+    ENSURE(number && std::stoi(o.gpus) > 0, "--fit plans for a number of GPUs, as in --gpus 8; --gpus is %s",
+           shell_word(o.gpus).c_str());
+    return std::stoi(o.gpus) * o.nnodes;
+}
+
+static FitDevices fit_devices(Dtype dtype, const Options& o, int world_size, int local_ranks) {
+    const DeviceInfo device = device_info();
+    const double known = dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+    const GpuPeak h100 = gpu_peak("H100");  // the order of the layouts hardly depends on the peak
+    const double peak = known > 0.0 ? known : 1e12 * (dtype == Dtype::fp32 ? h100.tf32 : h100.bf16);
+    const int64_t asked = int64_t(o.gpu_memory * double(int64_t(1) << 30)) - LIBRARY_BYTES;
+    ENSURE(o.gpu_memory == 0.0 || asked > 0, "--gpu-memory %g: more than 1 GiB is needed, which libraries take",
+           o.gpu_memory);
+    const bool one_machine = o.nnodes == 1 && (world_size <= 8 || !o.gpus.empty());
+    return {world_size, o.gpu_memory > 0.0 ? asked : device_bytes_free(std::max(1, local_ranks)), peak,
+            device_memory_is_host() ? SHARED_MEMORY
+            : one_machine           ? NVLINK
+                                    : NETWORK};
+}
+
+// The command that starts training with this layout.
+static std::string fit_command(const Options& o, const Layout& layout) {
+    std::string text = device_memory_is_host() ? "./train_gpt2" : "./train_gpt2cu";
+    for (const Setting& setting : settings(o)) {
+        const std::string& name = setting.name;
+        const bool of_layout = name == "zero" || name == "recompute" || name == "micro-batch";
+        if (setting.is_default || of_layout || name == "fit" || name == "gpu-memory" || name == "world-size") continue;
+        text += format(" --%s", name.c_str());
+        if (!setting.is_flag) text += format(" %s", shell_word(setting.value).c_str());
+    }
+    const int world_size = layout.batch.world_size;
+    if (world_size > 1 && o.gpus.empty() && o.ranks == 0)
+        text += format(device_memory_is_host() ? " --ranks %d" : " --gpus %d", world_size);
+    return text + " " + layout_options(layout);
+}
+
+static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T, const FitDevices& devices) {
+    const std::vector<Layout> layouts = fitting_layouts(dtype, o, source.config, T, devices);
+    if (layouts.empty()) {
+        const Layout least = smallest_layout(dtype, o, source.config, T, devices);
+        fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try more ranks or a smaller model",
+             human_bytes(devices.memory).c_str(), layout_options(least).c_str(), human_bytes(least.bytes).c_str());
+    }
+    std::vector<Row> rows = {
+        {"model", describe_model(source.config)},
+        {"ranks", format("%d, each with %s for the run", devices.world_size, human_bytes(devices.memory).c_str())},
+        {"time", format("computed, not measured: %.0f %% of %.4g TFLOP/s, and then the bytes sent at %.0f GB/s",
+                        100.0 * FIT_UTILIZATION, 1e-12 * devices.peak_flops, 1e-9 * devices.bandwidth)}};
+    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
+    print_stdout("\nzero  recompute  micro-batch  micro-steps      memory        sent  seconds per step\n");
+    for (const Layout& l : layouts)
+        print_stdout(format("%4d  %-9s  %11d  %11d  %10s  %10s  %16.3g\n", l.zero, l.recompute.c_str(), l.batch.B,
+                            l.batch.grad_accum_steps, human_bytes(l.bytes).c_str(), human_bytes(l.sent).c_str(),
+                            l.seconds));
+    print_stdout(format("\n%s\n", fit_command(o, layouts[0]).c_str()));
+    return 0;
+}
+
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunSource source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
+    if (o.fit) {
+        const int world_size = fit_world_size(o, launch.world_size);
+        const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
+        return run_fit(dtype, o, source, T, fit_devices(dtype, o, world_size, local_ranks));
+    }
     const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
     const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
     Comm single_rank;

@@ -45,7 +45,7 @@ static bool started_by_ranks(const Options& o, const Launch& launch) {
 Launch launch_of(const Options& o) {
     if (o.command != Command::train && o.command != Command::plan) return find_launch({}, getenv);
     const bool plans = o.command == Command::plan;
-    if (!o.gpus.empty()) {
+    if (!o.gpus.empty() && !o.fit) {  // --fit may ask for more GPUs than this machine has
         Launch launch = gpu_launches(o)[0];
         if (launch.world_size == 1) launch.launcher = "single";
         return launch;

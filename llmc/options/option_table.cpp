@@ -155,6 +155,18 @@ static void rank_options(OptionSpecs& all, Options& o) {
         .of_one_start();
 }
 
+static void fit_options(OptionSpecs& all, Options& o) {
+    Section s{all, "plan"};
+    s.add_flag(
+         "--fit", o.fit,
+         "list the values of --zero, --recompute and --micro-batch that fit, the fastest first, for the number of "
+         "GPUs in --gpus, or of ranks in --world-size")
+        .planned();
+    s.add("--gpu-memory", o.gpu_memory, 0.0, "GIB", "with --fit: memory of each GPU; 0 = this one's")
+        .between(0.0, 1e6)
+        .planned();
+}
+
 static void optimizer_options(OptionSpecs& all, Options& o) {
     Section s{all, "optimizer"};
     s.add("-x,--steps", o.steps, 0, "STEPS", "optimizer steps of the whole run; 0 or -1 = one epoch")
@@ -330,6 +342,7 @@ OptionSpecs declare(Command command, Options& o) {
             batch_options(all, o);
             start_options(all, o);
             rank_options(all, o);
+            if (command == Command::plan) fit_options(all, o);
             optimizer_options(all, o);
             report_options(all, o);
             checkpoint_options(all, o);

@@ -188,6 +188,7 @@ static void check_together(Options& o) {
             break;
         case Command::plan:
             check_training(o, true);
+            ENSURE(o.fit || o.gpu_memory == 0.0, "--gpu-memory %g needs --fit", o.gpu_memory);
             break;
         case Command::eval:
             ENSURE(!o.val_data.empty(), "--val-data is missing: quote a pattern of token shards to evaluate on");
@@ -311,7 +312,8 @@ std::vector<Setting> settings(const Options& options) {
         defaults[i].reset();
         const std::string value = all[i].text();
         out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text(),
-                       all[i].may_change, all[i].may_differ, all[i].is_path, all[i].is_pattern});
+                       all[i].kind == ValueKind::flag, all[i].may_change, all[i].may_differ, all[i].is_path,
+                       all[i].is_pattern});
     }
     return out;
 }

@@ -65,10 +65,14 @@ struct Options {
     std::string rendezvous, run_id;
     double rendezvous_timeout;  // seconds
     bool print_launch;
-    int zero;                // 1: the optimizer's state is sharded; 2: gradients too
+    int zero;                // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
     bool share_gpu;          // ranks of a machine may share a GPU
     int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
+
+    // plan
+    bool fit;           // list the layouts that fit
+    double gpu_memory;  // GiB of each rank's device; 0: this device's
 
     // optimizer and schedule
     std::string optimizer;  // adamw
@@ -124,7 +128,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
 // One option of the command with its current value as text: {"batch", "micro-batch", "4"}.
 struct Setting {
     std::string section, name, value;
-    bool is_default;
+    bool is_default, is_flag;
     bool may_change;  // a resume accepts another value without a warning
     bool may_differ;  // the ranks of a run may have different values
     bool is_path;     // a resume reads a relative path from the directory in which the run was started

@@ -67,6 +67,12 @@ void WeightGather<floatX>::gather_next(int b) {
 }
 
 template <class floatX>
+void WeightGather<floatX>::finish() {
+    for (Comm::Ticket ticket : tickets)
+        if (ticket != COMPLETE) comm.wait(ticket, model.stream);
+}
+
+template <class floatX>
 bool WeightGather<floatX>::pending() const {
     return std::any_of(tickets.begin(), tickets.end(), [](Comm::Ticket ticket) { return ticket != COMPLETE; });
 }

@@ -169,6 +169,12 @@ void Optimizer<floatX>::step(float lr, int step) {
     }
 }
 
+template <class floatX>
+void Optimizer<floatX>::finish_collectives() {
+    for (int b = 0; b < model.layout.num_buckets(); b++) gradients.begin_bucket(b);
+    weights.finish();
+}
+
 template struct Optimizer<float>;
 template struct Optimizer<bf16>;
 template std::vector<MemoryItem> optimizer_memory<float>(const GPT2Config&, MemoryOptions, int, const std::string&);

@@ -49,6 +49,8 @@ struct Optimizer {
     void clip(float max_norm, RankStatus status = {});
     // step counts from 1.
     void step(float lr, int step);
+    // Waits for collectives that a later step would have waited for. Call it before the memory is freed.
+    void finish_collectives();
 
     const float* norm() const { return stats.data; }        // (1) on the device
     const float* factor() const { return stats.data + 1; }  // (1) on the device

@@ -208,7 +208,7 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
 // step, with --zero 2 in every micro-step. Without ZeRO the sums of the gradients are gathered, with --zero 1 and 2 the
 // new weights, once in a step. With --zero 3 each forward and each backward gathers the layers' weights, but for the
 // two layers that are in memory from the pass before.
-std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+Traffic bytes_sent(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const ParamLayout layout(config, options.virtual_ranks);
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
@@ -220,9 +220,14 @@ std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Option
         (options.shard_gradients ? sent(layout.total) * gradient / own_virtual_ranks : 0) + 2 * sent(in_pass) * back;
     const int64_t once =
         (options.shard_gradients ? 0 : sent(layout.total) * gradient) + sent(layout.total - in_pass) * back;
-    return format("each rank sends %s per step, in %d buckets, %s",
-                  human_bytes(once + batch.grad_accum_steps * per_micro_step).c_str(), layout.num_buckets(),
-                  per_micro_step > 0
-                      ? format("of which %s in each micro-step", human_bytes(per_micro_step).c_str()).c_str()
+    return {once + batch.grad_accum_steps * per_micro_step, per_micro_step};
+}
+
+std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const Traffic traffic = bytes_sent(dtype, config, o, batch);
+    return format("each rank sends %s per step, in %d buckets, %s", human_bytes(traffic.per_step).c_str(),
+                  ParamLayout(config).num_buckets(),
+                  traffic.per_micro_step > 0
+                      ? format("of which %s in each micro-step", human_bytes(traffic.per_micro_step).c_str()).c_str()
                       : "for any number of micro-steps");
 }

@@ -19,7 +19,11 @@ std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource
                             const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
 std::string describe_data(const Corpus& corpus, int64_t windows_per_step);
-// Describes how many bytes a rank sends in a step.
+// Bytes that a rank sends per step, and how many of them in each micro-step.
+struct Traffic {
+    int64_t per_step, per_micro_step;
+};
+Traffic bytes_sent(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 
 RunInfo run_info(const Options& options, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,

@@ -58,6 +58,22 @@ check "a model is read from a directory that may not be listed" "${not_root[@]}"
 chmod 755 "$scratch/unlisted"
 check "plan succeeds" "$program" plan --model d12 --micro-batch 4
 check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl gpt3-{125m,350m,760m,1.3b,2.7b,6.7b,13b}; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
+
+# ---- plan --fit: the first layout of the list is in the command below it, and plan gives that command the same memory
+small_fit=(--layers 3 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --global-batch 1024)
+fit=$("$program" plan --fit --world-size 2 --gpu-memory 4 "${small_fit[@]}")
+command=$(tail -n 1 <<<"$fit")
+read -r zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^zero /{n;p}' <<<"$fit")"
+check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "--zero $zero --recompute $recompute --micro-batch $micro_batch"
+# Ranks of this machine would share its threads, and need less scratch memory for each.
+# shellcheck disable=SC2086  # several options
+"$program" plan ${command#* } --ranks 0 --world-size 2 >"$scratch/out"
+check "plan --fit: plan gives the command the memory of the list" grep -q "^memory  *$memory $unit per rank" "$scratch/out"
+refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
+    "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
+refused "plan --gpu-memory without --fit" 2 "needs --fit" "$program" plan --gpu-memory 4
+refused "train --fit" 2 "which belongs to plan" "$program" --fit --train-data x
+
 check "training takes llm.c's one-letter options" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
 check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_gpu_pass.sh: dev/gpu_pass.sh from end to end with small shapes. The emulator's programs, with two GPUs, take the place of the
 # GPU build. make, nvidia-smi, compute-sanitizer and the bench are stand-ins. Each claim about losses must hold, and must fail for a
-# run that has another seed.
+# run that has another seed and another learning rate.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -33,7 +33,7 @@ exec "$@"'
 stand_in "$tree/build/release/cuda/bench_ops" <<<'#!/bin/sh
 while [ $# != 0 ]; do if [ "$1" = --json ]; then json=$2; fi; shift; done
 echo "{\"bench\":\"step\",\"device\":\"none\",\"model\":\"d12\",\"dtype\":\"bf16\",\"B\":2,\"T\":16,\"ms\":1.0,\"tokens_per_s\":32000}" >>"$json"'
-# The trainer. SPOILT names runs that get another seed, as the basename of their --output.
+# The trainer. SPOILT names runs that get another seed and learning rate, as the basename of their --output.
 for name in gpt2 gpt2cu; do
     real=$emulator/train_gpt2cu
     if [ $name = gpt2 ]; then real=$program; fi
@@ -41,7 +41,7 @@ for name in gpt2 gpt2cu; do
     stand_in "$tree/train_$name" <<<"#!/usr/bin/env bash
 for ((i = 1; i < \$#; i++)); do
     next=\$((i + 1))
-    if [ \"\${!i}\" = --output ] && [[ \" \${SPOILT:-} \" == *\" \$(basename \"\${!next}\") \"* ]]; then set -- \"\$@\" --seed 7; break; fi
+    if [ \"\${!i}\" = --output ] && [[ \" \${SPOILT:-} \" == *\" \$(basename \"\${!next}\") \"* ]]; then set -- \"\$@\" --seed 7 --lr 0.3; break; fi
 done
 exec $real \"\$@\""
 done

@@ -39,6 +39,12 @@ check "--zero 3 on 4 ranks, one step more" ranks 4 "${stages[@]}" --zero 3 --sto
 check "--zero 1 on 2 ranks, the last step" ranks 2 "${stages[@]}" --zero 1 --resume
 check "each --zero goes on with the bits of the others" same_run "$scratch/one_stage" "$scratch/stages" 4
 
+# ---- a run that ends with an update: its weights are still being gathered when the last step is done
+for zero in 1 2 3; do
+    check "--zero $zero: a run that ends without a checkpoint or validation" ranks 4 "${train[@]}" --layers 4 --channels 128 \
+        --precision fp32 --zero $zero --val-every 0 --checkpoint-every 0 --sample-every 0 --output ''
+done
+
 # ---- bytes: 2 ranks make 4 micro-steps each, on 2 virtual ranks; the gradients are sent in 2 of them
 embeddings=26752 layer=49984  # 384 x 64 + 32 x 64 + 2 x 64; 12 x 64 x 64 + 13 x 64
 bytes() { sed -n 's/.*"kind":"step","step":'"$2"',.*"comm_bytes":\([0-9]*\).*/\1/p' "$1/log.jsonl"; }

@@ -1,0 +1,100 @@
+// test_fit.cpp: the layouts that plan --fit lists: they fit, none that fits is missing, and the fastest is first.
+#include "train/fit.h"
+
+#include <doctest/doctest.h>
+
+#include "train/report.h"
+
+static constexpr FitDevices eight = {8, int64_t(4) << 30, 1e15, 300e9};
+
+static Options options_of(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), {"train_gpt2", "plan", "--model", "d12", "--precision", "bf16"});
+    return parse_options(int(arguments.size()), arguments.data());
+}
+
+static std::vector<Layout> layouts(const Options& o, const FitDevices& devices) {
+    return fitting_layouts(Dtype::bf16, o, model_config(o), 1024, devices);
+}
+
+static int64_t needed(Options o, const Layout& layout, int B) {
+    o.zero = layout.zero;
+    o.recompute = layout.recompute;
+    const BatchPlan batch = plan_batch(B, 1024, o.global_batch_tokens, layout.batch.world_size);
+    const MemoryOptions options = memory_options_of(o, layout.batch.world_size);
+    return device_bytes(training_memory(Dtype::bf16, model_config(o), batch, options, o.optimizer));
+}
+
+TEST_CASE("every layout fits with its micro-batch, and the time never falls along the list") {
+    const Options o = options_of({});
+    const std::vector<Layout> all = layouts(o, eight);
+    REQUIRE(all.size() >= 6);
+    for (size_t i = 0; i < all.size(); i++) {
+        CAPTURE(layout_options(all[i]));
+        CHECK(all[i].bytes <= eight.memory);
+        CHECK(all[i].bytes == needed(o, all[i], all[i].batch.B));
+        if (i > 0) CHECK(all[i - 1].seconds <= all[i].seconds);
+    }
+}
+
+TEST_CASE("the layouts that are not listed do not fit with one sequence") {
+    const Options o = options_of({});
+    for (const int64_t memory : {int64_t(1200) << 20, int64_t(1600) << 20, int64_t(2) << 30, int64_t(3) << 30}) {
+        FitDevices devices = eight;
+        devices.memory = memory;
+        const std::vector<Layout> all = layouts(o, devices);
+        size_t fitting = 0;
+        for (int zero = 0; zero <= 3; zero++)
+            for (const char* recompute : {"none", "gelu", "layer"})
+                fitting += needed(o, {zero, recompute, {1, 1024, 8, 1, 0}, 0, 0, 0.0}, 1) <= memory;
+        CHECK(all.size() == fitting);
+    }
+}
+
+TEST_CASE("more memory is not slower, and recomputation is not faster than none with the same micro-batch") {
+    const Options o = options_of({});
+    FitDevices devices = eight;
+    double fastest = 1e30;
+    for (int64_t gib = 2; gib <= 32; gib *= 2) {
+        devices.memory = gib << 30;
+        const std::vector<Layout> all = layouts(o, devices);
+        REQUIRE(!all.empty());
+        CHECK(all[0].seconds <= fastest);
+        fastest = all[0].seconds;
+    }
+    CHECK(layouts(o, devices)[0].recompute == "none");
+    CHECK(layouts(o, devices)[0].zero == 1);  // gathers weights in bf16, where --zero 0 gathers gradients in fp32
+}
+
+TEST_CASE("one rank has no use for ZeRO, and sends nothing") {
+    const FitDevices one = {1, int64_t(16) << 30, 1e15, 300e9};
+    for (const Layout& layout : layouts(options_of({}), one)) {
+        CHECK(layout.zero == 0);
+        CHECK(layout.sent == 0);
+        CHECK(layout.batch.world_size == 1);
+    }
+}
+
+TEST_CASE("the time of a layout is its FLOPs at 40 % of the peak and its bytes") {
+    const Options o = options_of({});
+    const Layout first = layouts(o, eight)[0];
+    const double flops = (6.0 * 124439808 + 6.0 * 12 * 768 * 1024) * 524288 / 8;
+    CHECK(first.recompute == "none");
+    CHECK(first.seconds == doctest::Approx(flops / 0.4e15 + double(first.sent) / 300e9));
+}
+
+TEST_CASE("if nothing fits, the smallest layout shares everything and recomputes") {
+    const Options o = options_of({});
+    FitDevices devices = eight;
+    devices.memory = 100 << 20;
+    CHECK(layouts(o, devices).empty());
+    const Layout least = smallest_layout(Dtype::bf16, o, model_config(o), 1024, devices);
+    CHECK(least.zero == 3);
+    CHECK(least.recompute == "layer");
+    CHECK(least.batch.B == 1);
+    CHECK(least.bytes > devices.memory);
+}
+
+TEST_CASE("a global batch that one sequence per rank does not divide is refused") {
+    CHECK_THROWS_WITH_AS(layouts(options_of({"--global-batch", "12288"}), eight),
+                         doctest::Contains("is not a multiple of 8192 tokens"), Error);
+}
