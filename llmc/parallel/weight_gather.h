@@ -30,7 +30,7 @@ struct WeightGather {
     // another layer's bucket is waited for, and all ranks must wait for the same buckets in the same order.
     void wait(int b);
     bool pending() const;  // whether wait(b) waits, for any b
-    void finish();         // waits for all gathers; call it before the memory is freed
+    void finish();         // waits for all gathers
 
   private:
     void gather(int b);

@@ -30,7 +30,10 @@ Trainer<floatX>::Trainer(Run& run)
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
     load_state();
-    if (run.options.autotune == "on" && run.state.step < run.options.steps) choose_algorithms(model, run);
+    if (run.options.autotune == "on" && run.state.step < run.options.steps) {
+        optimizer.weights.finish();  // rank 0 reads them in there, without before_read
+        choose_algorithms(model, run);
+    }
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
     run.state.options = run.info_options;
