@@ -172,7 +172,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a
 }
 
 // Loads four 8x8 matrices of 16-bit elements from shared memory. Lane 8*j + i passes the address of row i of matrix j
-// (16 bytes, aligned). Every lane receives in r[j] the two elements [g][t..] of matrix j, or of its transpose.
+// (16 bytes, aligned). Lane l receives in r[j] two elements of matrix j, or of its transpose: those in row l / 4 and
+// columns 2 * (l % 4) and 2 * (l % 4) + 1.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

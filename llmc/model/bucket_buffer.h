@@ -1,7 +1,7 @@
 // bucket_buffer.h: device memory for a flat buffer of the model's parameters or gradients, bucket by bucket.
 //
 // With as many layer slots as layers, every bucket has memory of its own, in the order of the flat buffer. With fewer
-// slots only bucket 0 has: layers l and l + layer_slots then use the same memory.
+// slots, only bucket 0 has memory of its own, and the layers l and l + layer_slots share theirs.
 #pragma once
 #include "base/device.h"
 #include "model/params.h"

@@ -135,7 +135,8 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# How many times slower than usual the program runs, for example under an emulator of another CPU. Waits are longer by it.
+# How many times slower than usual the program runs, for example under an emulator of another CPU. Waits are
+# that many times longer.
 slower=${SLOWER:-1}
 
 # wait_for FILE [TEXT]: waits up to 20 s until the file exists and has the text.
