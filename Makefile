@@ -134,6 +134,22 @@ RENDEZVOUS := base/common base/host parallel/launch parallel/rendezvous parallel
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
+# A program that test_groups.sh starts as ranks with groups, on the CPU and in the emulator.
+$(BUILD)/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/libllmc.a
+	$(call link)
+
+# Compares layouts of several ranks with one rank. dev/test/ranks/test_layouts.sh starts it.
+$(BUILD)/layouts: $(BUILD)/dev/test/ranks/layouts.o $(BUILD)/libllmc.a
+	$(call link)
+
+# A program without MPI: the objects before the archive replace the ones in it. dev/test/ranks/test_no_libraries.sh
+# tests that it refuses several ranks.
+$(BUILD)/alone/train_gpt2: $(BUILD)/train_gpt2.o $(BUILD)/alone/llmc/parallel/comm.o $(BUILD)/libllmc.a
+	$(call link)
+
+$(BUILD)/alone/%.o: %.cpp $(RULES)
+	$(call compile,CXX   $< (without MPI),$(CXX) $(CXXFLAGS) -UUSE_MPI)
+
 $(BUILD)/units/%.o: %.cpp $(RULES)
 	$(call compile,CXX   $< (emulated units),$(CXX) $(CXXFLAGS))
 
@@ -148,7 +164,8 @@ include mk/emulator.mk
 include mk/fuzz.mk
 include mk/install.mk
 
-tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/rendezvous_rank
+tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 $(BUILD)/rendezvous_rank \
+       $(BUILD)/group_ranks $(BUILD)/layouts
 bench: $(BENCHES)
 
 test:

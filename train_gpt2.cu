@@ -81,10 +81,10 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
         if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
         run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
-        // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2 and
-        // ZeRO-3, which communicate in every micro-step.
-        const bool as_graph =
-            graphs && !in_turns && !t.optimizer.weights.pending() && !(last && gradients.needs_reduction());
+        // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2,
+        // ZeRO-3 and tensor parallelism, which communicate in every micro-step.
+        const bool as_graph = graphs && !in_turns && !model.tensor_ranks && !t.optimizer.weights.pending() &&
+                              !(last && gradients.needs_reduction());
         t.graphs[i > 0].call_or_replay(as_graph, model.stream,
                                        [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
         if (last) gradients.virtual_rank_done(v);
@@ -104,7 +104,7 @@ static void queue_results(Trainer<floatX>& t, int64_t step, int64_t bytes_sent) 
     p.record.tokens = run.state.tokens + (before.waiting ? 2 : 1) * run.batch.tokens_per_step;
     p.record.lr = float(learning_rate(run.schedule, step));
     p.record.comm_bytes = run.comm.world_size > 1 ? bytes_sent : -1;
-    p.comm_waits = run.comm.waits;
+    p.comm_waits = run.groups.waits();
     const Stream stream = t.model.stream;
     copy_to_host(&p.results.loss, t.optimizer.gradients.step_loss(), sizeof(float), stream);
     copy_to_host(&p.results.grad_norm, t.optimizer.norm(), sizeof(float), stream);
@@ -123,7 +123,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     Trace* trace = run.comm.trace.get();
     if (trace) trace->begin_step(step);
     const Span whole(trace, Track::training, t.model.stream, {"step", step, step, run.batch.tokens_per_step});
-    const int64_t sent_before = run.comm.bytes_sent;
+    const int64_t sent_before = run.groups.bytes_sent();
     if (!accumulate_gradients(t, step)) return false;
 
     const Span span(trace, Track::training, t.model.stream, {.name = "update", .step = step});
@@ -131,7 +131,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     t.optimizer.clip(float(run.options.grad_clip), status);
     t.optimizer.step(float(learning_rate(run.schedule, step)), narrow(step + 1));
-    queue_results(t, step, run.comm.bytes_sent - sent_before);
+    queue_results(t, step, run.groups.bytes_sent() - sent_before);
     return true;
 }
 
@@ -155,6 +155,7 @@ static void train_loop(Trainer<floatX>& t) {
         // CPU the answer is always yes.
         const bool same_answer = run.comm.world_size == 1 || device_memory_is_host();
         if (same_answer && event_done(p.done)) t.finish_step(p);
+        t.contention.adapt();
         step++;
     }
     t.finish_steps(run.state.step);
@@ -192,7 +193,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
-    check_one_process(options, launch);
+    check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
     if (options.print_launch) {
         const bool several = launch.launcher == "--gpus" || starts_ranks(options);
@@ -214,9 +215,9 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         case Command::plan:
             return run_plan(options, dtype, launch);
         case Command::generate:
-            return run_generate(options, dtype);
+            return run_generate(options, dtype, *comm);
         case Command::eval:
-            return run_eval(options, dtype);
+            return run_eval(options, dtype, *comm);
         default:
             return EXIT_INTERNAL;
     }

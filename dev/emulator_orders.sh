@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # emulator_orders.sh [address|thread|memory]...: runs every kernel test, test_gpt2cu, and the training program on two GPUs in
 # the emulator, in every order of threads and of streams (emulator.h), under AddressSanitizer, ThreadSanitizer and
-# MemorySanitizer. test.sh runs the part that finds most. Needs clang. Logs are in build/orders_logs.
+# MemorySanitizer. scripts/test.sh runs the orders that find most bugs. Needs clang. Logs are in build/orders_logs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 

@@ -2,7 +2,7 @@
 
 # With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, directly or through the model, so they are
 # compiled once per backend.
-OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp parallel/gradients.cpp parallel/weight_gather.cpp train/adamw.cpp \
+OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp model/model_memory.cpp parallel/gradients.cpp parallel/weight_gather.cpp train/adamw.cpp \
     train/optimizer.cpp)
 OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.

@@ -14,17 +14,32 @@ $(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
 
 .PHONY: emulator
-emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu
+emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu $(BUILD)/emulator/group_ranks
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
 $(addprefix $(BUILD)/emulator/,train_gpt2cu test_gpt2cu): $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
 	$(call link)
 
+$(BUILD)/emulator/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/emulator/libllmc.a
+	$(call link)
+
+# Programs without NCCL, and without NCCL and MPI, as the one in the Makefile.
+$(BUILD)/emulator/nonccl/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o
+$(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o \
+                                      $(BUILD)/alone/llmc/parallel/comm.o
+$(BUILD)/emulator/nonccl/train_gpt2cu $(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/emulator/libllmc.a
+	@mkdir -p $(@D)
+	$(call link)
+
+$(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
+	$(call compile,CXX   $< (emulator without NCCL),$(EMU_COMPILE) -UUSE_NCCL)
+
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
 KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash \
-                      model/params parallel/comm parallel/comm_mpi parallel/launch parallel/missing_ranks \
-                      parallel/rendezvous parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
+                      model/params parallel/comm parallel/comm_mpi parallel/groups parallel/launch \
+                      parallel/missing_ranks parallel/rendezvous parallel/rendezvous_messages parallel/trace_file \
+                      train/plan train/update_rule)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 

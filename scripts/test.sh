@@ -226,7 +226,9 @@ in_asan=build/address+undefined in_msan=build/memory-clang++
 in_tsan=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$compiler")" ;; esac)
 
 programs=("${emulated[@]}" "${on_gpu[@]}")
-if [ ${#kernels[@]} != 0 ]; then programs+=(emulator/train_gpt2cu); fi
+if [ ${#kernels[@]} != 0 ]; then
+    programs+=(emulator/train_gpt2cu emulator/nonccl/train_gpt2cu emulator/alone/train_gpt2cu emulator/group_ranks)
+fi
 build "release" all tests "${programs[@]/#/build/release/}"
 (
     trap 'kill $(jobs -p); exit' TERM

@@ -89,6 +89,7 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
         {"zero_gradients", 1, {4 * zeroed}},
         {"embedding_forward", 1, {3 * element * NC}},
         {"embedding_backward", 1, {element * NC + 8 * C * (std::min(N, config.V) + T)}},
+        {"add_residual", 0, {3 * element * NC}},
         {"layernorm_forward", 2 * L + 1, {2 * element * NC}},
         {"layernorm_backward", 2 * L + 1, {4 * element * NC}},
         {"gelu_forward", 0, {8 * element * NC}},
@@ -107,6 +108,9 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
         {"head forward", chunks, {element * (rows * C + wte_size + logits), 2 * rows * wte_size}},
         {"cross_entropy_forward", 0, {element * logits}},
         {"cross_entropy", chunks, {2 * element * logits}},
+        {"cross_entropy_shard", 0, {element * logits / 2}},
+        {"cross_entropy_combine", 0, {28.0 * rows}},
+        {"cross_entropy_shard_backward", 0, {element * logits}},
         {"head backward",
          chunks,
          {element * (2 * rows * C + wte_size + 2 * logits) + (chunks > 1 ? 8 : 4) * wte_size, 4 * rows * wte_size}},
@@ -250,10 +254,14 @@ struct StepBench {
         const int N = B * T, C = config.C, V = config.V;
         const auto& a = layer();
         const auto& acts = model.acts;
-        time("embedding_forward",
-             [&] { ops::embedding_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, nullptr); });
-        time("embedding_backward",
-             [&] { ops::embedding_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, V, nullptr); });
+        time("embedding_forward", [&] {
+            ops::embedding_forward(acts.encoded, tokens.data, model.w(wte), model.w(wpe), B, T, C, {0, V}, nullptr);
+        });
+        time("embedding_backward", [&] {
+            ops::embedding_backward(model.g(wte), model.g(wpe), acts.dx, tokens.data, B, T, C, {0, V}, nullptr);
+        });
+        time("add_residual",
+             [&] { ops::add_residual(acts.dx, acts.encoded, a.residual2, model.w(attprojb), N, C, nullptr); });
         time("layernorm_forward", [&] {
             ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
                                    nullptr);
@@ -332,6 +340,18 @@ struct StepBench {
         });
         time("cross_entropy", [&] {
             ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr);
+        });
+        // One of two shards of the vocabulary, in the memory of the whole.
+        const VocabShard shard{0, Vp / 2};
+        DeviceBuffer<float> partials(int64_t(rows) * 4, "partial sums of two shards"), lse(rows, "lse");
+        fill_zero(partials.data, partials.bytes(), nullptr);
+        const int* targets = tokens.data + 1;
+        time("cross_entropy_shard",
+             [&] { ops::cross_entropy_shard(partials.data, acts.logits, targets, rows, shard, Vp / 2, nullptr); });
+        time("cross_entropy_combine",
+             [&] { ops::cross_entropy_combine(acts.losses, lse.data, partials.data, targets, 2, rows, nullptr); });
+        time("cross_entropy_shard_backward", [&] {
+            ops::cross_entropy_shard_backward(acts.logits, lse.data, targets, rows, shard, Vp / 2, 1e-3f, nullptr);
         });
         time("head backward", [&] {
             ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),

@@ -234,7 +234,7 @@ def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
         yield Launch("backward", operation, "gelu_backward", "passes of GELU and bias", calls, 3 * result, extra=2 * result,
                      begins=False)
     yield weight_gradient(s, operation, "layers' matmuls, weight gradients", calls, s.N, IC, OC, 1)
-    if bias and s.precision.startswith("fp8"):  # the pass that makes the FP8 copies adds up each 128 rows
+    if bias and s.precision.startswith("fp8"):  # the pass that makes the FP8 copies also adds up blocks of 128 rows
         moved = 2 * 4 * s.N / 128 * OC
         yield Launch("backward", operation, "sum_rows", "passes of GELU and bias", calls, moved, extra=moved, begins=False)
     elif bias:

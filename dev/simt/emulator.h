@@ -9,7 +9,7 @@
 // exist at exit. Uninitialised memory reads as NaN (bytes of 0xff), and the host faults when it dereferences a device
 // pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after cudaFree; MemorySanitizer
 // uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing __syncthreads, __syncwarp,
-// __threadfence, atomic, event or synchronisation, with both lines.
+// __threadfence, atomic, event or synchronisation, and it names both source lines.
 //
 // It cannot show a GPU's rounding (FMA, __expf, the order of sums inside mma), a GPU's speed, kernels whose threads
 // spin until another thread acts (fibers are not preempted), and instructions that simt.h has no wrapper for.

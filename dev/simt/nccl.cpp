@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -36,9 +37,10 @@ constexpr uint64_t DELAYED_EVERY = 3;  // one of this many collectives returns n
 constexpr int DEFAULT_CTAS = 4;        // thread blocks of a collective
 constexpr float COLLECTIVE_MS = 1;     // duration of a collective with DEFAULT_CTAS, on the stream's clock
 
-enum Kind : uint32_t { hello, welcome, goodbye, all_reduce, reduce_scatter, all_gather, broadcast };
-const char* const kind_names[] = {
-    "hello", "welcome", "ncclCommFinalize", "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"};
+enum Kind : uint32_t { hello, welcome, goodbye, all_reduce, reduce_scatter, all_gather, broadcast, split };
+const char* const kind_names[] = {"hello",         "welcome",           "ncclCommFinalize",
+                                  "ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                  "ncclBroadcast", "ncclCommSplit"};
 
 // The header of each message. In a hello, count is the number of ranks and root is the sender's rank.
 struct Header {
@@ -113,6 +115,12 @@ sockaddr_un address_of(const std::string& name, socklen_t& length) {
     return address;
 }
 
+// What a rank says in ncclCommSplit. `name` is that of a socket on which it listens: the group's rank 0 needs one.
+struct SplitRequest {
+    int32_t color, key, rank;
+    char name[64];
+};
+
 int new_socket() { return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); }
 
 }  // namespace
@@ -132,6 +140,17 @@ struct ncclComm {
     uint64_t goodbyes = 0;                  // goodbyes received
     bool connected[broadcast + 1][2] = {};  // by kind, for small and for large buffers
     bool sent_goodbye = false;              // whether this rank has sent its goodbye
+    ncclComm_t parent = nullptr;            // the communicator that was split into this one
+
+    // A call of ncclCommSplit that is not complete.
+    struct Split {
+        SplitRequest own;
+        int listener;
+        ncclComm_t* group;
+        int ctas;
+        std::map<int, SplitRequest> requests;  // on rank 0: by rank
+    };
+    std::unique_ptr<Split> splitting;
 
     ~ncclComm() {
         for (const Link& link : links) close(link.fd);
@@ -165,6 +184,8 @@ struct ncclComm {
     void join(Site site);
     void accept_ranks(Site site);
     void finalize();
+    bool gather_requests(Site site);
+    void make_group();
 };
 
 // Rank 0: accepts connections, reads each rank's hello, and sends a welcome to all ranks when all have connected.
@@ -249,6 +270,23 @@ ncclComm& known(ncclComm_t comm, const char* call, Site site) {
         simt::report((std::string(call) + " of a communicator that does not exist").c_str(), site);
     return *comm;
 }
+
+std::string new_name() {
+    std::random_device random;
+    char name[64];
+    snprintf(name, sizeof(name), "simt-nccl-%d-%08x%08x", int(getpid()), random(), random());
+    return name;
+}
+
+// A socket that listens on a name; negative: an error.
+int listen_on(const std::string& name) {
+    socklen_t length = 0;
+    const sockaddr_un address = address_of(name, length);
+    const int fd = new_socket();
+    return fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), length) || listen(fd, 128) ? -1 : fd;
+}
+
+int groups_begun = 0;  // calls of ncclGroupStart without ncclGroupEnd
 
 // This rank's part in a collective.
 struct Collective {
@@ -366,7 +404,8 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
     ncclComm& c = known(comm, kind_names[kind], site);
     if (c.state != ncclComm::ready)
         simt::report((std::string(kind_names[kind]) + " of a communicator that is not ready").c_str(), site);
-    if (c.delayed) simt::report("a call before ncclCommGetAsyncError reported the end of the previous call", site);
+    if (c.delayed || c.splitting)
+        simt::report("a call before ncclCommGetAsyncError reported the end of the previous call", site);
     if (c.error != ncclSuccess) return c.error;
     if (type != ncclInt8 && type != ncclFloat && type != ncclBfloat16) return ncclInvalidArgument;
     if (root < 0 || root >= c.ranks) return ncclInvalidArgument;
@@ -413,16 +452,11 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-    std::random_device random;
-    char name[64];
-    snprintf(name, sizeof(name), "simt-nccl-%d-%08x%08x", int(getpid()), random(), random());
+    const std::string name = new_name();
     *id = {};
-    std::string(name).copy(id->internal, sizeof(id->internal) - 1);
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(name, length);
-    const int fd = new_socket();
-    if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), length) || listen(fd, 128))
-        return ncclSystemError;
+    name.copy(id->internal, sizeof(id->internal) - 1);
+    const int fd = listen_on(name);
+    if (fd < 0) return ncclSystemError;
     listeners()[name] = fd;
     return ncclSuccess;
 }
@@ -475,15 +509,101 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return ncclInProgress;
 }
 
+// Collects the requests of all ranks on rank 0, which sends them to all. Returns whether this rank has them.
+bool ncclComm::gather_requests(Site site) {
+    pump();
+    Header header;
+    std::string payload;
+    if (rank > 0) {
+        if (!link_to(0).take(header, payload)) return false;
+        for (size_t at = 0; at < payload.size(); at += sizeof(SplitRequest)) {
+            SplitRequest request;
+            memcpy(&request, payload.data() + at, sizeof request);
+            splitting->requests[request.rank] = request;
+        }
+        return true;
+    }
+    for (int r = 1; r < ranks; r++) {
+        if (splitting->requests.contains(r) || !link_to(r).take(header, payload)) continue;
+        if (header.kind != split) simt::report("ncclCommSplit while another rank calls a collective", site);
+        memcpy(&splitting->requests[r], payload.data(), sizeof(SplitRequest));
+    }
+    if (int(splitting->requests.size()) < ranks) return false;
+    std::string all;
+    for (const auto& [r, request] : splitting->requests)
+        all.append(reinterpret_cast<const char*>(&request), sizeof request);
+    for (int r = 1; r < ranks; r++) link_to(r).send({.kind = split}, all);
+    pump();
+    return true;
+}
+
+// Makes the communicator of the ranks with this rank's color, in the order of their keys. Its rank 0 listens, and the
+// others connect, as in ncclCommInitRankConfig.
+void ncclComm::make_group() {
+    const std::unique_ptr<Split> done_split = std::move(splitting);
+    std::vector<SplitRequest> members;
+    for (const auto& [r, request] : done_split->requests)
+        if (request.color == done_split->own.color) members.push_back(request);
+    std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+    *done_split->group = nullptr;
+    if (done_split->own.color == NCCL_SPLIT_NOCOLOR) {
+        close(done_split->listener);
+        return;
+    }
+    auto made = std::make_shared<ncclComm>();
+    made->parent = this;
+    made->ranks = int(members.size());
+    made->ctas = done_split->ctas;
+    while (members[size_t(made->rank)].rank != rank) made->rank++;
+    made->name = members[0].name;
+    made->links.resize(size_t(made->rank == 0 ? made->ranks : 1));
+    if (made->rank == 0)
+        made->listener = done_split->listener;
+    else
+        close(done_split->listener);
+    *done_split->group = made.get();
+    communicators()[made.get()] = made;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* group, ncclConfig_t* config, Site site) {
+    ncclComm& c = known(comm, "ncclCommSplit", site);
+    if (!config || config->blocking != 0) simt::report("ncclCommSplit: the emulator supports only blocking = 0", site);
+    if (c.state != ncclComm::ready) simt::report("ncclCommSplit of a communicator that is not ready", site);
+    if (c.delayed || c.splitting || c.done != c.issued)
+        simt::report("ncclCommSplit before all calls and collectives are done", site);
+    if (c.error != ncclSuccess) return c.error;
+    if (color < 0 && color != NCCL_SPLIT_NOCOLOR) return ncclInvalidArgument;
+    SplitRequest own = {.color = color, .key = key, .rank = c.rank, .name = ""};
+    const std::string name = new_name();
+    name.copy(own.name, sizeof(own.name) - 1);
+    const int listener = listen_on(name);
+    if (listener < 0) return ncclSystemError;
+    const int ctas = config->maxCTAs > 0 ? config->maxCTAs : c.ctas;
+    c.splitting.reset(new ncclComm::Split{own, listener, group, ctas, {}});
+    if (c.rank == 0)
+        c.splitting->requests[0] = own;
+    else
+        c.link_to(0).send({.kind = split}, std::string(reinterpret_cast<const char*>(&own), sizeof own));
+    c.polls = 0;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclGroupStart() {
+    groups_begun++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() { return groups_begun-- > 0 ? ncclSuccess : ncclInvalidUsage; }
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state, Site site) {
     ncclComm& c = known(comm, "ncclCommGetAsyncError", site);
     c.polls++;
     if (c.error == ncclSuccess && c.state == ncclComm::ready) c.pump();
     if (c.error == ncclSuccess && c.state == ncclComm::joining) c.join(site);
     if (c.error == ncclSuccess && c.state == ncclComm::finalizing) c.finalize();
+    if (c.error == ncclSuccess && c.splitting && c.gather_requests(site)) c.make_group();
     *state = c.error;
     if (c.error != ncclSuccess) return ncclSuccess;
-    if (c.state == ncclComm::joining || c.state == ncclComm::finalizing || c.polls < MIN_POLLS)
+    if (c.splitting || c.state == ncclComm::joining || c.state == ncclComm::finalizing || c.polls < MIN_POLLS)
         *state = ncclInProgress;
     else if (c.delayed)
         std::exchange(c.delayed, nullptr)();
@@ -494,6 +614,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm, Site site) {
     ncclComm& c = known(comm, "ncclCommFinalize", site);
     if (c.state != ncclComm::ready)
         simt::report("ncclCommFinalize of a communicator that is not ready, or twice", site);
+    for (const auto& [other, owned] : communicators())
+        if (owned->parent == comm) simt::report("ncclCommFinalize of a communicator before its groups", site);
     if (c.delayed || c.done != c.issued) simt::report("ncclCommFinalize before all collectives are done", site);
     c.state = ncclComm::finalizing;
     c.polls = 0;
@@ -510,6 +632,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm, Site site) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm, Site site) {
     known(comm, "ncclCommAbort", site).state = ncclComm::aborted;
+    for (const auto& [other, owned] : communicators())
+        if (groups_begun == 0 && owned->state != ncclComm::aborted && owned->done != owned->issued)
+            simt::report("ncclCommAbort outside an NCCL group: a collective of another communicator is pending", site);
     communicators().erase(comm);
     return ncclSuccess;
 }

@@ -4,7 +4,8 @@
 // It is stricter than NCCL. It reports, with the source line: ranks that call different collectives or disagree on
 // counts, types or roots; pointers that are not in device memory; ranges that go beyond their array; outputs that
 // overlap inputs, except exactly in place; calls before the communicator is ready or after it was finalized;
-// communicators that still exist at exit.
+// communicators that still exist at exit; a split during a collective; a communicator that is finalized before its
+// groups; an abort that would wait for a collective of another communicator, because it is not in an NCCL group.
 //
 // Calls do not block, and return ncclInProgress wherever NCCL may. A collective that returned it is queued only when
 // the caller polls ncclCommGetAsyncError. If a rank ends, the others get ncclRemoteError, and their collectives never
@@ -46,6 +47,11 @@ const char* ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config,
                                     SIMT_SITE);
+#define NCCL_SPLIT_NOCOLOR (-1)
+// *group is set when ncclCommGetAsyncError of comm no longer returns ncclInProgress. The group then becomes ready.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* group, ncclConfig_t* config, SIMT_SITE);
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state, SIMT_SITE);
 ncclResult_t ncclCommFinalize(ncclComm_t comm, SIMT_SITE);
 ncclResult_t ncclCommDestroy(ncclComm_t comm, SIMT_SITE);

@@ -39,7 +39,7 @@ struct Operation {
     std::function<bool()> attempt = nullptr;  // external
     std::shared_ptr<Record> event = nullptr;  // record, wait
     std::unique_ptr<simt::Call> call = nullptr;
-    char edge = 0;  // one per operation: an edge of the stream would order later host code before this operation
+    char edge = 0;  // one per operation: one per stream would hide races with later host code
 };
 
 using Captured = std::vector<std::unique_ptr<Operation>>;

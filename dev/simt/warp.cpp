@@ -180,7 +180,8 @@ int block_barrier(bool vote, Site site) {
     return b.result;
 }
 
-// ThreadSanitizer does not support fences. All fences release one edge, which atomics acquire.
+// ThreadSanitizer does not support fences. Here all fences release the same happens-before edge, and atomics acquire
+// it.
 void fence() {
     release(&fence_edge);
     std::atomic_thread_fence(std::memory_order_seq_cst);

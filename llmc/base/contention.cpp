@@ -21,7 +21,7 @@ static double run_delay(int schedstat) {
     return double(delay) * 1e-9;
 }
 
-ContentionGuard::ContentionGuard() : threads(size_t(openmp_threads()), {-1, 0.0}), last_look(seconds_now()) {
+ContentionGuard::ContentionGuard() : threads(size_t(openmp_threads()), {-1, 0.0}), window_begin(seconds_now()) {
 #pragma omp parallel
     {
         const int schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
@@ -35,19 +35,42 @@ ContentionGuard::~ContentionGuard() {
     omp_set_num_threads(int(threads.size()));
 }
 
-void ContentionGuard::adapt() {
-    constexpr double WINDOW = 0.02, PAUSE = 0.3;  // seconds
-    const double now = seconds_now(), window = now - last_look;
-    if (window < WINDOW || now < retry_at) return;
-    double waited = 0.0;  // seconds that all threads together waited for a core
+// Seconds that all threads together have waited for a core since the last call.
+double ContentionGuard::take_delay() {
+    double waited = 0.0;
     for (Thread& thread : threads) {
         const double delay = run_delay(thread.schedstat);
         waited += delay - thread.delay;
         thread.delay = delay;
     }
-    last_look = now;
-    const bool all_in_use = retry_at == 0.0;
-    const int cores_lost = all_in_use ? int(lround(waited / window)) : 0;
-    retry_at = cores_lost > 0 ? now + PAUSE : 0.0;
-    omp_set_num_threads(std::max(1, int(threads.size()) - cores_lost));
+    return waited;
+}
+
+void ContentionGuard::restart() {
+    take_delay();
+    calls = 0;
+    window_begin = seconds_now();
+    uses_all = true;
+    omp_set_num_threads(int(threads.size()));
+}
+
+void ContentionGuard::adapt() {
+    constexpr double WINDOW_ALL = 0.02, WINDOW_FEWER = 0.3, PAUSE = 3.0;  // seconds
+    constexpr int LEAST_FEWER = 6;                                        // calls
+    calls++;
+    const double now = seconds_now(), window = now - window_begin;
+    if (uses_all ? window < WINDOW_ALL : window < WINDOW_FEWER || calls < LEAST_FEWER) return;
+    const double rate = calls / window, waited = take_delay();
+    calls = 0;
+    window_begin = now;
+    int fewer = 0;
+    if (uses_all) {
+        rate_of_all = rate;
+        // A program that shares one core with a thread makes it wait for half of the time.
+        if (now >= try_fewer_at) fewer = int(ceil(waited / window - 0.25));
+    } else if (rate < rate_of_all) {
+        try_fewer_at = now + PAUSE;
+    }
+    uses_all = fewer == 0;
+    omp_set_num_threads(std::max(1, int(threads.size()) - fewer));
 }

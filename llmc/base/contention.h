@@ -15,16 +15,23 @@ class ContentionGuard {
     ContentionGuard(const ContentionGuard&) = delete;
     ContentionGuard& operator=(const ContentionGuard&) = delete;
 
-    // Looks, every 20 ms at most, how long the threads waited for a core. The following regions have one thread less
-    // for each core that was lost (omp_set_num_threads), until all threads are tried again 0.3 s later.
+    // Call it after each unit of work: a token, a step, a batch. It looks, every 20 ms at most, how long the threads
+    // waited for a core. The next 0.3 s, and at least 6 units, then have one thread less for each core that was lost
+    // (omp_set_num_threads). If that was slower, which it can be where regions take longer than a time slice, all
+    // threads are used for 3 s.
     void adapt();
+    void restart();  // uses all threads again, and counts from now on
 
   private:
+    double take_delay();
     struct Thread {
         int schedstat;  // file descriptor, or -1
         double delay;   // seconds that the thread has waited for a core
     };
     std::vector<Thread> threads;
-    double last_look;
-    double retry_at = 0.0;  // 0: all threads are in use
+    double window_begin;       // the time since which calls are counted
+    int calls = 0;             // calls of adapt
+    bool uses_all = true;      // whether all threads are in use
+    double rate_of_all = 0.0;  // calls per second when all threads were in use last
+    double try_fewer_at = 0.0;
 };

@@ -25,7 +25,10 @@ void prepare_standard_streams() {
     setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
 }
 
-bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+bool stdout_is_terminal() {
+    const char* of_parent = getenv(STDOUT_IS_TERMINAL);
+    return of_parent ? *of_parent == '1' : isatty(STDOUT_FILENO);
+}
 
 void print_stdout(const std::string& text) {
     if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;

@@ -24,6 +24,8 @@ void print_message(const std::string& text);
 std::string shell_word(const std::string& text);
 
 bool stdout_is_terminal();
+// Environment variable, 0 or 1: whether the text ends on a terminal, for ranks that mpirun gives a terminal of its own.
+inline constexpr const char* STDOUT_IS_TERMINAL = "TRAIN_GPT2_TERMINAL";
 
 // Prints all of the text on stdout, or fails with EXIT_IO. Use it for results that are written nowhere else; the output
 // of train is in log.jsonl too.

@@ -11,10 +11,11 @@
 #include "parallel/launch.h"
 
 // Each of these functions returns the exit code, and throws Error for bad input.
-int run_generate(const Options& options, Dtype dtype);  // prints each token at once; notes go to stderr
-int run_eval(const Options& options, Dtype dtype);      // prints the loss on --val-data
-int run_tokenize(const Options& options);               // text to token shards
-int print_launch(const Launch& launch);                 // --print-launch
+// Several ranks divide the layers (--tensor-parallel), and in eval also the windows; rank 0 prints.
+int run_generate(const Options& options, Dtype dtype, Comm& comm);  // prints each token at once; notes go to stderr
+int run_eval(const Options& options, Dtype dtype, Comm& comm);      // prints the loss on --val-data
+int run_tokenize(const Options& options);                           // text to token shards
+int print_launch(const Launch& launch);                             // --print-launch
 // Prints the batch, memory, time and disk space of a training run on --world-size ranks, or on as many ranks as were
 // launched.
 int run_plan(const Options& options, Dtype dtype, const Launch& launch);
@@ -28,7 +29,7 @@ using RunCommand =
     std::function<int(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm)>;
 // Starts the ranks, and starts them again if they fail (--max-restarts). Returns the exit code.
 int start_ranks(const Options& options, char** argv, const RunCommand& run_command);
-int print_launches(const Options& options);  // --print-launch of the ranks that --gpus or --ranks would start
+int print_launches(const Options& options);  // the lines of --print-launch for --gpus and --ranks
 
 // Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
 // the failed rank forever. Returns the exit code.
@@ -36,8 +37,9 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
 
 // Parses the command line; with --resume, options that are not given come from OUTPUT/run.json.
 Options read_options(int argc, char** argv);
-// Refuses several processes of generate, eval or tokenize: all would do the same, and mix their output.
-void check_one_process(const Options& options, const Launch& launch);
+// Refuses several processes that would all do the same, and mix their output: of tokenize, and of generate unless they
+// divide the layers.
+void check_processes(const Options& options, const Launch& launch);
 // Chooses the device and the number of threads, before any other use of the device.
 void start_device(const Options& options, const Launch& launch);
 // The dtype of weights and activations with --precision; auto is bf16 on devices where bf16 is faster than fp32.

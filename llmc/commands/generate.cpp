@@ -7,17 +7,22 @@
 #include "base/unicode.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
+#include "train/report.h"
 
 template <class floatX>
-static int generate_text(const Options& o) {
+static int generate_text(const Options& o, Comm& comm) {
+    const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
+    const bool prints = comm.rank == 0;
     const RunSource source = find_trained_model(o, true);
-    for (const std::string& line : source.notes) print_message("warning: " + line);
+    if (prints)
+        for (const std::string& line : source.notes) print_message("warning: " + line);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
     check_prompt(prompt, source.config.max_T);  // before the prompt is printed
-    GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T);
-    load_model(model, source);
+    compare_ranks(comm, o, source, nullptr);
+    GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
+    load_model(model, source, groups.tp);
     Sampler sampler;
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;
@@ -26,8 +31,10 @@ static int generate_text(const Options& o) {
     for (int i = 0; i < o.num_samples; i++) {
         TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
-        const auto print = [&](const std::string& bytes) { print_stdout(raw ? bytes : terminal.add(bytes)); };
-        const auto end_line = [&] { print_stdout((raw ? "" : terminal.finish()) + "\n"); };
+        const auto print = [&](const std::string& bytes) {
+            if (prints) print_stdout(raw ? bytes : terminal.add(bytes));
+        };
+        const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };
         print(o.prompt);
         try {
             generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
@@ -40,11 +47,11 @@ static int generate_text(const Options& o) {
             throw;
         }
         end_line();
-        if (i + 1 < o.num_samples) print_stdout("---\n");
+        if (i + 1 < o.num_samples) print("---\n");
     }
     return 0;
 }
 
-int run_generate(const Options& o, Dtype dtype) {
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o); });
+int run_generate(const Options& o, Dtype dtype, Comm& comm) {
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
 }

@@ -1,12 +1,25 @@
-// load_model.h: loads the weights of --init into a model for evaluation or generation.
+// load_model.h: a model with the weights of --init, for evaluation or generation.
 #pragma once
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"
+#include "parallel/groups.h"
 #include "train/run_source.h"
 
+// This rank's shard of the layers.
+inline MemoryOptions shard_of(Comm& tensor_ranks) {
+    MemoryOptions options;
+    options.tensor = {tensor_ranks.shard_index, tensor_ranks.world_size};
+    return options;
+}
+
 template <class floatX>
-void load_model(GPT2<floatX>& model, const RunSource& source) {
-    load_weights(source.weights, model.layout,
-                 [&](const float* host, Slot, Param p, int l) { model.set_param(p, l, host); });
+void load_model(GPT2<floatX>& model, const RunSource& source, Comm& tensor_ranks) {
+    if (tensor_ranks.world_size > 1) model.tensor_ranks = &tensor_ranks;
+    std::vector<float> own;
+    load_weights(source.weights, ParamLayout(model.config), [&](const float* host, Slot, Param p, int l) {
+        own.resize(size_t(model.layout.size(p)));
+        take_shard(own.data(), host, model.layout, p);
+        model.set_param(p, l, own.data());
+    });
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
 }

@@ -29,7 +29,8 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
                              double peak, int64_t steps_done) {
     if (o.autotune == "on") recall_algorithms();
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak, o.optimizer);
-    const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / batch.world_size;
+    const double flops =
+        flops_per_token(config, batch.T) * double(batch.tokens_per_step) / (batch.world_size * o.tensor_parallel);
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
     std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
@@ -38,12 +39,20 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     text +=
         format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
                with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
-    return batch.world_size == 1 ? text : text + ", on one rank alone, without the network";
+    return batch.world_size * o.tensor_parallel == 1 ? text : text + ", on one rank alone, without the network";
 }
 
-// Says which hardware a rank is assumed to have. local_ranks: the number of ranks that share this machine; 0: unknown.
-static std::string describe_places(int world_size, int local_ranks) {
-    if (!device_memory_is_host()) return format("%d, each with a GPU like this one", world_size);
+// The number of ranks that share this machine; 0: unknown.
+static int local_ranks_of(const Options& o, int world_size, const Launch& launch) {
+    if (o.nnodes > 1) return world_size / o.nnodes;
+    return world_size == launch.world_size ? launch.local_world_size : 0;
+}
+
+// Says which hardware a rank is assumed to have.
+static std::string describe_places(int world_size, int local_ranks, int hosts) {
+    if (!device_memory_is_host())
+        return format("%d, each with a GPU like this one", world_size) +
+               (hosts == 1 ? "" : format(", on %d machines", hosts));
     if (local_ranks == world_size) return format("%d, which share this machine", world_size);
     if (local_ranks > 0) return format("%d, of which %d share this machine", world_size, local_ranks);
     return format("%d, each with a machine like this one to itself; mpirun -np %d plans for ranks that share one",
@@ -55,8 +64,8 @@ static std::string describe_places(int world_size, int local_ranks) {
 // Memory of a GPU that CUDA, NCCL and the other libraries take.
 constexpr int64_t LIBRARY_BYTES = int64_t(1) << 30;
 // Bytes per second that a rank sends: over the NVLink of an A100 or H100, half of what the data sheets name for both
-// directions; over a network card of 400 Gbit/s; between CPU ranks that share a machine.
-constexpr double NVLINK = 300e9, NETWORK = 50e9, SHARED_MEMORY = 5e9;
+// directions; over a network card of 400 Gbit/s; between CPU ranks that share a machine; over a network of 10 Gbit/s.
+constexpr double NVLINK = 300e9, NETWORK = 50e9, SHARED_MEMORY = 5e9, ETHERNET = 1.25e9;
 
 static int fit_world_size(const Options& o, int launched) {
     if (o.gpus.empty()) return o.world_size > 0 ? o.world_size : launched;
@@ -75,25 +84,31 @@ static FitDevices fit_devices(Dtype dtype, const Options& o, int world_size, int
     const int64_t asked = int64_t(o.gpu_memory * double(int64_t(1) << 30)) - LIBRARY_BYTES;
     ENSURE(o.gpu_memory == 0.0 || asked > 0, "--gpu-memory %g: more than 1 GiB is needed, which libraries take",
            o.gpu_memory);
-    const bool one_machine = o.nnodes == 1 && (world_size <= 8 || !o.gpus.empty());
-    return {world_size, o.gpu_memory > 0.0 ? asked : device_bytes_free(std::max(1, local_ranks)), peak,
-            device_memory_is_host() ? SHARED_MEMORY
-            : one_machine           ? NVLINK
-                                    : NETWORK};
+    // The command that --fit prints starts CPU ranks on this machine (--ranks).
+    const int together = local_ranks == 0 && device_memory_is_host() ? world_size : local_ranks;
+    return {rank_places_of(o, world_size, together),
+            o.gpu_memory > 0.0 ? asked : device_bytes_free(std::max(1, local_ranks)), peak,
+            device_memory_is_host() ? SHARED_MEMORY : NVLINK, device_memory_is_host() ? ETHERNET : NETWORK};
 }
+
+constexpr size_t MOST_LAYOUTS = 12;  // in the table
 
 // The command that starts training with this layout.
 static std::string fit_command(const Options& o, const Layout& layout) {
+    const int world_size = layout.batch.world_size * layout.tensor_parallel;
+    const bool by_mpirun = device_memory_is_host() && o.nnodes > 1;
     std::string text = device_memory_is_host() ? "./train_gpt2" : "./train_gpt2cu";
+    if (by_mpirun) text = format("mpirun -np %d %s", world_size, text.c_str());
     for (const Setting& setting : settings(o)) {
         const std::string& name = setting.name;
-        const bool of_layout = name == "zero" || name == "recompute" || name == "micro-batch";
+        const bool of_layout = name == "tensor-parallel" || name == "sequence-parallel" || name == "zero" ||
+                               name == "recompute" || name == "micro-batch";
         if (setting.is_default || of_layout || name == "fit" || name == "gpu-memory" || name == "world-size") continue;
+        if (by_mpirun && name == "nnodes") continue;
         text += format(" --%s", name.c_str());
         if (!setting.is_flag) text += format(" %s", shell_word(setting.value).c_str());
     }
-    const int world_size = layout.batch.world_size;
-    if (world_size > 1 && o.gpus.empty() && o.ranks == 0)
+    if (world_size > 1 && o.gpus.empty() && o.ranks == 0 && !by_mpirun)
         text += format(device_memory_is_host() ? " --ranks %d" : " --gpus %d", world_size);
     return text + " " + layout_options(layout);
 }
@@ -105,17 +120,28 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
         fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try more ranks or a smaller model",
              human_bytes(devices.memory).c_str(), layout_options(least).c_str(), human_bytes(least.bytes).c_str());
     }
+    const int hosts = devices.places.hosts;
     std::vector<Row> rows = {
         {"model", describe_model(source.config)},
-        {"ranks", format("%d, each with %s for the run", devices.world_size, human_bytes(devices.memory).c_str())},
+        {"ranks",
+         format("%d%s, each with %s for the run", devices.places.world_size,
+                hosts == 1 ? "" : format(" on %d machines", hosts).c_str(), human_bytes(devices.memory).c_str())},
         {"time", format("computed, not measured: %.0f %% of %.4g TFLOP/s, and then the bytes sent at %.0f GB/s",
-                        100.0 * FIT_UTILIZATION, 1e-12 * devices.peak_flops, 1e-9 * devices.bandwidth)}};
+                        100.0 * FIT_UTILIZATION, 1e-12 * devices.peak_flops, 1e-9 * devices.bandwidth) +
+                     (hosts == 1 ? "" : format(", to other machines at %g GB/s", 1e-9 * devices.network))}};
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
-    print_stdout("\nzero  recompute  micro-batch  micro-steps      memory        sent  seconds per step\n");
-    for (const Layout& l : layouts)
-        print_stdout(format("%4d  %-9s  %11d  %11d  %10s  %10s  %16.3g\n", l.zero, l.recompute.c_str(), l.batch.B,
-                            l.batch.grad_accum_steps, human_bytes(l.bytes).c_str(), human_bytes(l.sent).c_str(),
-                            l.seconds));
+    print_stdout(
+        "\ntensor-parallel  sequence-parallel  zero  recompute  micro-batch  micro-steps      memory        sent  "
+        "seconds per step     tokens/s\n");
+    const size_t shown = std::min(layouts.size(), MOST_LAYOUTS);
+    for (size_t i = 0; i < shown; i++) {
+        const Layout& l = layouts[i];
+        print_stdout(format("%15d  %17s  %4d  %-9s  %11d  %11d  %10s  %10s  %16.3g  %11s\n", l.tensor_parallel,
+                            l.sequence_parallel ? "yes" : "no", l.zero, l.recompute.c_str(), l.batch.B,
+                            l.batch.grad_accum_steps, human_bytes(l.bytes).c_str(), human_bytes(l.sent.total()).c_str(),
+                            l.seconds, with_commas(int64_t(l.tokens_per_second())).c_str()));
+    }
+    if (layouts.size() > shown) print_stdout(format("%zu slower layouts fit, too\n", layouts.size() - shown));
     print_stdout(format("\n%s\n", fit_command(o, layouts[0]).c_str()));
     return 0;
 }
@@ -126,19 +152,21 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     if (o.fit) {
         const int world_size = fit_world_size(o, launch.world_size);
-        const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
-        return run_fit(dtype, o, source, T, fit_devices(dtype, o, world_size, local_ranks));
+        return run_fit(dtype, o, source, T, fit_devices(dtype, o, world_size, local_ranks_of(o, world_size, launch)));
     }
     const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
-    const int local_ranks = world_size == launch.world_size ? launch.local_world_size : 0;
+    check_tensor_parallel(o, source.config, T);
+    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel);
+    const int local_ranks = local_ranks_of(o, world_size, launch);
+    const RankPlaces places = rank_places_of(o, world_size, local_ranks);
     Comm single_rank;
-    resolve_micro_batch(dtype, o, source, T, single_rank, world_size, local_ranks);
+    resolve_micro_batch(dtype, o, source, T, make_groups(single_rank, 1, false), data_parallel, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, world_size);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
     std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free(std::max(1, local_ranks)));
-    if (world_size > 1) rows.push_back({"ranks", describe_places(world_size, local_ranks)});
+    if (world_size > 1) rows.push_back({"ranks", describe_places(world_size, local_ranks, places.hosts)});
     if (!o.train_data.empty()) {
         const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
         rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});
@@ -149,7 +177,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
-    if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch)});
+    if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});
     const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
     rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),

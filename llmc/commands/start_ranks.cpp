@@ -68,7 +68,7 @@ Launch launch_of(const Options& o) {
 }
 
 bool starts_ranks(const Options& o) {
-    if (o.command != Command::train) return false;
+    if (o.command == Command::plan) return false;
     if (o.gpus.empty() && o.ranks == 0) return false;
     const Launch launch = launch_of(o);
     if (o.max_restarts > 0) return !started_by_ranks(o, launch);
@@ -94,8 +94,8 @@ static int run_rank(const Launch& own, Options options, char** argv, bool resume
 static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const RunCommand& run_command) {
     std::vector<Launch> launches = gpu_launches(o);
     ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
-           "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make, or start with mpirun -np %d",
-           launches[0].world_size);
+           "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make%s",
+           mpi_joins_ranks() ? format(", or start with mpirun -np %d", launches[0].world_size).c_str() : "");
     const bool on_this_machine = launches[0].master_port == 0;
     const int listener = on_this_machine ? open_local_listener(launches[0].master_port) : -1;
     for (Launch& launch : launches) {
@@ -118,7 +118,7 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
 }
 
 // Replaces this process by mpirun, which starts this program's command line as ranks.
-static int become_mpirun(const Options& o, int attempt, char** argv) {
+static int become_mpirun(const Options& o, int attempt, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
@@ -128,7 +128,8 @@ static int become_mpirun(const Options& o, int attempt, char** argv) {
     }
     if (attempt > 0) words.push_back("--resume");
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
-    // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end.
+    // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end; that of
+    // Open MPI 5.0.7 adds them all the same.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
@@ -137,6 +138,7 @@ static int become_mpirun(const Options& o, int attempt, char** argv) {
                                       {"PRTE_MCA_prte_execute_quiet", "1"},
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
+                                      {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
                                       {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
@@ -163,9 +165,11 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
                    o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
+    ranks.stdout_is_result = o.command != Command::train;
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
     ranks.end_signal = SIGTERM;  // mpirun then ends its ranks
-    ranks.run = [&o, attempt, argv](int) { return become_mpirun(o, attempt, argv); };
+    const bool on_terminal = stdout_is_terminal();
+    ranks.run = [&o, attempt, on_terminal, argv](int) { return become_mpirun(o, attempt, on_terminal, argv); };
     return ranks;
 }
 

@@ -27,16 +27,18 @@ static void check_rows(const char* op, int64_t rows, int width) {
 
 template <class floatX>
 void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                       Stream stream) {
+                       VocabShard shard, Stream stream) {
     check_rows("embedding_forward", int64_t(B) * T, C);
-    VARIANT_OF(embedding_forward<floatX>)(out, tokens, wte, wpe, B, T, C, stream);
+    check_vocab_shard("embedding_forward", shard);
+    VARIANT_OF(embedding_forward<floatX>)(out, tokens, wte, wpe, B, T, C, shard, stream);
 }
 
 template <class floatX>
-void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int V,
-                        Stream stream) {
+void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
+                        VocabShard shard, Stream stream) {
     check_rows("embedding_backward", int64_t(B) * T, C);
-    VARIANT_OF(embedding_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, V, stream);
+    check_vocab_shard("embedding_backward", shard);
+    VARIANT_OF(embedding_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, shard, stream);
 }
 
 template <class floatX>
@@ -53,6 +55,13 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
     check_rows("layernorm_backward", N, C);
     VARIANT_OF(layernorm_backward<floatX>)
     (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
+}
+
+template <class floatX>
+void add_residual(floatX* out, const floatX* inp, const floatX* residual, const floatX* bias, int N, int C,
+                  Stream stream) {
+    check_rows("add_residual", N, C);
+    VARIANT_OF(add_residual<floatX>)(out, inp, residual, bias, N, C, stream);
 }
 
 // Whether the bf16 variants of attention on matrix units can run: HS is 32, 64, 96 or 128.
@@ -116,6 +125,26 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
     VARIANT_OF(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
 }
 
+static void check_logits(const char* op, int N, VocabShard shard, int Vp) {
+    check_rows(op, N, Vp);
+    check_vocab_shard(op, shard);
+    INVARIANT(shard.count <= Vp, "%s: a shard of %d tokens in rows of %d", op, shard.count, Vp);
+}
+
+template <class floatX>
+void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
+                         Stream stream) {
+    check_logits("cross_entropy_shard", N, shard, Vp);
+    VARIANT_OF(cross_entropy_shard<floatX>)(partials, logits, targets, N, shard, Vp, stream);
+}
+
+template <class floatX>
+void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
+                                  float scale, Stream stream) {
+    check_logits("cross_entropy_shard_backward", N, shard, Vp);
+    VARIANT_OF(cross_entropy_shard_backward<floatX>)(logits, lse, targets, N, shard, Vp, scale, stream);
+}
+
 void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
     VARIANT_OF(sum_of_squares)(out, x, count, stream);
 }
@@ -131,6 +160,7 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
 
 INSTANTIATE(cpu::embedding_forward);
 INSTANTIATE(cpu::embedding_backward);
+INSTANTIATE(cpu::add_residual);
 INSTANTIATE(cpu::layernorm_forward);
 INSTANTIATE(cpu::layernorm_backward);
 INSTANTIATE(cpu::attention_forward);
@@ -140,4 +170,6 @@ INSTANTIATE(cpu::gelu_forward);
 INSTANTIATE(cpu::gelu_backward);
 INSTANTIATE(cpu::cross_entropy_forward);
 INSTANTIATE(cpu::cross_entropy);
+INSTANTIATE(cpu::cross_entropy_shard);
+INSTANTIATE(cpu::cross_entropy_shard_backward);
 INSTANTIATE(cpu::adamw);

@@ -49,7 +49,7 @@ template <class floatX>
 void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < (dinp ? N : 0); n++) {
         std::vector<float> sums(IC);
         for (int o = 0; o < OC; o++)
             for (int i = 0; i < IC; i++)
@@ -60,7 +60,7 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
         }
     }
 #pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o++) {
+    for (int o = 0; o < (dweight ? OC : 0); o++) {
         std::vector<float> sums(IC);
         float bias_sum = 0.0f;
         for (int n = 0; n < N; n++) {
@@ -169,6 +169,7 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                      Stream stream) {
     check_sizes(N, IC, OC);
+    check_matmul_gradients(dinp, dweight, dbias);
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>())
             return MATRIX_VARIANT_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC,

@@ -26,7 +26,7 @@ namespace {
 constexpr int MAX_TASK_PANELS = 24, MIN_TASK_PANELS = 6;  // micro-panels of a: 512 KiB, and enough to pay for packed b
 constexpr int B_BLOCK_PANELS = 8;                         // micro-panels of b in a block: 384 KiB
 constexpr int PACK_PANELS = 2;                            // micro-panels of b that one task packs
-constexpr int MAX_ROWS = 2048;                            // of a result block whose sums are in scratch
+constexpr int MAX_ROWS = 2048;                            // rows of a result block, whose sums are in scratch
 constexpr int NC = 3072;                                  // columns of a result block
 constexpr int GEMV_COLUMNS = 64;                          // results per task where N = 1
 
@@ -242,10 +242,12 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* d
         const Operand<floatX> dy{dout, false, OC}, dy_transposed{dout, true, OC}, x{inp, false, IC};
         const Operand<floatX> w{weight.rows, false, IC};
         const bool no_epilogue = std::is_same_v<floatX, float> && !pre_gelu;
-        matmul<Kernels>(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
-            const int64_t at = int64_t(n) * IC + i;
-            if (!no_epilogue) Kernels::dinp_epilogue(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
-        });
+        if (dinp)
+            matmul<Kernels>(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
+                const int64_t at = int64_t(n) * IC + i;
+                if (!no_epilogue) Kernels::dinp_epilogue(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
+            });
+        if (!dweight) return;
         matmul<Kernels>(dweight, dy_transposed, x, OC, IC, N, accumulate, [](int, int, int, const float*) {});
         if (dbias) column_sums<Kernels>(dbias, dout, N, OC, accumulate);
     });

@@ -372,6 +372,7 @@ struct BackwardScratch {
 };
 
 // matmul_backward for a block of N <= MAX_ROWS rows: dout (N, OC), inp, pre_gelu and dinp (N, IC), dweight (OC, IC).
+// dinp or dweight may be null: operands that only its matmul reads are then not packed.
 struct Backward {
     const bf16 *dout, *inp, *pre_gelu;
     bf16* dinp;
@@ -384,9 +385,10 @@ struct Backward {
 
     // All threads of a parallel region call it.
     void run() const {
-        for_each_block(inp, N, IC, [&](const __m512i(&x)[32], int r, int c) {
-            pack_columns_as_b(pair_at(scratch.inp, c, r, n_panels), x);
-        });
+        if (dweight)
+            for_each_block(inp, N, IC, [&](const __m512i(&x)[32], int r, int c) {
+                pack_columns_as_b(pair_at(scratch.inp, c, r, n_panels), x);
+            });
         const int channels = channel_block(N, OC);
         for (int o = 0; o < OC; o += channels) {
             pack_dout(o, std::min(channels, OC - o));
@@ -397,7 +399,8 @@ struct Backward {
         if (dbias) bias_gradient();
     }
 
-    // Packs output channels o to o + channels - 1 of dout as both operands, and sums their columns for dbias.
+    // Packs output channels o to o + channels - 1 of dout as the operands of both matmuls, and sums their columns for
+    // dbias. The sums are of packed rows.
     void pack_dout(int o, int channels) const {
         const int panels = panels_of(channels), chunks = ceil_div(n_panels, BIAS_PANELS);
 #pragma omp for collapse(2) schedule(static) nowait
@@ -409,8 +412,8 @@ struct Backward {
                     const int column = o + c * PANEL;
                     load_block(x, dout + int64_t(r) * PANEL * OC + column, OC, N - r * PANEL, OC - column);
                     bf16* rows = pair_at(scratch.dout_rows, r, c, panels);
-                    pack_rows_as_a(rows, x);
-                    pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
+                    if (dinp || dbias) pack_rows_as_a(rows, x);
+                    if (dweight) pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
                     if (dbias) add_rows(even, odd, rows);
                 }
                 float* to = bias_sums(chunk) + o + c * PANEL;
@@ -426,10 +429,11 @@ struct Backward {
         const bool first = o == 0, last = o + channels == OC;
         const PackedOperand rows = packed_operand(scratch.dout_rows, n_panels, panels);
         const PackedOperand w{weight.at(0, o / PANEL), ic_panels, panels, weight.stride};
-        if (last)
+        if (dinp && last)
             matmul(sums, rows, w, InputGradientEpilogue{dinp, pre_gelu, first ? nullptr : scratch.partial, N, IC});
-        else
+        else if (dinp)
             matmul(sums, rows, w, PartialSumEpilogue{scratch.partial, ic_panels, first});
+        if (!dweight) return;
         matmul(sums, packed_operand(scratch.dout_columns, panels, n_panels),
                packed_operand(scratch.inp, ic_panels, n_panels),
                WeightGradientEpilogue{dweight + int64_t(o) * IC, channels, IC, accumulate});
@@ -498,18 +502,19 @@ void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf1
 template <>
 void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
                            Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
+    const bool pack = dinp && !weight.packed;
     BackwardScratch scratch;
-    scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, weight.packed)), N, IC, OC, weight.packed);
+    scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, !pack)), N, IC, OC, !pack);
     const PackedOperand w = packed_backward(weight.packed ? weight.packed : scratch.packed_weight, OC, IC);
 #pragma omp parallel
     {
-        if (!weight.packed) pack_both(scratch.packed_weight, weight.rows, OC, IC);
+        if (pack) pack_both(scratch.packed_weight, weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const bf16* pre = pre_gelu ? pre_gelu + n * IC : nullptr;
             Backward{dout + n * OC,
-                     inp + n * IC,
+                     dweight ? inp + n * IC : nullptr,
                      pre,
-                     dinp + n * IC,
+                     dinp ? dinp + n * IC : nullptr,
                      dweight,
                      dbias,
                      w,

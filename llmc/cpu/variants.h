@@ -1,7 +1,7 @@
 // variants.h: declares every variant of the CPU operations, one namespace each. cpu::plain is the reference: plain
 // loops that run on every machine. The other variants compute the same results faster, and the tests compare them with
 // cpu::plain. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
-// of cpu::fp32 (matmul.cpp). The operations of FP8 (fp8.cpp) and five small ones on gradients and losses (norm.cpp,
+// of cpu::fp32 (matmul.cpp). The operations of FP8 (fp8.cpp) and six small ones on gradients and losses (norm.cpp,
 // cross_entropy.cpp) exist in cpu only.
 //
 // A variant need not define every operation. avx2, avx512 and neon are compiled from vector_ops.h, which has no matmul.

@@ -26,12 +26,15 @@ static void for_chunks(int64_t count, int64_t chunk, Body body) {
 
 template <class floatX>
 void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                       Stream) {
+                       VocabShard shard, Stream) {
     for_chunks(int64_t(B) * T, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++) {
-            const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + n % T * C;
+            const int row = shard.row(tokens[n]);
+            const floatX* token = row < 0 ? nullptr : wte + int64_t(row) * C;
+            const floatX* position = wpe ? wpe + n % T * C : nullptr;
             for_vectors(C, [&](int64_t c, auto width) {
-                store(out + n * C + c, load(token + c, width) + load(position + c, width), width);
+                const floatv t = token ? load(token + c, width) : floatv{};
+                store(out + n * C + c, t + (position ? load(position + c, width) : floatv{}), width);
             });
         }
     });
@@ -39,17 +42,32 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const 
 
 // A chunk is a range of channels and all tokens: rows of dout for the same row of dwte are added in the tokens' order.
 template <class floatX>
-void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, int,
-                        Stream) {
+void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
+                        VocabShard shard, Stream) {
     for_chunks(C, 64, [=](int64_t begin, int64_t end) {
         for (int64_t n = 0; n < int64_t(B) * T; n++) {
-            float *token = dwte + int64_t(tokens[n]) * C + begin, *position = dwpe + n % T * C + begin;
+            const int row = shard.row(tokens[n]);
+            float* token = row < 0 ? nullptr : dwte + int64_t(row) * C + begin;
+            float* position = dwpe + n % T * C + begin;
             for_vectors(end - begin, [&](int64_t c, auto width) {
                 const floatv d = load(dout + n * C + begin + c, width);
-                store(token + c, load(token + c, width) + d, width);
+                if (token) store(token + c, load(token + c, width) + d, width);
                 store(position + c, load(position + c, width) + d, width);
             });
         }
+    });
+}
+
+// ---- residual stream
+
+template <class floatX>
+void add_residual(floatX* out, const floatX* inp, const floatX* residual, const floatX* bias, int N, int C, Stream) {
+    for_chunks(N, 32, [=](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; n++)
+            for_vectors(C, [&](int64_t c, auto width) {
+                const floatv sum = load(inp + n * C + c, width) + load(bias + c, width);
+                store(out + n * C + c, sum + load(residual + n * C + c, width), width);
+            });
     });
 }
 
@@ -205,16 +223,51 @@ static inline void add_block(OnlineSoftmax& s, const floatX* logits, int64_t beg
     s.row_sum += total;
 }
 
+// The softmax of a row of V logits.
+template <class floatX>
+static inline OnlineSoftmax row_softmax(const floatX* row, int V) {
+    OnlineSoftmax s;
+    for (int64_t v = 0; v < V; v += LOGIT_BLOCK)
+        add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V, [](int64_t, floatv, auto) {});
+    return s;
+}
+
 template <class floatX>
 void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp, Stream) {
     for_chunks(N, 1, [=](int64_t n, int64_t) {
         losses[n] = 0.0f;
         if (targets[n] < 0) return;
         const floatX* row = logits + n * Vp;
-        OnlineSoftmax s;
-        for (int64_t v = 0; v < V; v += LOGIT_BLOCK)
-            add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V, [](int64_t, floatv, auto) {});
+        const OnlineSoftmax s = row_softmax(row, V);
         losses[n] = logf(reduce_sum(s.row_sum)) + (s.row_max - float(row[targets[n]]));
+    });
+}
+
+template <class floatX>
+void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
+                         Stream) {
+    for_chunks(N, 1, [=](int64_t n, int64_t) {
+        const floatX* row = logits + n * Vp;
+        const int column = shard.row(targets[n]);
+        partials[2 * n] = partials[2 * n + 1] = -__builtin_inff();
+        if (targets[n] < 0) return;
+        const OnlineSoftmax s = row_softmax(row, shard.count);
+        partials[2 * n] = logf(reduce_sum(s.row_sum)) + s.row_max;
+        if (column >= 0) partials[2 * n + 1] = float(row[column]);
+    });
+}
+
+template <class floatX>
+void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
+                                  float scale, Stream) {
+    for_chunks(N, 1, [=](int64_t n, int64_t) {
+        floatX* row = logits + n * Vp;
+        const int column = shard.row(targets[n]), columns = targets[n] < 0 ? 0 : shard.count;
+        const float target_logit = column < 0 ? 0.0f : float(row[column]);
+        for_vectors(columns,
+                    [&](int64_t v, auto width) { store(row + v, exp(load(row + v, width) - lse[n]) * scale, width); });
+        if (column >= 0) row[column] = floatX((exp(broadcast(target_logit - lse[n]))[0] - 1.0f) * scale);
+        __builtin_memset(row + columns, 0, (Vp - columns) * sizeof(floatX));
     });
 }
 
@@ -390,6 +443,7 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
 INSTANTIATE(cpu::VECTOR_VARIANT::scratch_bytes);
 INSTANTIATE(cpu::VECTOR_VARIANT::embedding_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::embedding_backward);
+INSTANTIATE(cpu::VECTOR_VARIANT::add_residual);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::attention_forward);
@@ -399,4 +453,6 @@ INSTANTIATE(cpu::VECTOR_VARIANT::gelu_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::gelu_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_forward);
 INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy);
+INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_shard);
+INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_shard_backward);
 INSTANTIATE(cpu::VECTOR_VARIANT::adamw);

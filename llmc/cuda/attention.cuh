@@ -89,6 +89,21 @@ void gpu::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out
 
 constexpr int DECODE_THREADS = 256, DECODE_LANES = 8, DECODE_GROUPS = DECODE_THREADS / DECODE_LANES;
 
+// out (HS) of a head = the weighted sums of values of all groups, each rescaled to the block's maximum and divided by
+// the block's sum of weights.
+template <class floatX, int CHANNELS>
+__device__ void combine_groups(floatX* out, const float* group_max, const float* group_sum,
+                               const float (*group_out)[CHANNELS], int HS) {
+    float block_max = -INFINITY, block_sum = 0.0f;
+    for (int g = 0; g < DECODE_GROUPS; g++) block_max = fmaxf(block_max, group_max[g]);
+    for (int g = 0; g < DECODE_GROUPS; g++) block_sum += group_sum[g] * expf(group_max[g] - block_max);
+    for (int c = int(threadIdx.x); c < HS; c += DECODE_THREADS) {
+        float sum = 0.0f;
+        for (int g = 0; g < DECODE_GROUPS; g++) sum += group_out[g][c] * expf(group_max[g] - block_max);
+        out[c] = floatX(sum / block_sum);
+    }
+}
+
 // out (C) = attention of the last of T tokens, from qkv (T, 3, NH, HS).
 //
 // Grid: one block of 256 threads per head. A group of 8 lanes reads one key and its value, 16 bytes per lane and load.
@@ -151,14 +166,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     }
     __syncthreads();
 
-    float block_max = -INFINITY, block_sum = 0.0f;
-    for (int g = 0; g < DECODE_GROUPS; g++) block_max = fmaxf(block_max, group_max[g]);
-    for (int g = 0; g < DECODE_GROUPS; g++) block_sum += group_sum[g] * expf(group_max[g] - block_max);
-    for (int c = int(threadIdx.x); c < s.HS; c += DECODE_THREADS) {
-        float sum = 0.0f;
-        for (int g = 0; g < DECODE_GROUPS; g++) sum += group_out[g][c] * expf(group_max[g] - block_max);
-        out[int(blockIdx.x) * s.HS + c] = floatX(sum / block_sum);
-    }
+    combine_groups(out + int(blockIdx.x) * s.HS, group_max, group_sum, group_out, s.HS);
 }
 
 template <class floatX>

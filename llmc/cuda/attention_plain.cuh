@@ -133,6 +133,38 @@ __device__ inline float plain_row_sum(float x) {
     return x;
 }
 
+// Online softmax over one more tile of keys: x becomes exp(score - row_max) from the dot products of queries and keys.
+// Where row_max rises, sum (only over this thread's columns) and o are rescaled to the new maximum.
+template <int GROUPS, int R>
+__device__ void update_softmax(float (&x)[R][R], float (&o)[R][GROUPS][4], float (&row_max)[R], float (&sum)[R],
+                               int first_query, int first_key, float scale) {
+    UNROLL
+    for (int i = 0; i < R; i++) {
+        float new_max = row_max[i];
+        UNROLL
+        for (int j = 0; j < R; j++) {
+            const bool future =
+                first_key + plain_column() + j * PLAIN_SIDE > first_query + plain_row() + i * PLAIN_SIDE;
+            x[i][j] = future ? -INFINITY : mul_rn(x[i][j], scale);
+            new_max = fmaxf(new_max, x[i][j]);
+        }
+        new_max = plain_row_max(new_max);
+        const float rescale = expf(row_max[i] - new_max);
+        row_max[i] = new_max;
+        sum[i] *= rescale;
+        UNROLL
+        for (int j = 0; j < R; j++) {
+            x[i][j] = expf(x[i][j] - new_max);
+            sum[i] += x[i][j];
+        }
+        UNROLL
+        for (int g = 0; g < GROUPS; g++) {
+            UNROLL
+            for (int e = 0; e < 4; e++) o[i][g][e] *= rescale;
+        }
+    }
+}
+
 // out (B, T, C), lse (B, NH, T) from qkv (B, T, 3, NH, HS).
 //
 // Grid: attention_grid, one block of 256 threads per tile of PlainTiles::rows queries, the last tile first because it
@@ -161,33 +193,9 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
         __syncthreads();
         float x[R][R];
         plain_matmul_nt<GROUPS, R>(x, q, k);
-        UNROLL
-        for (int i = 0; i < R; i++) {
-            float new_max = row_max[i];
-            UNROLL
-            for (int j = 0; j < R; j++) {
-                const bool future =
-                    first_key + plain_column() + j * PLAIN_SIDE > first_query + plain_row() + i * PLAIN_SIDE;
-                x[i][j] = future ? -INFINITY : mul_rn(x[i][j], s.scale);
-                new_max = fmaxf(new_max, x[i][j]);
-            }
-            new_max = plain_row_max(new_max);
-            const float rescale = expf(row_max[i] - new_max);
-            row_max[i] = new_max;
-            sum[i] *= rescale;
-            UNROLL
-            for (int j = 0; j < R; j++) {
-                x[i][j] = expf(x[i][j] - new_max);
-                sum[i] += x[i][j];
-            }
-            UNROLL
-            for (int g = 0; g < GROUPS; g++) {
-                UNROLL
-                for (int e = 0; e < 4; e++) o[i][g][e] *= rescale;
-            }
-        }
+        update_softmax<GROUPS, R>(x, o, row_max, sum, first_query, first_key, s.scale);
         store_weights<GROUPS, R>(weights, x);
-        __syncwarp();  // is enough: 16 lanes of one warp write a row's weights, and only they read them
+        __syncwarp();  // not __syncthreads: only the 16 lanes that write a row's weights read them
         plain_matmul_nn<GROUPS, R>(o, weights, v);
     }
 
@@ -220,6 +228,26 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
     }
     sum = warp_sum(sum);
     if (lane == 0) delta[head_offset(s) + t] = sum;
+}
+
+// Softmax and its gradient in one tile. On entry p is the dot products of queries and keys, dscore that of dout and
+// values; on return p is the softmax's weights, dscore the gradient of the scaled scores. With OF_KEYS the tile's rows
+// are keys and its columns queries, otherwise the other way around.
+template <bool OF_KEYS, int R>
+__device__ void softmax_backward(float (&p)[R][R], float (&dscore)[R][R], const float* query_lse,
+                                 const float* query_delta, int first_row, int first_column, float scale) {
+    UNROLL
+    for (int i = 0; i < R; i++) {
+        UNROLL
+        for (int j = 0; j < R; j++) {
+            const int row = plain_row() + i * PLAIN_SIDE, column = plain_column() + j * PLAIN_SIDE;
+            const int query = OF_KEYS ? column : row;
+            const bool future =
+                OF_KEYS ? first_row + row > first_column + column : first_column + column > first_row + row;
+            p[i][j] = future ? 0.0f : expf(mul_rn(p[i][j], scale) - query_lse[query]);
+            dscore[i][j] = p[i][j] * (dscore[i][j] - query_delta[query]);
+        }
+    }
 }
 
 // dqkv from qkv, dout, lse and delta; formulas and shapes are those of attention_backward_mma_kernel.
@@ -265,20 +293,10 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 2)
         float p[R][R], dscore[R][R];
         plain_matmul_nt<GROUPS, R>(p, own_x, x);
         plain_matmul_nt<GROUPS, R>(dscore, own_y, y);
-        UNROLL
-        for (int i = 0; i < R; i++) {
-            UNROLL
-            for (int j = 0; j < R; j++) {
-                const int row = plain_row() + i * PLAIN_SIDE, column = plain_column() + j * PLAIN_SIDE;
-                const int query = OF_KEYS ? column : row;
-                const bool future = OF_KEYS ? first_row + row > first + column : first + column > first_row + row;
-                p[i][j] = future ? 0.0f : expf(mul_rn(p[i][j], s.scale) - query_lse[query]);
-                dscore[i][j] = p[i][j] * (dscore[i][j] - query_delta[query]);
-            }
-        }
+        softmax_backward<OF_KEYS, R>(p, dscore, query_lse, query_delta, first_row, first, s.scale);
         if constexpr (OF_KEYS) {
             store_weights<GROUPS, R>(weights, p);
-            __syncwarp();  // is enough: 16 lanes of one warp write a row's weights, and only they read them
+            __syncwarp();  // not __syncthreads: only the 16 lanes that write a row's weights read them
             plain_matmul_nn<GROUPS, R>(dy, weights, y);
             __syncwarp();
         }

@@ -4,7 +4,10 @@
 // not block (blocking = 0), so that a missing rank ends the run after a timeout and does not hang it. A rank that ends
 // during the run is detected while the host waits for the device: either NCCL reports an error, or this rank finds that
 // a process on its machine has ended. The second check is needed because NCCL reports nothing about a process that it
-// has no socket to. The communicator is then aborted; otherwise its kernels would spin for ever.
+// has no socket to. All communicators are then aborted at once; otherwise their kernels would spin for ever, and the
+// abort of one would wait for the kernels of another.
+//
+// A group of ranks (split) is a communicator of its own with a stream of its own.
 #include "parallel/comm.h"
 
 #ifdef USE_NCCL
@@ -17,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <fstream>
 #include <thread>
 
@@ -31,6 +35,7 @@ namespace {
 constexpr double CHECK_SECONDS = 0.5;   // interval between checks of the other processes
 constexpr double GRACE_SECONDS = 5.0;   // duration of a wait before the first check: a rank that is done may have ended
 constexpr double ABORT_SECONDS = 10.0;  // time that NCCL gets to finalize or abort
+constexpr int OLDEST_TO_SPLIT = 21801;  // ncclCommSplit is in NCCL 2.18.1 and later
 
 void watch_ranks(double seconds);
 
@@ -53,8 +58,8 @@ bool has_ended(int process) {
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
     const double join_seconds;
-    ncclComm_t nccl = nullptr;  // null after abort_comm
-    std::string abort_reason;   // the reason of abort_comm
+    ncclComm_t nccl = nullptr;  // null after abort_all
+    std::string abort_reason;   // the reason of abort_all
     OwnedStream nccl_stream;    // the collectives' stream
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
@@ -71,29 +76,62 @@ struct NcclComm : Comm {
     struct Peer {
         int rank, process;
     };
-    std::vector<Peer> local_peers;  // the other ranks on this machine
+    std::vector<Peer> local_peers;  // of the world's Comm: the other ranks on this machine
     double last_check = 0.0;        // time of the last check
     const std::thread::id thread = std::this_thread::get_id();
 
     explicit NcclComm(const Launch& launch) : join_seconds(launch.join_seconds) {
         rank = shard_index = launch.rank;
         world_size = launch.world_size;
-        join(exchange_id(launch));
+        const ncclUniqueId id = exchange_id(launch);
+        all().push_back(this);
+        try {
+            join(id);
+            open();
+        } catch (...) {
+            leave();
+            throw;
+        }
+    }
+
+    // A group of the ranks of `whole`.
+    NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size)
+        : join_seconds(whole.join_seconds), nccl(part) {
+        parent = &whole;
+        rank = shard_index = rank_in_part;
+        world_size = size;
+        all().push_back(this);
+        try {
+            check("ncclCommSplit", ncclInProgress);
+            open();
+        } catch (...) {
+            leave();
+            throw;
+        }
+    }
+
+    void open() {
         for (Event& event : completed) event = create_event();
-        instance() = this;
         while_host_waits = watch_ranks;
     }
 
+    // Removes this communicator from those that are watched and aborted.
+    void leave() {
+        all().erase(std::find(all().begin(), all().end(), this));
+        if (all().empty()) while_host_waits = nullptr;
+    }
+
+    // All ranks finalize together. If an exception ends this rank, the others do not, so the communicator is left to
+    // the end of the process.
     ~NcclComm() override {
-        instance() = nullptr;
-        while_host_waits = nullptr;
+        leave();
         for (Event event : completed) destroy_event(event);
         free_stalls.insert(free_stalls.end(), stalls.begin(), stalls.end());
         for (const Stall& stall : free_stalls) {
             destroy_event(stall.from);
             destroy_event(stall.to);
         }
-        if (!nccl) return;
+        if (!nccl || std::uncaught_exceptions() > 0) return;
         ncclResult_t state = ncclCommFinalize(nccl);
         const double deadline = seconds_now() + ABORT_SECONDS;
         while (state == ncclInProgress && seconds_now() < deadline) {
@@ -103,9 +141,10 @@ struct NcclComm : Comm {
         state == ncclSuccess ? ncclCommDestroy(nccl) : ncclCommAbort(nccl);
     }
 
-    static NcclComm*& instance() {
-        static NcclComm* instance = nullptr;
-        return instance;
+    // The world's communicator and its groups, in the order of their creation.
+    static std::vector<NcclComm*>& all() {
+        static std::vector<NcclComm*> all;
+        return all;
     }
 
     std::string describe() const override {
@@ -117,61 +156,71 @@ struct NcclComm : Comm {
 
     static void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
 
-    // Waits until a non-blocking NCCL call has completed; aborts the communicator if it fails or does not complete.
+    // Waits until a non-blocking NCCL call has completed; aborts all communicators if it fails or does not complete.
     void check(const char* call, ncclResult_t result) {
         const double start = seconds_now();
         for (int tries = 0; result == ncclInProgress && seconds_now() - start < join_seconds; tries++) {
             if (tries > 20) pause(tries);
-            if (seconds_now() - start > GRACE_SECONDS) check_local_peers();
+            if (seconds_now() - start > GRACE_SECONDS) all()[0]->check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
         if (result == ncclSuccess) return;
         if (result == ncclInProgress)
-            abort_comm(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
-                              ncclGetErrorString(result), join_seconds));
+            abort_all(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
+                             ncclGetErrorString(result), join_seconds));
         abort_comm(result, call);
     }
 
     [[noreturn]] void abort_comm(ncclResult_t result, const char* call) {
         const std::string more = ncclGetLastError(nccl);
-        abort_comm(format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
-                          result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
-                          ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
+        abort_all(format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
+                         result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
+                         ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
     }
 
     // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed, and ends this
-    // rank with EXIT_INTERNAL. A watchdog thread ends the process if ncclCommAbort hangs.
-    [[noreturn]] void abort_comm(const std::string& why) {
-        std::thread([line = format("error: rank %d on %s: %s\n", rank, host_name().c_str(), why.c_str())] {
+    // rank with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for
+    // the device, and so for a collective of another. A watchdog thread ends the process if NCCL hangs.
+    [[noreturn]] static void abort_all(const std::string& why) {
+        std::thread([line = format("error: rank %d on %s: %s\n", all()[0]->rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             fputs(line.c_str(), stderr);
             _exit(EXIT_INTERNAL);
         }).detach();
-        abort_reason = why;
         while_host_waits = nullptr;
-        if (nccl) ncclCommAbort(nccl);
-        nccl = nullptr;
+        ncclGroupStart();
+        for (NcclComm* comm : all()) {
+            comm->abort_reason = why;
+            if (comm->nccl) ncclCommAbort(comm->nccl);
+            comm->nccl = nullptr;
+        }
+        ncclGroupEnd();
         fail(EXIT_INTERNAL, "%s", why.c_str());
     }
 
     // while_host_waits: called repeatedly while the host waits for the device. seconds: duration of the wait so far.
-    void watch(double seconds) {
+    static void watch(double seconds) {
+        for (NcclComm* comm : all()) comm->check_state();
+        if (seconds > GRACE_SECONDS) all()[0]->check_local_peers();
+    }
+
+    void check_state() {
         if (!nccl || std::this_thread::get_id() != thread) return;
         ncclResult_t state = ncclSuccess;
         const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
         if (result != ncclSuccess) state = result;
         if (state != ncclSuccess && state != ncclInProgress) abort_comm(state, "ncclCommGetAsyncError");
-        if (seconds > GRACE_SECONDS) check_local_peers();
     }
 
     void check_local_peers() {
+        if (std::this_thread::get_id() != thread) return;
         const double now = seconds_now();
         if (now - last_check < CHECK_SECONDS) return;
         last_check = now;
         for (const Peer& n : local_peers)
             if (has_ended(n.process))
-                abort_comm(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
-                                  n.process));
+                abort_all(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
+                                 n.process));
     }
 
     // ---- Joining
@@ -221,11 +270,45 @@ struct NcclComm : Comm {
                 local_peers.push_back({r, std::stoi(processes[r].substr(machine(r).size() + 1))});
     }
 
-    void join(const ncclUniqueId& id) {
+    static ncclConfig_t make_config() {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
         if (device_comm_sms > 0) config.minCTAs = config.maxCTAs = device_comm_sms;
+        return config;
+    }
+
+    void join(const ncclUniqueId& id) {
+        ncclConfig_t config = make_config();
         check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
+    }
+
+    // ncclCommSplit requires that no collective is pending. NCCL sets the new communicator when the old one is ready
+    // again, and the new one then becomes ready.
+    std::unique_ptr<Comm> split(int color) override {
+        INVARIANT(color >= 0, "a group of ranks has color %d", color);
+        const std::vector<std::string> colors = all_gather_text(std::to_string(color));
+        const std::string own = std::to_string(color);
+        const int size = int(std::count(colors.begin(), colors.end(), own));
+        const int rank_in_part = int(std::count(colors.begin(), colors.begin() + rank, own));
+        wait_for_stream(nccl_stream.stream);
+        ncclComm_t part = nullptr;
+        start_split(color, size, &part);
+        return size == 1 ? Comm::split(color) : std::make_unique<NcclComm>(*this, part, rank_in_part, size);
+    }
+
+    // A rank that is alone in its group takes part in the call, but gets no communicator.
+    void start_split([[maybe_unused]] int color, [[maybe_unused]] int size, [[maybe_unused]] ncclComm_t* part) {
+        int version = 0;
+        ncclGetVersion(&version);
+        ENSURE(NCCL_VERSION_CODE >= OLDEST_TO_SPLIT && version >= OLDEST_TO_SPLIT,
+               "groups of GPU ranks need NCCL 2.18.1 or later; this program was built with NCCL %d.%d.%d and runs with "
+               "%d.%d.%d: install a newer NCCL and run make, or give --tensor-parallel 1",
+               NCCL_VERSION_CODE / 10000, NCCL_VERSION_CODE / 100 % 100, NCCL_VERSION_CODE % 100, version / 10000,
+               version / 100 % 100, version % 100);
+#if NCCL_VERSION_CODE >= 21801
+        ncclConfig_t config = make_config();
+        check("ncclCommSplit", ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, part, &config));
+#endif
     }
 
     // ---- Collectives
@@ -240,7 +323,7 @@ struct NcclComm : Comm {
         record_event(event, after);
         stream_wait_event(nccl_stream.stream, event);
         {
-            const Span span(trace.get(), Track::communication, nccl_stream.stream, take_label());
+            const Span span(recorder(), Track::communication, nccl_stream.stream, take_label());
             queue_calls();
         }
         record_event(event, nccl_stream.stream);
@@ -285,30 +368,42 @@ struct NcclComm : Comm {
         return bf16_gradients.data;
     }
 
+    void sum_all(void* x, int64_t count, ncclDataType_t type) {
+        check("ncclAllReduce", ncclAllReduce(x, x, size_t(count), type, ncclSum, nccl, nccl_stream.stream));
+    }
+    void sum_shards(const void* x, void* own, int64_t own_count, ncclDataType_t type) {
+        check("ncclReduceScatter",
+              ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream.stream));
+    }
+
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
-        const auto sum = [&](void* data, ncclDataType_t type) {
-            check("ncclAllReduce", ncclAllReduce(data, data, size_t(count), type, ncclSum, nccl, nccl_stream.stream));
-        };
         return start(after, [&] {
-            if (dtype == GradDtype::fp32) return sum(x, ncclFloat);
-            sum(round(x, count), ncclBfloat16);
+            if (dtype == GradDtype::fp32) return sum_all(x, count, ncclFloat);
+            sum_all(round(x, count), count, ncclBfloat16);
             ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
         });
     }
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += reduce_scatter_bytes(count, dtype);
-        const auto sum = [&](const void* from, void* to, ncclDataType_t type) {
-            check("ncclReduceScatter",
-                  ncclReduceScatter(from, to, size_t(own), type, ncclSum, nccl, nccl_stream.stream));
-        };
         return start(after, [&] {
-            if (dtype == GradDtype::fp32) return sum(x, x + at, ncclFloat);
+            if (dtype == GradDtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
             bf16* const all = round(x, count);
-            sum(all, all + at, ncclBfloat16);
+            sum_shards(all, all + at, own, ncclBfloat16);
             ops::widen_gradients(x + at, all + at, own, nccl_stream.stream);
         });
+    }
+    using Comm::all_reduce;  // of activations in fp32: the same as of gradients
+    using Comm::reduce_scatter;
+    Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
+        bytes_sent += 2 * reduce_scatter_bytes(count, GradDtype::bf16);
+        return start(after, [&] { sum_all(x, count, ncclBfloat16); });
+    }
+    Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
+        const int64_t own = count / world_size;
+        bytes_sent += reduce_scatter_bytes(count, GradDtype::bf16);
+        return start(after, [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         const int64_t own = bytes / world_size;
@@ -363,12 +458,12 @@ struct NcclComm : Comm {
     }
 
     [[noreturn]] void abort(int exit_code) override {
-        if (host) host->abort(exit_code);
+        if (Comm* const by_mpi = all().empty() ? nullptr : all()[0]->host.get()) by_mpi->abort(exit_code);
         Comm::abort(exit_code);  // the launcher then ends the other ranks
     }
 };
 
-void watch_ranks(double seconds) { NcclComm::instance()->watch(seconds); }
+void watch_ranks(double seconds) { NcclComm::watch(seconds); }
 
 }  // namespace
 

@@ -7,7 +7,8 @@
 // order without float atomics, the device first sorts the rows by token, with a stable radix sort in which the keys of
 // each thread are fixed. Then each warp adds up 32 rows in sorted order. It writes the sums of tokens that lie wholly
 // within its rows, and stores partial sums of tokens that neighbouring warps have too; a second kernel adds these. A
-// token that fills the whole batch is therefore not slower than others.
+// token that fills the whole batch is therefore not slower than others. Tokens of other vocabulary shards sort behind
+// those of this shard, so no warp reads their rows.
 #pragma once
 #include "base/device.h"
 #include "cuda/simt.h"
@@ -15,18 +16,20 @@
 
 constexpr int EMBEDDING_WARPS = 8;
 
-// out (N, C) = wte[tokens[n]] + wpe[n % T]; tokens (N), wte (V, C), wpe (T, C).
+// out (N, C) = wte[tokens[n]] + wpe[n % T]; tokens (N), wte (shard.count, C), wpe (T, C) or null.
 // Grid: blocks of 8 warps, one warp per row.
 template <class floatX>
 __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
     embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T,
-                             int C) {
+                             int C, VocabShard shard) {
     using V = Vec<floatX>;
     const int lane = threadIdx.x % WARP_SIZE, n = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     if (n >= N) return;
-    const floatX *token = wte + int64_t(tokens[n]) * C, *position = wpe + int64_t(n % T) * C;
+    const int row = shard.row(tokens[n]);
+    const floatX* token = row < 0 ? nullptr : wte + int64_t(row) * C;
+    const floatX* position = wpe ? wpe + int64_t(n % T) * C : nullptr;
     for (int c = lane * V::size; c < C; c += WARP_SIZE * V::size) {
-        const V a = load128(token + c), b = load128(position + c);
+        const V a = token ? load128(token + c) : V{}, b = position ? load128(position + c) : V{};
         V sum;
         for (int k = 0; k < V::size; k++) sum[k] = floatX(float(a[k]) + float(b[k]));
         store128(out + int64_t(n) * C + c, sum);  // not a streaming store: LayerNorm reads it next
@@ -39,7 +42,8 @@ constexpr int SORT_THREADS = 256, SORT_DIGITS = 256, SORT_DIGIT_BITS = 8;
 constexpr int SORT_ROUNDS = 4, SORT_TILE = SORT_ROUNDS * SORT_THREADS;  // keys per thread and per block
 constexpr int SORT_SCAN_THREADS = 1024;
 
-// A key of the sort, and the row that it belongs to.
+// A key of the sort, and the row that it belongs to. The key is the token's row in the vocabulary shard; shard.count if
+// the token is in another shard.
 struct alignas(8) TokenRow {
     int token, n;
 };
@@ -48,7 +52,12 @@ struct alignas(8) TokenRow {
 struct SortInput {
     const int* tokens;
     const TokenRow* rows;  // null in the first pass
-    __device__ TokenRow operator[](int i) const { return rows ? rows[i] : TokenRow{tokens[i], i}; }
+    VocabShard shard;
+    __device__ TokenRow operator[](int i) const {
+        if (rows) return rows[i];
+        const int row = shard.row(tokens[i]);
+        return {row < 0 ? shard.count : row, i};
+    }
 };
 
 // counts[digit, tile] = number of keys in the tile with that digit. counts (SORT_DIGITS, tiles).
@@ -146,15 +155,17 @@ void sort_pass(TokenRow* out, int* counts, SortInput in, int N, Stream stream) {
     simt::launch(sort_scatter_kernel<SHIFT>, tiles, SORT_THREADS, 0, stream, out, counts, in, N);
 }
 
-// Returns the rows (tokens[n], n), sorted by token, and by n among equal tokens. The result (N) is in a or b. V: size
-// of the vocabulary. counts: scratch memory (SORT_DIGITS, tiles).
-inline const TokenRow* sort_by_token(TokenRow* a, TokenRow* b, int* counts, const int* tokens, int N, int V,
+constexpr int SORT_MAX_KEY = (1 << 3 * SORT_DIGIT_BITS) - 1;
+
+// Returns the rows of all N tokens, sorted by key, and by n among equal keys. The result (N) is in a or b. The keys are
+// 0 to shard.count, which is at most SORT_MAX_KEY. counts: scratch memory (SORT_DIGITS, tiles).
+inline const TokenRow* sort_by_token(TokenRow* a, TokenRow* b, int* counts, const int* tokens, int N, VocabShard shard,
                                      Stream stream) {
-    sort_pass<0>(a, counts, {tokens, nullptr}, N, stream);
-    if (V <= 1 << SORT_DIGIT_BITS) return a;
-    sort_pass<SORT_DIGIT_BITS>(b, counts, {nullptr, a}, N, stream);
-    if (V <= 1 << 2 * SORT_DIGIT_BITS) return b;
-    sort_pass<2 * SORT_DIGIT_BITS>(a, counts, {nullptr, b}, N, stream);
+    sort_pass<0>(a, counts, {tokens, nullptr, shard}, N, stream);
+    if (shard.count < 1 << SORT_DIGIT_BITS) return a;
+    sort_pass<SORT_DIGIT_BITS>(b, counts, {nullptr, a, shard}, N, stream);
+    if (shard.count < 1 << 2 * SORT_DIGIT_BITS) return b;
+    sort_pass<2 * SORT_DIGIT_BITS>(a, counts, {nullptr, b, shard}, N, stream);
     return a;
 }
 
@@ -190,17 +201,20 @@ struct TokenSum {
 };
 
 // First stage: dwte[token] += the rows of dout (N, C) of each token that lies within one chunk; partial sums of other
-// tokens go to parts. Grid: (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns a chunk, and a lane
-// one vector of 16 bytes of all its rows.
+// tokens go to parts. Rows with the key `outside`, which are the last in sorted order, are not read. Grid:
+// (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns a chunk, and a lane one vector of 16 bytes of
+// all its rows.
 template <class floatX>
 __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
-    token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const TokenRow* sorted, int N, int C) {
+    token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const TokenRow* sorted, int outside, int N,
+                       int C) {
     constexpr int loads_in_flight = 4;  // loads in flight per thread
     const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
     if (begin >= N) return;
-    const int count = N - begin < WARP_SIZE ? N - begin : WARP_SIZE;
-    const TokenRow own_row = lane < count ? sorted[begin + lane] : TokenRow{-1, 0};
+    const TokenRow own_row = begin + lane < N ? sorted[begin + lane] : TokenRow{outside, 0};
+    const int count = __popc(__ballot_sync(FULL_MASK, own_row.token != outside));
+    if (count == 0) return;
     const int token_before = begin > 0 ? sorted[begin - 1].token : -1;
     const int token_after = begin + count < N ? sorted[begin + count].token : -1;
     const int neighbour = __shfl_up_sync(FULL_MASK, own_row.token, 1);
@@ -239,12 +253,12 @@ __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
 // token_parts_kernel; the warp of the chunk where the token begins adds all of its partial sums.
 template <class floatX>
 __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
-    token_join_kernel(float* dwte, TokenParts parts, const TokenRow* sorted, int N, int C) {
+    token_join_kernel(float* dwte, TokenParts parts, const TokenRow* sorted, int outside, int N, int C) {
     const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
     if (begin + WARP_SIZE >= N) return;
     const int token = sorted[begin + WARP_SIZE - 1].token;
-    if (sorted[begin + WARP_SIZE].token != token) return;
+    if (token == outside || sorted[begin + WARP_SIZE].token != token) return;
     if (begin > 0 && sorted[begin - 1].token == token) return;
 
     TokenSum<floatX> sum;
@@ -319,18 +333,20 @@ void check_embedding_sizes(const char* op, int B, int T, int C) {
 
 template <class floatX>
 void gpu::embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                            Stream stream) {
+                            VocabShard shard, Stream stream) {
     check_embedding_sizes<floatX>("embedding_forward", B, T, C);
+    check_vocab_shard("embedding_forward", shard);
     simt::launch(embedding_forward_kernel<floatX>, ceil_div(B * T, EMBEDDING_WARPS), EMBEDDING_WARPS * WARP_SIZE, 0,
-                 stream, out, tokens, wte, wpe, B * T, T, C);
+                 stream, out, tokens, wte, wpe, B * T, T, C, shard);
 }
 
 template <class floatX>
 void gpu::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
-                             int V, Stream stream) {
+                             VocabShard shard, Stream stream) {
     check_embedding_sizes<floatX>("embedding_backward", B, T, C);
-    ENSURE(V >= 1 && V <= 1 << 3 * SORT_DIGIT_BITS, "embedding_backward: a vocabulary of %d; it has 1 to %d tokens", V,
-           1 << 3 * SORT_DIGIT_BITS);
+    check_vocab_shard("embedding_backward", shard);
+    ENSURE(shard.count <= SORT_MAX_KEY, "embedding_backward: a vocabulary of %d tokens; at most %d", shard.count,
+           SORT_MAX_KEY);
     constexpr int threads = EMBEDDING_WARPS * WARP_SIZE;
     const int N = B * T;
     const EmbeddingScratch scratch(device_scratch(embedding_scratch_bytes(N, C)), N, C);
@@ -338,7 +354,8 @@ void gpu::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const
                     unsigned(ceil_div(C, WARP_SIZE * Vec<floatX>::size)));
     simt::launch(position_sums_kernel<floatX>, blocks_for(int64_t(T) * C, threads * Vec<floatX>::size), threads, 0,
                  stream, dwpe, dout, B, T, C);
-    const TokenRow* sorted = sort_by_token(scratch.a, scratch.b, scratch.counts, tokens, N, V, stream);
-    simt::launch(token_parts_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, dout, sorted, N, C);
-    simt::launch(token_join_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, sorted, N, C);
+    const TokenRow* sorted = sort_by_token(scratch.a, scratch.b, scratch.counts, tokens, N, shard, stream);
+    simt::launch(token_parts_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, dout, sorted, shard.count,
+                 N, C);
+    simt::launch(token_join_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, sorted, shard.count, N, C);
 }

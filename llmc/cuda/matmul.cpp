@@ -73,7 +73,7 @@ struct Route {
 // Whether GELU in cuBLASLt's epilogue is faster than in a separate kernel of ours, by GPU generation. Used where
 // nothing is timed.
 struct GeluFusion {
-    int major;  // of the compute capability
+    int major;  // the compute capability's first number
     bool fused;
 };
 constexpr GeluFusion gelu_fusion_by_gpu[] = {
@@ -605,10 +605,12 @@ void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floa
                           Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                           Stream stream) {
     check_sizes<floatX>(N, IC, OC);
+    check_matmul_gradients(dinp, dweight, dbias);
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
     const Shape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
-    matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux}, stream);
+    if (dinp) matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux}, stream);
+    if (!dweight) return;
     const Shape of_weight = {
         Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, operands_of<floatX>, IC, OC, N};
     matmul<floatX>({.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate},

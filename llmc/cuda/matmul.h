@@ -27,8 +27,8 @@ template <class floatX>
 void gelu_backward_amax(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count, Stream stream);
 
 // FP8 codes of x (R, C) with the scale of *amax: rows (R, C) and transposed (C, R rounded up to 16, padded with zeros).
-// One of the two may be null. *inverse = the factor with which the codes are read. C is a multiple of 16. sums
-// (ceil(R / FP8_ROWS), C) receives the column sums of each FP8_ROWS rows of x; it may be null, and needs both copies.
+// One of the two may be null. *inverse = the factor that turns a code into its value. C is a multiple of 16. sums
+// (ceil(R / FP8_ROWS), C) receives the column sums of each FP8_ROWS rows of x; it may be null, and needs both outputs.
 template <class Format>
 void cast_to_fp8(uint8_t* rows, uint8_t* transposed, float* inverse, float* sums, const bf16* x, const float* amax,
                  int R, int C, Stream stream);

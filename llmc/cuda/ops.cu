@@ -12,6 +12,7 @@
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
 #include "cuda/norm.cuh"
+#include "cuda/residual.cuh"
 
 template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
@@ -27,6 +28,7 @@ int gpu::preferred_logit_rows() { return 65536; }
 INSTANTIATE(gpu::scratch_bytes);
 INSTANTIATE(gpu::embedding_forward);
 INSTANTIATE(gpu::embedding_backward);
+INSTANTIATE(gpu::add_residual);
 INSTANTIATE(gpu::layernorm_forward);
 INSTANTIATE(gpu::layernorm_backward);
 INSTANTIATE(gpu::prepare_attention);
@@ -37,6 +39,8 @@ INSTANTIATE(gpu::gelu_forward);
 INSTANTIATE(gpu::gelu_backward);
 INSTANTIATE(gpu::cross_entropy_forward);
 INSTANTIATE(gpu::cross_entropy);
+INSTANTIATE(gpu::cross_entropy_shard);
+INSTANTIATE(gpu::cross_entropy_shard_backward);
 INSTANTIATE(gpu::adamw);
 INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
@@ -47,6 +51,6 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
-    std::tuple(&gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients, &gpu::round_gradients,
-               &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax,
+    std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
+               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax,
                &gpu::layernorm_forward_amax, &gpu::layernorm_backward_amax);

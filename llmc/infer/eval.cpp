@@ -1,5 +1,7 @@
 #include "infer/eval.h"
 
+#include "base/contention.h"
+
 #include <cstring>
 #include <exception>
 
@@ -12,6 +14,7 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
     std::vector<double> numbers;  // the loss sum of each window, then the number of tokens
     int64_t tokens = 0;
     std::exception_ptr error;
+    ContentionGuard guard;
     for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {
         Batch batch = {};
         try {
@@ -21,8 +24,8 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
         }
         if (error) batch = loader.zeros();
         model.forward(batch.tokens, batch.B, batch.T);
+        model.token_losses(batch.targets, batch.B, batch.T);  // tensor-parallel ranks compute both together
         if (error) continue;
-        model.token_losses(batch.targets, batch.B, batch.T);
         const std::vector<float> losses = to_host(model.acts.losses, int64_t(batch.B) * batch.T);
         for (int b = 0; b < batch.B; b++) {
             double sum = 0.0;
@@ -30,6 +33,7 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
             numbers.push_back(sum);
         }
         tokens += batch.valid_tokens;
+        guard.adapt();
     }
     numbers.push_back(double(tokens));
 

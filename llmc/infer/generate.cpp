@@ -21,9 +21,12 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
     check_prompt(prompt, model.T);
     std::vector<int> context = prompt;
     DeviceBuffer<int> tokens(model.T, "the prompt");
+    // Tokens after the context change nothing before them, and decode overwrites their keys and values.
     const auto read_context = [&] {
-        copy_to_device(tokens.data, context.data(), int64_t(context.size() * sizeof(int)), model.stream);
-        model.forward(tokens.data, 1, int(context.size()));
+        std::vector<int> padded = context;
+        padded.resize(size_t(model.divisible_tokens(int(context.size()))));
+        copy_to_device(tokens.data, padded.data(), int64_t(padded.size() * sizeof(int)), model.stream);
+        model.forward(tokens.data, 1, int(padded.size()));
         return logits_of_row(model, int(context.size()) - 1);
     };
     std::vector<float> logits = read_context();
@@ -33,8 +36,9 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         const int token = sample_token(sampler, logits.data(), model.config.V, text, uint64_t(i));
         if (!emit(token) || i + 1 == max_tokens) return;
         context.push_back(token);
-        if (int(context.size()) > model.T) {
-            context.erase(context.begin(), context.end() - (model.T + 1) / 2);
+        const bool is_full = int(context.size()) > model.T;
+        if (is_full) context.erase(context.begin(), context.end() - (model.T + 1) / 2);
+        if (is_full || !model.keeps_keys()) {
             logits = read_context();
             continue;
         }

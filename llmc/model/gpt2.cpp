@@ -3,145 +3,11 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "model/model_memory.h"
 #include "ops/ops.h"
 
-namespace {
-
 // Names for null arguments of the matmuls.
-constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr;
-
-// Carves tensors out of one memory block. With base null the arena only counts bytes, so the plan and the
-// allocation always agree.
-struct Arena {
-    std::byte* base;
-    int64_t used = 0;
-
-    template <class T>
-    T* take(int64_t count) {
-        std::byte* at = base ? base + used : nullptr;
-        used += round_up<int64_t>(count * int64_t(sizeof(T)), 256);
-        return reinterpret_cast<T*>(at);
-    }
-};
-
-// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket 0.
-constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
-
-// Elements of acts.amax.
-int64_t amax_count(const GPT2Config& config) { return config.L * int64_t(std::size(layer_matrices)) * 2; }
-
-template <class floatX>
-LayerActivations<floatX> carve_layer(Arena& arena, int64_t N, int C, int64_t lse_size, bool with_gelu) {
-    LayerActivations<floatX> a{};
-    a.ln1 = arena.take<floatX>(N * C);
-    a.ln1_mean = arena.take<float>(N);
-    a.ln1_rstd = arena.take<float>(N);
-    a.qkv = arena.take<floatX>(N * 3 * C);
-    a.att = arena.take<floatX>(N * C);
-    a.lse = arena.take<float>(lse_size);
-    a.residual2 = arena.take<floatX>(N * C);
-    a.ln2 = arena.take<floatX>(N * C);
-    a.ln2_mean = arena.take<float>(N);
-    a.ln2_rstd = arena.take<float>(N);
-    a.fc = arena.take<floatX>(N * 4 * C);
-    if (with_gelu) a.gelu = arena.take<floatX>(N * 4 * C);
-    a.residual3 = arena.take<floatX>(N * C);
-    return a;
-}
-
-template <class floatX>
-Activations<floatX> place_activations(Arena& arena, const GPT2Config& config, Purpose purpose, MemoryOptions options,
-                                      int64_t N) {
-    const int C = config.C;
-    const Recompute recompute = options.recompute;
-    const bool train = purpose == Purpose::train, keeps_all = train && recompute != Recompute::layer;
-    Activations<floatX> acts{};
-    for (int l = 0; l < config.L; l++) {
-        if (l == 0 || keeps_all) {
-            const bool with_gelu = l == 0 || recompute != Recompute::gelu;
-            acts.layer.push_back(carve_layer<floatX>(arena, N, C, N * config.NH, with_gelu));
-            if (!with_gelu) acts.layer[l].gelu = acts.layer[0].gelu;
-            continue;
-        }
-        acts.layer.push_back(acts.layer[0]);
-        if (train) acts.layer[l].residual3 = arena.take<floatX>(N * C);
-        if (purpose == Purpose::generate) acts.layer[l].qkv = arena.take<floatX>(N * 3 * C);
-    }
-    acts.encoded = arena.take<floatX>(N * C);
-    acts.lnf = arena.take<floatX>(N * C);
-    acts.lnf_mean = arena.take<float>(N);
-    acts.lnf_rstd = arena.take<float>(N);
-    acts.losses = arena.take<float>(N);
-    acts.loss = arena.take<float>(1);
-    acts.amax = arena.take<float>(options.fp8 ? amax_count(config) : 0);
-    acts.dx = arena.take<floatX>(train ? N * C : 0);
-    acts.dtmp = arena.take<floatX>(train ? N * C : 0);
-    acts.dlarge = arena.take<floatX>(train ? N * 4 * C : 0);
-    return acts;
-}
-
-template <class floatX>
-int64_t packed_matrix_bytes(const ParamLayout& layout, Param p, bool fp8) {
-    const int OC = layout.rows(p), IC = layout.cols(p);
-    return round_up<int64_t>(fp8 && p != wte ? ops::fp8_weight_bytes(OC, IC) : ops::packed_bytes<floatX>(OC, IC), 256);
-}
-
-template <class floatX>
-int64_t packed_layer_bytes(const ParamLayout& layout, bool fp8) {
-    int64_t bytes = 0;
-    for (Param p : layer_matrices) bytes += packed_matrix_bytes<floatX>(layout, p, fp8);
-    return bytes;
-}
-
-template <class floatX>
-int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8) {
-    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layers * packed_layer_bytes<floatX>(layout, fp8);
-}
-
-template <class floatX>
-int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8) {
-    if (p == wte) return 0;
-    int64_t offset = packed_total_bytes<floatX>(layout, l % layers, fp8);
-    for (Param before : layer_matrices) {
-        if (before == p) break;
-        offset += packed_matrix_bytes<floatX>(layout, before, fp8);
-    }
-    return offset;
-}
-
-// Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias gradient
-// of the layer below is computed with those of a layer.
-int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
-    if (purpose != Purpose::train) return 0;
-    return options.shard_gradients ? std::min(2, config.L) : config.L;
-}
-
-// Layers whose weights have memory of their own. With shard_weights, one layer's arrive while the other one computes.
-int weight_slots(const GPT2Config& config, MemoryOptions options) {
-    return options.shard_weights ? std::min(2, config.L) : config.L;
-}
-
-int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
-    return options.shard_weights ? 1 : config.L;
-}
-
-// Bytes of the rounded operands of a layer's largest matmul.
-int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8) {
-    if (!fp8) return 0;
-    ENSURE(layout.config.C % 16 == 0,
-           "--precision fp8 needs a multiple of 16 channels, and the model has %d; give --precision bf16",
-           layout.config.C);
-    int64_t bytes = 0;
-    for (Param p : layer_matrices) bytes = std::max(bytes, ops::fp8_operand_bytes(N, layout.cols(p), layout.rows(p)));
-    return bytes;
-}
-
-int choose_logit_rows(int B, int T, int logit_chunks) {
-    const int N = narrow(int64_t(B) * T);
-    return logit_chunks ? ceil_div(N, logit_chunks) : std::min(N, ops::preferred_logit_rows());
-}
-
-}  // namespace
+static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr;
 
 void choose_attention(bool cudnn, bool deterministic) {
     ops::set_attention({.cudnn = cudnn, .deterministic = deterministic});
@@ -149,12 +15,13 @@ void choose_attention(bool cudnn, bool deterministic) {
 
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options)
-    : layout(config, options.virtual_ranks),
+    : layout(config, options.virtual_ranks, options.tensor),
       config(config),
       purpose(purpose),
       recompute(options.recompute),
       fp8(options.fp8),
       shard_gradients(options.shard_gradients),
+      sequence_parallel(options.sequence_parallel),
       B(B),
       T(T),
       logit_rows(choose_logit_rows(B, T, options.logit_chunks)),
@@ -167,33 +34,14 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
               dtype_name(dtype_of<floatX>));
     packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, packed_layers, fp8), "packed weights");
     fp8_operands = DeviceBuffer<std::byte>(fp8_operand_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
-    const int64_t N = int64_t(B) * T, logits = int64_t(logit_rows) * config.Vp();
+    const int64_t N = int64_t(B) * T;
     Arena count{nullptr};
-    place_activations<floatX>(count, config, purpose, options, N);
-    count.take<floatX>(logits);
+    place_activations<floatX>(count, layout, purpose, options, N, logit_rows);
     memory = DeviceBuffer<std::byte>(count.used, "activations and logits (--micro-batch, --recompute, --logit-chunks)");
     Arena arena{memory.data};
-    acts = place_activations<floatX>(arena, config, purpose, options, N);
-    acts.logits = arena.take<floatX>(logits);
-    device_reserve_scratch(ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp()));
-    attention = ops::prepare_attention<floatX>(B, T, config.NH, config.C / config.NH, purpose == Purpose::train);
-}
-
-template <class floatX>
-std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options) {
-    const ParamLayout layout(config, options.virtual_ranks);
-    Arena activations{nullptr};
-    place_activations<floatX>(activations, config, purpose, options, int64_t(B) * T);
-    const int64_t element = sizeof(floatX);
-    const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
-    const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));
-    return {{"weights", weights * element},
-            {"packed weights", packed_total_bytes<floatX>(layout, count_packed_layers(config, options), options.fp8)},
-            {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
-            {"gradients", gradients * int64_t(sizeof(float))},
-            {"activations", activations.used},
-            {"logits", int64_t(choose_logit_rows(B, T, options.logit_chunks)) * config.Vp() * element},
-            {"scratch", ops::scratch_bytes<floatX>(B, T, config.C, config.NH, config.Vp())}};
+    acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
+    device_reserve_scratch(scratch_of<floatX>(layout, B, T));
+    attention = ops::prepare_attention<floatX>(B, T, own_heads(layout), config.HS(), purpose == Purpose::train);
 }
 
 template <class floatX>
@@ -247,9 +95,12 @@ template <class floatX>
 void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
     INVARIANT(B <= this->B && T <= this->T,
               "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
+    INVARIANT(!divides_rows(B * T) || T % layout.shard.count == 0, "%d tokens cannot be divided among %d ranks", T,
+              layout.shard.count);
     const LayerActivations<floatX>& a = acts.layer[0];
+    lnf_tokens = B * T;
     about_to_read(0);
-    ops::embedding_forward(acts.encoded, tokens, w(wte), w(wpe), B, T, config.C, stream);
+    embed(tokens, 0, B, T);
     about_to_read(1);
     layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, ln1w, ln1b, 0, B * T);
 }
@@ -278,21 +129,23 @@ float* GPT2<floatX>::gradient_amax(Param weight, int l) {
 template <class floatX>
 void GPT2<floatX>::layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l,
                               int N) {
+    const int rows = own_rows(N);
     if constexpr (std::is_same_v<floatX, bf16>)
         if (fp8 && N > 1)
             return ops::layernorm_forward_amax(out, mean, rstd, input_amax(reader_of(weight), l), inp, w(weight, l),
-                                               w(bias, l), N, config.C, stream);
-    ops::layernorm_forward(out, mean, rstd, inp, w(weight, l), w(bias, l), N, config.C, stream);
+                                               w(bias, l), rows, config.C, stream);
+    ops::layernorm_forward(out, mean, rstd, inp, w(weight, l), w(bias, l), rows, config.C, stream);
 }
 
-// acts.dx, the gradient of the residual stream, from acts.dtmp, the gradient of LayerNorm's output. The input of a
+// acts.dx, the gradient of the residual stream, from dout, the gradient of LayerNorm's output. The input of a
 // LayerNorm is the residual stream after a matmul's output was added to it: attproj of the same layer before ln2,
 // fcproj of the layer below before ln1 and lnf. acts.dx is therefore also the gradient of that matmul's output, and its
 // column sums, which are computed here, that of its bias. The input of the first ln1 is the embeddings, which have no
 // bias.
 template <class floatX>
-void GPT2<floatX>::norm_backward(const floatX* inp, const float* mean, const float* rstd, Param weight, Param bias,
-                                 int l, int N) {
+void GPT2<floatX>::norm_backward(const floatX* dout, const floatX* inp, const float* mean, const float* rstd,
+                                 Param weight, Param bias, int l, int N) {
+    const int rows = own_rows(N);
     const bool of_attproj = weight == ln2w;
     const int of_layer = of_attproj ? l : weight == lnfw ? config.L - 1 : l - 1;
     float* dbranch_bias = of_layer < 0 ? nullptr : g(of_attproj ? attprojb : fcprojb, of_layer);
@@ -300,15 +153,15 @@ void GPT2<floatX>::norm_backward(const floatX* inp, const float* mean, const flo
     if constexpr (std::is_same_v<floatX, bf16>)
         if (fp8 && N > 1 && of_layer >= 0)
             return ops::layernorm_backward_amax(acts.dx, g(weight, l), g(bias, l), dbranch_bias,
-                                                gradient_amax(of_attproj ? attprojw : fcprojw, of_layer), acts.dtmp,
-                                                inp, w(weight, l), mean, rstd, dresidual, N, config.C, stream);
-    ops::layernorm_backward(acts.dx, g(weight, l), g(bias, l), dbranch_bias, acts.dtmp, inp, w(weight, l), mean, rstd,
-                            dresidual, N, config.C, stream);
+                                                gradient_amax(of_attproj ? attprojw : fcprojw, of_layer), dout, inp,
+                                                w(weight, l), mean, rstd, dresidual, rows, config.C, stream);
+    ops::layernorm_backward(acts.dx, g(weight, l), g(bias, l), dbranch_bias, dout, inp, w(weight, l), mean, rstd,
+                            dresidual, rows, config.C, stream);
 }
 
 // matmul_forward with a matrix of layer l.
 template <class floatX>
-void GPT2<floatX>::layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, Param bias,
+void GPT2<floatX>::layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, const floatX* bias,
                                 const floatX* residual, int l, int N) {
     const int IC = layout.cols(weight), OC = layout.rows(weight);
     if constexpr (std::is_same_v<floatX, bf16>)
@@ -316,9 +169,9 @@ void GPT2<floatX>::layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp
             float* out_amax = pre_gelu ? input_amax(fcprojw, l) : nullptr;
             if (weight == attprojw) ops::raise_amax(input_amax(weight, l), inp, int64_t(N) * IC, stream);
             return ops::matmul_forward_fp8(out, pre_gelu, out_amax, inp, input_amax(weight, l), packed_copy(weight, l),
-                                           w(bias, l), residual, fp8_operands.data, N, IC, OC, stream);
+                                           bias, residual, fp8_operands.data, N, IC, OC, stream);
         }
-    ops::matmul_forward<floatX>(out, pre_gelu, inp, matrix(weight, l), w(bias, l), residual, N, IC, OC, stream);
+    ops::matmul_forward<floatX>(out, pre_gelu, inp, matrix(weight, l), bias, residual, N, IC, OC, stream);
 }
 
 // matmul_backward with a matrix of layer l. inp has not changed since layer_matmul, or was recomputed.
@@ -338,14 +191,142 @@ void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const float
                                  accumulate, stream);
 }
 
+// ---- Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022)
+//
+// A layer's first matmuls, qkv and fc, are divided by output channels, and its second ones, attproj and fcproj, by
+// input channels, so that attention and GELU need no communication. The second matmuls compute parts of a sum over the
+// ranks; their bias is added after the sum. The same holds for the gradient of the first matmuls' input. wte is divided
+// by rows, so each rank has the logits of its part of the vocabulary.
+//
+// Between two sums all ranks would hold the same rows of the residual stream. With sequence parallelism each holds
+// 1 / P of the rows: a sum leaves a rank only its rows, and the input of a first matmul is gathered.
+//
+// With one rank these functions call the operation itself.
+
+// Gathers every rank's shard of x (bytes). The names are those of the trace.
+template <class floatX>
+void GPT2<floatX>::gather(void* x, int64_t bytes, const char* name, const char* wait_name) {
+    tensor_ranks->label_next(name);
+    tensor_ranks->wait(tensor_ranks->all_gather(x, bytes, stream), stream, {.name = wait_name});
+}
+
+// The rows of all ranks, from this rank's rows. They are valid until the next call of gather_rows or branch_output.
+template <class floatX>
+const floatX* GPT2<floatX>::gather_rows(const floatX* x, int N) {
+    if (!divides_rows(N)) return x;
+    const int64_t bytes = int64_t(N) * config.C * int64_t(sizeof(floatX)), own = bytes / layout.shard.count;
+    copy_on_device(reinterpret_cast<std::byte*>(acts.all_rows) + layout.shard.index * own, x, own, stream);
+    gather(acts.all_rows, bytes, "gather activations", "wait for activations");
+    return acts.all_rows;
+}
+
+// Sums parts (N, C) over the ranks, in place. end_sum returns this rank's rows of the sum.
+template <class floatX>
+TensorCollectives::Ticket GPT2<floatX>::begin_sum(floatX* parts, int N) {
+    const int64_t count = int64_t(N) * config.C;
+    if (!is_divided()) return 0;
+    tensor_ranks->label_next("sum activations");
+    return divides_rows(N) ? tensor_ranks->reduce_scatter(parts, count, stream)
+                           : tensor_ranks->all_reduce(parts, count, stream);
+}
+
+template <class floatX>
+const floatX* GPT2<floatX>::end_sum(TensorCollectives::Ticket ticket, const floatX* parts, int N) {
+    if (!is_divided()) return parts;
+    tensor_ranks->wait(ticket, stream, {.name = "wait for sum of activations"});
+    return divides_rows(N) ? parts + int64_t(layout.shard.index) * own_rows(N) * config.C : parts;
+}
+
+// out = residual + inp * weight^T + bias, for attproj and fcproj.
+template <class floatX>
+void GPT2<floatX>::branch_output(floatX* out, const floatX* inp, Param weight, Param bias, const floatX* residual,
+                                 int l, int N) {
+    if (!is_divided()) return layer_matmul(out, no_gelu, inp, weight, w(bias, l), residual, l, N);
+    layer_matmul(acts.all_rows, no_gelu, inp, weight, no_bias, no_residual, l, N);
+    const floatX* sum = end_sum(begin_sum(acts.all_rows, N), acts.all_rows, N);
+    ops::add_residual(out, sum, residual, w(bias, l), own_rows(N), config.C, stream);
+}
+
+// The backward of qkv or fc, whose input is inp (this rank's rows). Returns this rank's rows of the input's gradient,
+// in acts.dtmp. The weight's gradient is computed while the ranks sum the input's.
+template <class floatX>
+const floatX* GPT2<floatX>::branch_input_backward(float* dbias, const floatX* dout, const floatX* inp, Param weight,
+                                                  int l, int N, bool accumulate) {
+    const int IC = layout.cols(weight), OC = layout.rows(weight);
+    if (!is_divided()) {
+        layer_matmul_backward(acts.dtmp, dbias, dout, inp, weight, no_gelu, l, N, accumulate);
+        return acts.dtmp;
+    }
+    const floatX* all = gather_rows(inp, N);
+    ops::matmul_backward<floatX>(acts.dtmp, nullptr, no_dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
+                                 accumulate, stream);
+    const TensorCollectives::Ticket sum = begin_sum(acts.dtmp, N);
+    ops::matmul_backward<floatX>(nullptr, g(weight, l), dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
+                                 accumulate, stream);
+    return end_sum(sum, acts.dtmp, N);
+}
+
+// acts.encoded from tokens (B, T), of which the first is at first_position. Each rank looks up the tokens in its part
+// of the vocabulary; the first rank adds the positions.
+template <class floatX>
+void GPT2<floatX>::embed(const int* tokens, int first_position, int B, int T) {
+    const int N = B * T, C = config.C;
+    const floatX* positions = layout.shard.index == 0 ? w(wpe) + int64_t(first_position) * C : nullptr;
+    floatX* out = is_divided() ? acts.all_rows : acts.encoded;
+    ops::embedding_forward(out, tokens, w(wte), positions, B, T, C, layout.vocab(), stream);
+    const floatX* own = end_sum(begin_sum(out, N), out, N);
+    if (is_divided()) copy_on_device(acts.encoded, own, int64_t(own_rows(N)) * C * int64_t(sizeof(floatX)), stream);
+}
+
+// acts.logits (rows, Vp) of this rank's part of the vocabulary.
+template <class floatX>
+void GPT2<floatX>::logits_forward(const floatX* inp, int rows) {
+    ops::matmul_forward<floatX>(acts.logits, no_gelu, inp, matrix(wte), no_bias, no_residual, rows, config.C,
+                                layout.rows(wte), stream);
+}
+
+// The losses from acts.logits.
+template <class floatX>
+void GPT2<floatX>::logits_losses(float* losses, const int* targets, int rows) {
+    if (!is_divided())
+        return ops::cross_entropy_forward(losses, acts.logits, targets, rows, config.V, layout.rows(wte), stream);
+    const int shards = layout.shard.count;
+    float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
+    ops::cross_entropy_shard(own, acts.logits, targets, rows, layout.vocab(), layout.rows(wte), stream);
+    const int64_t bytes = int64_t(shards) * 2 * rows * int64_t(sizeof(float));
+    gather(acts.partials, bytes, "gather losses", "wait for losses");
+    ops::cross_entropy_combine(losses, acts.logit_lse, acts.partials, targets, shards, rows, stream);
+}
+
+// The losses from acts.logits, which become their gradient.
+template <class floatX>
+void GPT2<floatX>::logits_backward(float* losses, const int* targets, int rows, float scale) {
+    const int Vp = layout.rows(wte);
+    if (!is_divided()) return ops::cross_entropy(acts.logits, losses, targets, rows, config.V, Vp, scale, stream);
+    logits_losses(losses, targets, rows);
+    ops::cross_entropy_shard_backward(acts.logits, acts.logit_lse, targets, rows, layout.vocab(), Vp, scale, stream);
+}
+
+template <class floatX>
+const floatX* GPT2<floatX>::row_logits(int row) {
+    const int shards = layout.shard.count, Vp = layout.rows(wte);
+    const floatX* inp = gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
+    ops::matmul_forward<floatX>(acts.logits + int64_t(layout.shard.index) * Vp, no_gelu, inp, matrix(wte), no_bias,
+                                no_residual, 1, config.C, Vp, stream);
+    if (is_divided()) {
+        const int64_t bytes = int64_t(shards) * Vp * int64_t(sizeof(floatX));
+        gather(acts.logits, bytes, "gather logits", "wait for logits");
+    }
+    return acts.logits;
+}
+
 // ---- The layers
 
 template <class floatX>
 void GPT2<floatX>::layer_attention(int l, int B, int T) {
-    const int C = config.C, NH = config.NH;
     const LayerActivations<floatX>& a = acts.layer[l];
-    layer_matmul(a.qkv, no_gelu, a.ln1, qkvw, qkvb, no_residual, l, B * T);
-    ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
+    layer_matmul(a.qkv, no_gelu, gather_rows(a.ln1, B * T), qkvw, w(qkvb, l), no_residual, l, B * T);
+    ops::attention_forward(a.att, a.lse, a.qkv, B, T, own_heads(layout), config.HS(), stream);
 }
 
 // Computes a layer from the attention's output to GELU's output.
@@ -353,19 +334,19 @@ template <class floatX>
 void GPT2<floatX>::layer_hidden(int l, int N) {
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    layer_matmul(a.residual2, no_gelu, a.att, attprojw, attprojb, x, l, N);
+    branch_output(a.residual2, a.att, attprojw, attprojb, x, l, N);
     layer_norm(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, ln2w, ln2b, l, N);
-    layer_matmul(a.gelu, a.fc, a.ln2, fcw, fcb, no_residual, l, N);
+    layer_matmul(a.gelu, a.fc, gather_rows(a.ln2, N), fcw, w(fcb, l), no_residual, l, N);
 }
 
 // Computes a layer from GELU's output to the next layer's ln1; for the last layer, to acts.lnf.
 template <class floatX>
 void GPT2<floatX>::layer_output(int l, int N) {
     const LayerActivations<floatX>& a = acts.layer[l];
-    layer_matmul(a.residual3, no_gelu, a.gelu, fcprojw, fcprojb, a.residual2, l, N);
+    branch_output(a.residual3, a.gelu, fcprojw, fcprojb, a.residual2, l, N);
     if (l + 1 == config.L) {
-        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), N, config.C,
-                               stream);
+        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), own_rows(N),
+                               config.C, stream);
         return;
     }
     const LayerActivations<floatX>& next = acts.layer[l + 1];
@@ -389,36 +370,30 @@ void GPT2<floatX>::forward(const int* tokens, int B, int T) {
 
 template <class floatX>
 void GPT2<floatX>::decode(const int* token, int t) {
-    const int C = config.C, NH = config.NH;
+    INVARIANT(keeps_keys(), "decoding with the keys of the last layer, at position %d", t);
     const LayerActivations<floatX>& first = acts.layer[0];
+    lnf_tokens = 1;
     about_to_read(0);
-    ops::embedding_forward(acts.encoded, token, w(wte), w(wpe) + int64_t(t) * C, 1, 1, C, stream);
+    embed(token, t, 1, 1);
     about_to_read(1);
     layer_norm(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, ln1w, ln1b, 0, 1);
     for (int l = 0; l < config.L; l++) {
         const LayerActivations<floatX>& a = acts.layer[l];
-        layer_matmul(a.qkv + int64_t(t) * 3 * C, no_gelu, a.ln1, qkvw, qkvb, no_residual, l, 1);
-        ops::attention_decode(a.att, a.qkv, t + 1, NH, C / NH, stream);
+        layer_matmul(a.qkv + int64_t(t) * layout.rows(qkvw), no_gelu, a.ln1, qkvw, w(qkvb, l), no_residual, l, 1);
+        ops::attention_decode(a.att, a.qkv, t + 1, own_heads(layout), config.HS(), stream);
         layer_hidden(l, 1);
         layer_output(l, 1);
     }
 }
 
 template <class floatX>
-const floatX* GPT2<floatX>::row_logits(int row) {
-    ops::matmul_forward<floatX>(acts.logits, no_gelu, acts.lnf + int64_t(row) * config.C, matrix(wte), no_bias,
-                                no_residual, 1, config.C, config.Vp(), stream);
-    return acts.logits;
-}
-
-template <class floatX>
 void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
-    const int N = B * T, C = config.C, Vp = config.Vp();
+    const int N = B * T;
+    const floatX* lnf = gather_rows(acts.lnf, N);
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
-        ops::matmul_forward<floatX>(acts.logits, no_gelu, acts.lnf + int64_t(n) * C, matrix(wte), no_bias, no_residual,
-                                    rows, C, Vp, stream);
-        ops::cross_entropy_forward(acts.losses + n, acts.logits, targets + n, rows, config.V, Vp, stream);
+        logits_forward(lnf + int64_t(n) * config.C, rows);
+        logits_losses(acts.losses + n, targets + n, rows);
     }
 }
 
@@ -442,17 +417,19 @@ void GPT2<floatX>::zero_gradients() {
 // Leaves the gradient of the last layer's output in acts.dx.
 template <class floatX>
 void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_step, float scale) {
-    const int N = B * T, C = config.C, Vp = config.Vp();
+    const int N = B * T, C = config.C;
+    const floatX* lnf = gather_rows(acts.lnf, N);
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
-        floatX *inp = acts.lnf + int64_t(n) * C, *dinp = acts.dtmp + int64_t(n) * C;
-        ops::matmul_forward<floatX>(acts.logits, no_gelu, inp, matrix(wte), no_bias, no_residual, rows, C, Vp, stream);
-        ops::cross_entropy(acts.logits, acts.losses + n, targets + n, rows, config.V, Vp, scale / float(N), stream);
-        ops::matmul_backward<floatX>(dinp, g(wte), nullptr, acts.logits, inp, matrix(wte), no_gelu, rows, C, Vp,
-                                     micro_step > 0 || n > 0, stream);
+        const floatX* inp = lnf + int64_t(n) * C;
+        logits_forward(inp, rows);
+        logits_backward(acts.losses + n, targets + n, rows, scale / float(N));
+        ops::matmul_backward<floatX>(acts.dtmp + int64_t(n) * C, g(wte), no_dbias, acts.logits, inp, matrix(wte),
+                                     no_gelu, rows, C, layout.rows(wte), micro_step > 0 || n > 0, stream);
     }
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
-    norm_backward(acts.layer[config.L - 1].residual3, acts.lnf_mean, acts.lnf_rstd, lnfw, lnfb, 0, N);
+    const floatX* dlnf = end_sum(begin_sum(acts.dtmp, N), acts.dtmp, N);
+    norm_backward(dlnf, acts.layer[config.L - 1].residual3, acts.lnf_mean, acts.lnf_rstd, lnfw, lnfb, 0, N);
 }
 
 // Recomputes the layer's activations from its input.
@@ -469,27 +446,28 @@ void GPT2<floatX>::recompute_layer(int l, int B, int T) {
 // the layer below, whose bias gradient of fcproj is computed here.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin) {
-    const int N = B * T, C = config.C, NH = config.NH;
+    const int N = B * T;
     const bool accumulate = micro_step > 0;
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     about_to_read(1 + l);
     if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
-    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * C, stream);
-    layer_matmul_backward(acts.dlarge, no_dbias, acts.dx, a.gelu, fcprojw, a.fc, l, N, accumulate);
-    layer_matmul_backward(acts.dtmp, g(fcb, l), acts.dlarge, a.ln2, fcw, no_gelu, l, N, accumulate);
-    norm_backward(a.residual2, a.ln2_mean, a.ln2_rstd, ln2w, ln2b, l, N);
-    layer_matmul_backward(acts.dtmp, no_dbias, acts.dx, a.att, attprojw, no_gelu, l, N, accumulate);
-    ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, C / NH, stream);
-    layer_matmul_backward(acts.dtmp, g(qkvb, l), acts.dlarge, a.ln1, qkvw, no_gelu, l, N, accumulate);
+    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * layout.rows(fcw), stream);
+    layer_matmul_backward(acts.dlarge, no_dbias, gather_rows(acts.dx, N), a.gelu, fcprojw, a.fc, l, N, accumulate);
+    const floatX* dln2 = branch_input_backward(g(fcb, l), acts.dlarge, a.ln2, fcw, l, N, accumulate);
+    norm_backward(dln2, a.residual2, a.ln2_mean, a.ln2_rstd, ln2w, ln2b, l, N);
+    layer_matmul_backward(acts.dtmp, no_dbias, gather_rows(acts.dx, N), a.att, attprojw, no_gelu, l, N, accumulate);
+    ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, own_heads(layout), config.HS(), stream);
+    const floatX* dln1 = branch_input_backward(g(qkvb, l), acts.dlarge, a.ln1, qkvw, l, N, accumulate);
     if (l > 0) begin(l);
-    norm_backward(x, a.ln1_mean, a.ln1_rstd, ln1w, ln1b, l, N);
+    norm_backward(dln1, x, a.ln1_mean, a.ln1_rstd, ln1w, ln1b, l, N);
 }
 
 template <class floatX>
 void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
-    ops::embedding_backward(g(wte), g(wpe), acts.dx, tokens, B, T, config.C, config.V, stream);
+    ops::embedding_backward(g(wte), g(wpe), gather_rows(acts.dx, B * T), tokens, B, T, config.C, layout.vocab(),
+                            stream);
 }
 
 template <class floatX>
@@ -516,5 +494,3 @@ template void copy_rounded(float*, const float*, int64_t, Stream);
 template void copy_rounded(bf16*, const float*, int64_t, Stream);
 template struct GPT2<float>;
 template struct GPT2<bf16>;
-template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, MemoryOptions);
-template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, MemoryOptions);

@@ -9,9 +9,11 @@
 #include "base/device.h"
 #include "model/bucket_buffer.h"
 #include "model/params.h"
+#include "model/tensor_collectives.h"
 
 // Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
-// the activations that are recomputed.
+// the activations that are recomputed. With tensor parallelism over P ranks (tensor_parallel.h), 3C, C and 4C of qkv,
+// att, fc and gelu, and NH of lse, are divided by P. With sequence parallelism N of the other activations is too.
 template <class floatX>
 struct LayerActivations {
     floatX* ln1;                 // (N, C)
@@ -48,6 +50,8 @@ struct MemoryOptions {
     bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
     bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
     bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
+    TensorShard tensor = {};       // this rank's shard of each layer (--tensor-parallel)
+    bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
 };
 
 struct MemoryItem {
@@ -71,6 +75,10 @@ struct Activations {
     floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
     floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
     floatX* logits;              // (logit_rows, Vp)
+    // With tensor parallelism over P ranks:
+    floatX* all_rows;  // (N, C)     rows of all ranks, or a rank's part of a sum
+    float* partials;   // (P, logit_rows, 2)    of each shard of the vocabulary (cross_entropy_shard)
+    float* logit_lse;  // (logit_rows)
 };
 
 // Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
@@ -86,10 +94,12 @@ struct GPT2 {
     GPT2Config config;
     Purpose purpose;
     Recompute recompute;
-    bool fp8, shard_gradients;
+    bool fp8, shard_gradients, sequence_parallel;
     int B, T;        // the largest micro-batch that fits
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
+    // The ranks that share this model's layers, of which this rank has layout.shard. Null without tensor parallelism.
+    TensorCollectives* tensor_ranks = nullptr;
 
     BucketBuffer<floatX> weights;          // shared by layers with shard_weights
     int packed_layers;                     // layers whose packed matrices are in memory: all, or one with shard_weights
@@ -99,8 +109,8 @@ struct GPT2 {
     DeviceBuffer<std::byte> memory;        // the memory that acts points into
     Activations<floatX> acts;
     std::string attention;  // attention backend, for the startup log; empty on the CPU
-    // Called before forward, backward or decode reads a bucket's weights, after it has queued all reads of the layer
-    // that it computed before. Null: the weights are complete.
+    // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are
+    // queued by then. Null: the weights are complete.
     BucketHook before_read;
 
     // Weights are zero until set_param sets them.
@@ -110,11 +120,13 @@ struct GPT2 {
     float* g(Param p, int l = 0) { return grads.tensor(p, l); }
     Weight<floatX> matrix(Param p, int l = 0);  // for matmuls in floatX
 
-    // Copies a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call pack_bucket
-    // afterwards.
+    // Copies this rank's shard of a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call
+    // pack_bucket afterwards.
     void set_param(Param p, int l, const float* values);
     void pack_bucket(int bucket);  // call it after the bucket's weights have changed
 
+    // The smallest number of tokens of a sequence, from T up, that forward takes: sequence parallelism divides them.
+    int divisible_tokens(int T) const { return sequence_parallel ? round_up(T, layout.shard.count) : T; }
     // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf, the input of the head:
     // backward or token_losses computes the logits and losses.
     void forward(const int* tokens, int B, int T);
@@ -131,20 +143,39 @@ struct GPT2 {
                   const BucketHook& after = nullptr, const BucketHook& before = nullptr);
 
     // After forward of one sequence (B = 1) of t tokens: processes the next token, at position t. qkv is the key-value
-    // cache.
+    // cache, which needs a model whose layers keep their keys: layers that are recomputed share the memory of qkv.
+    bool keeps_keys() const { return config.L == 1 || acts.layer[1].qkv != acts.layer[0].qkv; }
     void decode(const int* token, int t);
-    // Logits (Vp) of row `row` of lnf, in device memory.
+    // Logits of row `row` of lnf, in device memory: at least V of them.
     const floatX* row_logits(int row);
 
   private:
+    int lnf_tokens = 0;  // tokens that acts.lnf is of: of the last forward, or 1 after decode
+
+    bool is_divided() const { return layout.shard.count > 1; }
+    bool divides_rows(int N) const { return sequence_parallel && N > 1; }
+    int own_rows(int N) const { return divides_rows(N) ? N / layout.shard.count : N; }
+    void gather(void* x, int64_t bytes, const char* name, const char* wait_name);
+    const floatX* gather_rows(const floatX* x, int N);
+    TensorCollectives::Ticket begin_sum(floatX* parts, int N);
+    const floatX* end_sum(TensorCollectives::Ticket ticket, const floatX* parts, int N);
+    void branch_output(floatX* out, const floatX* inp, Param weight, Param bias, const floatX* residual, int l, int N);
+    const floatX* branch_input_backward(float* dbias, const floatX* dout, const floatX* inp, Param weight, int l, int N,
+                                        bool accumulate);
+    void embed(const int* tokens, int first_position, int B, int T);
+    void logits_forward(const floatX* inp, int rows);
+    void logits_losses(float* losses, const int* targets, int rows);
+    void logits_backward(float* losses, const int* targets, int rows, float scale);
+
     void about_to_read(int bucket);
     void embeddings_forward(const int* tokens, int B, int T);
     std::byte* packed_copy(Param p, int l);
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
     void layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l, int N);
-    void norm_backward(const floatX* inp, const float* mean, const float* rstd, Param weight, Param bias, int l, int N);
-    void layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, Param bias,
+    void norm_backward(const floatX* dout, const floatX* inp, const float* mean, const float* rstd, Param weight,
+                       Param bias, int l, int N);
+    void layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, const floatX* bias,
                       const floatX* residual, int l, int N);
     void layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp, Param weight,
                                const floatX* pre_gelu, int l, int N, bool accumulate);

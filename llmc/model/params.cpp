@@ -53,8 +53,34 @@ void check_config(const GPT2Config& config) {
            max_head_channels, config.C, ceil_div(config.C, max_head_channels));
 }
 
-ParamLayout::ParamLayout(const GPT2Config& config, int virtual_ranks) : config(config) {
+// "1, 2, 3, 4, 6, 12": the numbers of shards that divide the heads.
+static std::string divisors(int heads) {
+    std::string text;
+    for (int n = 1; n <= heads; n++)
+        if (heads % n == 0) text += (text.empty() ? "" : ", ") + std::to_string(n);
+    return text;
+}
+
+int ParamLayout::rows(Param p) const {
+    if (p == wte) return round_up(config.V, 128 * shard.count) / shard.count;
+    const int whole = dim_size(config, param_table[p].rows);
+    const Split split = param_table[p].split;
+    const bool is_bias = param_table[p].rows == Dim::one;
+    return !is_bias && (split == Split::output || split == Split::heads) ? whole / shard.count : whole;
+}
+
+int ParamLayout::cols(Param p) const {
+    const int whole = dim_size(config, param_table[p].cols);
+    const Split split = param_table[p].split;
+    const bool is_bias = param_table[p].rows == Dim::one;
+    return split == Split::input || (is_bias && split != Split::none) ? whole / shard.count : whole;
+}
+
+ParamLayout::ParamLayout(const GPT2Config& config, int virtual_ranks, TensorShard shard)
+    : config(config), shard(shard) {
     check_config(config);
+    ENSURE(config.NH % shard.count == 0, "--tensor-parallel %d does not divide the model's %d heads; give one of %s",
+           shard.count, config.NH, divisors(config.NH).c_str());
     int64_t at[2] = {0, 0};  // end of the model's tensors, end of a layer's tensors
     for (Scope scope : {Scope::model, Scope::layer})
         for (bool decay : {true, false})
@@ -82,17 +108,34 @@ DecayPattern ParamLayout::decay_pattern() const {
     return {model.end, model.decayed_end, layer_stride, layer.decayed_end - layer.begin};
 }
 
-void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end) {
+VocabShard ParamLayout::vocab() const {
+    const int first = shard.index * rows(wte);
+    return {first, std::clamp(config.V - first, 0, rows(wte))};
+}
+
+void take_shard(float* own, const float* whole, const ParamLayout& layout, Param p) {
+    std::fill(own, own + layout.size(p), 0.0f);
+    for_each_run(layout, p, [&](int64_t at, int64_t from, int64_t count) {
+        std::copy(whole + from, whole + from + count, own + at);
+    });
+}
+
+void put_shard(float* whole, const float* own, const ParamLayout& layout, Param p) {
+    for_each_run(layout, p,
+                 [&](int64_t at, int64_t to, int64_t count) { std::copy(own + at, own + at + count, whole + to); });
+}
+
+void init_param(float* out, const GPT2Config& config, Param p, int l, uint64_t seed, int64_t begin, int64_t end) {
     const ParamSpec& spec = param_table[p];
     // Elements from `drawn` on belong to padded rows and stay zero.
-    const int64_t drawn = std::clamp(int64_t(dim_size(layout.config, spec.rows)) * layout.cols(p), begin, end);
+    const int64_t drawn = std::clamp(int64_t(dim_size(config, spec.rows)) * dim_size(config, spec.cols), begin, end);
     std::fill(out + drawn - begin, out + end - begin, 0.0f);
     if (spec.init == Init::zeros || spec.init == Init::ones) {
         std::fill(out, out + drawn - begin, spec.init == Init::ones ? 1.0f : 0.0f);
         return;
     }
     const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
-    const float residual = 1.0f / std::sqrt(2.0f * float(layout.config.L));
+    const float residual = 1.0f / std::sqrt(2.0f * float(config.L));
     const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
     constexpr int64_t BLOCK = 512;  // pairs of values drawn at a time
 #pragma omp parallel for schedule(static)

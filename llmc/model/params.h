@@ -2,6 +2,7 @@
 //
 // Allocation, initialization, weight decay, buckets and checkpoints all iterate over param_table.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -20,8 +21,8 @@ struct GPT2Config {
     bool operator==(const GPT2Config&) const = default;
 };
 
-// Accepts the names of GPT-2's four sizes (d12 or gpt2, ...) and of GPT-3's up to 13 billion parameters (gpt3-125m, ...). The
-// error for another name lists them.
+// Accepts the names of GPT-2's four sizes (d12 or gpt2, ...) and of GPT-3's up to 13 billion parameters (gpt3-125m,
+// ...). The error for another name lists them.
 GPT2Config config_by_name(const std::string& name);
 // Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);
@@ -39,6 +40,10 @@ enum class Scope { model, layer };
 enum class Dim { one, V, T, C, C3, C4 };       // "one": the tensor has one dimension
 enum class Init { normal, residual, ones, zeros };  // normal: N(0, 0.02); residual: N(0, 0.02 / sqrt(2 L))
 enum class HFLayout { same, transposed };
+// How tensor parallelism divides a tensor (Shoeybi et al. 2019): by output channels (rows of a matrix, elements of a
+// bias), by input channels (columns of a matrix), or by heads: by output channels in each of the thirds Q, K and V.
+// none: each rank has the whole tensor.
+enum class Split { none, output, input, heads };
 
 struct ParamSpec {
     Param id;
@@ -49,26 +54,27 @@ struct ParamSpec {
     Init init;
     bool decay;
     HFLayout hf_layout;   // Hugging Face's Conv1D stores (in, out), this program (out, in)
+    Split split;
 };
 
 constexpr ParamSpec param_table[NUM_PARAMS] = {
     // clang-format off
-    {wte,      "wte",      "wte.weight",         Scope::model, Dim::V,   Dim::C,  Init::normal,   true,  HFLayout::same},  // also the LM head
-    {wpe,      "wpe",      "wpe.weight",         Scope::model, Dim::T,   Dim::C,  Init::normal,   true,  HFLayout::same},
-    {lnfw,     "lnfw",     "ln_f.weight",        Scope::model, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
-    {lnfb,     "lnfb",     "ln_f.bias",          Scope::model, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
-    {qkvw,     "qkvw",     "attn.c_attn.weight", Scope::layer, Dim::C3,  Dim::C,  Init::normal,   true,  HFLayout::transposed},
-    {attprojw, "attprojw", "attn.c_proj.weight", Scope::layer, Dim::C,   Dim::C,  Init::residual, true,  HFLayout::transposed},
-    {fcw,      "fcw",      "mlp.c_fc.weight",    Scope::layer, Dim::C4,  Dim::C,  Init::normal,   true,  HFLayout::transposed},
-    {fcprojw,  "fcprojw",  "mlp.c_proj.weight",  Scope::layer, Dim::C,   Dim::C4, Init::residual, true,  HFLayout::transposed},
-    {ln1w,     "ln1w",     "ln_1.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
-    {ln1b,     "ln1b",     "ln_1.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
-    {qkvb,     "qkvb",     "attn.c_attn.bias",   Scope::layer, Dim::one, Dim::C3, Init::zeros,    false, HFLayout::same},
-    {attprojb, "attprojb", "attn.c_proj.bias",   Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
-    {ln2w,     "ln2w",     "ln_2.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same},
-    {ln2b,     "ln2b",     "ln_2.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
-    {fcb,      "fcb",      "mlp.c_fc.bias",      Scope::layer, Dim::one, Dim::C4, Init::zeros,    false, HFLayout::same},
-    {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same},
+    {wte,      "wte",      "wte.weight",         Scope::model, Dim::V,   Dim::C,  Init::normal,   true,  HFLayout::same,       Split::output},  // also the LM head
+    {wpe,      "wpe",      "wpe.weight",         Scope::model, Dim::T,   Dim::C,  Init::normal,   true,  HFLayout::same,       Split::none},
+    {lnfw,     "lnfw",     "ln_f.weight",        Scope::model, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
+    {lnfb,     "lnfb",     "ln_f.bias",          Scope::model, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
+    {qkvw,     "qkvw",     "attn.c_attn.weight", Scope::layer, Dim::C3,  Dim::C,  Init::normal,   true,  HFLayout::transposed, Split::heads},
+    {attprojw, "attprojw", "attn.c_proj.weight", Scope::layer, Dim::C,   Dim::C,  Init::residual, true,  HFLayout::transposed, Split::input},
+    {fcw,      "fcw",      "mlp.c_fc.weight",    Scope::layer, Dim::C4,  Dim::C,  Init::normal,   true,  HFLayout::transposed, Split::output},
+    {fcprojw,  "fcprojw",  "mlp.c_proj.weight",  Scope::layer, Dim::C,   Dim::C4, Init::residual, true,  HFLayout::transposed, Split::input},
+    {ln1w,     "ln1w",     "ln_1.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
+    {ln1b,     "ln1b",     "ln_1.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
+    {qkvb,     "qkvb",     "attn.c_attn.bias",   Scope::layer, Dim::one, Dim::C3, Init::zeros,    false, HFLayout::same,       Split::heads},
+    {attprojb, "attprojb", "attn.c_proj.bias",   Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
+    {ln2w,     "ln2w",     "ln_2.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
+    {ln2b,     "ln2b",     "ln_2.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
+    {fcb,      "fcb",      "mlp.c_fc.bias",      Scope::layer, Dim::one, Dim::C4, Init::zeros,    false, HFLayout::same,       Split::output},
+    {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
     // clang-format on
 };
 constexpr bool param_table_is_ordered() {
@@ -103,18 +109,25 @@ struct Bucket {
     int64_t begin, decayed_end, end;
 };
 
+// This rank's shard of the tensors that tensor parallelism divides into `count` shards.
+struct TensorShard {
+    int index = 0, count = 1;
+};
+
 // Offsets, in elements, of the tensors in a flat buffer. Each tensor starts at a multiple of FLAT_ALIGN. The gaps and
 // wte's padded rows hold zeros in every buffer, and AdamW keeps zeros unchanged.
 struct ParamLayout {
     GPT2Config config;
+    TensorShard shard;
     int64_t offsets[NUM_PARAMS];  // for tensors of a layer: the offset in layer 0
     int64_t layer_stride;
     int64_t total;
 
-    // Buckets are padded so that each divides into virtual_ranks equal shares, each a multiple of FLAT_ALIGN.
-    explicit ParamLayout(const GPT2Config& config, int virtual_ranks = 1);
-    int rows(Param p) const { return p == wte ? config.Vp() : dim_size(config, param_table[p].rows); }  // in memory
-    int cols(Param p) const { return dim_size(config, param_table[p].cols); }
+    // Buckets are padded so that each divides into virtual_ranks equal shares, each a multiple of FLAT_ALIGN. With a
+    // shard, the sizes below are those of the shard. Refuses heads that do not divide into shards.
+    explicit ParamLayout(const GPT2Config& config, int virtual_ranks = 1, TensorShard shard = {});
+    int rows(Param p) const;  // in memory
+    int cols(Param p) const;
     int64_t size(Param p) const { return int64_t(rows(p)) * cols(p); }
     int layers(Param p) const { return param_table[p].scope == Scope::layer ? config.L : 1; }
     int64_t offset(Param p, int l = 0) const {
@@ -124,8 +137,33 @@ struct ParamLayout {
     int bucket_of(Param p, int l) const { return param_table[p].scope == Scope::model ? 0 : 1 + l; }
     Bucket bucket(int b) const;
     DecayPattern decay_pattern() const;
+    VocabShard vocab() const;  // the rows of wte in this shard
 };
 
-// GPT-2's initialization of elements begin .. end of one tensor in memory layout; padded rows are zero. Element i
+// Calls f(own, whole, count) for each run of elements of tensor p's shard that are adjacent in the whole tensor too:
+// elements own .. of the shard are elements whole .. of the whole tensor, in the memory layout without shards. Padded
+// rows of wte are left out.
+template <class F>
+void for_each_run(const ParamLayout& layout, Param p, F f) {
+    const Split split = param_table[p].split;
+    const bool is_bias = param_table[p].rows == Dim::one;
+    const int64_t index = layout.shard.index, count = layout.shard.count;
+    const int64_t cols = is_bias ? 1 : layout.cols(p), channels = layout.size(p) / cols;  // output channels
+    if (split == Split::input && count > 1) {
+        for (int64_t o = 0; o < channels; o++) f(o * cols, (o * count + index) * cols, cols);
+    } else if (split == Split::heads && count > 1) {
+        const int64_t third = channels / 3 * cols;
+        for (int64_t i = 0; i < 3; i++) f(i * third, (i * count + index) * third, third);
+    } else {
+        const int64_t begin = split == Split::none ? 0 : index * channels;
+        const int64_t end = p == wte ? std::clamp<int64_t>(layout.config.V, begin, begin + channels) : begin + channels;
+        if (end > begin) f(0, begin * cols, (end - begin) * cols);
+    }
+}
+// Copies a tensor's shard from the whole tensor, with zeros in padded rows; and into the whole tensor.
+void take_shard(float* own, const float* whole, const ParamLayout& layout, Param p);
+void put_shard(float* whole, const float* own, const ParamLayout& layout, Param p);
+
+// GPT-2's initialization of elements begin .. end of one whole tensor in memory layout; padded rows are zero. Element i
 // depends only on seed, the tensor and i, not on threads, ranks or order.
-void init_param(float* out, const ParamLayout& layout, Param p, int l, uint64_t seed, int64_t begin, int64_t end);
+void init_param(float* out, const GPT2Config& config, Param p, int l, uint64_t seed, int64_t begin, int64_t end);

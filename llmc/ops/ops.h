@@ -21,6 +21,29 @@ struct Weight {
     const void* packed;
 };
 
+// Checks which gradients matmul_backward is to compute.
+inline void check_matmul_gradients(const void* dinp, const void* dweight, const void* dbias) {
+    INVARIANT(dinp || dweight, "matmul_backward without dinp and without dweight");
+    INVARIANT(dweight || !dbias, "matmul_backward with dbias but without dweight");
+}
+
+// The rows of the vocabulary that are in this rank's memory: first to first + count - 1. The whole vocabulary is {0,
+// V}.
+struct VocabShard {
+    int first, count;
+
+    // The token's row in this shard, or -1 if the token is negative or in another shard.
+    HOST_DEVICE __attribute__((always_inline)) int row(int token) const {
+        return token >= first && token - first < count ? token - first : -1;
+    }
+};
+
+// Checks the arguments of the operations on a shard. No option can make them invalid.
+inline void check_vocab_shard(const char* op, VocabShard shard) {
+    INVARIANT(shard.first >= 0 && shard.count >= 0, "%s: a shard of %d rows from row %d of the vocabulary on", op,
+              shard.count, shard.first);
+}
+
 // Alignment, in elements, of the tensors, buckets and shards in a flat parameter buffer (params.h).
 constexpr int64_t FLAT_ALIGN = 64;
 
@@ -46,7 +69,7 @@ struct DecayPattern {
 // AdamW's constants. Weight decay is decoupled: it acts on the weight and is not added to the gradient.
 struct AdamWConfig {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-    uint64_t seed = 0;  // of stochastic rounding
+    uint64_t seed = 0;  // for stochastic rounding
 };
 
 // The backend of bf16 attention on a GPU, where there is a choice: cuDNN, or this program's kernels, which are always

@@ -31,7 +31,7 @@ struct OptionSpec {
     bool was_flag = false;      // a flag in earlier releases: --autotune alone means --autotune on, with a note
     bool planned = false;       // `plan` uses the option; plan accepts the other options of `train` without effect
     bool of_one_start = false;  // a resume does not take the option's value from the earlier start of the run
-    bool of_shape = false;    // a resume takes all options of the shape from the earlier start, or none if one is given
+    bool of_shape = false;    // belongs to the model's shape: if one such option is given, a resume takes none of them
     bool may_change = false;  // a resume accepts another value without a warning
     bool may_differ = false;  // the ranks of a run may have different values
     bool is_path = false;     // a resume reads a relative path from the directory in which the run was started

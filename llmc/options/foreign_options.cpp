@@ -101,6 +101,8 @@ static constexpr ForeignOption table[] = {
     {"-pi -pm -pf -pp", llmc, "there is none: --rendezvous HOST:PORT is for ranks without a launcher"},
 };
 
+std::span<const ForeignOption> foreign_options() { return table; }
+
 const ForeignOption* find_foreign_option(const std::string& name) {
     std::string wanted = name;
     if (name.starts_with("--")) std::replace(wanted.begin() + 2, wanted.end(), '-', '_');

@@ -88,18 +88,23 @@ static void batch_options(OptionSpecs& all, Options& o) {
         .planned();
 }
 
-static void start_options(OptionSpecs& all, Options& o) {
-    Section s{all, "ranks"};
-    s.add("--gpus", o.gpus, "", "all|N|LIST", "train on these GPUs of this machine, one rank each: all, 4, or 0,2,3")
+// Ranks that this process starts.
+static void local_rank_options(Section& s, Options& o) {
+    s.add("--gpus", o.gpus, "", "all|N|LIST", "use these GPUs of this machine, one rank each: all, 4, or 0,2,3")
         .not_empty()
         .planned()
         .of_one_start()
         .may_differ();
-    s.add("--ranks", o.ranks, 0, "N", "train on N CPU ranks of this machine, started by mpirun")
+    s.add("--ranks", o.ranks, 0, "N", "use N CPU ranks of this machine, started by mpirun")
         .between(0, 1 << 16)
         .shown("")
         .planned()
         .of_one_start();
+}
+
+static void start_options(OptionSpecs& all, Options& o) {
+    Section s{all, "ranks"};
+    local_rank_options(s, o);
     s.add("--nnodes", o.nnodes, 1, "N", "number of machines; start the same command on each, with its number")
         .between(1, 1 << 16)
         .planned()
@@ -115,6 +120,15 @@ static void start_options(OptionSpecs& all, Options& o) {
         .of_one_start();
 }
 
+static void tensor_options(Section& s, Options& o) {
+    s.add("--tensor-parallel", o.tensor_parallel, 1, "N", "N ranks of a host share each layer; N divides the heads")
+        .between(1, 1024)
+        .planned()
+        .may_change();
+    s.add_flag("--tp-across-hosts", o.tp_across_hosts, "let the ranks that share a layer be on different hosts")
+        .of_one_start();
+}
+
 static void rank_options(OptionSpecs& all, Options& o) {
     Section s{all, "ranks"};
     s.add("-z,--zero", o.zero, 0, "0|1|2|3",
@@ -125,6 +139,11 @@ static void rank_options(OptionSpecs& all, Options& o) {
     s.add("--grad-dtype", o.grad_dtype, "fp32", "fp32|bf16", "dtype of gradients in collectives")
         .one_of_unit()
         .planned();
+    tensor_options(s, o);
+    s.add_flag("--sequence-parallel", o.sequence_parallel,
+               "with --tensor-parallel: ranks also share the tokens between the layers' matmuls")
+        .planned()
+        .may_change();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
           "add gradients in the order of N ranks: the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs; 0 = off")
         .between(0, 1024)
@@ -157,10 +176,10 @@ static void rank_options(OptionSpecs& all, Options& o) {
 
 static void fit_options(OptionSpecs& all, Options& o) {
     Section s{all, "plan"};
-    s.add_flag(
-         "--fit", o.fit,
-         "list the values of --zero, --recompute and --micro-batch that fit, the fastest first, for the number of "
-         "GPUs in --gpus, or of ranks in --world-size")
+    s.add_flag("--fit", o.fit,
+               "list the values of --tensor-parallel, --sequence-parallel, --zero, --recompute and --micro-batch that "
+               "fit, the "
+               "fastest first, for the number of GPUs in --gpus, or of ranks in --world-size")
         .planned();
     s.add("--gpu-memory", o.gpu_memory, 0.0, "GIB", "with --fit: memory of each GPU; 0 = this one's")
         .between(0.0, 1e6)
@@ -310,6 +329,12 @@ static void eval_options(OptionSpecs& all, Options& o) {
     inference_precision(all, o, "eval");
 }
 
+static void inference_rank_options(OptionSpecs& all, Options& o) {
+    Section s{all, "ranks"};
+    local_rank_options(s, o);
+    tensor_options(s, o);
+}
+
 static void tokenize_options(OptionSpecs& all, Options& o) {
     Section s{all, "tokenize"};
     s.add("-o,--output", o.output, "", "DIR", "directory for train_*.bin, val_*.bin and the tokenizer");
@@ -353,11 +378,13 @@ OptionSpecs declare(Command command, Options& o) {
             break;
         case Command::generate:
             generate_options(all, o);
+            inference_rank_options(all, o);
             seed_option(all, o, "seed of the samples; the same seed gives the same text");
             threads_option(all, o);
             break;
         case Command::eval:
             eval_options(all, o);
+            inference_rank_options(all, o);
             threads_option(all, o);
             break;
         case Command::tokenize:

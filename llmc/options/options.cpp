@@ -151,12 +151,12 @@ static void sort_out_model(Options& o) {
     if (!o.model.empty() || custom) check_config(model_config(o));
 }
 
-static void check_start(const Options& o) {
+static void check_start(const Options& o, bool plan) {
     const bool gpus = !o.gpus.empty();
     ENSURE(!gpus || o.ranks == 0, "--gpus %s starts GPU ranks and --ranks %d CPU ranks; give one", o.gpus.c_str(),
            o.ranks);
     ENSURE(gpus || o.node_rank < 0, "--node-rank needs --gpus and --nnodes");
-    ENSURE(gpus || o.nnodes == 1,
+    ENSURE(gpus || o.nnodes == 1 || (plan && o.world_size > 0),
            "--nnodes %d needs --gpus; CPU ranks of several machines start by mpirun --host, or by srun", o.nnodes);
     ENSURE(o.max_restarts == 0 || gpus || o.ranks > 0, "--max-restarts needs --gpus or --ranks");
     ENSURE(o.max_restarts == 0 || o.nnodes == 1,
@@ -164,6 +164,15 @@ static void check_start(const Options& o) {
     ENSURE(o.max_restarts == 0 || (!o.output.empty() && o.checkpoint_every > 0),
            "--max-restarts needs checkpoints to continue from: an --output, and --checkpoint-every above 0");
     ENSURE(!o.share_gpu || !gpus, "--share-gpu is for ranks that mpirun starts; --gpus gives each rank its own GPU");
+}
+
+static void check_tensor_parallel(const Options& o) {
+    const bool several = o.tensor_parallel > 1;
+    ENSURE(several || !o.sequence_parallel,
+           "--sequence-parallel needs --tensor-parallel 2 or more; --sequence-parallel=false switches it off");
+    ENSURE(several || !o.tp_across_hosts, "--tp-across-hosts needs --tensor-parallel 2 or more");
+    ENSURE(!several || o.precision != "fp8",
+           "--precision fp8 does not combine with --tensor-parallel %d; give --precision bf16", o.tensor_parallel);
 }
 
 static void check_training(Options& o, bool plan) {
@@ -178,7 +187,8 @@ static void check_training(Options& o, bool plan) {
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
-    check_start(o);
+    check_start(o, plan);
+    check_tensor_parallel(o);
 }
 
 static void check_together(Options& o) {
@@ -196,6 +206,8 @@ static void check_together(Options& o) {
         case Command::generate:
             ENSURE(!o.init.empty(),
                    "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
+            check_start(o, false);
+            check_tensor_parallel(o);
             break;
         case Command::tokenize:
             ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, or .jsonl files");
@@ -212,10 +224,26 @@ static void check_together(Options& o) {
     }
 }
 
+// Saved options, also those of an older version, by the names and in the forms of this version.
+static Json in_present_form(Json saved, const OptionSpecs& all) {
+    for (const OptionSpec& spec : all) {
+        const std::string name = spec.long_name().substr(2);
+        const auto old = spec.old_name.empty() ? saved.end() : saved.find(spec.old_name.substr(2));
+        if (old != saved.end() && !saved.contains(name)) saved[name] = Json(*old);
+        if (spec.was_flag && saved.contains(name) && saved[name].is_boolean())
+            saved[name] = saved[name].get<bool>() ? "on" : "off";
+    }
+    return saved;
+}
+
+std::string in_present_form(const std::string& saved, const Options& options) {
+    Options o = options;
+    return in_present_form(Json::parse(saved), declare(o.command, o)).dump();
+}
+
 // The saved value of an option as read_value takes it.
 static std::string saved_text(const OptionSpec& spec, const Json& value) {
     if (value.is_boolean() && spec.kind == ValueKind::flag) return value.get<bool>() ? "1" : "0";
-    if (value.is_boolean() && spec.was_flag) return value.get<bool>() ? "on" : "off";
     if (value.is_string()) return value.get<std::string>();
     const std::string text = value.dump();
     ENSURE(spec.kind != ValueKind::text, "%s: %s is not a text", spec.long_name().c_str(), text.c_str());
@@ -238,11 +266,10 @@ static void read_saved(const OptionSpec& spec, const Json& value, Options& o) {
 static bool add_saved(const OptionSpecs& all, const std::string& saved, const ParsedArgs& given, Options& o) {
     bool shape_given = false;
     for (const auto& [i, text] : given.values) shape_given |= all[i].of_shape;
-    const Json json = Json::parse(saved);
+    const Json json = in_present_form(Json::parse(saved), all);
     for (size_t i = 0; i < all.size(); i++) {
         const std::string name = all[i].long_name();
-        auto found = json.find(name.substr(2));
-        if (found == json.end() && !all[i].old_name.empty()) found = json.find(all[i].old_name.substr(2));
+        const auto found = json.find(name.substr(2));
         if (found == json.end() || given.values.count(i) || all[i].of_one_start) continue;
         if (shape_given && all[i].of_shape) continue;
         try {

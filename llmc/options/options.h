@@ -67,6 +67,8 @@ struct Options {
     bool print_launch;
     int zero;                // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
+    int tensor_parallel;     // ranks that share each layer
+    bool sequence_parallel, tp_across_hosts;
     bool share_gpu;          // ranks of a machine may share a GPU
     int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
 
@@ -138,6 +140,8 @@ struct Setting {
 std::vector<Setting> settings(const Options& options);
 // The options of options.command as a JSON object: {"micro-batch":4,"lr":0.0006,...}. Numbers are JSON numbers.
 std::string options_json(const Options& options);
+// The options that an older version saved as JSON, with the names and forms that options_json gives them now.
+std::string in_present_form(const std::string& saved, const Options& options);
 
 // The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.

@@ -17,14 +17,21 @@ void Comm::abort(int exit_code) {
     _exit(exit_code);
 }
 
+std::unique_ptr<Comm> Comm::split(int) {
+    auto group = std::make_unique<Comm>();
+    group->parent = this;
+    return group;
+}
+
 void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
-    if (trace) label.step = trace->step;
-    const Span span(world_size > 1 ? trace.get() : nullptr, Track::training, stream, label);
+    Trace* const trace_of_world = recorder();
+    if (trace_of_world) label.step = trace_of_world->step;
+    const Span span(world_size > 1 ? trace_of_world : nullptr, Track::training, stream, label);
     wait(ticket, stream);
 }
 
 void Comm::label_next(const char* name, int64_t number) {
-    if (trace) next_label = {name, number, trace->step, -1, bytes_sent};
+    if (const Trace* to = recorder()) next_label = {name, number, to->step, -1, bytes_sent};
 }
 
 SpanLabel Comm::take_label() {

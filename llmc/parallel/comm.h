@@ -9,21 +9,22 @@
 
 #include "base/device.h"
 #include "base/trace.h"
+#include "model/tensor_collectives.h"
 #include "parallel/launch.h"
 
 enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
 
-struct Comm {
+struct Comm : TensorCollectives {
     int rank = 0, world_size = 1;
     int shard_index = 0;  // which of the world_size equal shards of a buffer reduce_scatter leaves on this rank
     // Totals of this rank: bytes sent, collectives, waits for collectives. exposed_seconds: the time that the host or
     // a stream was blocked in the waits that have ended.
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
-    std::unique_ptr<Trace> trace;  // null: tracing is off
+    std::unique_ptr<Trace> trace;  // of the world's Comm; null: tracing is off
+    const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
     SpanLabel next_label = {};     // trace label of the next collective; its `bytes` holds the earlier bytes_sent
 
-    virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
     virtual void check_grad_dtype(GradDtype) const {}  // refuses an unsupported dtype
     // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
@@ -35,22 +36,41 @@ struct Comm {
     // connect().
     virtual void connect() {}
 
+    // The communicator of the ranks that give the same color (0 or more), in the order of their ranks here. A group of
+    // one rank is a plain Comm. All ranks call split() with the same collectives before it. The group has counters of
+    // its own, and must not outlive this Comm. Collectives of several groups may be in flight at the same time, if
+    // every rank makes its calls in the same order.
+    virtual std::unique_ptr<Comm> split(int color);
+
     using Ticket = int64_t;
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
     // shards become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
+    // The same sums of activations. In bf16 the ranks send bf16; each addition is in float, and its result is rounded
+    // to bf16. If training waits for these sums in every layer, they are on its critical path: the ranks answer at once
+    // instead of leaving the core to computation.
+    Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) override { return 0; }
+    Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) override { return 0; }
+    Ticket all_reduce(float* x, int64_t count, Stream stream) override {
+        return all_reduce(x, count, GradDtype::fp32, stream);
+    }
+    Ticket reduce_scatter(float* x, int64_t count, Stream stream) override {
+        return reduce_scatter(x, count, GradDtype::fp32, stream);
+    }
     // Copies every rank's shard of x (bytes) to all ranks.
-    virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
+    Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) override { return 0; }
     // Copies x (bytes) to all ranks from the rank whose shard_index is `from`.
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
     // Waits like the function above; the trace records the wait as a span of the training track.
-    void wait(Ticket ticket, Stream stream, SpanLabel label);
+    void wait(Ticket ticket, Stream stream, SpanLabel label) final;
     // label_next sets the trace label of the next collective; the function that queues the collective takes it.
-    void label_next(const char* name, int64_t number = -1);
+    void label_next(const char* name) final { label_next(name, -1); }
+    void label_next(const char* name, int64_t number);
     SpanLabel take_label();
+    Trace* recorder() const { return parent ? parent->recorder() : trace.get(); }  // the trace of the world
 
     // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns
     // exposed_seconds.

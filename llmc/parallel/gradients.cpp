@@ -8,15 +8,73 @@
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
 static int count_subtree_sums(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
 
-// Elements of GradientSum::step_stats. A virtual rank has a loss, a sum of squares for each bucket, and room for a
-// RankStatus.
-static int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks) {
-    return (1 + layout.num_buckets() + int64_t(sizeof(RankStatus) / sizeof(float))) * virtual_ranks;
+// Elements of GradientSum::step_stats: a multiple of the number of ranks, as an all-reduce needs. A virtual rank has a
+// loss and a sum of squares for each bucket. There is room for a RankStatus for each rank, and for each virtual rank.
+static int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world_size) {
+    const int64_t statuses = std::max(virtual_ranks, world_size);
+    return round_up<int64_t>(
+        (1 + layout.num_buckets()) * int64_t(virtual_ranks) + int64_t(sizeof(RankStatus) / sizeof(float)) * statuses,
+        world_size);
 }
 
-int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
-    return int64_t(sizeof(float)) * (count_subtree_sums(virtual_ranks / world_size) * layout.total +
-                                     count_step_stats(layout, virtual_ranks) + 2);
+// Calls f(begin, end) for each run of adjacent elements of bucket b whose tensors are divided, or are not.
+template <class F>
+static void for_each_part(const ParamLayout& layout, int b, bool divided, F f) {
+    struct Tensor {
+        int64_t begin, end;
+        bool divided;
+    };
+    std::vector<Tensor> tensors;
+    for (const ParamSpec& spec : param_table) {
+        const int l = std::max(0, b - 1);
+        if (layout.bucket_of(spec.id, l) != b) continue;
+        const int64_t begin = layout.offset(spec.id, l);
+        tensors.push_back({begin, begin + round_up(layout.size(spec.id), FLAT_ALIGN), spec.split != Split::none});
+    }
+    std::sort(tensors.begin(), tensors.end(), [](const Tensor& x, const Tensor& y) { return x.begin < y.begin; });
+    for (size_t i = 0; i < tensors.size();) {
+        const Tensor& first = tensors[i];
+        int64_t end = first.end;
+        while (++i < tensors.size() && tensors[i].divided == first.divided) end = tensors[i].end;
+        if (first.divided == divided) f(first.begin, end);
+    }
+}
+
+// Elements of bucket b that sequence parallelism leaves as sums over a rank's rows: the gradients of LayerNorm and of
+// the biases that are not divided. wpe's gradient is whole, because the embeddings' backward reads the rows of all
+// ranks.
+template <class F>
+static void for_each_part_over_rows(const ParamLayout& layout, int b, F f) {
+    for_each_part(layout, b, false, [&](int64_t begin, int64_t end) {
+        begin = std::max(begin, layout.bucket(b).decayed_end);
+        if (begin < end) f(begin, end);
+    });
+}
+
+static int64_t count_over_rows(const ParamLayout& layout) {
+    int64_t largest = 0;
+    for (int b : {0, 1}) {
+        int64_t count = 0;
+        for_each_part_over_rows(layout, b, [&](int64_t begin, int64_t end) { count += end - begin; });
+        largest = std::max(largest, round_up<int64_t>(count, layout.shard.count));
+    }
+    return largest;
+}
+
+constexpr int SUMS = 3;  // elements of GradientSum::sums
+
+int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
+    return count_step_stats(layout, virtual_ranks, world_size) * int64_t(sizeof(float));
+}
+
+int64_t row_sums_bytes(const ParamLayout& layout) {
+    return layout.num_buckets() * count_over_rows(layout) * int64_t(sizeof(float));
+}
+
+int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel, bool sequence_parallel) {
+    return int64_t(sizeof(float)) * (count_subtree_sums(virtual_ranks / data_parallel) * layout.total +
+                                     count_step_stats(layout, virtual_ranks, data_parallel * layout.shard.count) +
+                                     (sequence_parallel ? count_over_rows(layout) : 0) + SUMS);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -26,18 +84,21 @@ int64_t largest_bucket(const ParamLayout& layout) {
     return largest;
 }
 
-GradientSum::GradientSum(Comm& comm, const ParamLayout& layout, Division division, const BucketBuffer<float>& grads,
-                         const float* loss, Stream* stream)
-    : comm(comm),
+GradientSum::GradientSum(const Groups& groups, const ParamLayout& layout, Division division,
+                         const BucketBuffer<float>& grads, const float* loss, Stream* stream)
+    : comm(groups.dp),
+      tensor_comm(groups.tp),
+      world(groups.world),
       layout(layout),
       division(division),
       grads(grads),
       loss(loss),
       stream(stream),
-      step_stats(count_step_stats(layout, division.virtual_ranks), "losses and norms"),
-      sums(2, "loss and norm"),
+      step_stats(count_step_stats(layout, division.virtual_ranks, groups.world.world_size), "losses and norms"),
+      sums(SUMS, "loss and norm"),
       host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()),
+      over_rows(division.sequence_parallel ? count_over_rows(layout) : 0, "gradients of LayerNorm and biases"),
       shard(division.shard_gradients ? layout.total / division.shards : 0, "this rank's shard of the gradients"),
       reduced(size_t(layout.num_buckets())) {
     INVARIANT(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
@@ -56,6 +117,24 @@ void GradientSum::begin_step() {
     if (division.shard_gradients) fill_zero(shard.data, shard.bytes(), *stream);
 }
 
+// Sums these gradients over the tensor-parallel ranks: all of the bucket's in one collective.
+void GradientSum::sum_over_rows(int b) {
+    float* const own = grads.bucket(b) - layout.bucket(b).begin;
+    int64_t count = 0;
+    for_each_part_over_rows(layout, b, [&](int64_t begin, int64_t end) {
+        copy_on_device(over_rows.data + count, own + begin, (end - begin) * int64_t(sizeof(float)), *stream);
+        count += end - begin;
+    });
+    tensor_comm.label_next("sum over rows of bucket", b);
+    tensor_comm.wait(tensor_comm.all_reduce(over_rows.data, over_rows.size, *stream), *stream,
+                     {"wait for sum over rows of bucket", b});
+    count = 0;
+    for_each_part_over_rows(layout, b, [&](int64_t begin, int64_t end) {
+        copy_on_device(own + begin, over_rows.data + count, (end - begin) * int64_t(sizeof(float)), *stream);
+        count += end - begin;
+    });
+}
+
 // Adds the virtual ranks as a balanced binary tree. subtree_sums[h] holds the sum of a subtree of height h until the
 // sibling subtree is complete. As in a binary counter, virtual rank v completes one subtree for every trailing 1 bit of
 // v.
@@ -63,6 +142,7 @@ void GradientSum::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
     const int64_t count = bucket.end - bucket.begin;
     float* own = grads.bucket(b);
+    if (division.sequence_parallel) sum_over_rows(b);
     int h = 0;
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
@@ -74,6 +154,7 @@ void GradientSum::reduce_bucket(int b, int v) {
 }
 
 void GradientSum::virtual_rank_done(int v) {
+    if (tensor_comm.rank > 0) return;  // all tensor-parallel ranks have the same loss
     ops::accumulate_loss(step_stats.data + comm.rank * own_virtual_ranks() + v, loss, 1, 1.0f, *stream);
 }
 
@@ -105,6 +186,19 @@ void GradientSum::begin_bucket(int b) {
         if (grads.bucket(other) == grads.bucket(b)) add_to_shard(other);
 }
 
+// sum = the squares of elements begin .. end of bucket b. A tensor that is not divided counts on the first
+// tensor-parallel rank only.
+void GradientSum::square(float* sum, int b, int64_t begin, int64_t end) {
+    if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, summed(b, begin), end - begin, *stream);
+    for_each_part(layout, b, true, [&](int64_t part_begin, int64_t part_end) {
+        const int64_t from = std::max(begin, part_begin), to = std::min(end, part_end);
+        if (from >= to) return;
+        float* part = sums.data + 2;
+        ops::sum_of_squares(part, summed(b, from), to - from, *stream);
+        ops::accumulate_loss(sum, part, 1, 1.0f, *stream);
+    });
+}
+
 // Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
 // order.
 void GradientSum::sum_squares(float* squares_of) {
@@ -116,8 +210,8 @@ void GradientSum::sum_squares(float* squares_of) {
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
         for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
-            ops::sum_of_squares(squares_of + int64_t(b) * virtual_ranks + v, summed(b, bucket.begin + v * piece), piece,
-                                *stream);
+            square(squares_of + int64_t(b) * virtual_ranks + v, b, bucket.begin + v * piece,
+                   bucket.begin + (v + 1) * piece);
     }
 }
 
@@ -127,14 +221,14 @@ void GradientSum::finish(RankStatus status) {
     RankStatus& host = host_statuses[steps++ % 2];
     host = status;
     float *squares_of = step_stats.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
-    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * comm.rank, &host, sizeof(RankStatus),
+    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * world.rank, &host, sizeof(RankStatus),
                    *stream);
     sum_squares(squares_of);
     // A NaN here makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
     if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
-    comm.label_next("reduce loss and norm");
-    comm.wait(comm.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,
-              {.name = "wait for loss and norm"});
+    world.label_next("reduce loss and norm");
+    world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,
+               {.name = "wait for loss and norm"});
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);
     ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);

@@ -8,12 +8,16 @@
 // With ZeRO-2 (Rajbhandari et al. 2020) the virtual ranks are summed in every micro-step, and each rank adds up its
 // shard of these sums. The layers' buckets then share memory, so a bucket is added to the shard before its memory is
 // used again.
+//
+// With tensor parallelism a rank has the gradients of its shard of the divided tensors. The other tensors are the same
+// on all tensor-parallel ranks, and so are their gradients, which count once in the norm. With sequence parallelism
+// these gradients are sums over a rank's rows, and are summed over the tensor-parallel ranks first.
 #pragma once
 #include <vector>
 
 #include "model/bucket_buffer.h"
 #include "model/params.h"
-#include "parallel/comm.h"
+#include "parallel/groups.h"
 
 // Status that each rank sends to all ranks in every step, with its gradients, before that step is finished. The last
 // finished step is then the previous one. With several GPUs, whose hosts run a step ahead of them, it is the one before
@@ -29,11 +33,13 @@ struct Division {
     int virtual_ranks = 1;         // number over all ranks (--deterministic-ranks); a multiple of world_size
     int shards = 1;                // world_size with ZeRO-1 and ZeRO-2: each rank gets only its shard of every bucket
     bool shard_gradients = false;  // ZeRO-2
+    bool sequence_parallel = false;
     GradDtype grad_dtype = GradDtype::fp32;
 };
 
 struct GradientSum {
-    Comm& comm;
+    Comm& comm;  // of the data-parallel ranks
+    Comm &tensor_comm, &world;
     const ParamLayout& layout;  // made with division.virtual_ranks
     Division division;
     const BucketBuffer<float>& grads;  // output of backward
@@ -41,14 +47,14 @@ struct GradientSum {
     Stream* stream;                    // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
-    GradientSum(Comm& comm, const ParamLayout& layout, Division division, const BucketBuffer<float>& grads,
+    GradientSum(const Groups& groups, const ParamLayout& layout, Division division, const BucketBuffer<float>& grads,
                 const float* loss, Stream* stream);
     GradientSum(const GradientSum&) = delete;
     ~GradientSum();
 
     int own_virtual_ranks() const { return division.virtual_ranks / comm.world_size; }
     // Whether reduce_bucket has anything to do.
-    bool needs_reduction() const { return comm.world_size > 1 || division.virtual_ranks > 1; }
+    bool needs_reduction() const { return world.world_size > 1 || division.virtual_ranks > 1; }
 
     void begin_step();  // called before the first backward of a step
     // Called during the last backward of this rank's v-th virtual rank, with ZeRO-2 during every backward, when the
@@ -69,26 +75,34 @@ struct GradientSum {
     const float* squares() const { return sums.data + 1; }  // (1) on the device
     const float* rank_statuses() const {
         return step_stats.data + (1 + layout.num_buckets()) * division.virtual_ranks;
-    }  // (world_size) of RankStatus, on the device
+    }  // (world.world_size) of RankStatus, on the device
 
     std::vector<DeviceBuffer<float>> subtree_sums;  // [h]: sum of 2^h virtual ranks, to be added to the next 2^h
     // (4 + buckets, virtual ranks) losses, sums of squares of each bucket, and room for the RankStatus of each rank. A
     // rank writes its own elements and leaves zeros in the others, so that an all-reduce gathers them.
     DeviceBuffer<float> step_stats;
-    DeviceBuffer<float> sums;   // loss, squares
+    DeviceBuffer<float> sums;   // loss, squares, squares of a part of a bucket
     RankStatus* host_statuses;  // (2): one for even and one for odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
+    DeviceBuffer<float> over_rows;      // with sequence parallelism: gradients to be summed over rows
     DeviceBuffer<float> shard;          // (layout.total / shards) with ZeRO-2: this rank's shard of the sums
     std::vector<bool> reduced;          // with ZeRO-2: buckets that are not yet added to the shard
 
   private:
     Bucket shard_of(int b) const;
     void add_to_shard(int b);
+    void sum_over_rows(int b);
+    void square(float* sum, int b, int64_t begin, int64_t end);
     void sum_squares(float* squares_of);
 };
 
 int64_t largest_bucket(const ParamLayout& layout);  // elements
+// Size of GradientSum::step_stats, which the ranks all-reduce in every step.
+int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
+// What tensor-parallel ranks all-reduce with sequence parallelism, of all buckets together.
+int64_t row_sums_bytes(const ParamLayout& layout);
 
 // Device memory of a GradientSum, without the gradients and the shard.
-int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
+int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel,
+                           bool sequence_parallel = false);

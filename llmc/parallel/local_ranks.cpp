@@ -165,17 +165,6 @@ static void print(Ranks& ranks, int to, const std::string& text) {
     if (!output.broken) output.waiting += text;
 }
 
-// Writes as much as cannot block, once pselect has found room for it.
-static void write_some(Ranks& ranks, int to) {
-    Output& output = ranks.outputs[to - 1];
-    const ssize_t written = write(to, output.waiting.data(), std::min<size_t>(output.waiting.size(), PIPE_BUF));
-    if (written > 0) output.waiting.erase(0, size_t(written));
-    if (written >= 0 || errno == EINTR || errno == EAGAIN) return;
-    output = {"", true};
-    if (to == 1)
-        print(ranks, 2, format("warning: cannot write to stdout: %s; the run continues without it\n", strerror(errno)));
-}
-
 static std::vector<int> files_to_write(const Ranks& ranks) {
     std::vector<int> files;
     for (int to : {1, 2})
@@ -224,6 +213,7 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
         if (got < 0 && errno == EAGAIN) return;
         if (got <= 0) return close_stream(ranks, process, stream);
         stream.rest.append(buffer, size_t(got));
+        std::erase(stream.rest, '\0');  // the mpirun of Open MPI 5 ends its own messages with one
         for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
             print_line(ranks, process, stream.to, stream.rest.substr(0, end));
         if (stream.rest.size() > LONGEST_LINE) {
@@ -306,6 +296,21 @@ static void end_all(Ranks& ranks) {
     ranks.repeat_time = INFINITY;
     signal_all(ranks, ranks.options.end_signal);
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
+}
+
+// Writes as much as cannot block, once pselect has found room for it.
+static void write_some(Ranks& ranks, int to) {
+    Output& output = ranks.outputs[to - 1];
+    const ssize_t written = write(to, output.waiting.data(), std::min<size_t>(output.waiting.size(), PIPE_BUF));
+    if (written > 0) output.waiting.erase(0, size_t(written));
+    if (written >= 0 || errno == EINTR || errno == EAGAIN) return;
+    output = {"", true};
+    if (to != 1) return;
+    if (!ranks.options.stdout_is_result)
+        return print(ranks, 2,
+                     format("warning: cannot write to stdout: %s; the run continues without it\n", strerror(errno)));
+    print(ranks, 2, format("error: cannot write to standard output: %s\n", strerror(errno)));
+    end_all(ranks);
 }
 
 static std::string signal_text(int number) {
@@ -414,6 +419,7 @@ Outcome Supervisor::run(const LocalRanks& options) {
     // is ended has the exit code 1.
     const bool by_signal = outcome.exit_code > 128 || (ranks.ended && outcome.exit_code == EXIT_INTERNAL);
     if (outcome.request != 0 && by_signal) outcome.exit_code = 128 + outcome.request;
+    if (options.stdout_is_result && ranks.outputs[0].broken) outcome.exit_code = EXIT_IO;
     return outcome;
 }
 

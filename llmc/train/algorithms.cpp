@@ -50,10 +50,15 @@ static void write_choices(const std::string& file, AlgorithmChoices choices) {
     rename_path(temporary, file);
 }
 
-// Only rank 0 runs this micro-step, so it must not gather weights (BucketHook): the values do not matter.
+// A group of one rank, whose collectives do nothing.
+static Comm single_rank;
+
+// Only rank 0 runs this micro-step, so it must not gather weights (BucketHook) and not sum over ranks: the values do
+// not matter.
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
     const BucketHook before_read = std::exchange(model.before_read, nullptr);
+    TensorCollectives* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
     device_time_algorithms(true);
     model.zero_gradients();
@@ -62,6 +67,7 @@ static void time_micro_step(GPT2<floatX>& model) {
     wait_for_stream(model.stream);
     device_time_algorithms(false);
     model.before_read = before_read;
+    model.tensor_ranks = tensor_ranks;
 }
 
 // Called by rank 0: loads the choices in the file, times algorithms for shapes without a choice, and writes the

@@ -1,6 +1,7 @@
 // fit.h: the layouts of a training run that fit into the memory of the ranks' devices, for `plan --fit`.
 //
-// A layout is a ZeRO stage, what backward recomputes, and the micro-batch. Its time is computed, not measured: the
+// A layout is the number of tensor-parallel ranks, with or without sequence parallelism, a ZeRO stage, what backward
+// recomputes, and the micro-batch. Its time is computed, not measured: the
 // FLOPs of a step at 40 % of the peak, and after them the bytes that a rank sends. In a run, most communication
 // overlaps with computation, so the order of the layouts is more reliable than their times.
 #pragma once
@@ -9,31 +10,37 @@
 
 #include "options/options.h"
 #include "train/plan.h"
+#include "train/traffic.h"
 
 struct Layout {
+    int tensor_parallel;
+    bool sequence_parallel;
     int zero;
     std::string recompute;  // as in --recompute
     BatchPlan batch;
     int64_t bytes;   // of a rank's device
-    int64_t sent;    // bytes that a rank sends per step
+    SentBytes sent;  // by a rank per step
     double seconds;  // per step
+
+    double tokens_per_second() const { return double(batch.tokens_per_step) / seconds; }
 };
 
-// The devices of the ranks. bandwidth: bytes per second that a rank sends.
+// The devices of the ranks.
 struct FitDevices {
-    int world_size;
+    RankPlaces places;
     int64_t memory;
-    double peak_flops, bandwidth;
+    double peak_flops;
+    double bandwidth, network = 0.0;  // bytes per second that a rank sends inside its host, and to other hosts
 };
 
 constexpr double FIT_UTILIZATION = 0.4;  // FLOP/s that a layout reaches, as a fraction of the peak
 
-// The layouts that fit, the fastest first; for each ZeRO stage and each value of --recompute the one with the largest
-// micro-batch. o: the options of the run, of which --zero, --recompute and --micro-batch are replaced. Refuses a global
+// The layouts that fit, the fastest first; for each of the other choices the one with the largest micro-batch. o: the
+// options of the run, of which those of layout_options are replaced. Refuses a global
 // batch that one sequence per rank does not divide.
 std::vector<Layout> fitting_layouts(Dtype dtype, const Options& o, const GPT2Config& config, int T,
                                     const FitDevices& devices);
 // The layout that needs the least memory, whether it fits or not.
 Layout smallest_layout(Dtype dtype, const Options& o, const GPT2Config& config, int T, const FitDevices& devices);
-// The options of a layout for a command line: "--zero 3 --recompute none --micro-batch 4".
+// The options of a layout for a command line: "--tensor-parallel 2 --zero 3 --recompute none --micro-batch 4".
 std::string layout_options(const Layout& layout);

@@ -17,8 +17,14 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
         const int64_t begin = std::max(offset, bucket.begin + comm.shard_index * size),
                       end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.shard_index + 1) * size);
         if (begin >= end) continue;
-        values.resize(end - begin);
-        init_param(values.data(), layout, spec.id, l, seed, begin - offset, end - offset);
+        values.assign(size_t(end - begin), 0.0f);
+        // Elements that are adjacent in the whole tensor, too.
+        for_each_run(layout, spec.id, [&](int64_t at, int64_t whole, int64_t count) {
+            const int64_t from = std::max(at, begin - offset), to = std::min(at + count, end - offset);
+            if (from < to)
+                init_param(values.data() + from - (begin - offset), layout.config, spec.id, l, seed, whole + from - at,
+                           whole + to - at);
+        });
         copy_to_device(values_of_bucket + begin - bucket.begin, values.data(), (end - begin) * int64_t(sizeof(float)),
                        model.stream);
         wait_for_stream(model.stream);
@@ -39,7 +45,7 @@ void init_weights(Optimizer<floatX>& optimizer, uint64_t seed) {
             values.resize(model.layout.size(spec.id));
             copy_to_host(values.data(), model.g(spec.id, l), int64_t(values.size() * sizeof(float)), model.stream);
             wait_for_stream(model.stream);
-            optimizer.set_state(WEIGHTS, spec.id, l, values.data());
+            optimizer.set_shard(WEIGHTS, spec.id, l, values.data());
         }
     }
 }

@@ -27,6 +27,8 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
     model.stream = own.stream;
+    Comm single_rank;  // its collectives do nothing
+    if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
     Optimizer<floatX> optimizer(model, {rule}, options);
     init_weights(optimizer, 42);
     optimizer.weights_loaded();
@@ -64,7 +66,7 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
                                          double peak_flops, const std::string& optimizer) {
     options.virtual_ranks = options.shards = 1;
     options.shard_gradients = options.shard_weights = false;
-    const double sequence = flops_per_token(config, T) * T / (0.3 * peak_flops);
+    const double sequence = flops_per_token(config, T) * T / options.tensor.count / (0.3 * peak_flops);
     if (sequence > MAX_MICRO_STEP_SECONDS) return {};
     B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);
     const int64_t needed = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options, optimizer));

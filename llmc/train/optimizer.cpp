@@ -6,10 +6,13 @@
 
 #include "ops/ops.h"
 
-static Comm& single_rank() {
+static const Groups& single_rank() {
     static Comm comm;
-    return comm;
+    static const Groups groups = make_groups(comm, 1, false);
+    return groups;
 }
+
+constexpr int64_t PIECE = 1 << 20;  // elements of a tensor that a tensor-parallel rank sends at a time
 
 template <class floatX>
 static int64_t master_elements(const ParamLayout& layout, MemoryOptions options) {
@@ -22,34 +25,39 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
     : Optimizer(model, config, options, single_rank(), GradDtype::fp32) {}
 
 template <class floatX>
-Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm,
+Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
                              GradDtype grad_dtype)
     : model(model),
+      whole(model.config),
       rule(find_update_rule<floatX>(config.rule)),
       config(config),
-      gradients(comm, model.layout, {options.virtual_ranks, options.shards, options.shard_gradients, grad_dtype},
+      gradients(groups, model.layout,
+                {options.virtual_ranks, options.shards, options.shard_gradients, options.sequence_parallel, grad_dtype},
                 model.grads, model.acts.loss, &model.stream),
-      weights(model, comm, options),
+      weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
-      stats(2, "gradient norm") {
+      stats(2, "gradient norm"),
+      piece(options.tensor.count > 1 ? PIECE : 0, "a tensor of another tensor-parallel rank") {
     if (options.shards > 1) model.before_read = [this](int bucket) { weights.wait(bucket); };
     const std::string purpose = "the optimizer's " + rule.state_title + " (--zero)";
     while (state.size() < rule.state.size()) state.emplace_back(model.layout.total / options.shards, purpose.c_str());
 }
 
 template <class floatX>
-std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel,
                                          const std::string& rule_name) {
-    const ParamLayout layout(config, options.virtual_ranks);
+    const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const UpdateRule<floatX>& rule = find_update_rule<floatX>(rule_name);
     const int64_t tensors = int64_t(rule.state.size());
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
-    return {{"master weights", masters * size},
-            {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
-            {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
-            {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
-            {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, world_size)},
-            {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+    return {
+        {"master weights", masters * size},
+        {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
+        {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
+        {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
+        {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
+        {"received tensor", options.tensor.count > 1 ? PIECE * size : 0},
+        {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>
@@ -61,6 +69,14 @@ typename Optimizer<floatX>::Shard Optimizer<floatX>::shard_of(int b, int shard_i
 
 template <class floatX>
 void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values) {
+    if (model.layout.shard.count == 1) return set_shard(slot, p, l, values);
+    std::vector<float> own(static_cast<size_t>(model.layout.size(p)));
+    take_shard(own.data(), values, model.layout, p);
+    set_shard(slot, p, l, own.data());
+}
+
+template <class floatX>
+void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values) {
     if (slot == WEIGHTS && !weights.sharded()) model.set_param(p, l, values);
     const Shard shard = shard_of(model.layout.bucket_of(p, l), weights.shard_index);
     const int64_t offset = model.layout.offset(p, l);
@@ -107,8 +123,31 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
     return whole;
 }
 
+// Each tensor-parallel rank in turn sends its shard to the others, piece by piece.
 template <class floatX>
 void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
+    ParamLayout layout = model.layout;
+    if (layout.shard.count == 1) return get_shard(values, slot, p, l);
+    Comm& comm = gradients.tensor_comm;
+    const int64_t size = layout.size(p);
+    std::vector<float> own(static_cast<size_t>(size)), shard(static_cast<size_t>(size));
+    get_shard(own.data(), slot, p, l);
+    std::fill(values, values + whole.size(p), 0.0f);
+    for (layout.shard.index = 0; layout.shard.index < layout.shard.count; layout.shard.index++) {
+        for (int64_t at = 0; at < size; at += PIECE) {
+            const int64_t bytes = std::min(PIECE, size - at) * int64_t(sizeof(float));
+            if (layout.shard.index == comm.shard_index)
+                copy_to_device(piece.data, own.data() + at, bytes, model.stream);
+            comm.wait(comm.broadcast(piece.data, bytes, layout.shard.index, model.stream), model.stream);
+            copy_to_host(shard.data() + at, piece.data, bytes, model.stream);
+            wait_for_stream(model.stream);
+        }
+        put_shard(values, shard.data(), layout, p);
+    }
+}
+
+template <class floatX>
+void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     const int64_t size = model.layout.size(p);
     const float* from = buffer(slot).data;
     if constexpr (std::is_same_v<floatX, float>)

@@ -22,6 +22,7 @@ struct OptimizerConfig {
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
+    ParamLayout whole;  // of the tensors that set_state and get_state copy: not divided by tensor parallelism
     const UpdateRule<floatX>& rule;
     OptimizerConfig config;
     GradientSum gradients;
@@ -33,16 +34,20 @@ struct Optimizer {
     // options: only master_weights, virtual_ranks, shards, shard_gradients and shard_weights are used; they must equal
     // those of the model.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
-    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, Comm& comm, GradDtype grad_dtype);
+    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
+              GradDtype grad_dtype);
 
-    // Copies a tensor from host floats in memory layout. WEIGHTS sets the master weights, and rounds into the
+    // Copies a tensor from host floats in the memory layout of `whole`; set_shard: this rank's shard of it, in that of
+    // the model. WEIGHTS sets the master weights, and rounds into the
     // model's weights, which are complete after weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
+    void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
-    // Copies a tensor to host floats in memory layout; WEIGHTS without master weights reads the model's weights,
-    // converted to fp32. With shards all ranks must call it, between steps. get_state overwrites the memory of the
-    // gradients.
+    // Copies a tensor to host floats in the memory layout of `whole`; WEIGHTS without master weights reads the model's
+    // weights, converted to fp32. If reads_together, all ranks must call it, between steps. get_state overwrites the
+    // memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
+    bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). For NaN and infinity see ops.inc.
@@ -64,6 +69,8 @@ struct Optimizer {
     Shard shard_of(int bucket, int shard_index) const;
     void update(int b, const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
+    void get_shard(float* values, Slot slot, Param p, int l);
+    DeviceBuffer<float> piece;  // of a tensor, from one tensor-parallel rank to the others
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
 };
 

@@ -52,7 +52,9 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
     const ParamLayout layout(config);
     int64_t largest = 0;
     for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
-    items.push_back({"loading", largest * int64_t(sizeof(float)), true});
+    // Tensor-parallel ranks also hold their own shard of a tensor, and that of another rank.
+    const int64_t shards = options.tensor.count > 1 ? 2 * largest / options.tensor.count : 0;
+    items.push_back({"loading", (largest + shards) * int64_t(sizeof(float)), true});
     return items;
 }
 
@@ -107,7 +109,7 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
     if (fits(1))
         return std::string("try --micro-batch auto --recompute layer --master-weights off") +
                (batch.world_size > 1 ? " --zero 3" : "");
-    return "try a smaller model, or --zero 3 on more ranks";
+    return "try a smaller model, or --zero 3 or --tensor-parallel on more ranks";
 }
 
 std::string describe_memory(const std::vector<MemoryItem>& items) {
@@ -125,8 +127,12 @@ std::string describe_model(const GPT2Config& config) {
                   with_commas(count_parameters(config)).c_str());
 }
 
-std::string describe_batch(const BatchPlan& batch) {
-    return format("%s tokens per step = %d sequences x %d tokens x %d rank%s x %d micro-step%s",
-                  with_commas(batch.tokens_per_step).c_str(), batch.B, batch.T, batch.world_size,
-                  batch.world_size == 1 ? "" : "s", batch.grad_accum_steps, batch.grad_accum_steps == 1 ? "" : "s");
+std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
+    const char* plural = batch.world_size == 1 ? "" : "s";
+    const std::string ranks = tensor_parallel == 1 ? format("%d rank%s", batch.world_size, plural)
+                                                   : format("%d group%s of %d tensor-parallel ranks", batch.world_size,
+                                                            plural, tensor_parallel);
+    return format("%s tokens per step = %d sequences x %d tokens x %s x %d micro-step%s",
+                  with_commas(batch.tokens_per_step).c_str(), batch.B, batch.T, ranks.c_str(), batch.grad_accum_steps,
+                  batch.grad_accum_steps == 1 ? "" : "s");
 }

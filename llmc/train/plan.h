@@ -7,7 +7,8 @@
 
 #include "model/gpt2.h"
 
-// Micro-batches of B sequences of T tokens on each of world_size ranks, grad_accum_steps of them in a step.
+// Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
+// step. Tensor-parallel ranks count as one: they compute the same micro-batch.
 struct BatchPlan {
     int B, T, world_size, grad_accum_steps;
     int64_t tokens_per_step;
@@ -41,4 +42,4 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
 // "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
 std::string describe_memory(const std::vector<MemoryItem>& items);
 std::string describe_model(const GPT2Config& config);
-std::string describe_batch(const BatchPlan& batch);
+std::string describe_batch(const BatchPlan& batch, int tensor_parallel = 1);

@@ -69,28 +69,31 @@ std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
                   double(corpus.num_windows) / double(windows_per_step));
 }
 
-MemoryOptions memory_options_of(const Options& o, int world_size) {
+MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_index) {
     const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
                                 : o.recompute == "gelu" ? Recompute::gelu
                                                         : Recompute::none;
-    const int virtual_ranks = std::max(o.virtual_ranks, world_size), shards = o.zero ? world_size : 1;
-    const bool bf16_gradients = o.grad_dtype == "bf16" && world_size > 1 && device_joins_ranks() && !o.share_gpu;
+    const int virtual_ranks = std::max(o.virtual_ranks, data_parallel), shards = o.zero ? data_parallel : 1;
+    const bool bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && device_joins_ranks() && !o.share_gpu;
     return {.recompute = recompute,
             .logit_chunks = o.logit_chunks,
             .master_weights = o.master_weights == "on",
             .virtual_ranks = virtual_ranks,
             .shards = shards,
             .shard_gradients = o.zero >= 2,
-            .shard_weights = o.zero >= 3 && world_size > 1,
+            .shard_weights = o.zero >= 3 && data_parallel > 1,
             .bf16_gradients = bf16_gradients,
-            .fp8 = o.precision == "fp8"};
+            .fp8 = o.precision == "fp8",
+            .tensor = {tensor_index, o.tensor_parallel},
+            .sequence_parallel = o.sequence_parallel};
 }
 
 // "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, ..."
 static std::string describe_need(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                                  int64_t available, const std::string& optimizer) {
     const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options, optimizer);
-    std::string text = human_bytes(device_bytes(memory)) + (batch.world_size > 1 ? " per rank" : "");
+    std::string text =
+        human_bytes(device_bytes(memory)) + (batch.world_size * options.tensor.count > 1 ? " per rank" : "");
     if (available > 0) {
         text += format(" of %s available", human_bytes(available).c_str());
         const std::string advice = advise_memory(dtype, config, batch, options, available, optimizer);
@@ -113,7 +116,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& sour
     std::vector<Row> rows = {{"model", describe_model(source.config)},
                              {"start", describe_start(source, o)},
                              {"tokenizer", describe_tokenizer(source)},
-                             {"batch", describe_batch(batch)},
+                             {"batch", describe_batch(batch, o.tensor_parallel)},
                              {"precision", describe_precision(o, dtype_name(dtype))},
                              {"libraries", device_libraries()},
                              {"device", describe_device(device, dtype_name(dtype))}};
@@ -178,6 +181,13 @@ std::string rank_info(const Options& o, const RunSource& source, const Corpus& t
     return rank_info.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
 }
 
+void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
+    nlohmann::ordered_json own = {{"weights", source.weights}, {"validation data", data ? hex(data->fingerprint) : ""}};
+    for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
+    check_same(comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)),
+               fields_of_one_rank(o));
+}
+
 std::vector<std::string> fields_of_one_rank(const Options& o) {
     std::vector<std::string> names = {"host", "machine", "device", "gpu"};
     for (const Setting& setting : settings(o))
@@ -204,30 +214,47 @@ std::string describe_ranks(const Comm& comm, const std::vector<std::string>& ran
     return text;
 }
 
-// Of what all ranks have, each sends (n-1)/n to reduce, and as much to gather. The gradients are reduced once in a
-// step, with --zero 2 in every micro-step. Without ZeRO the sums of the gradients are gathered, with --zero 1 and 2 the
-// new weights, once in a step. With --zero 3 each forward and each backward gathers the layers' weights, but for the
-// two layers that are in memory from the pass before.
-Traffic bytes_sent(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const MemoryOptions options = memory_options_of(o, batch.world_size);
-    const ParamLayout layout(config, options.virtual_ranks);
-    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4,
-                  back = options.shards > 1 ? (dtype == Dtype::fp32 ? 4 : 2) : gradient;
-    const int own_virtual_ranks = options.virtual_ranks / batch.world_size;
-    const auto sent = [&](int64_t elements) { return elements / batch.world_size * (batch.world_size - 1); };
-    const int64_t in_pass = options.shard_weights ? std::max(0, config.L - 2) * layout.layer_stride : 0;
-    const int64_t per_micro_step =
-        (options.shard_gradients ? sent(layout.total) * gradient / own_virtual_ranks : 0) + 2 * sent(in_pass) * back;
-    const int64_t once =
-        (options.shard_gradients ? 0 : sent(layout.total) * gradient) + sent(layout.total - in_pass) * back;
-    return {once + batch.grad_accum_steps * per_micro_step, per_micro_step};
+TrafficOptions traffic_options_of(Dtype dtype, const Options& o, const BatchPlan& batch) {
+    return {.dtype = dtype,
+            .grad_dtype = o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32,
+            .zero = o.zero,
+            .virtual_ranks = o.virtual_ranks,
+            .grad_accum_steps = batch.grad_accum_steps,
+            .tokens = int64_t(batch.B) * batch.T,
+            .tensor_parallel = o.tensor_parallel,
+            .sequence_parallel = o.sequence_parallel,
+            .recompute_layer = o.recompute == "layer"};
 }
 
-std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const Traffic traffic = bytes_sent(dtype, config, o, batch);
-    return format("each rank sends %s per step, in %d buckets, %s", human_bytes(traffic.per_step).c_str(),
-                  ParamLayout(config).num_buckets(),
-                  traffic.per_micro_step > 0
-                      ? format("of which %s in each micro-step", human_bytes(traffic.per_micro_step).c_str()).c_str()
-                      : "for any number of micro-steps");
+RankPlaces rank_places_of(const Options& o, int world_size, int local_ranks) {
+    constexpr int gpus_of_a_host = 8;
+    int hosts = o.nnodes;
+    if (hosts == 1 && local_ranks > 0 && world_size % local_ranks == 0) hosts = world_size / local_ranks;
+    if (hosts == 1 && local_ranks == 0 && o.gpus.empty()) {
+        const int most = device_memory_is_host() ? 1 : gpus_of_a_host;  // ranks of a host, in whole groups
+        hosts = ceil_div(world_size, std::max(most, o.tensor_parallel));
+        while (world_size % hosts != 0) hosts++;
+    }
+    ENSURE(world_size % hosts == 0, "--nnodes %d does not divide %d ranks", hosts, world_size);
+    ENSURE(world_size / hosts % o.tensor_parallel == 0,
+           "--tensor-parallel %d does not divide the %d ranks of a machine; give a divisor of %d", o.tensor_parallel,
+           world_size / hosts, world_size / hosts);
+    const bool nccl = device_joins_ranks() && !o.share_gpu;
+    return {world_size, hosts, nccl ? CollectiveAlgorithm::ring : CollectiveAlgorithm::halving};
+}
+
+static std::string describe_sent(SentBytes sent, int hosts) {
+    const std::string total = human_bytes(sent.total());
+    if (hosts == 1) return total;
+    const std::string between = sent.inside == 0 ? "all" : human_bytes(sent.between);
+    return total + format(" (%s to other machines)", between.c_str());
+}
+
+std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch,
+                             const RankPlaces& places) {
+    const Traffic traffic = traffic_of(config, traffic_options_of(dtype, o, batch), places);
+    std::string text = format("each rank sends %s per step, in %d buckets, ",
+                              describe_sent(traffic.per_step, places.hosts).c_str(), ParamLayout(config).num_buckets());
+    if (traffic.per_micro_step.total() == 0) return text + "for any number of micro-steps";
+    return text + format("of which %s in each micro-step", describe_sent(traffic.per_micro_step, places.hosts).c_str());
 }

@@ -10,21 +10,23 @@
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/run_source.h"
+#include "train/traffic.h"
 
-// The options that change memory use, for this world size.
-MemoryOptions memory_options_of(const Options& options, int world_size);
+// The options that change memory use, for this number of data-parallel ranks and this rank's shard of the layers.
+MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
 // The table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available);
 std::string describe_schedule(const Options& options);
 std::string describe_data(const Corpus& corpus, int64_t windows_per_step);
-// Bytes that a rank sends per step, and how many of them in each micro-step.
-struct Traffic {
-    int64_t per_step, per_micro_step;
-};
-Traffic bytes_sent(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
-std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
+// What `traffic_of` needs from the options.
+TrafficOptions traffic_options_of(Dtype dtype, const Options& options, const BatchPlan& batch);
+// The hosts of the ranks: --nnodes; else world_size / local_ranks; else, with local_ranks 0, one for each CPU rank, or
+// as few as at most 8 GPUs per host permit. Refuses an --nnodes that does not divide world_size.
+RankPlaces rank_places_of(const Options& options, int world_size, int local_ranks);
+std::string describe_traffic(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch,
+                             const RankPlaces& places);
 
 RunInfo run_info(const Options& options, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,
                  const DeviceInfo& device, const std::string& precision, const std::string& command_line);
@@ -35,5 +37,7 @@ std::vector<std::string> fields_of_one_rank(const Options& options);
 // val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
 std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
                       const std::string& precision, const std::string& device, int gpu);
+// Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
+void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
 // "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos);

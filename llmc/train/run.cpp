@@ -16,6 +16,10 @@ int device_of(const Options& o, const Launch& launch) {
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
+MemoryOptions Run::memory_options() const {
+    return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
+}
+
 // A note of this rank alone. The log prints only on the first rank.
 static void note_on_rank(Run& run, const std::string& line) {
     if (run.first_rank())
@@ -26,9 +30,9 @@ static void note_on_rank(Run& run, const std::string& line) {
 
 static void open_data(Run& run) {
     const Options& o = run.options;
-    const int world_size = run.comm.world_size, T = run.batch.T, V = run.source.config.V;
+    const int world_size = run.groups.dp.world_size, T = run.batch.T, V = run.source.config.V;
     DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
-    data.rank = run.comm.rank;
+    data.rank = run.groups.dp.rank;
     data.world_size = world_size;
     data.stream = run.stream.stream;
     data.trace = run.comm.trace.get();
@@ -38,7 +42,7 @@ static void open_data(Run& run) {
     run.loader = std::make_unique<DataLoader>(data);
     if (o.val_data.empty() || o.val_every == 0) return;
     DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};
-    val.rank = run.comm.rank;
+    val.rank = run.groups.dp.rank;
     val.world_size = world_size;
     val.stream = run.stream.stream;
     val.in_order = true;
@@ -109,9 +113,10 @@ static std::vector<std::string> prepare_output(Run& run) {
 static void resolve_batch(Run& run, const Launch& launch) {
     Options& o = run.options;
     const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
-    resolve_micro_batch(run.dtype, o, run.source, T, run.comm, run.comm.world_size, launch.local_world_size);
+    check_tensor_parallel(o, run.source.config, T);
+    resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.comm.world_size);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size);
     o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);
@@ -136,7 +141,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const std::vector<std::string> notes = prepare_output(run);
     run.source = find_training_start(o);
     resolve_batch(run, launch);
-    comm.check_grad_dtype(grad_dtype(o));
+    run.groups.dp.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     open_data(run);
     resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / run.batch.T));
@@ -161,7 +166,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
 void start_clock(Run& run) {
     run.clock = seconds_now();
     run.loader_waited = run.loader->wait_seconds;
-    run.comm_exposed = run.comm.exposed(run.comm.waits);
+    run.comm_exposed = run.groups.exposed(run.groups.waits());
 }
 
 void end_trace(Run& run) {

@@ -10,7 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
 #include "options/options.h"
-#include "parallel/comm.h"
+#include "parallel/groups.h"
 #include "parallel/straggler.h"
 #include "train/log.h"
 #include "train/plan.h"
@@ -19,7 +19,8 @@
 
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
-    Comm& comm;
+    Comm& comm;       // of all ranks
+    Groups groups;
     Dtype dtype;                       // dtype of weights and activations
     std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
     RunSource source;
@@ -40,8 +41,13 @@ struct Run {
     int64_t saved_step = -1;
     bool warned_of_data = false;  // warn_of_changed_data has printed its warning
 
-    Run(const Options& options, Comm& comm, Dtype dtype) : options(options), comm(comm), dtype(dtype) {}
+    Run(const Options& options, Comm& comm, Dtype dtype)
+        : options(options),
+          comm(comm),
+          groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts)),
+          dtype(dtype) {}
     bool first_rank() const { return comm.rank == 0; }
+    MemoryOptions memory_options() const;  // of this rank
 };
 
 // Called by all ranks. Opens everything that a run needs, refuses invalid options, and prints the table at the start of

@@ -14,16 +14,16 @@
 #include "train/save.h"
 #include "train/update_rule.h"
 
-void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, Comm& comm, int world_size,
-                         int local_ranks) {
+void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, const Groups& groups,
+                         int data_parallel, int local_ranks) {
     if (o.micro_batch != 0) return;
-    comm.connect();
+    groups.connect();
     load_libraries(dtype, source.config, o.optimizer);
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
-    const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, world_size,
-                                        memory_options_of(o, world_size), available, o.optimizer);
+    const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, data_parallel,
+                                        memory_options_of(o, data_parallel), available, o.optimizer);
     o.micro_batch = own;
-    for (const std::string& other : comm.all_gather_text(std::to_string(own)))
+    for (const std::string& other : groups.world.all_gather_text(std::to_string(own)))
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
 }
 
@@ -31,6 +31,16 @@ void check_tokens_at_once(int B, int T) {
     ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
            "--micro-batch %d x --seq-len %d is %s tokens in a micro-batch; at most 2,147,483,647 are supported", B, T,
            with_commas(int64_t(B) * T).c_str());
+}
+
+void check_tensor_parallel(const Options& o, const GPT2Config& config, int T) {
+    const int N = o.tensor_parallel;
+    const ParamLayout layout(config, 1, {0, N});  // refuses heads
+    ENSURE(
+        !o.sequence_parallel || T % N == 0,
+        "--sequence-parallel divides the tokens of a sequence: %d tokens are not a multiple of --tensor-parallel %d; "
+        "give --seq-len %d",
+        T, N, round_up(T, N));
 }
 
 void check_trace(const Options& o) {

@@ -8,19 +8,21 @@
 #include "base/output_lock.h"
 #include "data/dataloader.h"
 #include "options/options.h"
-#include "parallel/comm.h"
+#include "parallel/groups.h"
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/run_source.h"
 
 // Sets --micro-batch auto to the largest that fits the free memory of every rank. local_ranks: ranks on this host.
-void resolve_micro_batch(Dtype dtype, Options& options, const RunSource& source, int T, Comm& comm, int world_size,
-                         int local_ranks);
+void resolve_micro_batch(Dtype dtype, Options& options, const RunSource& source, int T, const Groups& groups,
+                         int data_parallel, int local_ranks);
 void check_tokens_at_once(int B, int T);
+// Refuses heads or, with --sequence-parallel, T that --tensor-parallel does not divide.
+void check_tensor_parallel(const Options& options, const GPT2Config& config, int T);
 // Refuses a --trace that names a file of the run itself.
 void check_trace(const Options& options);
-// Refuses a --deterministic-ranks that is not a power of two, that is less than the number of ranks, which must be a
-// power of two, or that does not divide --global-batch into micro-batches.
+// With --deterministic-ranks: refuses a number of ranks that is not a power of two. Refuses a --deterministic-ranks
+// that is not a power of two, is less than the number of ranks, or does not divide --global-batch into micro-batches.
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses a --sample-prompt that is too long, before the run rather than at its first generated text.
 void check_sample_prompt(const Options& options, const RunSource& source, int T);

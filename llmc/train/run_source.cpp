@@ -211,7 +211,7 @@ std::string changed_options(const std::string& saved, const Options& options) {
     std::set<std::string> may_change;
     for (const Setting& setting : settings(options))
         if (setting.may_change) may_change.insert(setting.name);
-    const nlohmann::json before = parse_json(saved, "the options in trainer.json"),
+    const nlohmann::json before = parse_json(in_present_form(saved, options), "the options in trainer.json"),
                          after = parse_json(options_json(options), "the options");
     std::string text;
     for (const auto& [name, value] : after.items()) {

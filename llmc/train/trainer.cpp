@@ -20,13 +20,12 @@ static OptimizerConfig optimizer_config(const Options& o) {
 template <class floatX>
 Trainer<floatX>::Trainer(Run& run)
     : run(run),
-      model(run.source.config, Purpose::train, run.batch.B, run.batch.T,
-            memory_options_of(run.options, run.comm.world_size)),
-      optimizer(model, optimizer_config(run.options), memory_options_of(run.options, run.comm.world_size), run.comm,
-                grad_dtype(run.options)),
-      reader{model.layout, optimizer.rule.state,
+      model(run.source.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
+      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)),
+      reader{optimizer.whole, optimizer.rule.state,
              [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
-             optimizer.weights.shards > 1} {
+             optimizer.reads_together()} {
+    if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
     load_state();
@@ -47,9 +46,9 @@ void Trainer<floatX>::load_state() {
     };
     run.state.seed = run.options.seed;
     if (!run.source.resume.empty()) {
-        run.state = load_checkpoint(run.source.resume, model.layout, optimizer.rule.state, write);
+        run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
     } else if (!run.source.weights.empty()) {
-        load_weights(run.source.weights, model.layout, write);
+        load_weights(run.source.weights, optimizer.whole, write);
     } else {
         init_weights(optimizer, run.options.seed);
     }
@@ -70,7 +69,7 @@ static void log_step(Run& run, PendingStep& step) {
     StepRecord& record = step.record;
     record.loss = step.results.loss;
     record.grad_norm = step.results.grad_norm;
-    const double now = seconds_now(), exposed = run.comm.exposed(step.comm_waits);
+    const double now = seconds_now(), exposed = run.groups.exposed(step.comm_waits);
     record.step_ms = 1e3 * (now - run.clock);
     record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - run.comm_exposed);
@@ -129,7 +128,7 @@ void Trainer<floatX>::validate(int64_t step) {
             run.log->working(step, "validation batch", done, of);
             return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
         };
-        const std::optional<double> loss = evaluate(model, *run.val_loader, run.comm, go_on);
+        const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
@@ -141,11 +140,11 @@ void Trainer<floatX>::validate(int64_t step) {
     }
 }
 
-// Rank 0 logs the text. With ZeRO-3 no rank has all weights, so all ranks generate the text, and all of its tokens:
-// they gather the weights together.
+// Rank 0 logs the text. With ZeRO-3 and with tensor parallelism no rank has all weights, so all ranks generate the
+// text, and all of its tokens: they compute it together.
 template <class floatX>
 void Trainer<floatX>::sample(int64_t step) {
-    const bool together = optimizer.weights.sharded();
+    const bool together = optimizer.weights.sharded() || model.tensor_ranks;
     if (!together && !run.first_rank()) return;
     const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Options& o = run.options;
@@ -175,6 +174,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
     if (!save_due && !val_due && !sample_due && !trace_due) return;
     finish_steps(step);
+    contention.restart();  // validation and sampling look for themselves
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
         if (stop && !run.failure)
@@ -185,6 +185,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     if (val_due) validate(step);
     if (sample_due) sample(step);
     if (trace_due) end_trace(run);
+    contention.restart();
     start_clock(run);
 }
 

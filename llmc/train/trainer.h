@@ -1,6 +1,7 @@
 // trainer.h: a run with its model and optimizer, and everything that happens between two steps. The step itself is in
 // train_gpt2.cu.
 #pragma once
+#include "base/contention.h"
 #include "base/device.h"
 #include "model/gpt2.h"
 #include "train/log.h"
@@ -17,7 +18,7 @@ struct PendingStep {
     StepRecord record;
     Results& results = *static_cast<Results*>(host_allocate(sizeof(Results)));
     Event done = create_event();
-    int64_t comm_waits = 0;  // Comm::waits at the end of this step
+    Groups::Waits comm_waits = {};  // at the end of this step
     bool waiting = false;
 
     PendingStep() = default;
@@ -63,6 +64,7 @@ struct Trainer {
     PendingStep pending[2];    // results of even and of odd steps
     MicroStepGraph graphs[2];  // graph of the first micro-step, which overwrites gradients; graph of the others
     StateReader reader;
+    ContentionGuard contention;
     double last_own_ms = 0.0;  // own time of the last finished step, as in RankStatus
 
     // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's

@@ -63,8 +63,11 @@ check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt
 small_fit=(--layers 3 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --global-batch 1024)
 fit=$("$program" plan --fit --world-size 2 --gpu-memory 4 "${small_fit[@]}")
 command=$(tail -n 1 <<<"$fit")
-read -r zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^zero /{n;p}' <<<"$fit")"
-check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "--zero $zero --recompute $recompute --micro-batch $micro_batch"
+read -r tensor_parallel sequence_parallel zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^tensor-parallel /{n;p}' <<<"$fit")"
+layout="--zero $zero --recompute $recompute --micro-batch $micro_batch"
+if [ "$sequence_parallel" = yes ]; then layout="--sequence-parallel $layout"; fi
+if [ "$tensor_parallel" != 1 ]; then layout="--tensor-parallel $tensor_parallel $layout"; fi
+check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "$layout"
 # Ranks of this machine would share its threads, and need less scratch memory for each.
 # shellcheck disable=SC2086  # several options
 "$program" plan ${command#* } --ranks 0 --world-size 2 >"$scratch/out"
@@ -411,6 +414,7 @@ check "an error of eval begins a new line, below the progress" bash -c \
     'grep -q "[0-9]/524287 batches$" "$1" && grep -q "^error: .* became shorter while it was in use" "$1"' own_line "$scratch/both"
 # A signal ends eval at once, with the exit code of that signal.
 for signal in INT TERM; do
+    rm -f "$scratch/err"
     "${interruptible[@]}" "$program" eval --init "$run" --val-data "$scratch/long.bin" --micro-batch 1 --seq-len 16 >"$scratch/out" 2>"$scratch/err" &
     pid=$!
     wait_for "$scratch/err" batches

@@ -1,12 +1,13 @@
 // test_gpu_comm.cu: tests the collectives of llmc/cuda/comm_nccl.cpp. A world of one rank makes every call, in the
 // emulator and, with the real NCCL, on a GPU. The emulator also runs 2 and 3 ranks, each a process with its own GPU,
 // connected by the emulator's NCCL. These tests check the results of collectives, the loss of a rank, and two ranks on
-// one GPU. The last tests check that the emulator's NCCL reports incorrect calls.
+// one GPU, and groups of 2, 3, 4 and 6 ranks. The last tests check that the emulator's NCCL reports incorrect calls.
 #include <cmath>
 #include <memory>
 
 #include "gpu/on_gpu.h"
 #include "parallel/comm.h"
+#include "support/cases_groups.h"
 #include "train/optimizer.h"
 #include "train/plan.h"
 
@@ -135,6 +136,7 @@ TEST_CASE("a world of one rank can make every call, and sends nothing") {
     comm->wait(last, stream.stream);
     wait_for_stream(stream.stream);
     CHECK(comm->exposed(comm->waits) >= exposed);
+    groups_cases::check_all_groups(*comm, {1, 64, 4096}, false);
 }
 
 TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory that the plan counts") {
@@ -180,7 +182,8 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     GPT2<float> model(config, Purpose::train, batch.B, batch.T);
     const auto taken = [&](GradDtype dtype) {
         const int64_t allocated = device_bytes_allocated();
-        const Optimizer<float> optimizer(model, OptimizerConfig{"adamw"}, MemoryOptions{}, *fresh, dtype);
+        const Groups groups = make_groups(*fresh, 1, false);
+        const Optimizer<float> optimizer(model, OptimizerConfig{"adamw"}, MemoryOptions{}, groups, dtype);
         return device_bytes_allocated() - allocated;
     };
     const int64_t without = taken(GradDtype::fp32);
@@ -376,6 +379,50 @@ TEST_CASE("ranks: if two ranks use one GPU, every rank ends with a usage error t
     }
 }
 
+TEST_CASE("ranks: groups of every size, in use at the same time as each other and the world") {
+    for (const int number : {2, 3, 4, 6})
+        for (const char* streams : {"now", "deferred:1"})
+            expect_success(run_ranks({number, streams}, [](const Launch& launch) {
+                const std::unique_ptr<Comm> comm = make_device_comm(launch);
+                groups_cases::check_all_groups(*comm, {1, 64, 1000}, false);
+            }));
+}
+
+TEST_CASE("ranks: a group connects, and its waits count as its own") {
+    expect_success(run_ranks({4}, [](const Launch& launch) {
+        const std::unique_ptr<Comm> comm = make_device_comm(launch), group = comm->split(launch.rank / 2);
+        const int64_t made = comm->calls, waits = comm->waits;
+        const OwnedStream stream;
+        DeviceBuffer<bf16> x(64, "x");
+        group->wait(group->all_reduce(x.data, 64, stream.stream), stream.stream);
+        wait_for_device();
+        expect(std::fabs(group->exposed(group->waits) - 1e-3) < 1e-6, "the stream waits 1 ms for the group");
+        group->connect();
+        expect(group->calls == 1 && group->waits == 1 && group->bytes_sent == 128, "connect does not count as a call");
+        expect(comm->calls == made && comm->waits == waits, "the world's calls");
+        exchange_texts(*group);
+    }));
+}
+
+TEST_CASE("ranks: an error on one rank does not wait for the other ranks of its groups") {
+    const std::vector<Ending> endings = run_ranks({2}, [](const Launch& launch) {
+        const std::unique_ptr<Comm> comm = make_device_comm(launch);
+        double failed = 0.0;
+        try {
+            const std::unique_ptr<Comm> group = comm->split(0);
+            group->all_gather_text("");
+            failed = seconds_now();
+            if (launch.rank == 1) fail(EXIT_USAGE, "an error on rank 1");
+            std::this_thread::sleep_for(std::chrono::seconds(3));
+            _exit(7);
+        } catch (const Error& error) {
+            comm->abort(seconds_now() - failed < 1.0 ? error.exit_code : 99);
+        }
+    });
+    if (endings.empty()) return;
+    CHECK(endings[1].status == EXIT_USAGE);
+}
+
 // A way to wait for a rank that has ended.
 using WaitForRank = void (*)(Comm& comm, const DeviceBuffer<float>& x, Stream stream);
 
@@ -409,9 +456,39 @@ static void lose_a_rank(const Launch& launch, WaitForRank wait) {
     _exit(98);
 }
 
-static void expect_loss(const Ranks& ranks, WaitForRank wait, const char* text) {
+// The same with a group of all ranks and a group of pairs. Collectives of the groups and of the world are pending on
+// different streams when the last rank ends, and the other rank of its pair waits for its pair.
+static void lose_a_rank_of_groups(const Launch& launch, WaitForRank) {
+    const std::unique_ptr<Comm> comm = make_device_comm(launch), all = comm->split(0), pair = comm->split(launch.rank / 2);
+    exchange_texts(*pair);
+    comm->all_gather_text("");
+    if (launch.rank == launch.world_size - 1) _exit(9);
+    const OwnedStream stream;
+    const DeviceBuffer<float> x(192, "x"), y(192, "y"), z(192, "z");
+    all->all_reduce(x.data, 192, stream.stream);
+    comm->all_reduce(y.data, 192, stream.stream);
+    try {
+        pair->wait(pair->all_reduce(z.data, 192, stream.stream), stream.stream);
+        all->all_gather_text("");
+    } catch (const Error& error) {
+        fprintf(stderr, "error: %s\n", error.what());
+        fflush(nullptr);
+        for (Comm* each : {comm.get(), all.get(), pair.get()}) {
+            try {
+                each->all_reduce(x.data, 192, stream.stream);
+                _exit(97);
+            } catch (const Error& again) {
+                if (std::string(again.what()) != error.what()) _exit(99);
+            }
+        }
+        _exit(error.exit_code);
+    }
+    _exit(98);
+}
+
+static void expect_loss(const Ranks& ranks, WaitForRank wait, const char* text, decltype(lose_a_rank)* lose = lose_a_rank) {
     const double start = seconds_now();
-    const std::vector<Ending> endings = run_ranks(ranks, [wait](const Launch& launch) { lose_a_rank(launch, wait); });
+    const std::vector<Ending> endings = run_ranks(ranks, [=](const Launch& launch) { lose(launch, wait); });
     for (size_t r = 0; r + 1 < endings.size(); r++) {
         CHECK_MESSAGE(endings[r].status == EXIT_INTERNAL, "rank " << r << ": " << endings[r].status);
         CHECK_MESSAGE(endings[r].output.find(text) != std::string::npos, endings[r].output);
@@ -424,6 +501,12 @@ TEST_CASE("ranks: if one rank ends, the others end with an error, whether or not
         for (const char* streams : {"now", "deferred"}) expect_loss({3, streams}, wait, "error: another rank is gone");
         expect_loss({2, "now", false, true}, wait, "error: rank 1 (process ");
     }
+}
+
+TEST_CASE("ranks: if one rank ends during collectives of groups, the others abort all and end with an error") {
+    for (const char* streams : {"now", "deferred"})
+        expect_loss({4, streams}, nullptr, "error: another rank is gone", lose_a_rank_of_groups);
+    expect_loss({2, "now", false, true}, nullptr, "error: rank 1 (process ", lose_a_rank_of_groups);
 }
 
 // ---- Bugs that the emulator's NCCL reports
@@ -582,6 +665,46 @@ TEST_CASE("ranks: calls before the communicator is ready, out of order, or after
         const DeviceBuffer<float> x(64, "x");
         begin_graph(stream.stream);
         until_done(comm, ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, stream.stream));
+    });
+}
+
+// Splits a communicator into one group of all ranks.
+static ncclComm_t split_all(ncclComm_t comm, int rank) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t group = nullptr;
+    until_done(comm, ncclCommSplit(comm, 0, rank, &group, &config));
+    until_done(group, ncclInProgress);
+    return group;
+}
+
+TEST_CASE("ranks: a split during a collective, a wrong order of ends, and a single abort are reported") {
+    expect_report(2, "ncclCommSplit before all calls and collectives are done",
+                  calls([](const Launch& l, float* x, ncclComm_t c) {
+                      if (l.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+                      until_done(c, ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr));
+                      split_all(c, l.rank);
+                      return ncclSuccess;
+                  }));
+    expect_report(2, "ncclCommFinalize of a communicator before its groups", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        split_all(comm, launch.rank);
+        end(comm);
+    });
+    expect_report(2, "ncclCommSplit while another rank calls a collective", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch);
+        const DeviceBuffer<float> x(64, "x");
+        if (launch.rank == 0) split_all(comm, 0);
+        until_done(comm, ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, comm, nullptr));
+        while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);
+    });
+    expect_report(2, "ncclCommAbort outside an NCCL group", [](const Launch& launch) {
+        const ncclComm_t comm = joined(launch), group = split_all(comm, launch.rank);
+        const DeviceBuffer<float> x(64, "x");
+        if (launch.rank == 1) _exit(9);
+        const OwnedStream stream;
+        ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, group, stream.stream);
+        ncclCommAbort(comm);
     });
 }
 

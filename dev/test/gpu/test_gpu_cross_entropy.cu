@@ -67,6 +67,26 @@ TEST_CASE_TEMPLATE("a row whose only finite logit is the target has the loss 0",
     for (int V : {8000, 8001, 7999}) one_finite_logit<floatX>(gpu_backend, V);
 }
 
+TEST_CASE_TEMPLATE("cross entropy over vocabulary shards agrees with double and with the whole", floatX, float, bf16) {
+    random_shards<floatX>(gpu_backend, 32.0f, 8);
+    const int step = CROSS_ENTROPY_SHARD_THREADS * Vec<floatX>::size;  // shards that end around a step of the block
+    for (const int V : {2 * step - 1, 2 * step, 2 * step + 1, 4 * step + 2})
+        compare_shards<floatX>(gpu_backend, 32.0f, {2, V, round_up(V, 8)}, 2);
+    compare_shards<floatX>(gpu_backend, 32.0f, {3, 50257, 50304}, 3);
+    for (const int shards : {2, 3}) compare_shards<floatX>(gpu_backend, 32.0f, {9, 101, 128}, shards, 1000.0f);
+}
+
+TEST_CASE_TEMPLATE("in shards, logits of 1e30 and 3e38 do not overflow, and NaN gives a NaN loss", floatX, float,
+                   bf16) {
+    huge_logits_in_shards<floatX>(gpu_backend);
+    not_finite_logits_in_shards<floatX>(gpu_backend);
+    one_finite_logit_in_shards<floatX>(gpu_backend, 8001);
+}
+
+TEST_CASE("cross entropy of no rows, no shards, or shards larger than the rows of logits is refused") {
+    refuse_impossible_shards();
+}
+
 // A thread adds every 1024th loss, and a tree adds the sums of the threads: log2(1024) + N / 1024 roundings.
 TEST_CASE("losses are added up, with the same bits in two runs") { sum_of_losses(gpu_backend, 16e-7); }
 

@@ -48,9 +48,18 @@ TEST_CASE_TEMPLATE("embeddings of token and position are added, and gradients ac
     known_sums<floatX>(gpu_backend, 8);
 }
 
+TEST_CASE_TEMPLATE("embeddings of vocabulary shards agree with the whole vocabulary's", floatX, float, bf16) {
+    random_shards<floatX>(gpu_backend, Sums::in_any_order, 8, 6);
+    // Rows of other shards begin at different positions of a chunk, and take whole chunks.
+    for (const int T : {31, 32, 33, 200}) compare_shards<floatX>(gpu_backend, Sums::in_any_order, {1, T, 8, 7}, 3);
+    // The shards' keys need one, two and three passes of the sort.
+    for (const int V : {510, 511, 512, 513, 131070, 131071})
+        compare_shards<floatX>(gpu_backend, Sums::in_any_order, {2, 150, 8, V}, 2);
+}
+
 TEST_CASE("sort_by_token sorts rows by token and keeps the order of a token's rows") {
     for (const int N : {1, 31, 33, 1023, 1024, 1025, 2500})
-        for (const int V : {1, 3, 256, 257, 65536, 65537, 1 << 24}) {
+        for (const int V : {1, 3, 255, 256, 257, 65535, 65536, 65537, SORT_MAX_KEY}) {
             CAPTURE(N);
             CAPTURE(V);
             auto tokens = skewed_tokens(N, V);
@@ -58,7 +67,7 @@ TEST_CASE("sort_by_token sorts rows by token and keeps the order of a token's ro
             Tensor<int> counting(int64_t(ceil_div(N, SORT_TILE)) * SORT_DIGITS);
             OnGpu<TokenRow> a(first), b(second);
             OnGpu<int> t(tokens), counts(counting);
-            const TokenRow* sorted = sort_by_token(a, b, counts, t, N, V, nullptr);
+            const TokenRow* sorted = sort_by_token(a, b, counts, t, N, {0, V}, nullptr);
             a.back(), b.back();
             const Tensor<TokenRow>& got = sorted == a.device ? first : second;
             std::vector<TokenRow> want(N);
@@ -74,13 +83,14 @@ TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position,
     nan_in_dout<floatX>(gpu_backend);
 }
 
-TEST_CASE("embeddings of no rows, no vocabulary, too many rows or ragged rows are refused") {
+TEST_CASE("embeddings of no rows, too many rows, ragged rows or impossible shards are refused") {
     refuse_no_rows();
+    refuse_impossible_shards();
     bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1, 4, 100, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1, 4, 100, {0, 1}, nullptr),
                          doctest::Contains("embedding_forward: 100 channels must be a multiple of 8"), Error);
-    CHECK_THROWS_WITH_AS(gpu::embedding_backward<bf16>(nullptr, nullptr, none, nullptr, 1, 4, 8, 0, nullptr),
-                         doctest::Contains("a vocabulary of 0"), Error);
-    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1 << 15, 1 << 15, 8, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::embedding_backward<bf16>(nullptr, nullptr, none, nullptr, 1, 4, 8, {0, 1 << 24}, nullptr),
+                         doctest::Contains("a vocabulary of 16777216 tokens; at most 16777215"), Error);
+    CHECK_THROWS_WITH_AS(gpu::embedding_forward<bf16>(none, nullptr, none, none, 1 << 15, 1 << 15, 8, {0, 1}, nullptr),
                          doctest::Contains("1073741824 rows: at most 16777216"), Error);
 }

@@ -1,15 +1,17 @@
-// test_gpu_ops.cu: the shared cases of GELU, of gradients and their norm, and of AdamW (cases_gelu.h, cases_norm.h,
-// cases_adamw.h) on the kernels of llmc/cuda; and rounding to bf16 on the device. The same source runs on a GPU and in
-// the emulator.
+// test_gpu_ops.cu: the shared cases of GELU, of add_residual, of gradients and their norm, and of AdamW (cases_gelu.h,
+// cases_residual.h, cases_norm.h, cases_adamw.h) on the kernels of llmc/cuda; and rounding to bf16 on the device. The
+// same source runs on a GPU and in the emulator.
 #include <cstring>
 
 #include "cuda/adamw.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/norm.cuh"
+#include "cuda/residual.cuh"
 #include "gpu/gpu_backend.h"
 #include "support/cases_adamw.h"
 #include "support/cases_gelu.h"
 #include "support/cases_norm.h"
+#include "support/cases_residual.h"
 
 static const GpuBackend gpu_backend;
 
@@ -61,6 +63,21 @@ TEST_CASE_TEMPLATE("GELU has known values at chosen points", floatX, float, bf16
 
 TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float, bf16) {
     gelu_cases::in_place_with_nan<floatX>(gpu_backend);
+}
+
+// ---- residual stream
+
+TEST_CASE_TEMPLATE("a matmul's output, its bias and the residual stream are added and rounded once", floatX, float,
+                   bf16) {
+    residual_cases::compare<floatX>(gpu_backend, 7, 768);
+    for (const int C : {8, 24, 264}) residual_cases::compare<floatX>(gpu_backend, 65, C);
+}
+
+TEST_CASE("add_residual of no rows, or of ragged rows, is refused") {
+    residual_cases::refuse_no_rows();
+    bf16* none = nullptr;
+    CHECK_THROWS_WITH_AS(gpu::add_residual<bf16>(none, none, none, none, 1, 12, nullptr),
+                         doctest::Contains("add_residual: 12 channels must be a multiple of 8"), Error);
 }
 
 // ---- gradient norm

@@ -22,7 +22,7 @@ stand_in "$scratch/bin/make" <<<'#!/bin/sh
 if [ "$1" = found ]; then echo "CPU | CUDA | Open MPI 4 | NCCL"; fi'
 stand_in "$scratch/bin/nvidia-smi" <<<'#!/bin/sh
 echo "GPU 0"; echo "GPU 1"'
-# Fails without the name of a kernel of ours, but for memcheck, which checks all kernels.
+# Fails if the command line selects no kernel of ours. memcheck may: it checks all kernels.
 stand_in "$scratch/bin/compute-sanitizer" <<<'#!/usr/bin/env bash
 case "$2 $*" in
     *"--kernel-name kns=adamw_kernel "* | memcheck*) ;;

@@ -47,11 +47,15 @@ check "--print-launch names the GPUs" test "$("$emulated" --print-launch --gpus 
 --gpus, rank 1 of 2, local rank 1 of 2, GPU 3 on $(hostname): joins the others at a free port of 127.0.0.1"
 check "--gpus all takes every GPU" test "$("$emulated" --print-launch --gpus all | grep -c 'of 4,')" = 4
 check "--gpus 1 is a single process" test "$("$emulated" --print-launch --gpus 1)" = "single process on $(hostname)"
-check "plan --fit --gpus 8: the first layout of 13 billion parameters on 80 GB shares the weights" \
+check "plan --fit --gpus 8: the first layout of 13 billion parameters on 80 GB divides the layers" \
     test "$("$emulated" plan --fit --gpus 8 --gpu-memory 80 --model gpt3-13b --global-batch 2097152 --precision bf16 | tail -n 1)" = \
-    "./train_gpt2cu --model gpt3-13b --precision bf16 --global-batch 2097152 --gpus 8 --zero 3 --recompute gelu --micro-batch 4"
+    "./train_gpt2cu --model gpt3-13b --precision bf16 --global-batch 2097152 --gpus 8 --tensor-parallel 2 --zero 1 --recompute none --micro-batch 2"
 refused "plan --fit --gpus with a list" 2 "--fit plans for a number of GPUs" "$emulated" plan --fit --gpus 0,1
 check "plan --gpus 4 plans for 4 ranks" grep -q ' x 4 ranks x ' <("$emulated" plan "${small[@]:2}" --global-batch 64 --gpus 4)
+check "plan --gpus 4 --nnodes 2 says what goes to the other machine" \
+    grep -qE 'on 2 machines.*network +each rank sends [^(]* \([0-9.]+ [KM]iB to other machines\) per step' \
+    <("$emulated" plan "${small[@]:2}" --global-batch 128 --gpus 4 --nnodes 2 | tr '\n' ' ')
+refused "plan --nnodes that does not divide the ranks" 2 "--nnodes 3 does not divide 4 ranks" "$emulated" plan --world-size 4 --nnodes 3
 check "a resume on --gpus 2 needs no other option" "$emulated" --resume --output "$scratch/two" --gpus 2 --steps 6
 check "a resume without --gpus takes one GPU" grep -q 'single process' <("$emulated" --resume --output "$scratch/two" --print-launch)
 

@@ -62,7 +62,7 @@ check "one of the waiting ranks warns once after 10 s: $words" grep -qxE "warnin
 reason=$(no_hosts_because)
 if [ -n "$reason" ]; then skip "ranks on two hosts" "$reason" && finish; fi
 export CLUSTER=m$$n
-trap 'dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
+trap 'if is_main_shell; then dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"; fi' EXIT
 check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
 for rank in 1 2; do
     as_rank $rank "sleep 7$$"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_nccl_id.sh: builds nccl_id.cpp and runs it, without a GPU.
+# test_nccl_id.sh: tests that all ranks get NCCL's id (nccl_id.cpp), without a GPU.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 

@@ -293,23 +293,43 @@ refused_ranks "a batch that does not divide" \
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
 refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --deterministic-ranks 8
-refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 by MPI needs 2, 4, 8, ... ranks, not 3" mpirun -np 3 "${never[@]}" --global-batch 1536 \
+refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not 3" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --grad-dtype bf16
 refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
-for command in "generate --init $scratch/1_fp32" "eval --init $scratch/1_fp32 --val-data $scratch/data/val_*.bin" \
-    "tokenize $scratch/data.txt --output $scratch/tokenized --train-bpe 300"; do
-    # shellcheck disable=SC2086
-    refused_ranks "${command%% *} on 2 ranks" \
-        "${command%% *} runs in one process, but mpirun started 2, which would all do the same; start it without mpirun" \
-        mpirun -np 2 "$program" $command
-done
+refused_ranks "tokenize on 2 ranks" \
+    "tokenize runs in one process, but mpirun started 2, which would all do the same; start it without mpirun" \
+    mpirun -np 2 "$program" tokenize "$scratch/data.txt" --output "$scratch/tokenized" --train-bpe 300
+refused_ranks "generate on 2 ranks that have the same layers" \
+    "generate needs as many ranks as --tensor-parallel 1 says, and there are 2; give --ranks 1" \
+    mpirun -np 2 "$program" generate --init "$scratch/1_fp32"
+refused_ranks "tensor-parallel generate on 3 ranks" \
+    "generate needs as many ranks as --tensor-parallel 2 says, and there are 3; give --ranks 2" \
+    mpirun -np 3 "$program" generate --init "$scratch/1_fp32" --tensor-parallel 2
 check "tokenize on 2 ranks wrote nothing" test ! -e "$scratch/tokenized"
-if [ -x build/release-nompi/train_gpt2 ]; then
-    refused_ranks "a build without MPI" "this build has no library that connects them" mpirun -np 2 build/release-nompi/train_gpt2 "${never[@]:1}"
-else
-    skip "a build without MPI" "make MPI=0 build/release-nompi/train_gpt2 makes it"
-fi
+
+# ---- a model that several ranks evaluate or continue
+texts=(generate --init "$scratch/1_fp32" --precision fp32 --max-tokens 40 --num-samples 2 --prompt a)
+losses=(eval --init "$scratch/1_fp32" --precision fp32 --val-data "$scratch/data/val_*.bin" --micro-batch 2)
+"$program" "${texts[@]}" >"$scratch/texts"
+"$program" "${losses[@]}" >"$scratch/losses"
+check "generate: 2 tensor-parallel ranks print the text of one" \
+    cmp <(timeout 60 "$program" "${texts[@]}" --ranks 2 --tensor-parallel 2 2>"$scratch/notes") "$scratch/texts"
+check "generate: the text has more than the prompts" test "$(wc -c <"$scratch/texts")" -gt 20
+for ranks in "2" "2 --tensor-parallel 2" "4 --tensor-parallel 2"; do
+    # shellcheck disable=SC2086
+    check "eval: --ranks $ranks prints the loss of one rank" \
+        cmp <(timeout 60 "$program" "${losses[@]}" --ranks $ranks 2>"$scratch/notes") "$scratch/losses"
+done
+
+refused_ranks "eval of different windows" "rank 1 differs from rank 0: --seq-len \"32\" there, \"64\" on rank 0" \
+    mpirun -np 1 "$program" "${losses[@]}" --seq-len 64 : -np 1 "$program" "${losses[@]}" --seq-len 32
+refused_ranks "generate with different prompts" "rank 1 differs from rank 0: --prompt \"b\" there, \"a\" on rank 0" \
+    mpirun -np 1 "$program" "${texts[@]}" --tensor-parallel 2 : -np 1 "$program" "${texts[@]:0:9}" --prompt b --tensor-parallel 2
+refused_ranks "layers that ranks divide differently" "rank 1 differs from rank 0: --tensor-parallel 1 there, --tensor-parallel 2 on rank 0" \
+    mpirun -np 1 "${never[@]}" --tensor-parallel 2 : -np 1 "${never[@]}"
+check "--grad-dtype bf16 with 3 tensor-parallel ranks" mpirun -np 3 --oversubscribe "${train[@]}" --heads 3 --channels 24 --output '' \
+    --tensor-parallel 3 --grad-dtype bf16
 
 # ---- torchrun, which starts ranks without MPI
 if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then

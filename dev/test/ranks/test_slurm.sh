@@ -12,7 +12,7 @@ fi
 if [ -n "$reason" ]; then skip "Slurm" "$reason" && exit 0; fi
 several_ranks_here
 export CLUSTER=s$$n CLUSTER_SUBNET=10.77.0
-trap 'dev/test/ranks/slurm.sh down "$scratch" 2; dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"' EXIT
+trap 'if is_main_shell; then dev/test/ranks/slurm.sh down "$scratch" 2; dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"; fi' EXIT
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
@@ -41,12 +41,14 @@ two_by_two=(--nodes=2 --ntasks-per-node=2)
 launched "srun --mpi=none" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
 launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
 launched "srun --mpi=pmix" "$(four_ranks srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
-launched "srun of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=none "${who[@]}"
-launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun --ntasks=1 --mpi=pmix "${who[@]}"
+# Slurm gives one task to either host: the one that the step before has left first.
+on_first_host=(--nodelist="$h0")
+launched "srun of one task" "single process on HOST0" slurm srun "${on_first_host[@]}" --ntasks=1 --mpi=none "${who[@]}"
+launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun "${on_first_host[@]}" --ntasks=1 --mpi=pmix "${who[@]}"
 launched "salloc and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
 launched "salloc of one task, and mpirun of two ranks" \
     "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
-    slurm salloc --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
+    slurm salloc "${on_first_host[@]}" --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
 
 # batch NAME OPTION... -- COMMAND: runs a job with this script, and waits for it. Its output is in NAME.out.
 batch() {

@@ -53,10 +53,25 @@ want=$(((2 * whole + whole + 7 * in_pass) * 4 / 2))
 # Step 1 follows no validation and no text, after which a pass finds other layers in memory.
 check "--zero 3 sends weights in every forward and backward: $(bytes "$scratch/fp32_2" 1) bytes, $want by the formula" \
     within "$(bytes "$scratch/fp32_2" 1)" $want
-plan=$("$program" plan --world-size 2 --layers 5 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --micro-batch 1 \
-    --global-batch 256 --deterministic-ranks 4 --precision fp32 --zero 3)
-planned=$(sed -n 's/.*each rank sends \([0-9.]*\) MiB.*/\1/p' <<<"$plan")
-check "plan has the bytes of --zero 3: ${planned:-0} MiB" within "$(bytes "$scratch/fp32_2" 1)" "$(awk -v b="${planned:-0}" 'BEGIN { print b * 1048576 }')"
+# plan rounds to three digits.
+traffic=(--heads 2 --channels 64 --vocab-size 300 --seq-len 32 --micro-batch 1 --layers 5 --precision bf16)
+# as_planned RANKS OPTION...: step 1 of a run sends the bytes of plan.
+as_planned() {
+    local planned sent out=$scratch/as_planned
+    planned=$("$program" plan --world-size "$1" "${traffic[@]}" "${@:2}" |
+        sed -nE 's/.*each rank sends ([0-9.]+) ([KM])iB .*/\1 \2/p' | awk '{ printf "%.0f", $1 * ($2 == "K" ? 1024 : 1048576) }')
+    ranks "$1" "$program" --train-data "$scratch/data/train_*.bin" "${traffic[@]}" "${@:2}" --quiet --threads 1 --steps 2 --output "$out" || return 1
+    sent=$(bytes "$out" 1)
+    rm -r "$out"
+    echo "$sent bytes, planned $planned"
+    awk -v a="$sent" -v b="$planned" 'BEGIN { exit !(a > 0.995 * b && a < 1.005 * b) }'
+}
+for zero in 0 1 2 3; do
+    check "plan has the bytes of --zero $zero on 2 ranks" as_planned 2 --zero $zero --global-batch 256
+    check "plan has the bytes of --zero $zero, --grad-dtype bf16 on 4 ranks" as_planned 4 --zero $zero --grad-dtype bf16 --global-batch 256
+done
+check "plan has the bytes of 3 ranks" as_planned 3 --zero 3 --global-batch 192
+check "plan has the bytes of virtual ranks" as_planned 2 --zero 2 --deterministic-ranks 4 --global-batch 256
 
 # ---- a rank that cannot read its data takes part in the others' gathers until all have ended
 make_shards "$scratch/damaged" 1500 || fail "no shards"

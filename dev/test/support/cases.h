@@ -47,6 +47,12 @@ Tensor<T> copy_of(const Tensor<T>& tensor) {
     return copy;
 }
 
+// Shard i of a vocabulary in `shards` shards of equal size. The last ones are smaller, or empty, if it does not divide.
+inline VocabShard shard_of(int V, int shards, int i) {
+    const int share = ceil_div(V, shards), first = std::min(V, i * share);
+    return {first, std::min(share, V - first)};
+}
+
 // The allowed relative difference of two rounded results. In bf16 it is one rounding step: backend and definition round
 // once, possibly in different directions. In float each operation rounds several times, and 8 epsilons are enough for
 // the operations whose cases use this.

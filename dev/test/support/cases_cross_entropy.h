@@ -171,6 +171,231 @@ void one_finite_logit(const Backend& backend, int V) {
     });
 }
 
+// ---- the vocabulary in shards
+
+// The results of all shards together.
+template <class floatX>
+struct ShardLosses {
+    Tensor<float> losses, lse;
+    Tensor<floatX> gradient;  // (N, V)
+};
+
+// logits (N, s.Vp). Each shard has its own rows, with up to 15 padded columns, which hold 1e9 before.
+template <class Backend, class floatX>
+ShardLosses<floatX> run_shards(const Backend& backend, const Tensor<floatX>& logits, const Tensor<int>& targets,
+                               Shape s, int shards, float scale) {
+    ShardLosses<floatX> r{poisoned<float>(s.N), poisoned<float>(s.N), poisoned<floatX>(int64_t(s.N) * s.V)};
+    std::vector<Tensor<floatX>> rows;
+    auto partials = poisoned<float>(int64_t(shards) * s.N * 2);
+    const auto columns_of = [&](int i) { return round_up(std::max(1, shard_of(s.V, shards, i).count), 8) + i % 2 * 8; };
+    for (int i = 0; i < shards; i++) {
+        const VocabShard shard = shard_of(s.V, shards, i);
+        const int Vp = columns_of(i);
+        rows.push_back(filled<floatX>(int64_t(s.N) * Vp, 1e9f));
+        for (int n = 0; n < s.N; n++)
+            for (int v = 0; v < shard.count; v++)
+                rows[i][int64_t(n) * Vp + v] = logits[int64_t(n) * s.Vp + shard.first + v];
+        auto own = poisoned<float>(int64_t(s.N) * 2);
+        backend.call(ops::cross_entropy_shard<floatX>, own, std::as_const(rows[i]), targets, s.N, shard, Vp);
+        for (int64_t k = 0; k < own.size(); k++) partials[i * own.size() + k] = own[k];
+    }
+    backend.call(ops::cross_entropy_combine, r.losses, r.lse, partials, targets, shards, s.N);
+    int64_t not_zero = 0;
+    for (int i = 0; i < shards; i++) {
+        const VocabShard shard = shard_of(s.V, shards, i);
+        const int Vp = columns_of(i);
+        backend.call(ops::cross_entropy_shard_backward<floatX>, rows[i], r.lse, targets, s.N, shard, Vp, scale);
+        for (int n = 0; n < s.N; n++)
+            for (int v = 0; v < Vp; v++) {
+                const floatX gradient = rows[i][int64_t(n) * Vp + v];
+                if (v < shard.count) r.gradient[int64_t(n) * s.V + shard.first + v] = gradient;
+                if (v >= shard.count || targets[n] < 0) not_zero += !(float(gradient) == 0.0f);
+            }
+    }
+    CHECK_MESSAGE(not_zero == 0, "gradients of padded columns and ignored rows");
+    return r;
+}
+
+// The losses, and the gradients in two parts: at the target a probability of almost 1 and the 1 cancel.
+template <class floatX>
+Outputs shard_outputs(const ShardLosses<floatX>& r, const Tensor<int>& targets, Shape s, float error) {
+    auto lse = copy_of(r.lse), at_target = filled<float>(s.N, 0.0f);
+    auto others = copy_of(r.gradient);
+    for (int n = 0; n < s.N; n++) {
+        if (targets[n] < 0) {
+            lse[n] = 0.0f;
+            continue;
+        }
+        at_target[n] = float(others[int64_t(n) * s.V + targets[n]]);
+        others[int64_t(n) * s.V + targets[n]] = floatX(0.0f);
+    }
+    // Backends compute exp(x) with a relative error of up to |x| roundings; |x| <= 88 where the result is not 0.
+    const float step = rounding_step<floatX>(), exp_error = 90 * epsilon<float>();
+    Outputs outputs;
+    outputs.push_back(output("lse", lse, 1, 2 * epsilon<float>(), error));
+    outputs.push_back(output("losses", r.losses, 1, 2 * epsilon<float>(), error));
+    outputs.push_back(output("gradient at the target", at_target, 1, step, error * SCALE));
+    outputs.push_back(output("gradient", others, s.V, step + error + exp_error, 1e-36f));
+    return outputs;
+}
+
+// The same in double.
+template <class floatX>
+ShardLosses<floatX> losses_in_double(const Tensor<floatX>& logits, const Tensor<int>& targets, Shape s) {
+    ShardLosses<floatX> r{filled<float>(s.N, 0.0f), filled<float>(s.N, 0.0f), filled<floatX>(int64_t(s.N) * s.V, 0.0f)};
+    for (int n = 0; n < s.N; n++) {
+        if (targets[n] < 0) continue;
+        const floatX* row = logits.data() + int64_t(n) * s.Vp;
+        double largest = double(float(row[0])), sum = 0.0;
+        for (int v = 0; v < s.V; v++) largest = std::max(largest, double(float(row[v])));
+        for (int v = 0; v < s.V; v++) sum += std::exp(double(float(row[v])) - largest);
+        const double lse = std::log(sum) + largest;
+        r.lse[n] = float(lse);
+        r.losses[n] = float(lse - double(float(row[targets[n]])));
+        for (int v = 0; v < s.V; v++) {
+            const double probability = std::exp(double(float(row[v])) - lse);
+            r.gradient[int64_t(n) * s.V + v] = floatX(float((probability - (v == targets[n])) * double(SCALE)));
+        }
+    }
+    return r;
+}
+
+// Compares with the losses in double, and with the operation on the whole vocabulary. The errors are those of `compare`
+// above and four roundings of lse, which is about as large as the largest logit.
+template <class floatX, class Backend>
+void compare_shards(const Backend& backend, float exp_roundings, Shape s, int shards, float spread = 2.0f) {
+    CAPTURE(s.N);
+    CAPTURE(s.V);
+    CAPTURE(shards);
+    CAPTURE(spread);
+    const auto targets = some_targets(s);
+    const auto logits = some_logits<floatX>(s, spread);
+    float largest = 0.0f;
+    for (int n = 0; n < s.N; n++)
+        for (int v = 0; v < s.V; v++) largest = std::max(largest, std::fabs(float(logits[int64_t(n) * s.Vp + v])));
+    const float error = (4.0f * std::sqrt(float(s.V)) + exp_roundings + 4.0f * largest) * epsilon<float>();
+    const auto in_double = losses_in_double(logits, targets, s);
+    backend.compare(shard_outputs(in_double, targets, s, error), [&] {
+        return shard_outputs(run_shards(backend, logits, targets, s, shards, SCALE), targets, s, error);
+    });
+    backend.on_each_variant([&] {
+        const auto whole = run(backend, tested<floatX>, logits, targets, s, SCALE);
+        const auto got = run_shards(backend, logits, targets, s, shards, SCALE);
+        auto gradient = poisoned<floatX>(got.gradient.size());
+        for (int n = 0; n < s.N; n++)
+            for (int v = 0; v < s.V; v++) gradient[int64_t(n) * s.V + v] = whole.gradient[int64_t(n) * s.Vp + v];
+        expect_close("losses of the whole", got.losses, whole.both, 1, 4 * epsilon<float>(), 2 * error);
+        expect_close("gradient of the whole", got.gradient, gradient, s.V, 2 * (rounding_step<floatX>() + error),
+                     2 * error * SCALE);
+    });
+}
+
+// Random shapes. The second half has so few tokens that some shards are empty.
+template <class floatX, class Backend>
+void random_shards(const Backend& backend, float exp_roundings, int shapes) {
+    const Philox random{12, 0};
+    for (int i = 0; i < shapes; i++) {
+        const auto x = random(uint64_t(i));
+        const int V = i < shapes / 2 ? 1 + 2 * int(x[1] % 400) : 1 + int(x[1] % 4);
+        const Shape s{1 + int(x[0] % 12), V, round_up(V, 8)};
+        for (const int shards : {1, 2, 3, 4}) compare_shards<floatX>(backend, exp_roundings, s, shards);
+    }
+}
+
+// As huge_logits: the largest logit is at the target, or in another column, which may be in another shard.
+template <class floatX, class Backend>
+void huge_logits_in_shards(const Backend& backend) {
+    const Shape s{2, 33, 40};
+    Tensor<int> targets(2);
+    targets[0] = 5;
+    targets[1] = 7;
+    for (const float about : {1e30f, 3e38f})
+        for (const int shards : {1, 2, 3, 4, 40}) {
+            const float huge = float(floatX(about));
+            auto logits = filled<floatX>(2 * s.Vp, -huge);
+            logits[5] = floatX(huge);
+            logits[s.Vp + 32] = floatX(huge);
+            backend.on_each_variant([&] {
+                CAPTURE(huge);
+                CAPTURE(shards);
+                const auto r = run_shards(backend, logits, targets, s, shards, 1.0f);
+                CHECK(r.losses[0] == 0.0f);
+                CHECK(r.losses[1] == huge + huge);
+                for (int v = 0; v < s.V; v++) {
+                    CHECK(float(r.gradient[v]) == 0.0f);
+                    CHECK(float(r.gradient[s.V + v]) == (v == 32 ? 1.0f : v == 7 ? -1.0f : 0.0f));
+                }
+            });
+        }
+}
+
+template <class floatX, class Backend>
+void not_finite_logits_in_shards(const Backend& backend) {
+    const Shape s{1, 37, 40};
+    Tensor<int> target(1);
+    target[0] = 10;
+    for (const int shards : {1, 2, 3, 4})
+        for (const int place : {0, 3, 20, 36})
+            for (const float x : {NAN, INFINITY, -INFINITY})
+                backend.on_each_variant([&] {
+                    CAPTURE(shards);
+                    CAPTURE(x);
+                    CAPTURE(place);
+                    auto logits = filled<floatX>(s.Vp, 1.0f);
+                    logits[place] = floatX(x);
+                    auto losses = poisoned<float>(1), lse = poisoned<float>(1), partials = poisoned<float>(2 * shards);
+                    for (int i = 0; i < shards; i++) {
+                        const VocabShard shard = shard_of(s.V, shards, i);
+                        auto row = filled<floatX>(s.Vp, 1e9f);
+                        for (int v = 0; v < shard.count; v++) row[v] = logits[shard.first + v];
+                        auto partial = poisoned<float>(2);
+                        backend.call(ops::cross_entropy_shard<floatX>, partial, row, target, 1, shard, s.Vp);
+                        partials[2 * i] = partial[0];
+                        partials[2 * i + 1] = partial[1];
+                    }
+                    backend.call(ops::cross_entropy_combine, losses, lse, partials, target, shards, 1);
+                    if (x == -INFINITY)
+                        CHECK(double(losses[0]) == doctest::Approx(std::log(36.0)).epsilon(1e-6));
+                    else
+                        CHECK(std::isnan(losses[0]));
+                });
+}
+
+// All logits of most shards are -infinity.
+template <class floatX, class Backend>
+void one_finite_logit_in_shards(const Backend& backend, int V) {
+    const Shape s{1, V, round_up(V, 8)};
+    auto logits = filled<floatX>(s.Vp, -INFINITY);
+    logits[V - 1] = floatX(-3.0f);
+    Tensor<int> target(1);
+    target[0] = V - 1;
+    for (const int shards : {1, 3, 4})
+        backend.on_each_variant([&] {
+            CAPTURE(shards);
+            const auto r = run_shards(backend, logits, target, s, shards, 1.0f);
+            CHECK(r.lse[0] == -3.0f);
+            CHECK(r.losses[0] == 0.0f);
+            int64_t nonzero = 0;
+            for (int v = 0; v < s.V; v++) nonzero += !(float(r.gradient[v]) == 0.0f);
+            CHECK(nonzero == 0);
+        });
+}
+
+inline void refuse_impossible_shards() {
+    float x = 0.0f;
+    const int target = 0;
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard(&x, &x, &target, 1, {0, 9}, 8, nullptr),
+                         doctest::Contains("cross_entropy_shard: a shard of 9 tokens in rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard_backward(&x, &x, &target, 1, {0, -1}, 8, 1.0f, nullptr),
+                         doctest::Contains("a shard of -1 rows from row 0"), Error);
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard(&x, &x, &target, 0, {0, 8}, 8, nullptr),
+                         doctest::Contains("cross_entropy_shard of 0 rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_combine(&x, &x, &x, &target, 0, 1, nullptr),
+                         doctest::Contains("cross_entropy_combine of 0 shards of 1 rows"), Error);
+}
+
+// ---- the sum of losses
+
 // tolerance: the allowed relative error of the sum.
 template <class Backend>
 void sum_of_losses(const Backend& backend, double tolerance) {

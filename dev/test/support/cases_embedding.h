@@ -48,7 +48,7 @@ template <class Backend, class floatX>
 Gradients backward(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& dout,
                    const Tensor<int>& tokens, Shape s) {
     Gradients g(s);
-    backend.call(ops.backward, g.dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, s.V);
+    backend.call(ops.backward, g.dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, VocabShard{0, s.V});
     return g;
 }
 
@@ -74,7 +74,7 @@ void compare(const Backend& backend, Sums sums, Shape s, const Tensor<int>& toke
     const float relative = exact ? 0.0f : epsilon<float>();
     const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
         auto out = poisoned<floatX>(size);
-        where.call(ops.forward, out, tokens, wte, wpe, s.B, s.T, s.C);
+        where.call(ops.forward, out, tokens, wte, wpe, s.B, s.T, s.C, VocabShard{0, s.V});
         const Gradients g = backward(where, ops, dout, tokens, s);
         Outputs outputs;
         outputs.push_back(output("out", out, s.C, 0.0f, 0.0f));
@@ -88,6 +88,87 @@ void compare(const Backend& backend, Sums sums, Shape s, const Tensor<int>& toke
 template <class floatX, class Backend>
 void compare(const Backend& backend, Sums sums, Shape s) {
     compare<floatX>(backend, sums, s, skewed_tokens(s.B * s.T, s.V));
+}
+
+// The results of all shards together. The embeddings of position are added in the first shard.
+template <class floatX>
+struct ShardResults {
+    Tensor<float> out;                // the sum over the shards
+    Tensor<float> dwte;               // the rows of all shards
+    std::vector<Tensor<float>> dwpe;  // of each shard
+};
+
+// Behind the rows of each shard there is one that the operations must neither read nor write.
+template <class Backend, class floatX>
+ShardResults<floatX> run_shards(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& wte,
+                                const Tensor<floatX>& wpe, const Tensor<floatX>& dout, const Tensor<int>& tokens,
+                                Shape s, int shards) {
+    ShardResults<floatX> r{filled<float>(dout.size(), 0.0f), poisoned<float>(wte.size()), {}};
+    for (int i = 0; i < shards; i++) {
+        const VocabShard shard = shard_of(s.V, shards, i);
+        const int64_t first = int64_t(shard.first) * s.C, size = int64_t(shard.count) * s.C;
+        auto rows = poisoned<floatX>(size + s.C), out = poisoned<floatX>(dout.size());
+        for (int64_t at = 0; at < size; at++) rows[at] = wte[first + at];
+        backend.call(ops.forward, out, tokens, rows, i == 0 ? &wpe : nullptr, s.B, s.T, s.C, shard);
+        for (int64_t at = 0; at < out.size(); at++) r.out[at] += float(out[at]);
+
+        Gradients g(s);
+        auto dwte = filled<float>(size + s.C, 0.5f);
+        backend.call(ops.backward, dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, shard);
+        for (int64_t at = 0; at < size; at++) r.dwte[first + at] = dwte[at];
+        for (int c = 0; c < s.C; c++) REQUIRE(dwte[size + c] == 0.5f);
+        r.dwpe.push_back(std::move(g.dwpe));
+    }
+    return r;
+}
+
+// The sum of the shards' outputs, rounded, has the bits of the whole vocabulary's output: all shards but one add zeros.
+template <class floatX, class Backend>
+void compare_shards(const Backend& backend, Sums sums, Shape s, int shards) {
+    CAPTURE(s.B);
+    CAPTURE(s.T);
+    CAPTURE(s.C);
+    CAPTURE(s.V);
+    CAPTURE(shards);
+    const int64_t size = int64_t(s.B) * s.T * s.C;
+    const auto wte = random_tensor<floatX>(int64_t(s.V) * s.C, 2), wpe = random_tensor<floatX>(int64_t(s.T) * s.C, 3);
+    const auto dout = random_tensor<floatX>(size, 4);
+    const auto tokens = random_tokens(s.B * s.T, s.V, 1);
+    const bool exact = sums == Sums::in_order;
+    const auto error = [&](int n) {
+        return exact ? 0.0f : std::sqrt(float(n)) * (4.0f + std::sqrt(float(n))) * epsilon<float>();
+    };
+    const float relative = exact ? 0.0f : epsilon<float>();
+    const auto outputs = [&](const Tensor<floatX>& out, const Tensor<float>& dwte, const auto& dwpe_of) {
+        Outputs outputs;
+        outputs.push_back(output("out", out, s.C, 0.0f, 0.0f));
+        outputs.push_back(output("dwte", dwte, s.C, relative, error(most_frequent(tokens, s.V))));
+        for (int i = 0; i < shards; i++)
+            outputs.push_back(output("dwpe of a shard", dwpe_of(i), s.C, relative, error(s.B)));
+        return outputs;
+    };
+    auto whole = poisoned<floatX>(size);
+    const VocabShard all{0, s.V};
+    OnHost{}.call(definition<floatX>.forward, whole, tokens, wte, wpe, s.B, s.T, s.C, all);
+    const Gradients g = backward(OnHost{}, definition<floatX>, dout, tokens, s);
+    backend.compare(outputs(whole, g.dwte, [&](int) -> const Tensor<float>& { return g.dwpe; }), [&] {
+        const auto r = run_shards(backend, tested<floatX>, wte, wpe, dout, tokens, s, shards);
+        auto rounded = poisoned<floatX>(size);
+        for (int64_t at = 0; at < size; at++) rounded[at] = floatX(r.out[at]);
+        return outputs(rounded, r.dwte, [&](int i) -> const Tensor<float>& { return r.dwpe[i]; });
+    });
+}
+
+// Random shapes; C is a multiple of `unit`. The second half has so few tokens that some shards are empty.
+template <class floatX, class Backend>
+void random_shards(const Backend& backend, Sums sums, int unit, int shapes) {
+    const Philox random{11, 0};
+    for (int i = 0; i < shapes; i++) {
+        const auto x = random(uint64_t(i));
+        const int V = i < shapes / 2 ? 1 + int(x[3] % 300) : 1 + int(x[3] % 4);
+        const Shape s{1 + int(x[0] % 3), 1 + int(x[1] % 60), unit * (1 + int(x[2] % 12)), V};
+        for (const int shards : {1, 2, 3, 4}) compare_shards<floatX>(backend, sums, s, shards);
+    }
 }
 
 // Tokens that all occur equally often, in random order, and tokens that occur once, twice, and so on, in runs.
@@ -132,8 +213,8 @@ void known_sums(const Backend& backend, int C) {
     backend.on_each_variant([&] {
         auto out = poisoned<floatX>(2 * C);
         auto dwte = filled<float>(3 * C, 1.0f), dwpe = filled<float>(2 * C, 1.0f);
-        backend.call(tested<floatX>.forward, out, tokens, wte, wpe, 1, 2, C);
-        backend.call(tested<floatX>.backward, dwte, dwpe, dout, tokens, 1, 2, C, 3);
+        backend.call(tested<floatX>.forward, out, tokens, wte, wpe, 1, 2, C, VocabShard{0, 3});
+        backend.call(tested<floatX>.backward, dwte, dwpe, dout, tokens, 1, 2, C, VocabShard{0, 3});
         for (int c = 0; c < C; c++) {
             CHECK(float(out[c]) == 5.0f);
             CHECK(float(out[C + c]) == 6.0f);
@@ -163,10 +244,19 @@ void nan_in_dout(const Backend& backend) {
 inline void refuse_no_rows() {
     float x = 0.0f;
     const int token = 0;
-    CHECK_THROWS_WITH_AS(ops::embedding_forward(&x, &token, &x, &x, 1, 0, 8, nullptr),
+    CHECK_THROWS_WITH_AS(ops::embedding_forward(&x, &token, &x, &x, 1, 0, 8, {0, 5}, nullptr),
                          doctest::Contains("embedding_forward of 0 rows of 8"), Error);
-    CHECK_THROWS_WITH_AS(ops::embedding_backward(&x, &x, &x, &token, 1, 0, 8, 5, nullptr),
+    CHECK_THROWS_WITH_AS(ops::embedding_backward(&x, &x, &x, &token, 1, 0, 8, {0, 5}, nullptr),
                          doctest::Contains("embedding_backward of 0 rows of 8"), Error);
+}
+
+inline void refuse_impossible_shards() {
+    float x = 0.0f;
+    const int token = 0;
+    CHECK_THROWS_WITH_AS(ops::embedding_forward(&x, &token, &x, &x, 1, 1, 8, {-1, 5}, nullptr),
+                         doctest::Contains("embedding_forward: a shard of 5 rows from row -1"), Error);
+    CHECK_THROWS_WITH_AS(ops::embedding_backward(&x, &x, &x, &token, 1, 1, 8, {0, -1}, nullptr),
+                         doctest::Contains("embedding_backward: a shard of -1 rows from row 0"), Error);
 }
 
 }  // namespace embedding_cases

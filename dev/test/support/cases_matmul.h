@@ -149,6 +149,48 @@ void compare_backward(const Backend& backend, const Inputs<floatX>& in, Options 
     backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
 }
 
+// Two calls, one for dinp and one for the parameters' gradients, have the bits of one call. Each gets null for the
+// operands that it does not read.
+template <class floatX, class Backend>
+void gradients_one_by_one(const Backend& backend, const Ops<floatX>& ops, const Inputs<floatX>& in, Options options) {
+    const Shape s = in.s;
+    const std::string what = describe(s, options);
+    CAPTURE(what);
+    const auto of_input = [&](floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu,
+                              Stream stream) {
+        const Packed<floatX> packed(ops, weight, s, options.packed);
+        ops.backward(dinp, nullptr, nullptr, dout, nullptr, {weight, packed.copy.data}, pre_gelu, s.N, s.IC, s.OC,
+                     options.accumulate, stream);
+    };
+    const auto of_parameters = [&](float* dweight, float* dbias, const floatX* dout, const floatX* inp, Stream stream) {
+        ops.backward(nullptr, dweight, dbias, dout, inp, {nullptr, nullptr}, nullptr, s.N, s.IC, s.OC,
+                     options.accumulate, stream);
+    };
+    backend.on_each_variant([&] {
+        const auto both = backward(backend, ops, in, options);
+        auto dinp = poisoned<floatX>(both.dinp.size());
+        auto dweight =
+            options.accumulate ? random_tensor<float>(both.dweight.size(), 6) : poisoned<float>(both.dweight.size());
+        auto dbias = options.accumulate ? random_tensor<float>(s.OC, 7) : poisoned<float>(s.OC);
+        backend.call(of_input, dinp, in.dout, in.weight, options.gelu ? &in.pre_gelu : nullptr);
+        backend.call(of_parameters, dweight, options.bias ? &dbias : nullptr, in.dout, in.inp);
+        CHECK(same_bits(dinp, both.dinp));
+        CHECK(same_bits(dweight, both.dweight));
+        if (options.bias) CHECK(same_bits(dbias, both.dbias));
+    });
+}
+
+inline void refuse_no_gradients() {
+    float x = 0.0f;
+    const float* const none = nullptr;
+    const auto backward = [&](float* dinp, float* dweight, float* dbias) {
+        ops::matmul_backward<float>(dinp, dweight, dbias, &x, &x, {&x, nullptr}, none, 1, 8, 8, false, nullptr);
+    };
+    CHECK_THROWS_WITH_AS(backward(nullptr, nullptr, nullptr), doctest::Contains("without dinp and without dweight"),
+                         Error);
+    CHECK_THROWS_WITH_AS(backward(&x, nullptr, &x), doctest::Contains("with dbias but without dweight"), Error);
+}
+
 // One element of inp and one of dout are NaN or infinity. Only the outputs that depend on them may become so.
 template <class floatX, class Backend>
 void not_finite(const Backend& backend, Shape s) {

@@ -68,7 +68,7 @@ struct CpuModel {
         const int N = B * T, C = config.C, NH = config.NH;
         layers.assign(size_t(config.L), {});
         encoded = floats(int64_t(N) * C);
-        cpu::embedding_forward<float>(encoded.data(), tokens.data(), w(wte), w(wpe), B, T, C, nullptr);
+        cpu::embedding_forward<float>(encoded.data(), tokens.data(), w(wte), w(wpe), B, T, C, {0, config.V}, nullptr);
         const Floats* x = &encoded;
         for (int l = 0; l < config.L; l++) {
             Layer& a = layers[size_t(l)];
@@ -133,6 +133,6 @@ struct CpuModel {
             const Floats dln1 = matmul_backward(dqkv, a.ln1, nullptr, qkvw, g(qkvb, l), l, N);
             dx = layernorm_backward(dln1, dx, x, a.mean1, a.rstd1, ln1w, ln1b, l, N);
         }
-        cpu::embedding_backward<float>(g(wte), g(wpe), dx.data(), tokens.data(), B, T, C, config.V, nullptr);
+        cpu::embedding_backward<float>(g(wte), g(wpe), dx.data(), tokens.data(), B, T, C, {0, config.V}, nullptr);
     }
 };

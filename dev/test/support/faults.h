@@ -183,7 +183,7 @@ inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChang
 #endif
 
 struct FaultResult {
-    int code;      // exit code, as of in_child; CHILD_SKIPPED where ptrace is not permitted
+    int code;      // exit code, as in_child returns it; CHILD_SKIPPED where ptrace is not permitted
     bool reached;  // f made an n-th call
     std::string call;
 };

@@ -5,7 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 
 program=${PROGRAM:-$PWD/build/release/train_gpt2}
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# is_main_shell: bash has forked a command in the background, but not yet executed it, and a signal ends the copy: the copy
+# runs the EXIT trap, too.
+is_main_shell() { [ "$BASHPID" = $$ ]; }
+trap 'if is_main_shell; then rm -rf "$scratch"; fi' EXIT
 export XDG_CACHE_HOME=$scratch/cache  # for the choices of --autotune
 failures=0
 

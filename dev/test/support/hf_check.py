@@ -46,7 +46,7 @@ def check_logits(model, path):
 def export(model, out):
     model.save_pretrained(f"{out}/one", safe_serialization=True)
     model.save_pretrained(f"{out}/sharded", safe_serialization=True, max_shard_size="100KB")
-    model.transformer.save_pretrained(f"{out}/bare", safe_serialization=True)  # GPT2Model: no prefix, as the gpt2 repository
+    model.transformer.save_pretrained(f"{out}/bare", safe_serialization=True)  # GPT2Model: names without "transformer."
     model.half().save_pretrained(f"{out}/half", safe_serialization=True)
 
 

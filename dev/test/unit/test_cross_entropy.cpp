@@ -41,6 +41,23 @@ TEST_CASE_TEMPLATE("a row whose only finite logit is the target has the loss 0",
     for (int V : {8000, 8001}) one_finite_logit<floatX>(cpu_backend, V);
 }
 
+TEST_CASE_TEMPLATE("cross entropy over vocabulary shards agrees with double and with the whole", floatX, float, bf16) {
+    random_shards<floatX>(cpu_backend, 8.0f, 12);
+    for (const int shards : {3, 4, 8}) compare_shards<floatX>(cpu_backend, 8.0f, {5, 50257, 50304}, shards);
+    for (const int shards : {2, 3}) compare_shards<floatX>(cpu_backend, 8.0f, {9, 101, 128}, shards, 1000.0f);
+}
+
+TEST_CASE_TEMPLATE("in shards, logits of 1e30 and 3e38 do not overflow, and NaN gives a NaN loss", floatX, float,
+                   bf16) {
+    huge_logits_in_shards<floatX>(cpu_backend);
+    not_finite_logits_in_shards<floatX>(cpu_backend);
+    for (const int V : {8000, 8001}) one_finite_logit_in_shards<floatX>(cpu_backend, V);
+}
+
+TEST_CASE("cross entropy of no rows, no shards, or shards larger than the rows of logits is refused") {
+    refuse_impossible_shards();
+}
+
 TEST_CASE("losses are added up in double") { sum_of_losses(cpu_backend, 1e-7); }
 
 TEST_CASE("cross entropy of no rows, or of rows shorter than the vocabulary, is refused") { refuse_impossible_rows(); }

@@ -93,7 +93,7 @@ TEST_CASE("processes of a host share its memory") {
     CHECK(double(two) < 0.6 * double(one));
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // which needs the address space for itself
+#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer needs more address space than the limit allows
 TEST_CASE("a message about a lack of memory names the limit of ulimit -v if it is the cause") {
     const pid_t child = fork();
     if (child == 0) {

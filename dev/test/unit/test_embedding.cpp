@@ -40,10 +40,16 @@ TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position,
     nan_in_dout<floatX>(cpu_backend);
 }
 
-TEST_CASE("embeddings of no rows or no channels are refused") {
+TEST_CASE_TEMPLATE("embeddings of vocabulary shards have the bits of the whole vocabulary's", floatX, float, bf16) {
+    random_shards<floatX>(cpu_backend, Sums::in_order, 1, 16);
+    for (const int shards : {2, 3, 7}) compare_shards<floatX>(cpu_backend, Sums::in_order, {2, 64, 96, 301}, shards);
+}
+
+TEST_CASE("embeddings of no rows or no channels, and impossible shards, are refused") {
     refuse_no_rows();
+    refuse_impossible_shards();
     float x = 0.0f;
     int token = 0;
-    CHECK_THROWS_WITH_AS(cpu::embedding_backward(&x, &x, &x, &token, 1, 1, 0, 1, nullptr),
+    CHECK_THROWS_WITH_AS(cpu::embedding_backward(&x, &x, &x, &token, 1, 1, 0, {0, 1}, nullptr),
                          doctest::Contains("embedding_backward of 1 rows of 0"), Error);
 }

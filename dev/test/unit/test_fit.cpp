@@ -5,7 +5,7 @@
 
 #include "train/report.h"
 
-static constexpr FitDevices eight = {8, int64_t(4) << 30, 1e15, 300e9};
+static constexpr FitDevices eight = {{8}, int64_t(4) << 30, 1e15, 300e9};
 
 static Options options_of(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), {"train_gpt2", "plan", "--model", "d12", "--precision", "bf16"});
@@ -17,6 +17,8 @@ static std::vector<Layout> layouts(const Options& o, const FitDevices& devices) 
 }
 
 static int64_t needed(Options o, const Layout& layout, int B) {
+    o.tensor_parallel = layout.tensor_parallel;
+    o.sequence_parallel = layout.sequence_parallel;
     o.zero = layout.zero;
     o.recompute = layout.recompute;
     const BatchPlan batch = plan_batch(B, 1024, o.global_batch_tokens, layout.batch.world_size);
@@ -32,7 +34,7 @@ TEST_CASE("every layout fits with its micro-batch, and the time never falls alon
         CAPTURE(layout_options(all[i]));
         CHECK(all[i].bytes <= eight.memory);
         CHECK(all[i].bytes == needed(o, all[i], all[i].batch.B));
-        if (i > 0) CHECK(all[i - 1].seconds <= all[i].seconds);
+        if (i > 0) CHECK(all[i - 1].tokens_per_second() >= all[i].tokens_per_second());
     }
 }
 
@@ -43,9 +45,14 @@ TEST_CASE("the layouts that are not listed do not fit with one sequence") {
         devices.memory = memory;
         const std::vector<Layout> all = layouts(o, devices);
         size_t fitting = 0;
-        for (int zero = 0; zero <= 3; zero++)
-            for (const char* recompute : {"none", "gelu", "layer"})
-                fitting += needed(o, {zero, recompute, {1, 1024, 8, 1, 0}, 0, 0, 0.0}, 1) <= memory;
+        for (const int tp : {1, 2, 4})  // of the 12 heads on 8 ranks
+            for (const bool sequence_parallel : {false, true})
+                for (int zero = 0; zero <= 3; zero++)
+                    for (const char* recompute : {"none", "gelu", "layer"}) {
+                        const Layout layout = {tp, sequence_parallel, zero, recompute, {1, 1024, 8 / tp, 1, 0}, 0, {},
+                                               0};
+                        fitting += (tp > 1 || !sequence_parallel) && needed(o, layout, 1) <= memory;
+                    }
         CHECK(all.size() == fitting);
     }
 }
@@ -66,10 +73,10 @@ TEST_CASE("more memory is not slower, and recomputation is not faster than none 
 }
 
 TEST_CASE("one rank has no use for ZeRO, and sends nothing") {
-    const FitDevices one = {1, int64_t(16) << 30, 1e15, 300e9};
+    const FitDevices one = {{1}, int64_t(16) << 30, 1e15, 300e9};
     for (const Layout& layout : layouts(options_of({}), one)) {
         CHECK(layout.zero == 0);
-        CHECK(layout.sent == 0);
+        CHECK(layout.sent.total() == 0);
         CHECK(layout.batch.world_size == 1);
     }
 }
@@ -79,10 +86,24 @@ TEST_CASE("the time of a layout is its FLOPs at 40 % of the peak and its bytes")
     const Layout first = layouts(o, eight)[0];
     const double flops = (6.0 * 124439808 + 6.0 * 12 * 768 * 1024) * 524288 / 8;
     CHECK(first.recompute == "none");
-    CHECK(first.seconds == doctest::Approx(flops / 0.4e15 + double(first.sent) / 300e9));
+    CHECK(first.seconds == doctest::Approx(flops / 0.4e15 + double(first.sent.inside) / 300e9));
 }
 
-TEST_CASE("if nothing fits, the smallest layout shares everything and recomputes") {
+TEST_CASE("bytes to other machines take the time of the network") {
+    const Options o = options_of({});
+    FitDevices devices = eight;
+    const Layout together = layouts(o, devices)[0];
+    devices.places.hosts = 2;
+    devices.network = 25e9;
+    const Layout apart = layouts(o, devices)[0];
+    CHECK(layout_options(apart) == layout_options(together));
+    CHECK(apart.sent.total() == together.sent.total());
+    CHECK(apart.sent.between == apart.sent.total() / 4);  // rings: one of a host's four ranks sends to the other host
+    CHECK(apart.seconds - together.seconds ==
+          doctest::Approx(double(apart.sent.between) * (1 / 25e9 - 1 / 300e9)).epsilon(1e-6));
+}
+
+TEST_CASE("if nothing fits, the smallest layout shards everything and recomputes") {
     const Options o = options_of({});
     FitDevices devices = eight;
     devices.memory = 100 << 20;
@@ -95,6 +116,9 @@ TEST_CASE("if nothing fits, the smallest layout shares everything and recomputes
 }
 
 TEST_CASE("a global batch that one sequence per rank does not divide is refused") {
-    CHECK_THROWS_WITH_AS(layouts(options_of({"--global-batch", "12288"}), eight),
+    CHECK_THROWS_WITH_AS(layouts(options_of({"--global-batch", "9216"}), eight),
                          doctest::Contains("is not a multiple of 8192 tokens"), Error);
+    // Twelve sequences are three for each of four groups of two tensor-parallel ranks.
+    for (const Layout& layout : layouts(options_of({"--global-batch", "12288"}), eight))
+        CHECK(layout.tensor_parallel > 1);
 }

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <vector>
 
 #include "base/common.h"
@@ -132,6 +133,17 @@ TEST_CASE("lines of other ranks are whole and name their rank; the same error of
         CHECK(result.out.find(line) != std::string::npos);
     CHECK(result.err.find("on h: the same\n") == result.err.rfind("on h: the same\n"));
     CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
+}
+
+TEST_CASE("zero bytes in a program's output are left out, so that an error after one is found again") {
+    LocalRanks ranks = running([](int) {
+        const std::string_view text("error: rank 1: the same\n---\n\0error: rank 0: the same\n", 53);
+        return write(1, text.data(), text.size()) == ssize_t(text.size()) ? 0 : 1;
+    });
+    ranks.program = "mpirun";
+    const Result result = supervise(ranks, 1);
+    CHECK(result.exit_code == 0);
+    CHECK(result.out == "error: rank 1: the same\n---\n");
 }
 
 TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {

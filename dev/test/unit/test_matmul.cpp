@@ -112,6 +112,23 @@ TEST_CASE_TEMPLATE("matmuls with every option agree with the definition", floatX
     check_shape<floatX>({1, 100, 130}, every_option);
 }
 
+TEST_CASE_TEMPLATE("the gradients of a matmul have the same bits in two calls as in one", floatX, float, bf16) {
+    for (const Shape s : {Shape{64, 64, 64}, {37, 51, 70}, {1, 100, 130}, {130, 65, 33}}) {
+        const Inputs<floatX> in(s);
+        for (const Options& options : every_option)
+            for (const Ops<floatX>& ops : {definition<floatX>, tested<floatX>})
+                gradients_one_by_one<floatX>(cpu_backend, ops, in, options);
+    }
+}
+
+TEST_CASE("the gradients of a large matmul have the same bits in two calls as in one" * LARGE) {
+    gradients_one_by_one<bf16>(cpu_backend, tested<bf16>, Inputs<bf16>({8200, 3, 8230}), {.gelu = true});
+    gradients_one_by_one<bf16>(cpu_backend, tested<bf16>, Inputs<bf16>({8200, 33, 9}),
+                               {.gelu = true, .accumulate = true});
+}
+
+TEST_CASE("a matmul's backward pass without gradients is refused") { refuse_no_gradients(); }
+
 // The variants pack at most 8192 rows, 4096 output channels, and 384 elements of the inner dimension at a time.
 TEST_CASE("matmuls of more rows and output channels than are packed at a time agree with the definition" * LARGE) {
     check_shape<float>({20, 5, 3100}, {{.gelu = true}});

@@ -1,39 +1,14 @@
 // test_options.cpp: tests the command line: the arguments that are accepted, the messages of those that are refused,
 // and that the help and the settings come from the same declarations.
-#include "options/foreign_options.h"
 #include "options/options.h"
 
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-static Options parse(std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), "/usr/local/bin/train_gpt2");
-    return parse_options(int(arguments.size()), arguments.data());
-}
-
-// Parses the arguments after --train-data, which training requires.
-static Options train(std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
-    return parse(arguments);
-}
-
-// The message of the Error, which must be EXIT_USAGE.
-static std::string refusal(const std::vector<const char*>& arguments) {
-    try {
-        parse(arguments);
-    } catch (const Error& error) {
-        CHECK(error.exit_code == EXIT_USAGE);
-        CHECK(strchr(error.what(), '\n') == nullptr);
-        return error.what();
-    }
-    return "";
-}
-
-static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+#include "support/parse.h"
 
 TEST_CASE("the command is the first argument, and train by default") {
     CHECK(train({}).command == Command::train);
@@ -324,22 +299,11 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
     CHECK(parse({"-h"}).text == help);
 }
 
-TEST_CASE("every option that names a file and that a resume takes from the run is declared as a path") {
-    const std::string help = parse({"--help"}).text;
-    for (const Setting& s : settings(train({}))) {
-        CAPTURE(s.name);
-        const auto has_unit = [&](const char* unit) { return contains(help, "--" + s.name + " " + unit); };
-        const bool of_one_start = s.name == "output" || s.name == "trace";
-        CHECK(s.is_pattern == has_unit("GLOB"));
-        CHECK(s.is_path == (!of_one_start && (has_unit("GLOB") || has_unit("DIR") || has_unit("FILE"))));
-    }
-}
-
 TEST_CASE("the help of plan lists the options that it uses, and plan accepts all others of train") {
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
     for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
-    CHECK(shown == 31);
+    CHECK(shown == 33);
     for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
@@ -348,200 +312,12 @@ TEST_CASE("the help of plan lists the options that it uses, and plan accepts all
     CHECK(parse({"plan", "--lr", "3e-3"}).lr == 3e-3);
 }
 
-TEST_CASE("an option of another trainer is refused, and the message names ours") {
-    const auto hint = [](const char* name) { return refusal({"--train-data", "x", name, "7"}); };
-    CHECK(hint("--max_iters") == "unknown option --max_iters, known from nanoGPT: here it is --steps (see --help)");
-    CHECK(contains(hint("--max-iters"), "here it is --steps"));
-    CHECK(
-        contains(hint("--batch-size"), "here it is --micro-batch in sequences per rank; --global-batch is in tokens"));
-    CHECK(contains(hint("--learning_rate"), "here it is --lr"));
-    CHECK(contains(hint("--out-dir"), "here it is --output"));
-    CHECK(contains(hint("--device"), "train_gpt2cu on GPUs"));
-    CHECK(contains(hint("--n-layer"), "here it is --layers"));
-    CHECK(contains(hint("--num_train_epochs"), "here it is --steps; --steps 0 is one epoch"));
-    CHECK(
-        hint("--nproc-per-node") ==
-        "unknown option --nproc-per-node, known from torchrun: here it is --gpus, and --ranks on the CPU (see --help)");
-    CHECK(contains(refusal({"-i", "x", "-np", "2"}), "known from mpirun: here it is --ranks on the CPU"));
-    CHECK(contains(hint("--zero_stage"), "here it is --zero 1, 2 or 3"));
-    CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));
-    CHECK(contains(hint("-nk"), "here it is --keep"));  // not -n, with the value k
-    CHECK(
-        contains(refusal({"-i", "x", "-h", "1"}), "unknown option -h 1, known from llm.c: here there is no HellaSwag"));
-    CHECK(parse({"-i", "x", "-h"}).command == Command::help);
-    CHECK(train({"--sample-prompt", "-nk"}).sample_prompt == "-nk");
-    CHECK(contains(refusal({"generate", "--init", "d", "--max_new_tokens", "9"}), "here it is --max-tokens"));
-    CHECK_FALSE(contains(refusal({"generate", "--init", "d", "--max_iters", "9"}), "--steps"));
-}
-
-TEST_CASE("every hint for another trainer's option names an option of ours") {
-    std::set<std::string> own = {""};
-    for (const char* command : {"train", "generate"}) {
-        Options o = train({});
-        o.command = std::string(command) == "train" ? Command::train : Command::generate;
-        for (const Setting& s : settings(o)) own.insert("--" + s.name);
-    }
-    for (const char* name : {"--n_layer",
-                             "--n_head",
-                             "--n_embd",
-                             "--block_size",
-                             "--dropout",
-                             "--init_from",
-                             "--model_name",
-                             "--dataset",
-                             "--input_bin",
-                             "--input_val_bin",
-                             "--num_workers",
-                             "--batch_size",
-                             "--device_batch_size",
-                             "--total_batch_size",
-                             "--per_device_train_batch_size",
-                             "--gradient_accumulation_steps",
-                             "--gradient_checkpointing",
-                             "--dtype",
-                             "--compile",
-                             "--device",
-                             "--max_iters",
-                             "--max_steps",
-                             "--epochs",
-                             "--learning_rate",
-                             "--min_lr",
-                             "--warmup_iters",
-                             "--warmup_ratio",
-                             "--lr_decay_iters",
-                             "--lr_scheduler_type",
-                             "--max_grad_norm",
-                             "--adam_beta1",
-                             "--adam_beta2",
-                             "--adam_epsilon",
-                             "--eval_interval",
-                             "--eval_steps",
-                             "--eval_iters",
-                             "--eval_only",
-                             "--log_interval",
-                             "--logging_steps",
-                             "--out_dir",
-                             "--save_steps",
-                             "--save_total_limit",
-                             "--resume_from_checkpoint",
-                             "--wandb_log",
-                             "--start",
-                             "--max_new_tokens",
-                             "--do_sample",
-                             "-m",
-                             "-r",
-                             "-w",
-                             "-f",
-                             "-a",
-                             "-h 1",
-                             "-nk",
-                             "-nm",
-                             "-sl",
-                             "-ge",
-                             "-pn",
-                             "-pr",
-                             "-pg",
-                             "-ps",
-                             "-pi"}) {
-        CAPTURE(name);
-        REQUIRE(find_foreign_option(name));
-        CHECK(own.count(own_option(*find_foreign_option(name))) == 1);
-        CHECK(own.count(name) == 0);
-    }
-    CHECK(find_foreign_option("--xyzzy") == nullptr);
-    CHECK(find_foreign_option("--gpus") == nullptr);  // is an option of train itself
-}
-
 TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
     CHECK(contains(refusal({"trian"}),
                    "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
     CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
     CHECK(contains(refusal({"my.txt"}), "'my.txt' is not a command: every option has its name"));
-}
-
-TEST_CASE("--resume takes options that are not given from the run") {
-    const std::string saved = options_json(train({"--layers",   "2",
-                                                  "--heads",    "2",
-                                                  "--channels", "64",
-                                                  "--seq-len",  "32",
-                                                  "--lr",       "1e-3",
-                                                  "--steps",    "700",
-                                                  "--rank",     "1",
-                                                  "--quiet",    "--stop-after",
-                                                  "5",          "--output",
-                                                  "a",          "--trace",
-                                                  "t",          "--trace-steps",
-                                                  "7"}));
-    CHECK(parse({"--resume", "--output", "b"}).needs_saved);
-    CHECK(train({"--resume"}).needs_saved);
-    CHECK_FALSE(train({}).needs_saved);
-    CHECK(parse({"plan", "--resume", "--output", "b"}).needs_saved);
-    CHECK_FALSE(parse({"plan", "--output", "b"}).needs_saved);
-    const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b", "--steps", "900"};
-    const Options o = parse_options(int(given.size()), given.data(), saved);
-    CHECK_FALSE(o.needs_saved);
-    CHECK(o.train_data == "x.bin");
-    CHECK(o.layers == 2);
-    CHECK(o.lr == 1e-3);
-    CHECK(o.steps == 900);
-    CHECK(o.output == "b");
-    CHECK(o.resume);
-    CHECK(o.rank == -1);  // --rank applies to one start only
-    CHECK_FALSE(o.quiet);
-    CHECK(o.stop_after == 0);
-    CHECK(o.trace == "");
-    CHECK(o.trace_steps == 20);
-    CHECK(o.default_model);  // the model is in the checkpoint
-    CHECK(o.global_batch_tokens == 0);
-    CHECK(o.taken == "--train-data x.bin --layers 2 --heads 2 --channels 64 --seq-len 32 --global-batch 0 --lr 0.001");
-    const std::vector<const char*> other = {"train_gpt2", "--resume", "--output", "b", "--model", "d24"};
-    const Options d24 = parse_options(int(other.size()), other.data(), saved);
-    CHECK(d24.model == "d24");
-    CHECK(d24.layers == 0);
-    CHECK_FALSE(d24.default_model);
-}
-
-// The error of a resume that takes this run.json, as "65 message".
-static std::string resume_error(std::vector<const char*> arguments, const std::string& saved) {
-    arguments.insert(arguments.begin(), {"train_gpt2", "--resume", "--output", "b"});
-    try {
-        parse_options(int(arguments.size()), arguments.data(), saved);
-    } catch (const Error& error) {
-        return std::to_string(error.exit_code) + " " + error.what();
-    }
-    return "";
-}
-
-TEST_CASE("--resume reports a refused value as an error of run.json or of the command line, where it is from") {
-    const auto saved = [](const char* name, const nlohmann::json& value) {
-        nlohmann::json options = nlohmann::json::parse(options_json(train({})));
-        options[name] = value;
-        return options.dump();
-    };
-    const auto of_file = [](const std::string& what, const std::string& option) {
-        return "65 " + what + " (from b/run.json; give " + option + " on the command line)";
-    };
-    const std::string rate = "--lr 1000 must be at least 0 and at most 100";
-    CHECK(resume_error({}, saved("lr", 1000)) == of_file(rate, "--lr"));
-    CHECK(resume_error({"--lr", "1"}, saved("lr", 1000)) == "");
-    CHECK(resume_error({"--lr", "1000"}, saved("lr", 1)) == "2 " + rate);
-    CHECK(resume_error({}, saved("lr", nullptr)) == of_file("--lr: 'null' is not a number", "--lr"));
-    CHECK(resume_error({}, saved("lr", "fast")) == of_file("--lr: 'fast' is not a number", "--lr"));
-    CHECK(resume_error({}, saved("train-data", 7)) == of_file("--train-data: 7 is not a text", "--train-data"));
-    CHECK(resume_error({}, saved("schedule", "")) ==
-          of_file("--schedule '' is not known; give cosine|linear|constant|wsd", "--schedule"));
-    CHECK(resume_error({}, saved("share-gpu", 3)) == of_file("--share-gpu: '3' is neither 0 nor 1", "--share-gpu"));
-    CHECK(resume_error({}, saved("val-data", "\xef\xbf\xbd")) ==
-          of_file("--val-data \xef\xbf\xbd: run.json cannot hold bytes that are not UTF-8", "--val-data"));
-
-    // Two values that contradict each other.
-    const std::string no_bf16 = "--master-weights off needs bf16 weights; give --precision bf16";
-    nlohmann::json both = nlohmann::json::parse(saved("precision", "fp32"));
-    both["master-weights"] = "off";
-    CHECK(resume_error({}, both.dump()) == of_file(no_bf16, "these options"));
-    CHECK(resume_error({"--precision", "fp32"}, saved("master-weights", "off")) ==
-          "2 " + no_bf16 + " (options that are not given come from b/run.json)");
 }
 
 TEST_CASE("an empty value of any option is quoted in messages") {
@@ -564,14 +340,6 @@ TEST_CASE("an empty value of any option is quoted in messages") {
             refused += contains(text, "''");
         }
     CHECK(refused > 50);
-}
-
-TEST_CASE("the options that --resume takes are printed quoted for a shell") {
-    const std::string saved =
-        options_json(parse({"--train-data", "a b_*.bin", "--sample-prompt", "it's", "--share-gpu", "--tokenizer", ""}));
-    const std::vector<const char*> given = {"train_gpt2", "--resume", "--output", "b"};
-    CHECK(parse_options(int(given.size()), given.data(), saved).taken ==
-          R"(--train-data 'a b_*.bin' --model d12 --global-batch 524288 --share-gpu --sample-prompt 'it'\''s')");
 }
 
 TEST_CASE("--help and --version work despite errors in other options") {
@@ -629,57 +397,6 @@ TEST_CASE("steps and warmup that are not given follow from the data") {
     CHECK_THROWS_WITH_AS(resolve_steps(o, 0), doctest::Contains("too short for one step"), Error);
 }
 
-TEST_CASE("on resume a default warmup follows from --steps, and a given one stays") {
-    const auto resumed_warmup = [](const std::string& saved, const char* steps) {
-        const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x", "--steps", steps};
-        Options o = parse_options(int(resume.size()), resume.data(), saved);
-        resolve_steps(o, 18865);
-        return o.warmup;
-    };
-    Options o = train({"--steps", "5000"});
-    resolve_steps(o, 18865);
-    CHECK(o.warmup == 500);
-    CHECK(resumed_warmup(options_json(o), "500") == 50);
-    CHECK(resumed_warmup(options_json(o), "5") == 0);
-    CHECK(resumed_warmup(options_json(o), "6000") == 600);
-    o = train({"--steps", "5000", "--warmup", "30"});
-    resolve_steps(o, 18865);
-    CHECK(resumed_warmup(options_json(o), "500") == 30);
-    const std::string older = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"steps":200,"warmup":20})";
-    CHECK(resumed_warmup(older, "500") == 20);
-}
-
-TEST_CASE("a renamed option is accepted by its old name with a note, also from an older run") {
-    CHECK(train({"--logit-chunks", "3"}).renamed.empty());
-    const Options o = train({"--head-chunks", "4"});
-    CHECK(o.logit_chunks == 4);
-    REQUIRE(o.renamed.size() == 1);
-    CHECK(o.renamed[0] == "--head-chunks is now --logit-chunks; the next release will accept only the new name");
-    const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x"};
-    const std::string saved = R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"head-chunks":5})";
-    CHECK(parse_options(int(resume.size()), resume.data(), saved).logit_chunks == 5);
-}
-
-TEST_CASE("an option that was a flag is accepted without a value with a note, also from an older run") {
-    CHECK(train({}).autotune == "on");
-    CHECK(train({"--autotune", "off"}).autotune == "off");
-    CHECK(train({"--autotune", "off"}).renamed.empty());
-    for (const std::vector<const char*>& alone :
-         {std::vector<const char*>{"--autotune"}, {"--autotune", "--steps", "3"}}) {
-        const Options o = train(alone);
-        CHECK(o.autotune == "on");
-        REQUIRE(o.renamed.size() == 1);
-        CHECK(o.renamed[0] == "--autotune is now --autotune on; the next release will accept only this form");
-    }
-    CHECK_THROWS_AS(train({"--autotune", "3"}), Error);
-    for (const bool was_on : {true, false}) {
-        const std::vector<const char*> resume = {"train_gpt2", "--resume", "--output", "x"};
-        const std::string saved = format(R"({"train-data":"x.bin","layers":1,"heads":1,"channels":16,"autotune":%s})",
-                                         was_on ? "true" : "false");
-        CHECK(parse_options(int(resume.size()), resume.data(), saved).autotune == (was_on ? "on" : "off"));
-    }
-}
-
 TEST_CASE("--gpus, --ranks, --nnodes and --max-restarts are checked together") {
     CHECK(train({"--gpus", "all", "--max-restarts", "3"}).max_restarts == 3);
     CHECK(train({"--gpus", "2", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "h0:1"}).node_rank == 1);
@@ -691,18 +408,11 @@ TEST_CASE("--gpus, --ranks, --nnodes and --max-restarts are checked together") {
     CHECK(refused({"--gpus", "2", "--ranks", "2"}, "give one"));
     CHECK(refused({"--node-rank", "1"}, "--node-rank needs --gpus"));
     CHECK(refused({"--ranks", "2", "--nnodes", "2"}, "--nnodes 2 needs --gpus"));
+    const std::vector<const char*> plan = {"train_gpt2", "plan", "--world-size", "4", "--nnodes", "2"};
+    CHECK(parse_options(int(plan.size()), plan.data()).nnodes == 2);
     CHECK(refused({"--max-restarts", "1"}, "--max-restarts needs --gpus or --ranks"));
     CHECK(refused({"--gpus", "2", "--nnodes", "2", "--max-restarts", "1"}, "torchrun restarts"));
     CHECK(refused({"--gpus", "2", "--max-restarts", "1", "--output", ""}, "needs checkpoints"));
     CHECK(refused({"--ranks", "2", "--max-restarts", "1", "--checkpoint-every", "0"}, "needs checkpoints"));
     CHECK(refused({"--gpus", "2", "--share-gpu"}, "--share-gpu is for ranks that mpirun starts"));
-}
-
-TEST_CASE("a resume takes no --gpus, --ranks or --max-restarts from the earlier start") {
-    const std::string saved = options_json(train({"--gpus", "2", "--max-restarts", "3", "--lr", "0.5"}));
-    const char* arguments[] = {"train_gpt2", "--resume"};
-    const Options resumed = parse_options(2, arguments, saved);
-    CHECK(resumed.lr == 0.5);
-    CHECK(resumed.gpus == "");
-    CHECK(resumed.max_restarts == 0);
 }

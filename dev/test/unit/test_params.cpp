@@ -165,7 +165,7 @@ TEST_CASE("buckets cover the buffer without a gap, and decayed tensors come firs
 
 static std::vector<float> initial(const ParamLayout& layout, Param p, int l, uint64_t seed) {
     std::vector<float> values(layout.size(p), NAN);
-    init_param(values.data(), layout, p, l, seed, 0, layout.size(p));
+    init_param(values.data(), layout.config, p, l, seed, 0, layout.size(p));
     return values;
 }
 
@@ -184,7 +184,7 @@ TEST_CASE("the initial values of a slice equal those of the whole tensor") {
             for (const int64_t count : {int64_t(0), int64_t(1), int64_t(1025), size}) {
                 const int64_t end = std::min(size, begin + count);
                 std::vector<float> part(end - begin + 1, NAN);
-                init_param(part.data(), layout, p, 1, 42, begin, end);
+                init_param(part.data(), layout.config, p, 1, 42, begin, end);
                 CHECK(std::equal(part.begin(), part.end() - 1, whole.begin() + begin));
                 CHECK(std::isnan(part.back()));
             }
@@ -239,6 +239,199 @@ TEST_CASE("initial values have the same bits on every architecture and with ever
     CHECK(hash(wte, 0) == 0xc0b14f19b3edff95);
     CHECK(hash(qkvw, 1) == 0xd46099ffc9630fa1);
     CHECK(hash(fcprojw, 2) == 0x3b11343487b84444);
+}
+
+// ---- Tensor parallelism
+
+// 60 heads divide by 1 to 5. With 3 tokens all shards of the vocabulary but the first are padding.
+static const GPT2Config divided[] = {{7, 1500, 2, 60, 120}, {2, 3, 1, 60, 60}, {5, 1280, 1, 60, 180}};
+
+// Calls f(whole, shards), with the layout of each of the shards, for 1 to 5 shards.
+template <class F>
+static void for_each_division(F f) {
+    for (const GPT2Config& config : divided)
+        for (int count = 1; count <= 5; count++) {
+            CAPTURE(config.V);
+            CAPTURE(count);
+            std::vector<ParamLayout> shards;
+            for (int q = 0; q < count; q++) shards.emplace_back(config, 1, TensorShard{q, count});
+            f(ParamLayout(config), shards);
+        }
+}
+
+// The elements of a tensor that are parameters: all but the padded rows.
+static int64_t elements(const GPT2Config& config, const ParamSpec& p) {
+    return int64_t(dim_size(config, p.rows)) * dim_size(config, p.cols);
+}
+
+TEST_CASE("the first matmuls of a layer are divided by output, the second ones by input, and qkv by heads") {
+    const auto split = [](std::initializer_list<Param> params, Split want) {
+        for (Param p : params) CHECK(param_table[p].split == want);
+        return params.size();
+    };
+    const size_t listed = split({wte, fcw, fcb}, Split::output) + split({qkvw, qkvb}, Split::heads) +
+                          split({attprojw, fcprojw}, Split::input) +
+                          split({wpe, lnfw, lnfb, ln1w, ln1b, attprojb, ln2w, ln2b, fcprojb}, Split::none);
+    CHECK(listed == NUM_PARAMS);
+}
+
+TEST_CASE("the shards of a tensor cover each element once, and have equal sizes") {
+    for_each_division([](const ParamLayout& whole, const std::vector<ParamLayout>& shards) {
+        for (const ParamSpec& p : param_table) {
+            CAPTURE(p.name);
+            std::vector<int> covered(size_t(whole.size(p.id)));
+            for (const ParamLayout& shard : shards) {
+                std::vector<int> held(size_t(shard.size(p.id)));
+                int64_t end = 0;
+                for_each_run(shard, p.id, [&](int64_t own, int64_t at, int64_t count) {
+                    CHECK(own == end);  // in order and without a gap
+                    CHECK(count > 0);
+                    end = own + count;
+                    REQUIRE(end <= shard.size(p.id));
+                    REQUIRE(at + count <= whole.size(p.id));
+                    for (int64_t i = 0; i < count; i++) held[size_t(own + i)]++, covered[size_t(at + i)]++;
+                });
+                if (p.id != wte) CHECK(end == shard.size(p.id));
+                CHECK(std::all_of(held.begin(), held.end(), [](int times) { return times <= 1; }));
+                const int64_t parts = p.split == Split::none ? 1 : int64_t(shards.size());
+                if (p.id != wte) CHECK(shard.size(p.id) * parts == whole.size(p.id));
+                CHECK(shard.size(p.id) == shards[0].size(p.id));
+            }
+            const auto padding = covered.begin() + elements(whole.config, p);
+            const int times = p.split == Split::none ? int(shards.size()) : 1;
+            CHECK(std::all_of(covered.begin(), padding, [&](int n) { return n == times; }));
+            CHECK(std::all_of(padding, covered.end(), [](int n) { return n == 0; }));
+        }
+    });
+}
+
+// The shard of element (row, col) of a tensor, and where it is there, by the definition of Split.
+struct Place {
+    int shard;
+    int64_t index;
+};
+static Place place_of(const GPT2Config& config, const ParamSpec& p, int count, int64_t row, int64_t col) {
+    const bool is_bias = p.rows == Dim::one;
+    const int64_t channel = is_bias ? col : row, cols = is_bias ? 1 : dim_size(config, p.cols);  // output channel
+    const int64_t column = is_bias ? 0 : col;
+    if (p.split == Split::input) {
+        const int64_t own_cols = cols / count;
+        return {int(column / own_cols), row * own_cols + column % own_cols};
+    }
+    if (p.split == Split::heads) {
+        const int64_t third = channel / config.C, head = channel % config.C / config.HS(), heads = config.NH / count;
+        const int64_t own = (third * heads + head % heads) * config.HS() + channel % config.HS();
+        return {int(head / heads), own * cols + column};
+    }
+    const int64_t channels = p.id == wte ? round_up(config.V, 128 * count) / count
+                                         : dim_size(config, p.rows) * dim_size(config, p.cols) / cols / count;
+    return {int(channel / channels), channel % channels * cols + column};
+}
+
+TEST_CASE("a shard has the rows, columns or heads that its split says") {
+    for_each_division([](const ParamLayout& whole, const std::vector<ParamLayout>& shards) {
+        for (const ParamSpec& p : param_table) {
+            if (p.split == Split::none) continue;
+            CAPTURE(p.name);
+            std::vector<float> values(size_t(whole.size(p.id)));
+            for (size_t i = 0; i < values.size(); i++) values[i] = float(i);
+            std::vector<std::vector<float>> own;
+            for (const ParamLayout& shard : shards) {
+                own.emplace_back(size_t(shard.size(p.id)), NAN);
+                take_shard(own.back().data(), values.data(), shard, p.id);
+            }
+            const int64_t cols = dim_size(whole.config, p.cols);
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < elements(whole.config, p); i++) {
+                const Place place = place_of(whole.config, p, int(shards.size()), i / cols, i % cols);
+                wrong += own[size_t(place.shard)][size_t(place.index)] != values[size_t(i)];
+            }
+            CHECK(wrong == 0);
+        }
+    });
+}
+
+TEST_CASE("shards that are taken and put back give the whole tensor, and padding is zero") {
+    for_each_division([](const ParamLayout& whole, const std::vector<ParamLayout>& shards) {
+        for (const ParamSpec& p : param_table) {
+            CAPTURE(p.name);
+            const auto values = initial(whole, p.id, 0, 42);
+            std::vector<float> back(values.size(), 0.0f);
+            int64_t zeros = 0;
+            for (const ParamLayout& shard : shards) {
+                std::vector<float> own(size_t(shard.size(p.id)), NAN);
+                take_shard(own.data(), values.data(), shard, p.id);
+                CHECK(std::none_of(own.begin(), own.end(), [](float x) { return std::isnan(x); }));
+                zeros += std::count(own.begin(), own.end(), 0.0f);
+                put_shard(back.data(), own.data(), shard, p.id);
+            }
+            CHECK(back == values);
+            if (p.id == wte)  // no value of this seed is zero
+                CHECK(zeros == int64_t(shards.size()) * shards[0].size(wte) - elements(whole.config, p));
+        }
+    });
+}
+
+TEST_CASE("the shards of the vocabulary are whole tiles, follow each other, and end with the vocabulary") {
+    for_each_division([](const ParamLayout& whole, const std::vector<ParamLayout>& shards) {
+        int end = 0;
+        for (const ParamLayout& shard : shards) {
+            const VocabShard vocab = shard.vocab();
+            CHECK(shard.rows(wte) % 128 == 0);
+            CHECK(vocab.first == shard.shard.index * shard.rows(wte));
+            CHECK(vocab.count >= 0);
+            CHECK(vocab.count <= shard.rows(wte));
+            if (vocab.count > 0) CHECK(vocab.first == end);
+            end += vocab.count;
+        }
+        CHECK(end == whole.config.V);
+    });
+}
+
+TEST_CASE("the initial values of a shard are those of the whole tensor") {
+    for_each_division([](const ParamLayout& whole, const std::vector<ParamLayout>& shards) {
+        for (const Param p : {wte, qkvw, attprojw, fcw, ln1w, qkvb}) {
+            const auto values = initial(whole, p, 0, 7);
+            for (const ParamLayout& shard : shards) {
+                std::vector<float> want(size_t(shard.size(p))), got(want.size());
+                take_shard(want.data(), values.data(), shard, p);
+                for_each_run(shard, p, [&](int64_t own, int64_t at, int64_t count) {
+                    init_param(got.data() + own, whole.config, p, 0, 7, at, at + count);
+                });
+                CHECK(got == want);
+            }
+        }
+    });
+}
+
+TEST_CASE("buckets of a shard hold its tensors without overlap") {
+    for_each_division([](const ParamLayout&, const std::vector<ParamLayout>& shards) {
+        const ParamLayout& layout = shards.back();
+        int64_t end = 0;
+        for (int b = 0; b < layout.num_buckets(); b++) {
+            const Bucket bucket = layout.bucket(b);
+            CHECK(bucket.begin == end);
+            end = bucket.end;
+            int64_t size = 0;
+            for (const ParamSpec& p : param_table)
+                if (layout.bucket_of(p.id, std::max(b - 1, 0)) == b) size += round_up(layout.size(p.id), FLAT_ALIGN);
+            CHECK(size == bucket.end - bucket.begin);
+        }
+        CHECK(end == layout.total);
+    });
+}
+
+TEST_CASE("heads that do not divide into shards are refused, with the numbers that do") {
+    const GPT2Config xl = config_by_name("d48");
+    for (int count : {1, 5, 25}) CHECK_NOTHROW(ParamLayout(xl, 1, {0, count}));
+    for (int count : {2, 3, 4, 8})
+        CHECK_THROWS_WITH_AS(ParamLayout(xl, 1, {0, count}), doctest::Contains("25 heads; give one of 1, 5, 25"),
+                             Error);
+    CHECK_THROWS_WITH_AS(
+        ParamLayout(config_by_name("d12"), 1, {0, 5}),
+        doctest::Contains("--tensor-parallel 5 does not divide the model's 12 heads; give one of 1, 2, "
+                          "3, 4, 6, 12"),
+        Error);
 }
 
 TEST_CASE("impossible shapes are refused") {

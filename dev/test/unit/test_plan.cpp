@@ -145,7 +145,7 @@ static void through_optimizer(bool master_weights) {
     for (const Param p : {wte, lnfb, fcw, fcprojb})
         for (int l = 0; l < model.layout.layers(p); l++) {
             std::vector<float> values(model.layout.size(p)), back(model.layout.size(p), NAN);
-            init_param(values.data(), model.layout, p, l, 5, 0, model.layout.size(p));
+            init_param(values.data(), model.config, p, l, 5, 0, model.layout.size(p));
             for (float& x : values) x += 0.3f;
             optimizer.set_state(WEIGHTS, p, l, values.data());
             optimizer.get_state(back.data(), WEIGHTS, p, l);

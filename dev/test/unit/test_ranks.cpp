@@ -27,7 +27,8 @@ struct Summed {
 
 // The sum over all virtual ranks, which are all on this rank.
 static Summed sum_virtual_ranks(int virtual_ranks) {
-    Comm alone;
+    Comm comm;
+    const Groups alone = make_groups(comm, 1, false);
     const ParamLayout layout(small, virtual_ranks);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
@@ -81,8 +82,9 @@ TEST_CASE("a sum in sequential order has other bits, so the test of the tree can
 }
 
 TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an internal error") {
-    Comm of_two;
-    of_two.world_size = 2;
+    Comm world;
+    world.world_size = 2;
+    const Groups of_two = make_groups(world, 1, false);
     const ParamLayout layout(small, 3);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
@@ -92,7 +94,8 @@ TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an i
 }
 
 TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
-    Comm alone;
+    Comm comm;
+    const Groups alone = make_groups(comm, 1, false);
     const ParamLayout layout(small, 2);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float* values = grads.memory.data;

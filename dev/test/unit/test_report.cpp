@@ -118,6 +118,14 @@ TEST_CASE("a resumed run names the options that changed, except those that may c
     CHECK(changed_options("{}", options) == "");
 }
 
+TEST_CASE("an older run's renamed option, or option that was a flag, is no change where its value is the same") {
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    options.autotune = "off", options.logit_chunks = 3;
+    CHECK(changed_options(R"({"autotune":false,"head-chunks":3})", options) == "");
+    CHECK(changed_options(R"({"autotune":true,"head-chunks":4})", options) ==
+          R"(--autotune "off" (was "on"), --logit-chunks 3 (was 4))");
+}
+
 TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
     const Options options = parse_options(int(std::size(arguments)), arguments);
     CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "--gpus",

@@ -13,6 +13,13 @@
 #include "base/files.h"
 #include "support/temporary.h"
 
+// nohup and shell scripts start a test with ignored signals, which stop.h does not handle.
+struct DefaultSignals {
+    DefaultSignals() {
+        for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) signal(number, SIG_DFL);
+    }
+};
+
 // Runs until a signal asks it to stop, then ends with status 0 after a pause in which a second signal arrives.
 [[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready, void (*handle)(bool)) {
     dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
@@ -26,12 +33,12 @@
     close(open(ready.c_str(), O_WRONLY | O_CREAT, 0600));
     while (!stop_requested())
         ;
-    usleep(20'000);
+    usleep(200'000);  // on a busy machine a thread may not run for some 10 ms
     _exit(0);
 }
 
-// The wait status of such a process after these signals. They are sent while the process is stopped, so they arrive at
-// the same time.
+// The wait status of stoppable_process after these signals. They are sent while the process is suspended, so they
+// arrive at the same time.
 static int status_after(std::initializer_list<int> signals, const std::string& said,
                         void (*handle)(bool) = stop_on_signals) {
     const TemporaryDirectory dir;
@@ -48,7 +55,7 @@ static int status_after(std::initializer_list<int> signals, const std::string& s
     return status;
 }
 
-TEST_CASE("two signals that two threads take at the same time end the run") {
+TEST_CASE_FIXTURE(DefaultSignals, "two signals that two threads take at the same time end the run") {
     const TemporaryDirectory dir;
     for (int i = 0; i < 150; i++) {
         CAPTURE(i);
@@ -59,7 +66,7 @@ TEST_CASE("two signals that two threads take at the same time end the run") {
     }
 }
 
-TEST_CASE("a signal before the first step ends the process by that signal, with a line") {
+TEST_CASE_FIXTURE(DefaultSignals, "a signal before the first step ends the process by that signal, with a line") {
     const TemporaryDirectory dir;
     for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
         CAPTURE(number);
@@ -76,7 +83,7 @@ TEST_CASE("a signal before the first step ends the process by that signal, with 
     }
 }
 
-TEST_CASE("a signal that the caller ignores does not stop the run") {
+TEST_CASE_FIXTURE(DefaultSignals, "a signal that the caller ignores does not stop the run") {
     const TemporaryDirectory dir;
     for (int ignored : {SIGINT, SIGTERM, SIGHUP}) {
         CAPTURE(ignored);
@@ -88,7 +95,7 @@ TEST_CASE("a signal that the caller ignores does not stop the run") {
     }
 }
 
-TEST_CASE("after a scheduler's warning and one signal the run has time to save") {
+TEST_CASE_FIXTURE(DefaultSignals, "after a scheduler's warning and one signal the run has time to save") {
     const TemporaryDirectory dir;
     for (int warning : {SIGUSR1, SIGXCPU})
         for (int i = 0; i < 5; i++) {

@@ -135,12 +135,28 @@ TEST_CASE("tokenizer.json: deep nesting is refused in a field that is used, and 
                          doctest::Contains("only null, as in GPT-2, is supported"), Error);
 }
 
-TEST_CASE("tokenizer.json: each defect is refused, and the message has the reason") {
+// A change of a tokenizer.json that is refused with this message.
+struct BadChange {
+    const char *from, *to, *message;
+};
+
+static void check_refusals(const std::vector<BadChange>& cases) {
     const std::string text = small_json();
-    struct Broken {
-        const char *from, *to, *message;
-    };
-    const Broken cases[] = {
+    for (const BadChange& change : cases) {
+        CAPTURE(std::string(change.to));
+        const std::string wrong = replaced(text, change.from, change.to);
+        CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"), doctest::Contains(change.message), Error);
+        try {
+            parse_tokenizer_json(wrong, "test");
+        } catch (const Error& error) {
+            CHECK(error.exit_code == EXIT_BAD_DATA);
+            CHECK(std::string(error.what()).starts_with("test: "));
+        }
+    }
+}
+
+TEST_CASE("tokenizer.json: a file that is not JSON, or a setting that GPT-2 does not have, is refused") {
+    check_refusals({
         {"\"version\"", "version", "test: is not valid JSON"},
         {"\"model\"", "\"madel\"", "is not a tokenizer.json"},
         {"\"merges\": [", "\"merges\": 7, \"x\": [", "is not a tokenizer.json"},
@@ -153,6 +169,11 @@ TEST_CASE("tokenizer.json: each defect is refused, and the message has the reaso
         {"\"end_of_word_suffix\": \"\"", "\"end_of_word_suffix\": \"</w>\"", "end_of_word_suffix is \"</w>\""},
         {"\"ignore_merges\": false", "\"ignore_merges\": true", "ignore_merges is true"},
         {"\"byte_fallback\": false", "\"byte_fallback\": true", "byte_fallback is true"},
+    });
+}
+
+TEST_CASE("tokenizer.json: a vocabulary whose ids or bytes are not complete is refused") {
+    check_refusals({
         {"\"!\": 0", "\"!\": -1", "token \"!\" has the id -1"},
         {"\"!\": 0", "\"!\": 0.5", "token \"!\" has the id 0.5"},
         {"\"!\": 0", "\"!\": 1e300", "has the id 1e+300"},
@@ -164,6 +185,11 @@ TEST_CASE("tokenizer.json: each defect is refused, and the message has the reaso
         {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
         {"\"!\": 0", "\"漢\": 0", "has a character that stands for no byte"},
         {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
+    });
+}
+
+TEST_CASE("tokenizer.json: an added token that is not in the vocabulary is refused") {
+    check_refusals({
         {"\"<|endoftext|>\": 258", "\"<|eot|>\": 258", "two tokens have the id 258"},
         {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
         {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
@@ -172,6 +198,11 @@ TEST_CASE("tokenizer.json: each defect is refused, and the message has the reaso
         {"\"added_tokens\": [", "\"added_tokens\": 7, \"x\": [", "added_tokens is not a list"},
         {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},",
          "there is no token for the byte 33"},
+    });
+}
+
+TEST_CASE("tokenizer.json: a merge that is not two tokens of the vocabulary, or occurs twice, is refused") {
+    check_refusals({
         {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens with a space between them"},
         {"\"a b\"", "\"ab\"", "merge 1 is \"ab\", not two tokens with a space between them"},
         {"\"a b\"", "\" b\"", "not two tokens with a space between them"},
@@ -183,18 +214,7 @@ TEST_CASE("tokenizer.json: each defect is refused, and the message has the reaso
         {"\"a b\"", "\"a b\", \"a b\"", "merge 2 occurs twice"},
         {"\"ab c\"", "\"<|endoftex t|>\"", "merge 2 needs the token \"<|endoftex\""},
         {"\"ab c\"", "[\"<|endoftext|>\", \"\"]", "merge 2 needs the token \"\""},
-    };
-    for (const Broken& broken : cases) {
-        CAPTURE(std::string(broken.to));
-        const std::string wrong = replaced(text, broken.from, broken.to);
-        CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"), doctest::Contains(broken.message), Error);
-        try {
-            parse_tokenizer_json(wrong, "test");
-        } catch (const Error& error) {
-            CHECK(error.exit_code == EXIT_BAD_DATA);
-            CHECK(std::string(error.what()).starts_with("test: "));
-        }
-    }
+    });
 }
 
 TEST_CASE("tokenizer.json: a token of 64 KiB is accepted, and a longer one refused") {
@@ -206,9 +226,7 @@ TEST_CASE("tokenizer.json: a token of 64 KiB is accepted, and a longer one refus
             CHECK(parse_tokenizer_json(wrong, "test").tokens[259].size() == length);
         else
             CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
-                                 "test: token 259 has 65537 bytes; at most 65536 are "
-                                 "supported",
-                                 Error);
+                                 "test: token 259 has 65537 bytes; at most 65536 are supported", Error);
     }
 }
 

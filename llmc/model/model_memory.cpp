@@ -1,0 +1,176 @@
+#include "model/model_memory.h"
+
+#include <algorithm>
+
+#include "ops/ops.h"
+
+namespace {
+// Elements of the activations of one layer on this rank.
+struct ActivationSizes {
+    int64_t rows;      // of the residual stream
+    int64_t residual;  // rows x channels
+    int64_t heads;     // tokens x channels of this rank's heads
+    int64_t lse;
+
+    ActivationSizes(const GPT2Config& config, const MemoryOptions& options, int64_t N) {
+        const int P = options.tensor.count;
+        rows = options.sequence_parallel ? ceil_div<int64_t>(N, P) : N;
+        residual = rows * config.C;
+        heads = N * config.C / P;
+        lse = N * config.NH / P;
+    }
+};
+}  // namespace
+
+template <class floatX>
+static LayerActivations<floatX> take_layer(Arena& arena, const ActivationSizes& size, bool with_gelu) {
+    LayerActivations<floatX> a{};
+    a.ln1 = arena.take<floatX>(size.residual);
+    a.ln1_mean = arena.take<float>(size.rows);
+    a.ln1_rstd = arena.take<float>(size.rows);
+    a.qkv = arena.take<floatX>(3 * size.heads);
+    a.att = arena.take<floatX>(size.heads);
+    a.lse = arena.take<float>(size.lse);
+    a.residual2 = arena.take<floatX>(size.residual);
+    a.ln2 = arena.take<floatX>(size.residual);
+    a.ln2_mean = arena.take<float>(size.rows);
+    a.ln2_rstd = arena.take<float>(size.rows);
+    a.fc = arena.take<floatX>(4 * size.heads);
+    if (with_gelu) a.gelu = arena.take<floatX>(4 * size.heads);
+    a.residual3 = arena.take<floatX>(size.residual);
+    return a;
+}
+
+// Elements of acts.logits: row_logits gathers the row of all shards of the vocabulary.
+static int64_t logit_count(const ParamLayout& layout, int logit_rows) {
+    return int64_t(std::max(logit_rows, layout.shard.count)) * layout.rows(wte);
+}
+
+template <class floatX>
+Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, Purpose purpose, MemoryOptions options,
+                                      int64_t N, int logit_rows) {
+    const GPT2Config& config = layout.config;
+    const ActivationSizes size(config, options, N);
+    const Recompute recompute = options.recompute;
+    const bool train = purpose == Purpose::train, keeps_all = train && recompute != Recompute::layer;
+    const bool divided = layout.shard.count > 1;
+    Activations<floatX> acts{};
+    for (int l = 0; l < config.L; l++) {
+        if (l == 0 || keeps_all) {
+            const bool with_gelu = l == 0 || recompute != Recompute::gelu;
+            acts.layer.push_back(take_layer<floatX>(arena, size, with_gelu));
+            if (!with_gelu) acts.layer[l].gelu = acts.layer[0].gelu;
+            continue;
+        }
+        acts.layer.push_back(acts.layer[0]);
+        if (train) acts.layer[l].residual3 = arena.take<floatX>(size.residual);
+        if (purpose == Purpose::generate) acts.layer[l].qkv = arena.take<floatX>(3 * size.heads);
+    }
+    acts.encoded = arena.take<floatX>(size.residual);
+    acts.lnf = arena.take<floatX>(size.residual);
+    acts.lnf_mean = arena.take<float>(size.rows);
+    acts.lnf_rstd = arena.take<float>(size.rows);
+    acts.losses = arena.take<float>(N);
+    acts.loss = arena.take<float>(1);
+    acts.amax = arena.take<float>(options.fp8 ? amax_count(config) : 0);
+    acts.dx = arena.take<floatX>(train ? size.residual : 0);
+    acts.dtmp = arena.take<floatX>(train ? N * config.C : 0);
+    acts.dlarge = arena.take<floatX>(train ? 4 * size.heads : 0);
+    acts.all_rows = arena.take<floatX>(divided ? N * config.C : 0);
+    acts.partials = arena.take<float>(divided ? 2 * int64_t(logit_rows) * layout.shard.count : 0);
+    acts.logit_lse = arena.take<float>(divided ? logit_rows : 0);
+    acts.logits = arena.take<floatX>(logit_count(layout, logit_rows));
+    return acts;
+}
+
+template <class floatX>
+static int64_t packed_matrix_bytes(const ParamLayout& layout, Param p, bool fp8) {
+    const int OC = layout.rows(p), IC = layout.cols(p);
+    return round_up<int64_t>(fp8 && p != wte ? ops::fp8_weight_bytes(OC, IC) : ops::packed_bytes<floatX>(OC, IC), 256);
+}
+
+template <class floatX>
+static int64_t packed_layer_bytes(const ParamLayout& layout, bool fp8) {
+    int64_t bytes = 0;
+    for (Param p : layer_matrices) bytes += packed_matrix_bytes<floatX>(layout, p, fp8);
+    return bytes;
+}
+
+template <class floatX>
+int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8) {
+    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layers * packed_layer_bytes<floatX>(layout, fp8);
+}
+
+template <class floatX>
+int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8) {
+    if (p == wte) return 0;
+    int64_t offset = packed_total_bytes<floatX>(layout, l % layers, fp8);
+    for (Param before : layer_matrices) {
+        if (before == p) break;
+        offset += packed_matrix_bytes<floatX>(layout, before, fp8);
+    }
+    return offset;
+}
+
+int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
+    if (purpose != Purpose::train) return 0;
+    return options.shard_gradients ? std::min(2, config.L) : config.L;
+}
+
+int weight_slots(const GPT2Config& config, MemoryOptions options) {
+    return options.shard_weights ? std::min(2, config.L) : config.L;
+}
+
+int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
+    return options.shard_weights ? 1 : config.L;
+}
+
+template <class floatX>
+int64_t scratch_of(const ParamLayout& layout, int B, int T) {
+    return ops::scratch_bytes<floatX>(B, T, layout.config.C, own_heads(layout), layout.rows(wte));
+}
+
+int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8) {
+    if (!fp8) return 0;
+    ENSURE(layout.config.C % 16 == 0,
+           "--precision fp8 needs a multiple of 16 channels, and the model has %d; give --precision bf16",
+           layout.config.C);
+    int64_t bytes = 0;
+    for (Param p : layer_matrices) bytes = std::max(bytes, ops::fp8_operand_bytes(N, layout.cols(p), layout.rows(p)));
+    return bytes;
+}
+
+int choose_logit_rows(int B, int T, int logit_chunks) {
+    const int N = narrow(int64_t(B) * T);
+    return logit_chunks ? ceil_div(N, logit_chunks) : std::min(N, ops::preferred_logit_rows());
+}
+
+template <class floatX>
+std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options) {
+    const ParamLayout layout(config, options.virtual_ranks, options.tensor);
+    const int logit_rows = choose_logit_rows(B, T, options.logit_chunks);
+    Arena activations{nullptr};
+    place_activations<floatX>(activations, layout, purpose, options, int64_t(B) * T, logit_rows);
+    const int64_t logits = round_up<int64_t>(logit_count(layout, logit_rows) * int64_t(sizeof(floatX)), 256);
+    const int64_t element = sizeof(floatX);
+    const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
+    const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));
+    return {{"weights", weights * element},
+            {"packed weights", packed_total_bytes<floatX>(layout, count_packed_layers(config, options), options.fp8)},
+            {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
+            {"gradients", gradients * int64_t(sizeof(float))},
+            {"activations", activations.used - logits},
+            {"logits", logits},
+            {"scratch", scratch_of<floatX>(layout, B, T)}};
+}
+
+template Activations<float> place_activations(Arena&, const ParamLayout&, Purpose, MemoryOptions, int64_t, int);
+template Activations<bf16> place_activations(Arena&, const ParamLayout&, Purpose, MemoryOptions, int64_t, int);
+template int64_t packed_total_bytes<float>(const ParamLayout&, int, bool);
+template int64_t packed_total_bytes<bf16>(const ParamLayout&, int, bool);
+template int64_t packed_offset<float>(const ParamLayout&, Param, int, int, bool);
+template int64_t packed_offset<bf16>(const ParamLayout&, Param, int, int, bool);
+template int64_t scratch_of<float>(const ParamLayout&, int, int);
+template int64_t scratch_of<bf16>(const ParamLayout&, int, int);
+template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, MemoryOptions);
+template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, MemoryOptions);

@@ -1,0 +1,34 @@
+// groups.h: the data-parallel and tensor-parallel groups of ranks. world_size = dp x tp, and tensor-parallel ranks are
+// neighbours: rank = dp_index * tp + tp_index.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/comm.h"
+
+struct Groups {
+    Comm& world;
+    std::unique_ptr<Comm> own_dp, own_tp;  // own_dp is null if dp is the world
+    Comm& dp;  // the ranks with the same tp_index: they have the same part of the model and other data
+    Comm& tp;  // the ranks with the same dp_index: they have the same data and other parts of the model
+
+    void connect() const;        // all communicators, see Comm::connect
+    int64_t bytes_sent() const;  // by this rank, in all communicators
+    struct Waits {
+        int64_t world, dp, tp;
+    };
+    Waits waits() const { return {world.waits, dp.waits, tp.waits}; }
+    double exposed(const Waits& first_waits) const;  // Comm::exposed of all communicators
+};
+
+// The number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size.
+int count_data_parallel(int world_size, int tensor_parallel);
+
+// All ranks of `world` call it. With tensor_parallel = 1, dp is the world, and no group is made. Refuses (EXIT_USAGE) a
+// number that does not divide the ranks, and without across_hosts (--tp-across-hosts) a tensor-parallel group on
+// several hosts. Groups must not outlive the world.
+Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts);
+
+// The part of make_groups that compares hosts. hosts: "ID NAME" for each rank, ID as by host_id.
+void check_tensor_parallel_hosts(const std::vector<std::string>& hosts, int tensor_parallel);
