@@ -24,7 +24,8 @@ struct E5M2 {
 template <class Format>
 HOST_DEVICE __attribute__((always_inline)) inline uint8_t fp8_code(float x) {
     constexpr int shift = 23 - Format::mantissa;
-    // The step of the smallest values is the float step of this number: adding it rounds to a multiple of the step.
+    // A float of this size has the distance to the next float that FP8's subnormal values have, so adding it to a
+    // number rounds the number to a multiple of that distance.
     constexpr uint32_t to_steps = uint32_t(127 + 24 - Format::bias - Format::mantissa) << 23;
     const uint32_t bits = __builtin_bit_cast(uint32_t, x), magnitude = bits & 0x7fffffff;
     const float sum = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, to_steps);

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -87,6 +89,9 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
         return exit_code;
     }
     print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
+    // Rank 0 often fails for the same reason. It gets the time to remove what it has made in --output, before the abort
+    // of this rank ends it.
+    if (launch.rank > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }

@@ -38,8 +38,8 @@ struct Optimizer {
               GradDtype grad_dtype);
 
     // Copies a tensor from host floats in the memory layout of `whole`; set_shard: this rank's shard of it, in that of
-    // the model. WEIGHTS sets the master weights, and rounds into the
-    // model's weights, which are complete after weights_loaded.
+    // the model. WEIGHTS sets the master weights, and rounds them into the model's weights, which are complete after
+    // weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();

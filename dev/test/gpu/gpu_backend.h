@@ -6,8 +6,8 @@
 #include "gpu/on_gpu.h"
 #include "support/cases.h"
 
-// Blocks of device memory, each for tensors of one size. The emulator gives no address out twice and protects all of
-// them around each call, so that a block for each tensor of each call would make the calls slow.
+// Blocks of device memory, each for tensors of one size. The blocks are used again: the emulator protects every block
+// that was ever allocated around each call, so new blocks for each call would make the calls slow.
 class DevicePool {
     std::multimap<int64_t, void*> unused;
 

@@ -33,7 +33,8 @@ TEST_CASE_TEMPLATE("cross entropy over awkward vocabularies agrees with the defi
     compare<floatX>({9, 100, 128}, 1000.0f);
 }
 
-// A row is copied in parts, each a whole number of steps of 512 threads. Each may end with a partial vector.
+// A row is copied in parts, each a whole number of steps of 512 threads. The last vector of a row may
+// be partial.
 TEST_CASE_TEMPLATE("cross entropy over rows that end at a part's border agrees with the definition", floatX, float,
                    bf16) {
     const int step = CROSS_ENTROPY_THREADS * Vec<floatX>::size;
