@@ -10,7 +10,7 @@
 //
 // One thread makes all MPI calls of all communicators, in the order of the calls, so that the training thread can
 // continue. The thread sleeps while it waits: Open MPI would spin on the core that training needs. While training
-// itself waits for sums of activations, the thread tests for messages without pause.
+// itself waits for activations, the thread tests for messages without pause.
 #define OMPI_SKIP_MPICXX 1  // no C++ bindings: MPI has removed them
 #include <mpi.h>
 #include <netinet/in.h>
@@ -551,7 +551,8 @@ struct MpiComm : Comm {
 
     void check_grad_dtype(GradDtype dtype) const override {
         ENSURE(dtype == GradDtype::fp32 || group->uses_halving(),
-               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32", world_size);
+               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32",
+               world_size);
     }
 
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
@@ -645,10 +646,16 @@ struct MpiComm : Comm {
         });
     }
 
-    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+    Ticket queue_all_gather(void* x, int64_t bytes, bool prompt, Stream after) {
         check(bytes, world_size);
         return queue(x, bytes, share(bytes, 1), after,
-                     [=, group = group](char* host) { group->gather_all(host, bytes); });
+                     [=, group = group](char* host) { group->gather_all(host, bytes, prompt); });
+    }
+    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+        return queue_all_gather(x, bytes, false, after);
+    }
+    Ticket gather_activations(void* x, int64_t bytes, Stream after) override {
+        return queue_all_gather(x, bytes, true, after);
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
