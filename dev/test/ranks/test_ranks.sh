@@ -315,6 +315,19 @@ losses=(eval --init "$scratch/1_fp32" --precision fp32 --val-data "$scratch/data
 "$program" "${losses[@]}" >"$scratch/losses"
 check "generate: 2 tensor-parallel ranks print the text of one" \
     cmp <(timeout 60 "$program" "${texts[@]}" --ranks 2 --tensor-parallel 2 2>"$scratch/notes") "$scratch/texts"
+# Control characters of the text are escaped on a terminal only. mpirun gives each rank a terminal of its own.
+colored=("$program" "${texts[@]}" --prompt $'\x1b[31ma' --max-tokens 5)
+"${colored[@]}" >"$scratch/texts_colored"
+check "generate: a file has the control characters of the text" grep -q $'\x1b' "$scratch/texts_colored"
+check "generate under mpirun into a file: the text of one rank" \
+    cmp <(ranks 2 "${colored[@]}" --tensor-parallel 2 2>"$scratch/notes") "$scratch/texts_colored"
+if command -v script >/dev/null; then
+    script -qec "mpirun --timeout 60 -np 2 $(printf '%q ' "${colored[@]}") --tensor-parallel 2" /dev/null >"$scratch/on_terminal" </dev/null
+    check "generate under mpirun on a terminal: the text" grep -q '31ma' "$scratch/on_terminal"
+    check "generate under mpirun on a terminal: control characters are escaped" test "$(grep -c $'\x1b' "$scratch/on_terminal")" = 0
+else
+    skip "generate under mpirun on a terminal" "there is no script (apt-get install bsdutils)"
+fi
 check "generate: the text has more than the prompts" test "$(wc -c <"$scratch/texts")" -gt 20
 for ranks in "2" "2 --tensor-parallel 2" "4 --tensor-parallel 2"; do
     # shellcheck disable=SC2086
