@@ -90,8 +90,9 @@ static int run_rank(const Launch& own, Options options, char** argv, bool resume
     });
 }
 
-// Starts one rank per GPU.
-static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const RunCommand& run_command) {
+// Starts one rank per GPU. After a restart first_step is the step at which the first attempt began.
+static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, char** argv,
+                            const RunCommand& run_command) {
     std::vector<Launch> launches = gpu_launches(o);
     ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
            "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make%s",
@@ -100,6 +101,7 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
     const int listener = on_this_machine ? open_local_listener(launches[0].master_port) : -1;
     for (Launch& launch : launches) {
         launch.attempt += attempt;
+        launch.first_step = attempt > 0 ? first_step : -1;
         launch.master_port = launches[0].master_port;
     }
     LocalRanks ranks;
@@ -118,8 +120,9 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
 }
 
 // Replaces this process by mpirun, which starts this program's command line as ranks.
-static int become_mpirun(const Options& o, int attempt, bool on_terminal, char** argv) {
+static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
+    const std::string first = attempt > 0 ? std::to_string(first_step) : "";
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
         const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
@@ -139,7 +142,8 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
-                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
+                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()},
+                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
@@ -154,7 +158,7 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
     return EXIT_USAGE;
 }
 
-static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
+static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, char** argv) {
     ENSURE(mpi_joins_ranks(),
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
     const int cores = omp_get_num_procs();
@@ -169,7 +173,9 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
     ranks.end_signal = SIGTERM;  // mpirun then ends its ranks
     const bool on_terminal = stdout_is_terminal();
-    ranks.run = [&o, attempt, on_terminal, argv](int) { return become_mpirun(o, attempt, on_terminal, argv); };
+    ranks.run = [&o, attempt, first_step, on_terminal, argv](int) {
+        return become_mpirun(o, attempt, first_step, on_terminal, argv);
+    };
     return ranks;
 }
 
@@ -180,13 +186,22 @@ static bool may_restart(const Outcome& outcome) {
     return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
 }
 
+// The step at which the first attempt begins, from which --stop-after counts. Other runs do not need it, so their
+// checkpoint is not read here.
+static int64_t find_first_step(const Options& o) {
+    if (!o.resume || o.stop_after == 0 || o.max_restarts == 0) return 0;
+    const std::string newest = find_latest(o.output).dir;
+    return newest.empty() ? 0 : read_trainer_state(newest).step;
+}
+
 int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
+    const int64_t first_step = find_first_step(o);
     Supervisor supervisor;
     int stuck = 0;  // attempts in a row after which there was no newer checkpoint
     std::string newest = newest_directory(o.output);
     for (int attempt = 0;; attempt++) {
-        const Outcome outcome =
-            supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, argv) : gpu_ranks(o, attempt, argv, run_command));
+        const Outcome outcome = supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, first_step, argv)
+                                                              : gpu_ranks(o, attempt, first_step, argv, run_command));
         if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
         const std::string before = std::exchange(newest, newest_directory(o.output));
         stuck = newest == before ? stuck + 1 : 0;

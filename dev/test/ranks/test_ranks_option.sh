@@ -135,6 +135,19 @@ sleep 1  # until the ranks handle signals
 kill -TERM "$job"
 check "rank 1 killed, restarted: all end at a signal" job_ends 15
 
+# The run stops 400 steps after its start at step 4; the restart at step 20 or later does not begin to count again.
+out=$scratch/stop_after
+check "4 steps" "${endless[@]}" --ranks 2 --stop-after 4 --output "$out"
+start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --stop-after 400 --resume --output "$out"
+check "--stop-after with a restart: the ranks save" wait_for "$out/step_000020/model.safetensors"
+processes=("$(children "$job")")
+mapfile -t -O 1 processes < <(children "${processes[0]}")
+kill -9 "${processes[2]}"
+check "--stop-after with a restart: all end" job_ends 60
+check "--stop-after with a restart: exit code $status" test "$status" = 0
+check "--stop-after with a restart: one restart" test "$(grep -c '^restart ' "$scratch/job.log")" = 1
+check "--stop-after with a restart: the last step" test "$(cat "$out/latest")" = step_000404
+
 out=$scratch/killed_once
 start "${endless[@]}" --ranks 2 --output "$out"
 they_train "rank 1 killed, no restart"
