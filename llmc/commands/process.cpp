@@ -17,6 +17,7 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
+#include "parallel/local_ranks.h"
 #include "train/run.h"
 #include "train/stop.h"
 
@@ -82,6 +83,7 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
     }
     stop_quietly();
     write_error_file(launch, error);
+    send_errors_to_supervisor();
     if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
         print_message("error: " + error);
         return exit_code;

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -118,12 +119,11 @@ TEST_CASE("a rank that does not end after another rank's failure is killed, also
     CHECK(result.err == format("warning: rank 1 did not end within %g s, and is killed\n", LAST_SECONDS));
 }
 
-TEST_CASE("lines of other ranks are whole and name their rank; the same error of several ranks is printed once") {
+TEST_CASE("lines of other ranks are whole and name their rank") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return printf("the first rank\n"), 0;
                                         for (const char* part : {"one ", "line\nno ", "newline"})
                                             if (write(1, part, strlen(part)) > 0) usleep(20000);
-                                        fprintf(stderr, "error: rank %d on h: the same\n", index);
                                         fprintf(stderr, "about rank %d0\n", index);
                                         return 0;
                                     }),
@@ -131,8 +131,47 @@ TEST_CASE("lines of other ranks are whole and name their rank; the same error of
     for (const char* line : {"the first rank\n", "rank 1: one line\n", "rank 2: one line\n", "rank 1: no newline\n",
                              "rank 2: no newline\n"})
         CHECK(result.out.find(line) != std::string::npos);
-    CHECK(result.err.find("on h: the same\n") == result.err.rfind("on h: the same\n"));
     CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
+}
+
+// The errors of ranks that each print the text of their number.
+static std::string errors_of(const std::vector<const char*>& texts) {
+    const auto run = [&](int index) {
+        send_errors_to_supervisor();
+        fprintf(stderr, "error: rank %d on h: %s\n", index, texts[size_t(index)]);
+        return int(EXIT_USAGE);
+    };
+    std::string lines = supervise(running(run), int(texts.size())).err;
+    std::vector<std::string> sorted;  // errors of different ranks come in any order
+    for (size_t end; (end = lines.find('\n')) != lines.npos; lines.erase(0, end + 1))
+        sorted.push_back(lines.substr(0, end + 1));
+    std::sort(sorted.begin(), sorted.end());
+    for (const std::string& line : sorted) lines += line;
+    return lines;
+}
+
+TEST_CASE("each error is printed once, with the ranks that have printed it; rank 0 is one of them") {
+    CHECK(errors_of({"A", "A"}) == "error: ranks 0 and 1 on h: A\n");
+    CHECK(errors_of({"A", "B", "B"}) == "error: rank 0 on h: A\nerror: ranks 1 and 2 on h: B\n");
+    CHECK(errors_of({"A", "A", "B", "A", "A", "A"}) == "error: rank 2 on h: B\nerror: ranks 0, 1 and 3 to 5 on h: A\n");
+}
+
+TEST_CASE("an error is printed soon although other ranks do not end") {
+    const TemporaryDirectory dir;
+    const pid_t pid = start_supervisor(dir, [] {
+        LocalRanks ranks = running([](int index) {
+            if (index == 1) fprintf(stderr, "error: rank 1 on h: A\n");
+            for (;;) pause();
+            return 0;
+        });
+        ranks.count = 2;
+        return ranks;
+    }());
+    const std::string expected = "error: rank 1 on h: A\n";
+    wait_until_file_has(dir / "err", expected.size());
+    CHECK(read_bytes(dir / "err") == expected);
+    kill(pid, SIGKILL);  // and the ranks with it
+    waitpid(pid, nullptr, 0);
 }
 
 TEST_CASE("zero bytes in a program's output are left out, so that an error after one is found again") {
@@ -143,7 +182,7 @@ TEST_CASE("zero bytes in a program's output are left out, so that an error after
     ranks.program = "mpirun";
     const Result result = supervise(ranks, 1);
     CHECK(result.exit_code == 0);
-    CHECK(result.out == "error: rank 1: the same\n---\n");
+    CHECK(result.out == "---\nerror: ranks 0 and 1: the same\n");
 }
 
 TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {
@@ -157,7 +196,7 @@ TEST_CASE("a program's output passes through as it is, but an error of several r
     });
     ranks.program = "mpirun";
     const Result result = supervise(ranks, 1);
-    CHECK(result.out == "step 1\nstep 2\nerror: rank 1 on h: the same\nerror: another\nlive\r");
+    CHECK(result.out == "step 1\nstep 2\nerror: another\nlive\rerror: ranks 1 and 10 on h: the same\n");
     CHECK(result.err == "");
 }
 
