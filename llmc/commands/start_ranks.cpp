@@ -75,6 +75,13 @@ bool starts_ranks(const Options& o) {
     return o.gpus.empty() ? o.ranks > 1 && !started_by_ranks(o, launch) : launch.world_size > 1;
 }
 
+// What to do about a rank that a signal has ended. With --max-restarts there is a line about the restart.
+static std::string advice_of(const Options& o) {
+    if (o.command != Command::train || o.output.empty() || o.max_restarts > 0) return "";
+    const std::string newest = newest_directory(o.output);
+    return newest.empty() ? "there is no checkpoint yet" : "--resume continues from " + newest;
+}
+
 // ---- one attempt
 
 // A rank in a process of its own. resume: after a restart, which continues from the newest checkpoint.
@@ -113,6 +120,7 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, c
         if (launch.rank != 0 && listener >= 0) close(listener);
         return run_rank(launch, o, argv, attempt > 0, run_command);
     };
+    ranks.advice = [&o] { return advice_of(o); };
     ranks.started = [listener] {
         if (listener >= 0) close(listener);
     };
@@ -131,14 +139,13 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
     }
     if (attempt > 0) words.push_back("--resume");
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
-    // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end; that of
-    // Open MPI 5.0.7 adds them all the same.
+    // this machine if a scheduler has granted several. mpirun adds no summary of notices about ranks that end, which
+    // the supervisor reads.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
                                       {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
-                                      {"OMPI_MCA_orte_execute_quiet", "1"},
-                                      {"PRTE_MCA_prte_execute_quiet", "1"},
+                                      {"OMPI_MCA_orte_base_help_aggregate", "0"},
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
@@ -169,6 +176,7 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, c
                    o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
+    ranks.advice = [&o] { return advice_of(o); };
     ranks.stdout_is_result = o.command != Command::train;
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
     ranks.end_signal = SIGTERM;  // mpirun then ends its ranks

@@ -131,7 +131,8 @@ namespace {
 struct Stream {
     int file = -1;  // the end of the pipe that this process reads; -1: there is none, or the rank has closed its end
     int to = 1;
-    std::string rest;  // the beginning of a line
+    std::string rest;    // the beginning of a line
+    std::string notice;  // lines of mpirun, from a line of dashes to the next such line
 };
 
 // What this process still has to write to its stdout or stderr. A reader that does not read, such as `less`, must not
@@ -162,6 +163,7 @@ struct Ranks {
     std::vector<RankProcess> processes;
     std::vector<RankError> errors;
     std::set<std::string> printed;  // errors that name no rank
+    int lost_rank = -1;             // the rank that a signal has ended, as mpirun says; -1: unknown
     Output outputs[2];
     Outcome outcome;
     bool preempted = false;
@@ -254,7 +256,35 @@ static void print_line(Ranks& ranks, const RankProcess& process, int to, const s
     print_whole_line(ranks, to, line);
 }
 
+// Takes a whole notice of mpirun. Those about ranks that end are not printed, because the ranks and note_end say the
+// same in one sentence, and others are printed as they are.
+static void take_notice(Ranks& ranks, Stream& stream) {
+    const std::string notice = std::exchange(stream.notice, "");
+    constexpr std::string_view about_signal = "noticed that process rank ";  // rank 1 with PID 4711 on node h1 exited
+    if (const size_t at = notice.find(about_signal); at != notice.npos) {
+        if (ranks.lost_rank < 0) ranks.lost_rank = atoi(notice.c_str() + at + about_signal.size());
+        return;
+    }
+    for (const char* about_end : {"Primary job", "MPI_ABORT was invoked", "processes exited with non-zero status"})
+        if (notice.find(about_end) != notice.npos) return;
+    print(ranks, stream.to, notice);
+}
+
+// Keeps the lines of a notice of mpirun until it is complete. Returns false for the ranks' lines.
+static bool keep_notice(Ranks& ranks, Stream& stream, const std::string& line) {
+    if (ranks.options.program.empty() || stream.to != 2) return false;
+    if (line.starts_with("mpirun: Forwarding signal ")) return true;
+    constexpr size_t dashes = 70;  // at least; Open MPI 4 prints 74
+    const bool is_rule = line.size() >= dashes && line.find_first_not_of('-') == line.npos;
+    if (stream.notice.empty() && !is_rule) return false;
+    const bool is_whole = is_rule && !stream.notice.empty();
+    stream.notice += line + "\n";
+    if (is_whole || stream.notice.size() > LONGEST_LINE) take_notice(ranks, stream);
+    return true;
+}
+
 static void close_stream(Ranks& ranks, RankProcess& process, Stream& stream) {
+    if (!stream.notice.empty()) take_notice(ranks, stream);
     if (!stream.rest.empty()) print_line(ranks, process, stream.to, stream.rest);
     stream.rest.clear();
     if (stream.file >= 0) close(stream.file);
@@ -272,7 +302,8 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
         stream.rest.append(buffer, size_t(got));
         std::erase(stream.rest, '\0');  // the mpirun of Open MPI 5 ends its own messages with one
         for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
-            print_line(ranks, process, stream.to, stream.rest.substr(0, end));
+            if (const std::string line = stream.rest.substr(0, end); !keep_notice(ranks, stream, line))
+                print_line(ranks, process, stream.to, line);
         if (stream.rest.size() > LONGEST_LINE) {
             print_line(ranks, process, stream.to, stream.rest);
             stream.rest.clear();
@@ -393,13 +424,13 @@ static void note_end(Ranks& ranks, const RankProcess& process, int status) {
     if (code == 0 || code == EXIT_PREEMPTED || !outcome.failure.empty()) return;
     const std::string name = ranks.options.program.empty() ? format("rank %d", process.rank) : ranks.options.program;
     outcome.exit_code = code;
-    if (WIFSIGNALED(status)) {
-        outcome.failure = name + " was ended by " + signal_text(WTERMSIG(status));
-        if (first_request == 0) print_message("error: " + outcome.failure);
-    } else {
-        outcome.failure = name + format(" ended with exit code %d", code);
-        const bool by_signal = !ranks.options.program.empty() && code > 128 && code < 128 + NSIG;
-        if (by_signal && first_request == 0) print_message("error: a rank was ended by " + signal_text(code - 128));
+    outcome.failure = name + format(" ended with exit code %d", code);
+    const bool of_program = !ranks.options.program.empty() && !WIFSIGNALED(status);  // mpirun ends with 128 + signal
+    if (WIFSIGNALED(status) || (of_program && code > 128 && code < 128 + NSIG)) {
+        const std::string rank = ranks.lost_rank < 0 ? "a rank" : format("rank %d", ranks.lost_rank);
+        outcome.failure = (of_program ? rank : name) + " was ended by " + signal_text(code - 128);
+        const std::string advice = ranks.options.advice ? ranks.options.advice() : "";
+        if (first_request == 0) print_message("error: " + outcome.failure + (advice.empty() ? "" : "; ") + advice);
     }
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
 }
@@ -472,7 +503,7 @@ static void write_rest(Ranks& ranks) {
 Outcome Supervisor::run(const LocalRanks& options) {
     ENSURE(options.count >= 1 && options.count <= MAX_LOCAL_RANKS, "%d ranks on a machine: 1 to %d are supported",
            options.count, MAX_LOCAL_RANKS);
-    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}, {}, {}};
+    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}, -1, {}, {}};
     try {
         for (int i = 0; i < options.count; i++) start(ranks, i);
     } catch (const Error&) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/common.h"
@@ -96,13 +97,37 @@ TEST_CASE("a message names a rank that is killed") {
     CHECK(killed.err == "error: rank 5 was ended by signal 9 (Killed; out of memory?)\n");
 }
 
-TEST_CASE("a signal that has ended a program's rank is named") {
-    LocalRanks ranks = running([](int) { return 128 + SIGKILL; });
+TEST_CASE("a signal that has ended a program's rank is named, and the rank if mpirun says which") {
+    const std::string rule = std::string(74, '-') + "\n", zero(1, '\0');
+    const std::string ends =
+        rule + "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n" + rule;
+    const std::string lost =
+        rule + "mpirun noticed that process rank 12 with PID 0 on node h exited on signal 9 (Killed).\n" + rule;
+    const std::string slots = rule + "There are not enough slots available in the system.\n" + rule;
+    for (const auto& [notice, rank, rest] :
+         {std::tuple<std::string, const char*, std::string>("", "a rank", ""),
+          {ends, "a rank", ""},
+          {"a\nmpirun: Forwarding signal 10 to job\n" + ends + lost + zero + "b\n", "rank 12", "a\nb\n"},
+          {slots + lost, "rank 12", slots},
+          {rule + "never ended\n", "a rank", rule + "never ended\n"}}) {
+        LocalRanks ranks = running([notice = notice](int) {
+            return write(2, notice.data(), notice.size()) == ssize_t(notice.size()) ? 128 + SIGKILL : 1;
+        });
+        ranks.program = "mpirun";
+        ranks.advice = [] { return "try again"; };
+        const Result killed = supervise(ranks, 1);
+        CHECK(killed.exit_code == 128 + SIGKILL);
+        CHECK(killed.failure == format("%s was ended by signal 9 (Killed; out of memory?)", rank));
+        const std::string error = "error: " + killed.failure + "; try again\n";
+        CHECK((killed.err == error + rest || killed.err == rest + error));
+    }
+}
+
+TEST_CASE("a line of dashes on a program's stdout is text") {
+    const std::string text = std::string(74, '-') + "\nPrimary job\n" + std::string(74, '-') + "\n";
+    LocalRanks ranks = running([text](int) { return write(1, text.data(), text.size()) < 0; });
     ranks.program = "mpirun";
-    const Result killed = supervise(ranks, 1);
-    CHECK(killed.exit_code == 128 + SIGKILL);
-    CHECK(killed.err == "error: a rank was ended by signal 9 (Killed; out of memory?)\n");
-    CHECK(killed.failure == "mpirun ended with exit code 137");
+    CHECK(supervise(ranks, 1).out == text);
 }
 
 TEST_CASE("a rank that does not end after another rank's failure is killed, also if it is stopped") {
