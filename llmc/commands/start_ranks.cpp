@@ -2,6 +2,7 @@
 // (--max-restarts).
 #include <fcntl.h>
 #include <omp.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -165,9 +166,35 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
     return EXIT_USAGE;
 }
 
+namespace {
+struct ResourceLimit {
+    int resource, exit_code;
+    int64_t least;
+    const char *name, *command;
+};
+}  // namespace
+
+// Below one of these limits mpirun hangs or crashes, and so does MPI_Init. The figures are of Open MPI 4.1.4 on Linux.
+static void check_limits(int ranks) {
+    const ResourceLimit limits[] = {
+        {RLIMIT_NOFILE, EXIT_USAGE, 40 + 5 * ranks, "open files", "ulimit -n"},
+        {RLIMIT_FSIZE, EXIT_USAGE, 4 << 20, "bytes in a file, for shared memory", "ulimit -f"},
+        {RLIMIT_AS, EXIT_INTERNAL, 256 << 20, "bytes of address space", "ulimit -v"},
+    };
+    for (const ResourceLimit& l : limits) {
+        rlimit now;
+        if (getrlimit(l.resource, &now) != 0 || now.rlim_cur >= rlim_t(l.least)) continue;
+        fail(l.exit_code,
+             "--ranks %d: mpirun and each of its ranks need %s %s, but the limit is %s (%s); raise it, or start one "
+             "process without --ranks",
+             ranks, with_commas(l.least).c_str(), l.name, with_commas(int64_t(now.rlim_cur)).c_str(), l.command);
+    }
+}
+
 static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, char** argv) {
     ENSURE(mpi_joins_ranks(),
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
+    check_limits(o.ranks);
     const int cores = omp_get_num_procs();
     if (o.ranks > cores && attempt == 0 && !o.quiet)
         print_message(

@@ -224,6 +224,12 @@ refused "--ranks of another number under mpirun" 2 "mpirun has started rank 0 of
 refused "--ranks under torchrun" 2 "leave out --ranks or torchrun" \
     env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=h0 MASTER_PORT=29511 "${never[@]}" --ranks 2
 refused "--nnodes on the CPU" 2 "CPU ranks of several machines start by mpirun" "${never[@]}" --ranks 2 --nnodes 2
+limited=(bash -c 'ulimit "$0" "$1" && exec "${@:2}"')  # OPTION LIMIT COMMAND...
+refused "few open files" 2 "need 50 open files, but the limit is 20 (ulimit -n); raise it" "${limited[@]}" -n 20 "${never[@]}" --ranks 2
+refused "small files" 2 "need 4,194,304 bytes in a file, for shared memory, but the limit is 102,400 (ulimit -f)" \
+    "${limited[@]}" -f 100 "${never[@]}" --ranks 2
+refused "little address space" 1 "need 268,435,456 bytes of address space, but the limit is 102,400,000 (ulimit -v)" \
+    "${limited[@]}" -v 100000 "${never[@]}" --ranks 2
 mkdir "$scratch/no_programs"
 refused "no mpirun" 2 "needs mpirun, which cannot be started" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
