@@ -221,12 +221,15 @@ for rank in 0 1; do
     check "rank $rank is named: $warning" grep -q "rank $rank is slow: the others waited [3-9]\." <<<"$warning"
 done
 
-start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
+# The stderr of the ranks does not end with mpirun, and shows that they have not waited until Open MPI ends them.
+start_ranks 2 bash -c 'exec "$@" 2>>"$0"' "$scratch/orphans.err" "${endless[@]}" --output "$scratch/orphans"
 check "mpirun to be killed: the ranks train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"
 wait "$job" 2>/dev/null
 for _ in $(seq 150); do if ! runs "${processes[0]}" && ! runs "${processes[1]}"; then break; fi; sleep 0.1; done
 for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not continue" test "$(runs "$pid"; echo $?)" = 1; done
+check "mpirun killed: both ranks notice it" test "$(grep -c "^error: the process $job, which started this rank on .*, has ended" "$scratch/orphans.err")" = 2
+check "mpirun killed: the run can be resumed" ranks 2 "${endless[@]}" --output "$scratch/orphans" --resume --stop-after 1
 rm -f "${segments[@]}"  # no process is left to remove them
 
 # One rank reads a token outside of the vocabulary, in the middle of an epoch: it prints the error, and all end with its code.
