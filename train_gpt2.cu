@@ -140,8 +140,8 @@ template <class floatX>
 static void train_loop(Trainer<floatX>& t) {
     Run& run = t.run;
     const Options& o = run.options;
-    const int64_t first = run.state.step, rest = o.steps - first;
-    const int64_t stop_at = o.stop_after > 0 && o.stop_after < rest ? first + o.stop_after : o.steps;
+    const int64_t first = run.state.step, rest = o.steps - run.first_step;
+    const int64_t stop_at = o.stop_after > 0 && o.stop_after < rest ? run.first_step + o.stop_after : o.steps;
     start_clock(run);
     for (int64_t step = first;;) {
         if (run.comm.world_size == 1) run.stop |= stop_requested();

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string_view>
 
 #include "base/common.h"
@@ -25,9 +27,34 @@ void prepare_standard_streams() {
     setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
 }
 
+static pid_t parent_of(pid_t process) {
+    std::string line;
+    std::getline(std::ifstream(format("/proc/%d/stat", int(process))), line);
+    const size_t name_end = line.rfind(") ");  // 4711 (mpirun) S 4710 ...
+    return name_end != line.npos && name_end + 4 < line.size() ? pid_t(atoi(line.c_str() + name_end + 4)) : 0;
+}
+
+// Whether mpirun's stdout is not a terminal, although mpirun gives each rank a terminal of its own. mpirun is an
+// ancestor of the ranks on its host.
+static bool mpirun_has_no_terminal() {
+    if (!getenv("OMPI_COMM_WORLD_RANK")) return false;
+    for (pid_t process = getppid(); process > 1; process = parent_of(process)) {
+        const std::string folder = format("/proc/%d", int(process));
+        std::string name;
+        std::getline(std::ifstream(folder + "/comm"), name);
+        if (name != "mpirun" && name != "mpiexec" && name != "orterun" && name != "prterun") continue;
+        const int file = open((folder + "/fd/1").c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+        if (file < 0) return errno == ENXIO;  // a socket
+        const bool terminal = isatty(file);
+        close(file);
+        return !terminal;
+    }
+    return false;
+}
+
 bool stdout_is_terminal() {
     const char* of_parent = getenv(STDOUT_IS_TERMINAL);
-    return of_parent ? *of_parent == '1' : isatty(STDOUT_FILENO);
+    return of_parent ? *of_parent == '1' : isatty(STDOUT_FILENO) && !mpirun_has_no_terminal();
 }
 
 void print_stdout(const std::string& text) {

@@ -1,11 +1,14 @@
 // process.cpp: sets up the options, device and threads of a command before it runs.
 #include <omp.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -19,6 +22,7 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
+#include "parallel/local_ranks.h"
 #include "train/run.h"
 #include "train/stop.h"
 
@@ -66,6 +70,32 @@ static std::string saved_options(const Options& o) {
     return options->dump();
 }
 
+static std::string address_space_text() {
+    const AddressSpace now = address_space();
+    if (now.limit == INT64_MAX) return "";
+    return format("; %s of the limit of %s are left (ulimit -v): raise it",
+                  human_bytes(std::max<int64_t>(0, now.left)).c_str(), human_bytes(now.limit).c_str());
+}
+
+// An error of the C++ library in the words of the other errors: it has no values.
+static std::string library_error(const std::exception& error) {
+    if (dynamic_cast<const std::bad_alloc*>(&error)) {
+        const std::string limit = address_space_text();
+        return "no memory for the program's own data" +
+               (limit.empty() ? "; try fewer processes or a smaller --micro-batch" : limit);
+    }
+    const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+    if (!of_system || of_system->code() != std::errc::resource_unavailable_try_again) return error.what();
+    pthread_attr_t attributes;
+    size_t stack = 0;
+    if (pthread_attr_init(&attributes) == 0 && pthread_attr_getstacksize(&attributes, &stack) == 0)
+        pthread_attr_destroy(&attributes);
+    const std::string limit = address_space_text();
+    return format(
+        "no thread can be started, which needs %s for its stack%s", human_bytes(int64_t(stack)).c_str(),
+        limit.empty() ? "; check the limit of processes (ulimit -u), also that of a container" : limit.c_str());
+}
+
 int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
     std::unique_ptr<Comm> comm;
     std::string error;
@@ -75,15 +105,13 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
     } catch (const Error& e) {
         error = e.what();
         exit_code = e.exit_code;
-    } catch (const std::bad_alloc&) {
-        error = "out of memory";
-        exit_code = EXIT_INTERNAL;
-    } catch (const std::exception& e) {  // an error of the C++ library: for example, no thread can be started
-        error = e.what();
+    } catch (const std::exception& e) {
+        error = library_error(e);
         exit_code = EXIT_INTERNAL;
     }
     stop_quietly();
     write_error_file(launch, error);
+    send_errors_to_supervisor();
     if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
         print_message("error: " + error);
         return exit_code;

@@ -2,6 +2,7 @@
 // (--max-restarts).
 #include <fcntl.h>
 #include <omp.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,6 +76,13 @@ bool starts_ranks(const Options& o) {
     return o.gpus.empty() ? o.ranks > 1 && !started_by_ranks(o, launch) : launch.world_size > 1;
 }
 
+// What to do about a rank that a signal has ended. With --max-restarts there is a line about the restart.
+static std::string advice_of(const Options& o) {
+    if (o.command != Command::train || o.output.empty() || o.max_restarts > 0) return "";
+    const std::string newest = newest_directory(o.output);
+    return newest.empty() ? "there is no checkpoint yet" : "--resume continues from " + newest;
+}
+
 // ---- one attempt
 
 // A rank in a process of its own. resume: after a restart, which continues from the newest checkpoint.
@@ -90,8 +98,9 @@ static int run_rank(const Launch& own, Options options, char** argv, bool resume
     });
 }
 
-// Starts one rank per GPU.
-static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const RunCommand& run_command) {
+// Starts one rank per GPU. After a restart first_step is the step at which the first attempt began.
+static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, char** argv,
+                            const RunCommand& run_command) {
     std::vector<Launch> launches = gpu_launches(o);
     ENSURE(launches[0].world_size == 1 || device_joins_ranks(),
            "--gpus needs NCCL, which this build lacks: install libnccl-dev and run make%s",
@@ -100,6 +109,7 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
     const int listener = on_this_machine ? open_local_listener(launches[0].master_port) : -1;
     for (Launch& launch : launches) {
         launch.attempt += attempt;
+        launch.first_step = attempt > 0 ? first_step : -1;
         launch.master_port = launches[0].master_port;
     }
     LocalRanks ranks;
@@ -111,6 +121,7 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
         if (launch.rank != 0 && listener >= 0) close(listener);
         return run_rank(launch, o, argv, attempt > 0, run_command);
     };
+    ranks.advice = [&o] { return advice_of(o); };
     ranks.started = [listener] {
         if (listener >= 0) close(listener);
     };
@@ -118,8 +129,9 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
 }
 
 // Replaces this process by mpirun, which starts this program's command line as ranks.
-static int become_mpirun(const Options& o, int attempt, bool on_terminal, char** argv) {
+static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
+    const std::string first = attempt > 0 ? std::to_string(first_step) : "";
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
         const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
@@ -128,18 +140,18 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
     }
     if (attempt > 0) words.push_back("--resume");
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
-    // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end; that of
-    // Open MPI 5.0.7 adds them all the same.
+    // this machine if a scheduler has granted several. mpirun adds no summary of notices about ranks that end, which
+    // the supervisor reads.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
                                       {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
-                                      {"OMPI_MCA_orte_execute_quiet", "1"},
-                                      {"PRTE_MCA_prte_execute_quiet", "1"},
+                                      {"OMPI_MCA_orte_base_help_aggregate", "0"},
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
-                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
+                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()},
+                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
@@ -154,9 +166,35 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
     return EXIT_USAGE;
 }
 
-static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
+namespace {
+struct ResourceLimit {
+    int resource, exit_code;
+    int64_t least;
+    const char *name, *command;
+};
+}  // namespace
+
+// Below one of these limits mpirun hangs or crashes, and so does MPI_Init. The figures are of Open MPI 4.1.4 on Linux.
+static void check_limits(int ranks) {
+    const ResourceLimit limits[] = {
+        {RLIMIT_NOFILE, EXIT_USAGE, 40 + 5 * ranks, "open files", "ulimit -n"},
+        {RLIMIT_FSIZE, EXIT_USAGE, 4 << 20, "bytes in a file, for shared memory", "ulimit -f"},
+        {RLIMIT_AS, EXIT_INTERNAL, 256 << 20, "bytes of address space", "ulimit -v"},
+    };
+    for (const ResourceLimit& l : limits) {
+        rlimit now;
+        if (getrlimit(l.resource, &now) != 0 || now.rlim_cur >= rlim_t(l.least)) continue;
+        fail(l.exit_code,
+             "--ranks %d: mpirun and each of its ranks need %s %s, but the limit is %s (%s); raise it, or start one "
+             "process without --ranks",
+             ranks, with_commas(l.least).c_str(), l.name, with_commas(int64_t(now.rlim_cur)).c_str(), l.command);
+    }
+}
+
+static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, char** argv) {
     ENSURE(mpi_joins_ranks(),
            "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev, and run make");
+    check_limits(o.ranks);
     const int cores = omp_get_num_procs();
     if (o.ranks > cores && attempt == 0 && !o.quiet)
         print_message(
@@ -165,11 +203,14 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
                    o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
+    ranks.advice = [&o] { return advice_of(o); };
     ranks.stdout_is_result = o.command != Command::train;
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save
     ranks.end_signal = SIGTERM;  // mpirun then ends its ranks
     const bool on_terminal = stdout_is_terminal();
-    ranks.run = [&o, attempt, on_terminal, argv](int) { return become_mpirun(o, attempt, on_terminal, argv); };
+    ranks.run = [&o, attempt, first_step, on_terminal, argv](int) {
+        return become_mpirun(o, attempt, first_step, on_terminal, argv);
+    };
     return ranks;
 }
 
@@ -180,13 +221,22 @@ static bool may_restart(const Outcome& outcome) {
     return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
 }
 
+// The step at which the first attempt begins, from which --stop-after counts. Other runs do not need it, so their
+// checkpoint is not read here.
+static int64_t find_first_step(const Options& o) {
+    if (!o.resume || o.stop_after == 0 || o.max_restarts == 0) return 0;
+    const std::string newest = find_latest(o.output).dir;
+    return newest.empty() ? 0 : read_trainer_state(newest).step;
+}
+
 int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
+    const int64_t first_step = find_first_step(o);
     Supervisor supervisor;
     int stuck = 0;  // attempts in a row after which there was no newer checkpoint
     std::string newest = newest_directory(o.output);
     for (int attempt = 0;; attempt++) {
-        const Outcome outcome =
-            supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, argv) : gpu_ranks(o, attempt, argv, run_command));
+        const Outcome outcome = supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, first_step, argv)
+                                                              : gpu_ranks(o, attempt, first_step, argv, run_command));
         if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
         const std::string before = std::exchange(newest, newest_directory(o.output));
         stuck = newest == before ? stuck + 1 : 0;

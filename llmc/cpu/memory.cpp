@@ -5,8 +5,6 @@
 #include "cpu/memory.h"
 
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +17,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
+#include "base/host.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER
@@ -83,13 +82,6 @@ cpu::ControlGroups limit_in(const std::string& folder, bool version_2) {
     return {limit, limit - used + cache};
 }
 
-// The bytes of address space left under `ulimit -v`.
-int64_t address_space_left() {
-    rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INT64_MAX;
-    return int64_t(limit.rlim_cur) - number_in("/proc/self/statm", 0) * sysconf(_SC_PAGESIZE);
-}
-
 }  // namespace
 
 // Lines of /proc/self/cgroup: "0::/a/b" (version 2), "9:memory:/a/b" or "9:cpu,memory:/a/b" (version 1).
@@ -119,16 +111,15 @@ static int64_t memory_left() {
 }
 
 int64_t cpu::available_bytes(int processes) {
-    return std::max<int64_t>(0, std::min(memory_left() / processes, address_space_left()) - KEEP_FREE);
+    return std::max<int64_t>(0, std::min(memory_left() / processes, address_space().left) - KEEP_FREE);
 }
 
 namespace {
 
 [[noreturn]] void out_of_memory(int64_t bytes, const char* purpose) {
-    rlimit limit;
-    const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    const int64_t limit = address_space().limit;
     const std::string limit_text =
-        limited ? format(" under a limit of %s (ulimit -v)", human_bytes(int64_t(limit.rlim_cur)).c_str()) : "";
+        limit < INT64_MAX ? format(" under a limit of %s (ulimit -v)", human_bytes(limit).c_str()) : "";
     const int64_t available = cpu::available_bytes();
     fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s available%s, %s already allocated; %s", purpose,
          with_commas(bytes).c_str(), available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown",

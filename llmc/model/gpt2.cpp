@@ -207,7 +207,7 @@ void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const float
 template <class floatX>
 void GPT2<floatX>::gather(void* x, int64_t bytes, const char* name, const char* wait_name) {
     tensor_ranks->label_next(name);
-    tensor_ranks->wait(tensor_ranks->all_gather(x, bytes, stream), stream, {.name = wait_name});
+    tensor_ranks->wait(tensor_ranks->gather_activations(x, bytes, stream), stream, {.name = wait_name});
 }
 
 // The rows of all ranks, from this rank's rows. They are valid until the next call of gather_rows or branch_output.

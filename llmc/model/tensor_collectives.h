@@ -16,7 +16,7 @@ struct TensorCollectives {
     virtual Ticket reduce_scatter(float* x, int64_t count, Stream) = 0;
     virtual Ticket reduce_scatter(bf16* x, int64_t count, Stream) = 0;
     // Copies every rank's shard of x (bytes) to all ranks.
-    virtual Ticket all_gather(void* x, int64_t bytes, Stream) = 0;
+    virtual Ticket gather_activations(void* x, int64_t bytes, Stream) = 0;
     // Work queued on the stream after this call runs after the ticket's collective. The trace records the wait
     // as a span of the training track.
     virtual void wait(Ticket, Stream, SpanLabel) = 0;

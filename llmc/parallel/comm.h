@@ -59,7 +59,9 @@ struct Comm : TensorCollectives {
         return reduce_scatter(x, count, GradDtype::fp32, stream);
     }
     // Copies every rank's shard of x (bytes) to all ranks.
-    Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) override { return 0; }
+    virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
+    // The same copies of activations, for which training waits as for their sums.
+    Ticket gather_activations(void* x, int64_t bytes, Stream stream) override { return all_gather(x, bytes, stream); }
     // Copies x (bytes) to all ranks from the rank whose shard_index is `from`.
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.

@@ -10,7 +10,7 @@
 //
 // One thread makes all MPI calls of all communicators, in the order of the calls, so that the training thread can
 // continue. The thread sleeps while it waits: Open MPI would spin on the core that training needs. While training
-// itself waits for sums of activations, the thread tests for messages without pause.
+// itself waits for activations, the thread tests for messages without pause.
 #define OMPI_SKIP_MPICXX 1  // no C++ bindings: MPI has removed them
 #include <mpi.h>
 #include <netinet/in.h>
@@ -18,9 +18,11 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -32,6 +34,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/terminal.h"
 #include "parallel/comm.h"
 #include "parallel/missing_ranks.h"
 
@@ -41,6 +44,7 @@ constexpr double QUIET_SECONDS = 10;  // wait before the first warning about mis
 constexpr int64_t PIECE = 1 << 20;    // elements in one message; the next message is sent while this one is added
 // Bytes in one message of activations: a piece is added while it is in the cache.
 constexpr int64_t PROMPT_PIECE_BYTES = 128 << 10;
+constexpr std::chrono::milliseconds LAUNCHER_CHECKS(300);
 constexpr double PROMPT_SECONDS = 2e-3;  // after this time without a message the thread sleeps between tests
 
 #define MPI_CHECK(call)                                                                                    \
@@ -137,6 +141,41 @@ void add(Sum* sums, const Sent* x, int64_t count) {
     add_loop(sums, x, count);
 }
 
+// Ends this process within LAUNCHER_CHECKS after its parent has ended: mpirun, its daemon on another host, or a script
+// between them and this process. Open MPI itself ends a rank a second or more later, and until then a new run finds
+// the output in use. PR_SET_PDEATHSIG would also act when only the thread ends that started this process, and daemons
+// may start many ranks by several threads.
+struct LauncherWatch {
+    const pid_t launcher = getppid();
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ending = false;
+    std::thread thread;
+
+    LauncherWatch() {
+        thread = std::thread([this] { work(); });
+    }
+    LauncherWatch(const LauncherWatch&) = delete;
+    ~LauncherWatch() {
+        {
+            const std::lock_guard lock(mutex);
+            ending = true;
+        }
+        changed.notify_all();
+        thread.join();
+    }
+
+    void work() {
+        std::unique_lock lock(mutex);
+        while (!changed.wait_for(lock, LAUNCHER_CHECKS, [this] { return ending; })) {
+            if (getppid() == launcher) continue;
+            print_message(format("error: the process %d, which started this rank on %s, has ended", int(launcher),
+                                 host_name().c_str()));
+            _exit(EXIT_INTERNAL);
+        }
+    }
+};
+
 // The thread that makes all MPI calls, and its queue of jobs.
 struct MpiThread {
     using Ticket = Comm::Ticket;
@@ -148,6 +187,7 @@ struct MpiThread {
     std::exception_ptr error;      // of the first job that failed; the jobs after it are not run
     double stopped_seconds = 0.0;  // time in which this process was not running while the training thread waited
     std::thread thread;
+    LauncherWatch watch;
 
     // Memory for messages; used by jobs, which run one after the other.
     std::vector<char> outgoing, incoming[2];
@@ -551,7 +591,8 @@ struct MpiComm : Comm {
 
     void check_grad_dtype(GradDtype dtype) const override {
         ENSURE(dtype == GradDtype::fp32 || group->uses_halving(),
-               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32", world_size);
+               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32",
+               world_size);
     }
 
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
@@ -645,10 +686,16 @@ struct MpiComm : Comm {
         });
     }
 
-    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+    Ticket queue_all_gather(void* x, int64_t bytes, bool prompt, Stream after) {
         check(bytes, world_size);
         return queue(x, bytes, share(bytes, 1), after,
-                     [=, group = group](char* host) { group->gather_all(host, bytes); });
+                     [=, group = group](char* host) { group->gather_all(host, bytes, prompt); });
+    }
+    Ticket all_gather(void* x, int64_t bytes, Stream after) override {
+        return queue_all_gather(x, bytes, false, after);
+    }
+    Ticket gather_activations(void* x, int64_t bytes, Stream after) override {
+        return queue_all_gather(x, bytes, true, after);
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {

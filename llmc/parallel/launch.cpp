@@ -138,6 +138,7 @@ static Launch from_mpirun(const Variables& variables) {
     constexpr int most = std::numeric_limits<int>::max();
     launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
     launch.attempt += variables.number_or("TRAIN_GPT2_RESTARTS", 0, 1000000, 0);  // of --max-restarts
+    launch.first_step = variables.number_or("TRAIN_GPT2_FIRST_STEP", 0, most, -1);
     // The mpirun of Open MPI 5 is PRRTE's, which forgets the exit code when it loses the connection to a host.
     if (variables.has("PRTE_LAUNCHED") && launch.local_world_size > 0 && launch.local_world_size < launch.world_size)
         launch.note =

@@ -4,6 +4,7 @@
 // Errors are EXIT_USAGE: numbers out of range, launchers that contradict each other, and a launcher that started
 // several processes without telling them so. Such processes would be N copies of one run that write the same files.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct Launch {
     std::string run_id;        // distinguishes runs that use the same port
     int listener = -1;         // socket on which rank 0 listens, if the process that started it has opened it
     int attempt = 0;           // number of restarts by torchrun (this host's agent), --max-restarts or of the Slurm job
+    int64_t first_step = -1;   // after a restart by --max-restarts: the step at which the first attempt began
     std::string error_file;    // file in which torchrun looks for the reason of a failure
     std::string note;          // for the log: a setting that was ignored, or a limit of the launcher
     // How long ranks wait for each other at the start: ranks of a large job can start minutes apart.

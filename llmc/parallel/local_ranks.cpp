@@ -29,6 +29,8 @@ static constexpr double SAME_REQUEST = 0.5;  // seconds
 // after twice the time, and so on. A rank takes all of them as one request.
 static constexpr double FIRST_REPEAT = 1;        // seconds
 static constexpr size_t LONGEST_LINE = 1 << 16;  // bytes; a longer line is printed in pieces
+// An error waits this long for other ranks that print the same, unless all ranks end before.
+static constexpr double ERROR_WAITS = 1;  // seconds
 
 // ---- signals
 
@@ -129,7 +131,8 @@ namespace {
 struct Stream {
     int file = -1;  // the end of the pipe that this process reads; -1: there is none, or the rank has closed its end
     int to = 1;
-    std::string rest;  // the beginning of a line
+    std::string rest;    // the beginning of a line
+    std::string notice;  // lines of mpirun, from a line of dashes to the next such line
 };
 
 // What this process still has to write to its stdout or stderr. A reader that does not read, such as `less`, must not
@@ -146,10 +149,21 @@ struct RankProcess {
     Stream out, err;
 };
 
+// A line "error: rank 3 on h1: TEXT", which other ranks may print as well.
+struct RankError {
+    std::string text;  // " on h1: TEXT"
+    std::set<int> ranks;
+    int to = 2;
+    double print_time = 0;
+    bool printed = false;
+};
+
 struct Ranks {
     const LocalRanks& options;
     std::vector<RankProcess> processes;
-    std::set<std::string> printed;  // errors, without their ranks
+    std::vector<RankError> errors;
+    std::set<std::string> printed;  // errors that name no rank
+    int lost_rank = -1;             // the rank that a signal has ended, as mpirun says; -1: unknown
     Output outputs[2];
     Outcome outcome;
     bool preempted = false;
@@ -179,25 +193,98 @@ static size_t find_rank(const std::string& line, const std::string& name) {
     return std::string::npos;
 }
 
-// Removes the number of the rank in "error: rank 3 on h1: ...".
-static std::string without_rank(std::string line) {
-    constexpr std::string_view start = "error: rank ";
-    if (line.starts_with(start)) line.erase(start.size(), line.find(' ', start.size()) - start.size());
-    return line;
+// "rank 3", "ranks 0 and 3", "ranks 0 to 6 and 8"
+static std::string list_ranks(const std::set<int>& ranks) {
+    std::vector<std::string> parts;
+    for (auto first = ranks.begin(); first != ranks.end();) {
+        auto last = first;
+        for (auto next = std::next(last); next != ranks.end() && *next == *last + 1; next++) last = next;
+        if (*last - *first >= 2)
+            parts.push_back(format("%d to %d", *first, *last));
+        else
+            for (int rank = *first; rank <= *last; rank++) parts.push_back(std::to_string(rank));
+        first = std::next(last);
+    }
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < parts.size(); i++) text += (i == 0 ? "" : i + 1 < parts.size() ? ", " : " and ") + parts[i];
+    return text;
 }
 
-static void print_line(Ranks& ranks, const RankProcess& process, int to, std::string line) {
+// The first rank's live line may be where a line of a rank is printed.
+static void print_whole_line(Ranks& ranks, int to, const std::string& line) {
+    const bool may_be_live = ranks.options.program.empty() && isatty(to);
+    print(ranks, to, (may_be_live ? "\r\033[K" : "") + line + "\n");
+}
+
+// Keeps a line "error: rank 3 on h1: ..." until print_errors. Returns false for other lines.
+static bool keep_error(Ranks& ranks, int to, const std::string& line) {
+    constexpr std::string_view start = "error: rank ";
+    if (!line.starts_with(start) || start.size() == line.size() || !isdigit(uint8_t(line[start.size()]))) return false;
+    char* end = nullptr;
+    const int rank = int(strtol(line.c_str() + start.size(), &end, 10));
+    const std::string text = end;
+    auto error = std::find_if(ranks.errors.begin(), ranks.errors.end(), [&](const auto& e) { return e.text == text; });
+    if (error == ranks.errors.end())
+        error = ranks.errors.insert(error, {text, {}, to, seconds_now() + ERROR_WAITS, false});
+    error->ranks.insert(rank);
+    return true;
+}
+
+// Prints the errors that other ranks may have printed until `time`.
+static void print_errors(Ranks& ranks, double time) {
+    for (RankError& error : ranks.errors) {
+        if (error.printed || error.print_time > time) continue;
+        print_whole_line(ranks, error.to, "error: " + list_ranks(error.ranks) + error.text);
+        error.printed = true;
+    }
+}
+
+// When print_errors has something to print; INFINITY: no error waits.
+static double next_error_time(const Ranks& ranks) {
+    double next = INFINITY;
+    for (const RankError& error : ranks.errors)
+        if (!error.printed) next = std::min(next, error.print_time);
+    return next;
+}
+
+static void print_line(Ranks& ranks, const RankProcess& process, int to, const std::string& line) {
     const std::string name = format("rank %d", process.rank);
-    const bool is_rank = ranks.options.program.empty();
-    if (is_rank && find_rank(line, name) == std::string::npos)
-        line = name + ": " + line;
-    else if (line.starts_with("error: ") && !ranks.printed.insert(without_rank(line)).second)
+    if (keep_error(ranks, to, line)) return;
+    if (ranks.options.program.empty() && find_rank(line, name) == std::string::npos)
+        return print_whole_line(ranks, to, name + ": " + line);
+    if (line.starts_with("error: ") && !ranks.printed.insert(line).second) return;
+    print_whole_line(ranks, to, line);
+}
+
+// Takes a whole notice of mpirun. Those about ranks that end are not printed, because the ranks and note_end say the
+// same in one sentence, and others are printed as they are.
+static void take_notice(Ranks& ranks, Stream& stream) {
+    const std::string notice = std::exchange(stream.notice, "");
+    constexpr std::string_view about_signal = "noticed that process rank ";  // rank 1 with PID 4711 on node h1 exited
+    if (const size_t at = notice.find(about_signal); at != notice.npos) {
+        if (ranks.lost_rank < 0) ranks.lost_rank = atoi(notice.c_str() + at + about_signal.size());
         return;
-    // The first rank's live line may be there.
-    print(ranks, to, (is_rank && isatty(to) ? "\r\033[K" : "") + line + "\n");
+    }
+    for (const char* about_end : {"Primary job", "MPI_ABORT was invoked", "processes exited with non-zero status"})
+        if (notice.find(about_end) != notice.npos) return;
+    print(ranks, stream.to, notice);
+}
+
+// Keeps the lines of a notice of mpirun until it is complete. Returns false for the ranks' lines.
+static bool keep_notice(Ranks& ranks, Stream& stream, const std::string& line) {
+    if (ranks.options.program.empty() || stream.to != 2) return false;
+    if (line.starts_with("mpirun: Forwarding signal ")) return true;
+    constexpr size_t dashes = 70;  // at least; Open MPI 4 prints 74
+    const bool is_rule = line.size() >= dashes && line.find_first_not_of('-') == line.npos;
+    if (stream.notice.empty() && !is_rule) return false;
+    const bool is_whole = is_rule && !stream.notice.empty();
+    stream.notice += line + "\n";
+    if (is_whole || stream.notice.size() > LONGEST_LINE) take_notice(ranks, stream);
+    return true;
 }
 
 static void close_stream(Ranks& ranks, RankProcess& process, Stream& stream) {
+    if (!stream.notice.empty()) take_notice(ranks, stream);
     if (!stream.rest.empty()) print_line(ranks, process, stream.to, stream.rest);
     stream.rest.clear();
     if (stream.file >= 0) close(stream.file);
@@ -215,7 +302,8 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
         stream.rest.append(buffer, size_t(got));
         std::erase(stream.rest, '\0');  // the mpirun of Open MPI 5 ends its own messages with one
         for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
-            print_line(ranks, process, stream.to, stream.rest.substr(0, end));
+            if (const std::string line = stream.rest.substr(0, end); !keep_notice(ranks, stream, line))
+                print_line(ranks, process, stream.to, line);
         if (stream.rest.size() > LONGEST_LINE) {
             print_line(ranks, process, stream.to, stream.rest);
             stream.rest.clear();
@@ -228,8 +316,18 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
 
 // ---- processes
 
+static int errors_to_supervisor = -1;  // in the process of the first rank: a pipe
+
+void send_errors_to_supervisor() {
+    if (errors_to_supervisor < 0) return;
+    fflush(stderr);
+    dup2(errors_to_supervisor, 2);
+    close(errors_to_supervisor);
+    errors_to_supervisor = -1;
+}
+
 // Runs in the new process: undoes what this file changed in the process that it was forked from.
-static void become_rank(const Ranks& ranks, pid_t parent, const int (&write_ends)[2]) {
+static void become_rank(const Ranks& ranks, int index, pid_t parent, const int (&write_ends)[2]) {
     restore_signals();
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, ranks.options.end_signal);
@@ -238,8 +336,9 @@ static void become_rank(const Ranks& ranks, pid_t parent, const int (&write_ends
     (void)parent;
 #endif
     if (ranks.options.own_group) setpgid(0, 0);
-    for (int i = 0; i < 2; i++)
-        if (write_ends[i] >= 0) dup2(write_ends[i], i + 1), close(write_ends[i]);
+    const bool keeps_streams = index == 0 && ranks.options.program.empty();
+    if (keeps_streams) errors_to_supervisor = write_ends[1];
+    for (int i = 0; i < 2 && !keeps_streams; i++) dup2(write_ends[i], i + 1), close(write_ends[i]);
     for (const RankProcess& other : ranks.processes)
         for (const int file : {other.out.file, other.err.file})
             if (file >= 0) close(file);
@@ -249,9 +348,9 @@ static void start(Ranks& ranks, int index) {
     RankProcess& process = ranks.processes[size_t(index)];
     process.rank = ranks.options.first_rank + index;
     process.err.to = 2;
-    const bool is_program = !ranks.options.program.empty();
+    const bool keeps_stdout = index == 0 && ranks.options.program.empty();
     int write_ends[2] = {-1, -1};
-    for (int i = 0; (index > 0 || is_program) && i < 2; i++) {
+    for (int i = keeps_stdout; i < 2; i++) {
         int ends[2];
         if (pipe(ends) != 0) fail(EXIT_INTERNAL, "rank %d cannot be started: %s", process.rank, strerror(errno));
         if (ends[0] >= FD_SETSIZE)  // pselect cannot wait for it
@@ -265,7 +364,7 @@ static void start(Ranks& ranks, int index) {
     const pid_t parent = getpid();
     process.pid = fork();
     if (process.pid == 0) {
-        become_rank(ranks, parent, write_ends);
+        become_rank(ranks, index, parent, write_ends);
         exit(ranks.options.run(index));
     }
     const int error = errno;
@@ -325,13 +424,13 @@ static void note_end(Ranks& ranks, const RankProcess& process, int status) {
     if (code == 0 || code == EXIT_PREEMPTED || !outcome.failure.empty()) return;
     const std::string name = ranks.options.program.empty() ? format("rank %d", process.rank) : ranks.options.program;
     outcome.exit_code = code;
-    if (WIFSIGNALED(status)) {
-        outcome.failure = name + " was ended by " + signal_text(WTERMSIG(status));
-        if (first_request == 0) print_message("error: " + outcome.failure);
-    } else {
-        outcome.failure = name + format(" ended with exit code %d", code);
-        const bool by_signal = !ranks.options.program.empty() && code > 128 && code < 128 + NSIG;
-        if (by_signal && first_request == 0) print_message("error: a rank was ended by " + signal_text(code - 128));
+    outcome.failure = name + format(" ended with exit code %d", code);
+    const bool of_program = !ranks.options.program.empty() && !WIFSIGNALED(status);  // mpirun ends with 128 + signal
+    if (WIFSIGNALED(status) || (of_program && code > 128 && code < 128 + NSIG)) {
+        const std::string rank = ranks.lost_rank < 0 ? "a rank" : format("rank %d", ranks.lost_rank);
+        outcome.failure = (of_program ? rank : name) + " was ended by " + signal_text(code - 128);
+        const std::string advice = ranks.options.advice ? ranks.options.advice() : "";
+        if (first_request == 0) print_message("error: " + outcome.failure + (advice.empty() ? "" : "; ") + advice);
     }
     ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
 }
@@ -357,7 +456,8 @@ static void supervise(Ranks& ranks) {
         for (const int file : {process.out.file, process.err.file})
             if (file >= 0) files.push_back(file);
     const std::vector<int> written = files_to_write(ranks);
-    const Ready ready = wait_for_files(files, written, std::clamp(ranks.kill_time - seconds_now(), 0.01, 1.0));
+    const double next = std::min(ranks.kill_time, next_error_time(ranks));
+    const Ready ready = wait_for_files(files, written, std::clamp(next - seconds_now(), 0.01, 1.0));
     for (int to : written)
         if (FD_ISSET(to, &ready.writable)) write_some(ranks, to);
     for (RankProcess& process : ranks.processes)
@@ -376,6 +476,7 @@ static void supervise(Ranks& ranks) {
     }
     if (seconds_now() >= ranks.repeat_time) request_stop(ranks);
     reap(ranks);
+    print_errors(ranks, seconds_now());
     if (seconds_now() < ranks.kill_time || !any_running(ranks)) return;
     for (const RankProcess& process : ranks.processes)
         if (process.running && first_request == 0)
@@ -402,7 +503,7 @@ static void write_rest(Ranks& ranks) {
 Outcome Supervisor::run(const LocalRanks& options) {
     ENSURE(options.count >= 1 && options.count <= MAX_LOCAL_RANKS, "%d ranks on a machine: 1 to %d are supported",
            options.count, MAX_LOCAL_RANKS);
-    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}, {}};
+    Ranks ranks{options, std::vector<RankProcess>(size_t(options.count)), {}, {}, -1, {}, {}};
     try {
         for (int i = 0; i < options.count; i++) start(ranks, i);
     } catch (const Error&) {
@@ -411,6 +512,7 @@ Outcome Supervisor::run(const LocalRanks& options) {
     }
     if (options.started) options.started();
     while (any_running(ranks)) supervise(ranks);
+    print_errors(ranks, INFINITY);
     write_rest(ranks);
     Outcome& outcome = ranks.outcome;
     outcome.request = first_request;

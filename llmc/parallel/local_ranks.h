@@ -23,6 +23,8 @@ struct LocalRanks {
     int end_signal = SIGKILL;       // sent before SIGKILL to a rank that must end
     bool own_group = false;         // in its own process group, so that the terminal's signals do not end the rank
     std::string program = "";       // not empty: the only process is this program, which starts the ranks
+    // What to do about a rank that was ended by a signal, for the error; empty: nothing is known.
+    std::function<std::string()> advice = {};
     bool stdout_is_result = false;  // if the ranks' stdout cannot be written, they are ended: EXIT_IO
 };
 
@@ -40,12 +42,16 @@ struct Supervisor {
 
     // Starts the ranks and returns when all have ended. The first rank keeps stdout and stderr, but a program's pass
     // through this process: mpirun crashes if stdout is a pipe that is closed. The lines of the others are printed
-    // whole and with their rank; an error that several of them print, once.
+    // whole and with their rank. An error that several ranks print is printed once, with their numbers.
     Outcome run(const LocalRanks& ranks);
     // Waits; returns false at once if a signal asks to stop, or has asked.
     bool pause(double seconds);
     int request() const;  // the first signal that asked to stop; 0: none
 };
+
+// Call it in a rank's process before the rank prints its error: the first rank's stderr then passes through the
+// supervisor, too, which compares the errors of all ranks. Does nothing in other processes.
+void send_errors_to_supervisor();
 
 // Calls a function in a child process, and returns its result or throws its Error. Use it for calls of a device,
 // because a process that has used a device must not fork ranks.

@@ -152,6 +152,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
     info.world_size = comm.world_size;
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
+    run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
     open_log(run, info, notes);
     print_table(run, launch, device, rank_infos);
     if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing

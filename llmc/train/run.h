@@ -39,6 +39,7 @@ struct Run {
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t saved_step = -1;
+    int64_t first_step = 0;       // at the start of the run; restarts by --max-restarts do not change it
     bool warned_of_data = false;  // warn_of_changed_data has printed its warning
 
     Run(const Options& options, Comm& comm, Dtype dtype)

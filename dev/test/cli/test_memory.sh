@@ -42,4 +42,14 @@ check "--micro-batch auto trains" "${auto[@]}" --seq-len 64
 check "--micro-batch auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
 refused "--micro-batch auto where not one sequence fits" 2 "--micro-batch auto: one sequence of 1024 tokens needs" \
     "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024 --layers 12 --heads 12 --channels 768
+
+# An error of the C++ library has no values of its own. How much address space the program needs for a start differs.
+for kib in 30000 40000 50000 60000 70000; do
+    status=0
+    "${limited[@]}" $kib "${auto[@]}" --seq-len 64 --micro-batch 1 >"$scratch/out" 2>"$scratch/err" || status=$?
+    if [ $status = 0 ] || grep -qE '^libgomp: |error while loading' "$scratch/err"; then continue; fi
+    check "ulimit -v $kib: $(head -n 1 "$scratch/err")" grep -qE \
+        "^error: (no memory for |no thread can be started).* (under a|of the) limit of $(awk -v kib=$kib 'BEGIN { printf "%.1f", kib / 1024 }') MiB .*\(ulimit -v\)" "$scratch/err"
+    check "ulimit -v $kib: exit code" test $status = 1
+done
 finish

@@ -136,7 +136,7 @@ they_train "rank 1 killed"
 kill -9 "${processes[1]}"
 check "rank 1 killed: all end" job_ends 15
 check "rank 1 killed: exit code $status" test $status = 137
-check "rank 1 killed: $(grep -m1 '^error: ' "$scratch/job.log")" says '^error: rank 1 was ended by signal 9 (Killed; out of memory?)'
+check "rank 1 killed: $(grep -m1 '^error: ' "$scratch/job.log")" says '^error: rank 1 was ended by signal 9 (Killed; out of memory?); there is no checkpoint yet$'
 out=$scratch/orphans
 start "${endless[@]}" --gpus 2 --output "$out"
 they_train "kill -9"
@@ -168,6 +168,7 @@ check "missing data: no restart" test "$status $(grep -c '^restart ' "$scratch/j
 never=("${train[@]}" --output "$scratch/never")
 for list in 0 0,,2 -1 all,1 '1,' x; do refused "--gpus=$list" 2 "is neither all, nor a number of GPUs from 1, nor a list" "${never[@]}" "--gpus=$list"; done
 refused "--gpus without a list" 2 "--gpus is empty" "${never[@]}" --gpus ""
+refused "an error of all ranks is printed once" 2 "error: ranks 0 and 1 on $(hostname): --global-batch 24 is not" "${never[@]}" --gpus 2 --global-batch 24
 refused "more ranks than GPUs" 2 "--gpus 5, but there are 4 on this host" "${never[@]}" --gpus 5
 refused "a GPU that is not there" 2 "but there are 4 on this host: GPUs 0 to 3" "${never[@]}" --gpus 0,4
 refused "a GPU twice" 2 "--gpus 1,2,1 names GPU 1 twice" "${never[@]}" --gpus 1,2,1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_groups.sh: tests groups of ranks and sums of activations: on CPU ranks by mpirun, and on GPU ranks in the emulator by NCCL
+# test_groups.sh: tests groups of ranks and collectives of activations: on CPU ranks by mpirun, and on GPU ranks in the emulator by NCCL
 # and through host memory. A rank that is killed during a group's collective, and tensor-parallel ranks on several hosts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
@@ -23,6 +23,11 @@ for n in 1 2 3 4 6; do
 done
 check "2 ranks: messages without shared pages" ranks 2 -x OMPI_MCA_btl_vader_single_copy_mechanism=none -x OMPI_MCA_smsc=^cma \
     "$group_ranks" check 7 400000
+# A collective for which training waits in every layer yields its core instead of sleeping. Open MPI must not yield itself.
+for n in 2 3; do
+    yields=$(ranks $n -x OMPI_MCA_mpi_yield_when_idle=0 "$group_ranks" yields)
+    check "$n ranks wait promptly for activations and for their sums: $yields" test "$yields" = "weights 0, activations 1, sums 1"
+done
 if [ -x "$emulated" ]; then
     for n in 2 4; do
         check "$n GPU ranks in the emulator by NCCL" correct "$n ranks by NCCL 2.*" $n -x SIMT_DEVICES=$n "$emulated" check 1 64 40000

@@ -221,12 +221,15 @@ for rank in 0 1; do
     check "rank $rank is named: $warning" grep -q "rank $rank is slow: the others waited [3-9]\." <<<"$warning"
 done
 
-start_ranks 2 "${endless[@]}" --output "$scratch/orphans"
+# The stderr of the ranks does not end with mpirun, and shows that they have not waited until Open MPI ends them.
+start_ranks 2 bash -c 'exec "$@" 2>>"$0"' "$scratch/orphans.err" "${endless[@]}" --output "$scratch/orphans"
 check "mpirun to be killed: the ranks train" wait_for "$scratch/orphans/log.jsonl" '"step":3,'
 kill -9 "$job"
 wait "$job" 2>/dev/null
 for _ in $(seq 150); do if ! runs "${processes[0]}" && ! runs "${processes[1]}"; then break; fi; sleep 0.1; done
 for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not continue" test "$(runs "$pid"; echo $?)" = 1; done
+check "mpirun killed: both ranks notice it" test "$(grep -c "^error: the process $job, which started this rank on .*, has ended" "$scratch/orphans.err")" = 2
+check "mpirun killed: the run can be resumed" ranks 2 "${endless[@]}" --output "$scratch/orphans" --resume --stop-after 1
 rm -f "${segments[@]}"  # no process is left to remove them
 
 # One rank reads a token outside of the vocabulary, in the middle of an epoch: it prints the error, and all end with its code.
@@ -315,6 +318,19 @@ losses=(eval --init "$scratch/1_fp32" --precision fp32 --val-data "$scratch/data
 "$program" "${losses[@]}" >"$scratch/losses"
 check "generate: 2 tensor-parallel ranks print the text of one" \
     cmp <(timeout 60 "$program" "${texts[@]}" --ranks 2 --tensor-parallel 2 2>"$scratch/notes") "$scratch/texts"
+# Control characters of the text are escaped on a terminal only. mpirun gives each rank a terminal of its own.
+colored=("$program" "${texts[@]}" --prompt $'\x1b[31ma' --max-tokens 5)
+"${colored[@]}" >"$scratch/texts_colored"
+check "generate: a file has the control characters of the text" grep -q $'\x1b' "$scratch/texts_colored"
+check "generate under mpirun into a file: the text of one rank" \
+    cmp <(ranks 2 "${colored[@]}" --tensor-parallel 2 2>"$scratch/notes") "$scratch/texts_colored"
+if command -v script >/dev/null; then
+    script -qec "mpirun --timeout 60 -np 2 $(printf '%q ' "${colored[@]}") --tensor-parallel 2" /dev/null >"$scratch/on_terminal" </dev/null
+    check "generate under mpirun on a terminal: the text" grep -q '31ma' "$scratch/on_terminal"
+    check "generate under mpirun on a terminal: control characters are escaped" test "$(grep -c $'\x1b' "$scratch/on_terminal")" = 0
+else
+    skip "generate under mpirun on a terminal" "there is no script (apt-get install bsdutils)"
+fi
 check "generate: the text has more than the prompts" test "$(wc -c <"$scratch/texts")" -gt 20
 for ranks in "2" "2 --tensor-parallel 2" "4 --tensor-parallel 2"; do
     # shellcheck disable=SC2086

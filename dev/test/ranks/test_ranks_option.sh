@@ -123,8 +123,8 @@ start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --output 
 they_train "rank 1 killed"
 check "rank 1 killed: they save" wait_for "$out/step_000020/model.safetensors"
 kill -9 "${processes[2]}"
-check "rank 1 killed: an error" wait_for "$scratch/job.log" '^error: a rank was ended by signal 9 (Killed; out of memory?)'
-check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in 1 s: mpirun ended with exit code'
+check "rank 1 killed: an error" wait_for "$scratch/job.log" '^error: rank 1 was ended by signal 9 (Killed; out of memory?)$'
+check "rank 1 killed: a restart" wait_for "$scratch/job.log" '^restart 1 of 1 in 1 s: rank 1 was ended by signal 9'
 # two_starts LOG: the log has a line for the start of the run and one for its resume.
 two_starts() { for _ in $(seq 500); do if [ "$(grep -c '"kind":"run"' "$1")" = 2 ]; then return 0; fi; sleep 0.04; done && return 1; }
 check "rank 1 killed: the ranks continue" two_starts "$out/log.jsonl"
@@ -135,13 +135,37 @@ sleep 1  # until the ranks handle signals
 kill -TERM "$job"
 check "rank 1 killed, restarted: all end at a signal" job_ends 15
 
+# The run stops 400 steps after its start at step 4; the restart at step 20 or later does not begin to count again.
+out=$scratch/stop_after
+check "4 steps" "${endless[@]}" --ranks 2 --stop-after 4 --output "$out"
+start "${endless[@]}" --ranks 2 --checkpoint-every 20 --max-restarts 1 --stop-after 400 --resume --output "$out"
+check "--stop-after with a restart: the ranks save" wait_for "$out/step_000020/model.safetensors"
+processes=("$(children "$job")")
+mapfile -t -O 1 processes < <(children "${processes[0]}")
+kill -9 "${processes[2]}"
+check "--stop-after with a restart: all end" job_ends 60
+check "--stop-after with a restart: exit code $status" test "$status" = 0
+check "--stop-after with a restart: one restart" test "$(grep -c '^restart ' "$scratch/job.log")" = 1
+check "--stop-after with a restart: the last step" test "$(cat "$out/latest")" = step_000404
+
+out=$scratch/killed_later
+start "${endless[@]}" --ranks 2 --checkpoint-every 20 --output "$out"
+check "rank 0 killed, a checkpoint: they save" wait_for "$out/step_000020/model.safetensors"
+they_train "rank 0 killed, a checkpoint"
+kill -9 "${processes[1]}"
+check "rank 0 killed, a checkpoint: all end" job_ends 15
+check "rank 0 killed, a checkpoint: what to do" grep -q \
+    "^error: rank 0 was ended by signal 9 (Killed; out of memory?); --resume continues from $out/step_" "$scratch/job.log"
+
 out=$scratch/killed_once
 start "${endless[@]}" --ranks 2 --output "$out"
 they_train "rank 1 killed, no restart"
 kill -9 "${processes[2]}"
 check "rank 1 killed, no restart: all end" job_ends 15
 check "rank 1 killed, no restart: exit code $status" test $status = 137
-check "rank 1 killed, no restart: an error" grep -q '^error: a rank was ended by signal 9 (Killed; out of memory?)' "$scratch/job.log"
+check "rank 1 killed, no restart: an error" grep -qx "error: rank 1 was ended by signal 9 (Killed; out of memory?); there is no checkpoint yet" \
+    "$scratch/job.log"
+check "rank 1 killed, no restart: no lines of mpirun" test "$(grep -c '^---\|mpirun\|exit code' "$scratch/job.log")" = 0
 
 # ---- --max-restarts gives up: a stand-in for mpirun notes each start, and ends as it is told
 mkdir "$scratch/stand_in"
@@ -200,6 +224,12 @@ refused "--ranks of another number under mpirun" 2 "mpirun has started rank 0 of
 refused "--ranks under torchrun" 2 "leave out --ranks or torchrun" \
     env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=h0 MASTER_PORT=29511 "${never[@]}" --ranks 2
 refused "--nnodes on the CPU" 2 "CPU ranks of several machines start by mpirun" "${never[@]}" --ranks 2 --nnodes 2
+limited=(bash -c 'ulimit "$0" "$1" && exec "${@:2}"')  # OPTION LIMIT COMMAND...
+refused "few open files" 2 "need 50 open files, but the limit is 20 (ulimit -n); raise it" "${limited[@]}" -n 20 "${never[@]}" --ranks 2
+refused "small files" 2 "need 4,194,304 bytes in a file, for shared memory, but the limit is 102,400 (ulimit -f)" \
+    "${limited[@]}" -f 100 "${never[@]}" --ranks 2
+refused "little address space" 1 "need 268,435,456 bytes of address space, but the limit is 102,400,000 (ulimit -v)" \
+    "${limited[@]}" -v 100000 "${never[@]}" --ranks 2
 mkdir "$scratch/no_programs"
 refused "no mpirun" 2 "needs mpirun, which cannot be started" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"

@@ -152,6 +152,10 @@ TEST_CASE("the launcher's variables give the rendezvous address, run id and atte
     CHECK(place(find(with(srun, {{"SLURM_STEP_NODELIST", ""}}))) ==
           ":22340");  // refused only if the ranks need the address
     CHECK(find(mpirun).master_addr == "");
+    CHECK(find(mpirun).first_step == -1);
+    launch = find(with(mpirun, {{"TRAIN_GPT2_RESTARTS", "2"}, {"TRAIN_GPT2_FIRST_STEP", "0"}}));
+    CHECK(launch.attempt == 2);
+    CHECK(launch.first_step == 0);
     CHECK(find(with(batch, {{"SLURM_RESTART_COUNT", "3"}})).attempt == 3);
 }
 

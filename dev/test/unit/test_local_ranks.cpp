@@ -9,11 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/common.h"
@@ -95,13 +97,37 @@ TEST_CASE("a message names a rank that is killed") {
     CHECK(killed.err == "error: rank 5 was ended by signal 9 (Killed; out of memory?)\n");
 }
 
-TEST_CASE("a signal that has ended a program's rank is named") {
-    LocalRanks ranks = running([](int) { return 128 + SIGKILL; });
+TEST_CASE("a signal that has ended a program's rank is named, and the rank if mpirun says which") {
+    const std::string rule = std::string(74, '-') + "\n", zero(1, '\0');
+    const std::string ends =
+        rule + "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n" + rule;
+    const std::string lost =
+        rule + "mpirun noticed that process rank 12 with PID 0 on node h exited on signal 9 (Killed).\n" + rule;
+    const std::string slots = rule + "There are not enough slots available in the system.\n" + rule;
+    for (const auto& [notice, rank, rest] :
+         {std::tuple<std::string, const char*, std::string>("", "a rank", ""),
+          {ends, "a rank", ""},
+          {"a\nmpirun: Forwarding signal 10 to job\n" + ends + lost + zero + "b\n", "rank 12", "a\nb\n"},
+          {slots + lost, "rank 12", slots},
+          {rule + "never ended\n", "a rank", rule + "never ended\n"}}) {
+        LocalRanks ranks = running([notice = notice](int) {
+            return write(2, notice.data(), notice.size()) == ssize_t(notice.size()) ? 128 + SIGKILL : 1;
+        });
+        ranks.program = "mpirun";
+        ranks.advice = [] { return "try again"; };
+        const Result killed = supervise(ranks, 1);
+        CHECK(killed.exit_code == 128 + SIGKILL);
+        CHECK(killed.failure == format("%s was ended by signal 9 (Killed; out of memory?)", rank));
+        const std::string error = "error: " + killed.failure + "; try again\n";
+        CHECK((killed.err == error + rest || killed.err == rest + error));
+    }
+}
+
+TEST_CASE("a line of dashes on a program's stdout is text") {
+    const std::string text = std::string(74, '-') + "\nPrimary job\n" + std::string(74, '-') + "\n";
+    LocalRanks ranks = running([text](int) { return write(1, text.data(), text.size()) < 0; });
     ranks.program = "mpirun";
-    const Result killed = supervise(ranks, 1);
-    CHECK(killed.exit_code == 128 + SIGKILL);
-    CHECK(killed.err == "error: a rank was ended by signal 9 (Killed; out of memory?)\n");
-    CHECK(killed.failure == "mpirun ended with exit code 137");
+    CHECK(supervise(ranks, 1).out == text);
 }
 
 TEST_CASE("a rank that does not end after another rank's failure is killed, also if it is stopped") {
@@ -118,12 +144,11 @@ TEST_CASE("a rank that does not end after another rank's failure is killed, also
     CHECK(result.err == format("warning: rank 1 did not end within %g s, and is killed\n", LAST_SECONDS));
 }
 
-TEST_CASE("lines of other ranks are whole and name their rank; the same error of several ranks is printed once") {
+TEST_CASE("lines of other ranks are whole and name their rank") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return printf("the first rank\n"), 0;
                                         for (const char* part : {"one ", "line\nno ", "newline"})
                                             if (write(1, part, strlen(part)) > 0) usleep(20000);
-                                        fprintf(stderr, "error: rank %d on h: the same\n", index);
                                         fprintf(stderr, "about rank %d0\n", index);
                                         return 0;
                                     }),
@@ -131,8 +156,47 @@ TEST_CASE("lines of other ranks are whole and name their rank; the same error of
     for (const char* line : {"the first rank\n", "rank 1: one line\n", "rank 2: one line\n", "rank 1: no newline\n",
                              "rank 2: no newline\n"})
         CHECK(result.out.find(line) != std::string::npos);
-    CHECK(result.err.find("on h: the same\n") == result.err.rfind("on h: the same\n"));
     CHECK(result.err.find("rank 1: about rank 10\n") != std::string::npos);
+}
+
+// The errors of ranks that each print the text of their number.
+static std::string errors_of(const std::vector<const char*>& texts) {
+    const auto run = [&](int index) {
+        send_errors_to_supervisor();
+        fprintf(stderr, "error: rank %d on h: %s\n", index, texts[size_t(index)]);
+        return int(EXIT_USAGE);
+    };
+    std::string lines = supervise(running(run), int(texts.size())).err;
+    std::vector<std::string> sorted;  // errors of different ranks come in any order
+    for (size_t end; (end = lines.find('\n')) != lines.npos; lines.erase(0, end + 1))
+        sorted.push_back(lines.substr(0, end + 1));
+    std::sort(sorted.begin(), sorted.end());
+    for (const std::string& line : sorted) lines += line;
+    return lines;
+}
+
+TEST_CASE("each error is printed once, with the ranks that have printed it; rank 0 is one of them") {
+    CHECK(errors_of({"A", "A"}) == "error: ranks 0 and 1 on h: A\n");
+    CHECK(errors_of({"A", "B", "B"}) == "error: rank 0 on h: A\nerror: ranks 1 and 2 on h: B\n");
+    CHECK(errors_of({"A", "A", "B", "A", "A", "A"}) == "error: rank 2 on h: B\nerror: ranks 0, 1 and 3 to 5 on h: A\n");
+}
+
+TEST_CASE("an error is printed soon although other ranks do not end") {
+    const TemporaryDirectory dir;
+    const pid_t pid = start_supervisor(dir, [] {
+        LocalRanks ranks = running([](int index) {
+            if (index == 1) fprintf(stderr, "error: rank 1 on h: A\n");
+            for (;;) pause();
+            return 0;
+        });
+        ranks.count = 2;
+        return ranks;
+    }());
+    const std::string expected = "error: rank 1 on h: A\n";
+    wait_until_file_has(dir / "err", expected.size());
+    CHECK(read_bytes(dir / "err") == expected);
+    kill(pid, SIGKILL);  // and the ranks with it
+    waitpid(pid, nullptr, 0);
 }
 
 TEST_CASE("zero bytes in a program's output are left out, so that an error after one is found again") {
@@ -143,7 +207,7 @@ TEST_CASE("zero bytes in a program's output are left out, so that an error after
     ranks.program = "mpirun";
     const Result result = supervise(ranks, 1);
     CHECK(result.exit_code == 0);
-    CHECK(result.out == "error: rank 1: the same\n---\n");
+    CHECK(result.out == "---\nerror: ranks 0 and 1: the same\n");
 }
 
 TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {
@@ -157,7 +221,7 @@ TEST_CASE("a program's output passes through as it is, but an error of several r
     });
     ranks.program = "mpirun";
     const Result result = supervise(ranks, 1);
-    CHECK(result.out == "step 1\nstep 2\nerror: rank 1 on h: the same\nerror: another\nlive\r");
+    CHECK(result.out == "step 1\nstep 2\nerror: another\nlive\rerror: ranks 1 and 10 on h: the same\n");
     CHECK(result.err == "");
 }
 
