@@ -14,14 +14,6 @@ static constexpr const char* command_names[] = {"train", "generate", "eval", "pl
 
 const char* command_name(Command command) { return command_names[int(command)]; }
 
-std::string version() {
-#ifdef GIT_COMMIT
-    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
-#else
-    return "train_gpt2 0.1.0";
-#endif
-}
-
 // ---- parsing
 
 static const OptionSpec* find_spec(const OptionSpecs& all, const std::string& name) {
