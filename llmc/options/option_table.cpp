@@ -177,9 +177,9 @@ static void rank_options(OptionSpecs& all, Options& o) {
 static void fit_options(OptionSpecs& all, Options& o) {
     Section s{all, "plan"};
     s.add_flag("--fit", o.fit,
-               "list the values of --tensor-parallel, --sequence-parallel, --zero, --recompute and --micro-batch that "
-               "fit, the "
-               "fastest first, for the number of GPUs in --gpus, or of ranks in --world-size")
+               "list the --tensor-parallel, --sequence-parallel, --zero, --recompute and --micro-batch that fit, the "
+               "fastest first, on the number of GPUs in --gpus, or of ranks in --ranks or --world-size; a given one "
+               "keeps its value")
         .planned();
     s.add("--gpu-memory", o.gpu_memory, 0.0, "GIB", "with --fit: memory of each GPU; 0 = this one's")
         .between(0.0, 1e6)

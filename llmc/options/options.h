@@ -24,7 +24,7 @@ struct Options {
     // The saved options that this start takes over and that differ from their defaults, quoted for a shell:
     // "--lr 0.001 --train-data 'x_*.bin'".
     std::string taken;
-    bool val_every_given;
+    std::vector<std::string> given;    // the options on the command line, by long name without dashes: "val-every"
     std::vector<std::string> renamed;  // a note for each option that was given by its old name
 
     // model
@@ -69,8 +69,8 @@ struct Options {
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
     int tensor_parallel;     // ranks that share each layer
     bool sequence_parallel, tp_across_hosts;
-    bool share_gpu;          // ranks of a machine may share a GPU
-    int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
+    bool share_gpu;     // ranks of a machine may share a GPU
+    int virtual_ranks;  // --deterministic-ranks; 0: as many as ranks
 
     // plan
     bool fit;           // list the layouts that fit
@@ -126,6 +126,9 @@ struct Options {
 // given, except those that belong to a single start (OptionSpec::of_one_start). A saved value that is refused is
 // EXIT_BAD_DATA, and the message names the file.
 Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
+
+// Whether the option ("val-every") is on the command line. A value of the earlier start of a run does not count.
+bool is_given(const Options& options, const std::string& name);
 
 // One option of the command with its current value as text: {"batch", "micro-batch", "4"}.
 struct Setting {

@@ -61,19 +61,34 @@ check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt
 
 # ---- plan --fit: the first layout of the list is in the command below it, and plan gives that command the same memory
 small_fit=(--layers 3 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --global-batch 1024)
-fit=$("$program" plan --fit --world-size 2 --gpu-memory 4 "${small_fit[@]}")
+fit=$("$program" plan --fit --ranks 2 --gpu-memory 4 "${small_fit[@]}")
 command=$(tail -n 1 <<<"$fit")
 read -r tensor_parallel sequence_parallel zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^tensor-parallel /{n;p}' <<<"$fit")"
 layout="--zero $zero --recompute $recompute --micro-batch $micro_batch"
 if [ "$sequence_parallel" = yes ]; then layout="--sequence-parallel $layout"; fi
 if [ "$tensor_parallel" != 1 ]; then layout="--tensor-parallel $tensor_parallel $layout"; fi
 check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "$layout"
-# Ranks of this machine would share its threads, and need less scratch memory for each.
 # shellcheck disable=SC2086  # several options
-"$program" plan ${command#* } --ranks 0 --world-size 2 >"$scratch/out"
+"$program" plan ${command#* } >"$scratch/out"
 check "plan --fit: plan gives the command the memory of the list" grep -q "^memory  *$memory $unit per rank" "$scratch/out"
 refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
     "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
+refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
+    "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4 --zero 1 --tensor-parallel 1
+refused "plan --fit with heads that --tensor-parallel does not divide" 2 "--tensor-parallel 5" \
+    "$program" plan --fit --ranks 5 --tensor-parallel 5 "${small_fit[@]}"
+fit_ranks() { "$program" plan --fit "$@" "${small_fit[@]}" >"$scratch/out" && sed -n 's/^ranks  *//p' "$scratch/out"; }
+# gib TEXT: the number of GiB in "... 3.2 GiB for the run".
+gib() { sed 's/.* \([0-9.]* [A-Za-z]*\) for the run.*/\1/' <<<"$1" | awk '{ print $1 * ($2 == "TiB" ? 1024 : $2 == "GiB" ? 1 : 1 / 1024) }'; }
+shared=$(fit_ranks --ranks 2)
+check "plan --fit --ranks: the ranks share this machine" grep -q "^2, which share this machine, each with .* for the run" <<<"$shared"
+apart=$(fit_ranks --world-size 2)
+check "plan --fit --world-size: each rank has a machine" grep -q "^2, each with a machine like this one to itself and .* for the run; " <<<"$apart"
+check "plan --fit --world-size: the command starts one rank on each machine" grep -q \
+    "^mpirun -np 2 --hostfile HOSTS --map-by ppr:1:node --bind-to none ./train_gpt2 .*--micro-batch [0-9]*$" "$scratch/out"
+check "plan --fit --world-size: the command does not start ranks itself" test -z "$(grep -- '--ranks [0-9]* --' "$scratch/out")"
+# Other programs take and free memory between the two plans.
+check "plan --fit: ranks that share a machine share its memory" awk -v a="$(gib "$apart")" -v b="$(gib "$shared")" 'BEGIN { exit !(a > 1.5 * b) }'
 refused "plan --gpu-memory without --fit" 2 "needs --fit" "$program" plan --gpu-memory 4
 refused "train --fit" 2 "which belongs to plan" "$program" --fit --train-data x
 
