@@ -33,7 +33,7 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
         flops_per_token(config, batch.T) * double(batch.tokens_per_step) / (batch.world_size * o.tensor_parallel);
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
-    std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
+    std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step";
     if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
     if (!measured) return text + ", estimated at 30 % of the peak: a step is too large to be measured here";
     text +=
@@ -148,9 +148,12 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
     std::vector<Row> rows = {
         {"model", describe_model(source.config)},
         {"ranks", describe_fit(devices)},
-        {"time", format("computed, not measured: %.0f %% of %.4g TFLOP/s, and then the bytes sent at %.0f GB/s",
-                        100.0 * FIT_UTILIZATION, 1e-12 * devices.peak_flops, 1e-9 * devices.bandwidth) +
-                     (hosts == 1 ? "" : format(", to other machines at %g GB/s", 1e-9 * devices.network))}};
+        {"time",
+         format("computed, not measured: %.0f %% of %s TFLOP/s, and then the bytes sent at %s GB/s",
+                100.0 * FIT_UTILIZATION, plain_number(1e-12 * devices.peak_flops, 4).c_str(),
+                plain_number(1e-9 * devices.bandwidth).c_str()) +
+             (hosts == 1 ? ""
+                         : format(", to other machines at %s GB/s", plain_number(1e-9 * devices.network).c_str()))}};
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     print_stdout(
         "\ntensor-parallel  sequence-parallel  zero  recompute  micro-batch  micro-steps      memory        sent  "
@@ -158,10 +161,10 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
     const size_t shown = std::min(layouts.size(), MOST_LAYOUTS);
     for (size_t i = 0; i < shown; i++) {
         const Layout& l = layouts[i];
-        print_stdout(format("%15d  %17s  %4d  %-9s  %11d  %11d  %10s  %10s  %16.3g  %11s\n", l.tensor_parallel,
+        print_stdout(format("%15d  %17s  %4d  %-9s  %11d  %11d  %10s  %10s  %16s  %11s\n", l.tensor_parallel,
                             l.sequence_parallel ? "yes" : "no", l.zero, l.recompute.c_str(), l.batch.B,
                             l.batch.grad_accum_steps, human_bytes(l.bytes).c_str(), human_bytes(l.sent.total()).c_str(),
-                            l.seconds, with_commas(int64_t(l.tokens_per_second())).c_str()));
+                            plain_number(l.seconds).c_str(), with_commas(int64_t(l.tokens_per_second())).c_str()));
     }
     if (layouts.size() > shown) print_stdout(format("%zu slower layouts fit, too\n", layouts.size() - shown));
     print_stdout(format("\n%s\n", fit_command(o, layouts[0], devices.places).c_str()));
@@ -197,7 +200,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     }
     const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
     const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);
-    rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
+    rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " + plain_number(per_step / 1e12, 4) +
+                                " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});

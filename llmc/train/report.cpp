@@ -34,8 +34,8 @@ static double peak_of(const DeviceInfo& device, const std::string& precision) {
 static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
     const double peak = peak_of(device, precision);
     if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
-    return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
-                  device.peak_source.c_str());
+    return format("%s; peak %s TFLOP/s in %s, %s", device.name.c_str(), plain_number(peak / 1e12).c_str(),
+                  precision.c_str(), device.peak_source.c_str());
 }
 
 // What is in FP8, for the row of the precision; empty without FP8.

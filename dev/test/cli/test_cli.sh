@@ -71,6 +71,9 @@ check "plan --fit: the command has the first layout" test "${command##*--ranks 2
 # shellcheck disable=SC2086  # several options
 "$program" plan ${command#* } >"$scratch/out"
 check "plan --fit: plan gives the command the memory of the list" grep -q "^memory  *$memory $unit per rank" "$scratch/out"
+"$program" plan --fit --world-size 2 --gpu-memory 80 --model d48 --global-batch 1048576 >"$scratch/out"
+check "plan --fit prints long times as plain numbers" test "$(awk '$1 == 1 && $11 ~ /^[0-9]*,[0-9]*$/' "$scratch/out" | wc -l)" = 12
+check "plan prints large numbers without an exponent" grep -q "^work .* [0-9,]*,[0-9]* TFLOP per step" <("$program" plan --model d48 -d 1048576)
 refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
     "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
 refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
