@@ -2,9 +2,11 @@
 
 #include "base/contention.h"
 
-void check_prompt(const std::vector<int>& prompt, int T) {
-    ENSURE(!prompt.empty() && int64_t(prompt.size()) <= T,
-           "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), T);
+void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
+    ENSURE(!prompt.empty(), "%s has no tokens; give a longer text", option);
+    ENSURE(int64_t(prompt.size()) <= T,
+           "%s has %zu tokens, which do not fit into the model's context of %d; shorten it by %zu", option,
+           prompt.size(), T, prompt.size() - size_t(T));
 }
 
 template <class floatX>

@@ -69,7 +69,7 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
 
 void check_sample_prompt(const Options& o, const RunSource& source, int T) {
     if (o.sample_every > 0 && source.tokenizer && !o.sample_prompt.empty())
-        check_prompt(encode(*source.tokenizer, o.sample_prompt), T);
+        check_prompt(encode(*source.tokenizer, o.sample_prompt), T, "--sample-prompt");
 }
 
 GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }

@@ -251,7 +251,7 @@ check "plan --resume takes the options of the run" grep -q "^options from $scrat
 check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
 "$program" plan --resume --output "$scratch/again" --steps 1000 >"$scratch/out" 2>&1
 check "plan --resume says how long the rest takes" grep -q "^time .* for the remaining 967 of 1,000 steps: measured" "$scratch/out"
-refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
+refused "a sample prompt that does not fit" 2 "error: --sample-prompt has " \
     "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
 check "a refused sample prompt leaves no output" test ! -e "$scratch/prompt"
 refused "--resume alone without a run" 2 "run.json, from which --resume takes options, does not exist" "$program" --resume --output "$scratch/none"
@@ -290,7 +290,7 @@ done
 check "--vocab-size of the model itself is accepted" "$program" "${train_data[@]}" --output '' --init "$run" --seq-len 16 --steps 1 --quiet --vocab-size "$vocabulary"
 refused "tokenizer larger than the vocabulary" 2 "but the model's vocabulary has 256" "${train[@]}" --vocab-size 256
 long_prompt=$(make_text 200)
-refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
+refused "prompt longer than the context" 2 "error: --prompt has " "$program" generate --init "$run" --prompt "$long_prompt"
 check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"
 
 # ---- missing and damaged input
