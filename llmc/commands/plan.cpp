@@ -188,7 +188,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Comm single_rank;
     resolve_micro_batch(dtype, o, source, T, make_groups(single_rank, 1, false), data_parallel, sharing);
     check_tokens_at_once(o.micro_batch, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
     std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free(sharing));

@@ -145,7 +145,8 @@ static void rank_options(OptionSpecs& all, Options& o) {
         .planned()
         .may_change();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
-          "add gradients in the order of N ranks: the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs; 0 = off")
+          "add gradients in the order of N data-parallel ranks: the same bits on 1, 2, 4 .. N of them on the CPU, or "
+          "on 2 GPUs, with the same --tensor-parallel; 0 = off")
         .between(0, 1024)
         .planned();
     s.add_flag("--share-gpu", o.share_gpu, "let ranks share a GPU, through host memory; for tests");

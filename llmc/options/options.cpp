@@ -170,7 +170,8 @@ static void check_tensor_parallel(const Options& o) {
 static void check_training(Options& o, bool plan) {
     sort_out_model(o);
     if (o.steps == -1) o.steps = 0;
-    if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
+    o.default_global_batch = o.global_batch_tokens == -1;
+    if (o.default_global_batch) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
     ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");

@@ -45,6 +45,7 @@ struct Options {
     // batch
     int micro_batch;                   // B; 0: the largest that fits, which resolve_micro_batch sets
     int64_t global_batch_tokens;       // per optimizer step over all ranks; 0: one micro-batch per rank
+    bool default_global_batch;         // global_batch_tokens is neither given nor from the run that is resumed
     std::string recompute;             // none, gelu, layer
     int comm_sms;                      // 0: NCCL and cuBLASLt choose
     std::string cuda_graph, autotune;  // on, off

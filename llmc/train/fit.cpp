@@ -51,7 +51,9 @@ static std::vector<int> possible_tensor_parallel(const Options& o, const GPT2Con
         if (config.NH % tp == 0 && on_host % tp == 0 &&
             o.global_batch_tokens % (int64_t(B) * T * places.world_size / tp) == 0)
             possible.push_back(tp);
-    if (possible.empty()) plan_batch(B, T, o.global_batch_tokens, places.world_size / o.tensor_parallel);  // says why
+    if (possible.empty())
+        plan_batch(B, T, o.global_batch_tokens, places.world_size / o.tensor_parallel,
+                   o.default_global_batch);  // says why
     ENSURE(!possible.empty(), "--tensor-parallel %d does not divide the %d heads and the %d rank%s of a machine",
            o.tensor_parallel, config.NH, on_host, on_host == 1 ? "" : "s");
     return possible;

@@ -23,12 +23,19 @@ static std::string advise_batch(int micro_batch, int seq_len, int64_t global_bat
         if (global_batch_tokens % (int64_t(ranks) * seq_len) == 0)
             return format("--micro-batch 1 on %d rank%s, or --global-batch %s", ranks, ranks == 1 ? "" : "s",
                           nearest.c_str());
-    return nearest;
+    return "--global-batch " + nearest;
 }
 
-BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size, bool is_default) {
     const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size;
     if (global_batch_tokens == 0) global_batch_tokens = step_tokens;
+    ENSURE(
+        global_batch_tokens % step_tokens == 0 || !is_default,
+        "--micro-batch %d x --seq-len %d x %d rank%s = %lld tokens do not divide the default --global-batch of %lld; "
+        "try %s",
+        micro_batch, seq_len, world_size, world_size == 1 ? "" : "s", static_cast<long long>(step_tokens),
+        static_cast<long long>(global_batch_tokens),
+        advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
     ENSURE(global_batch_tokens % step_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %s",
            static_cast<long long>(global_batch_tokens), static_cast<long long>(step_tokens), micro_batch, seq_len,
@@ -81,13 +88,22 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
     const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
-    ENSURE(bytes(1) <= available,
-           "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; try --recompute layer",
-           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+    ENSURE(bytes(1) <= available, "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s",
+           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str(),
+           advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available, optimizer).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
         if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
+}
+
+// What is left if no option on these ranks makes training fit.
+static std::string advise_ranks(const GPT2Config& config, const MemoryOptions& options) {
+    std::string ways = options.shard_weights ? "" : "--zero 3";
+    if (options.tensor.count < config.NH && !options.fp8)
+        ways +=
+            format("%s%s--tensor-parallel", ways.empty() ? "" : " or ", options.tensor.count > 1 ? "a larger " : "");
+    return "try a smaller model, or " + ways + (ways.empty() ? "more ranks" : " on more ranks");
 }
 
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
@@ -97,19 +113,21 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
         return device_bytes(training_memory(dtype, config, smaller, options, optimizer)) <= available;
     };
     if (fits(batch.B)) return "";
-    if (fits(1)) return "try --micro-batch auto";
+    const MemoryOptions given = options;
+    std::string text = batch.B > 1 ? "try --micro-batch auto" : "try";
+    if (fits(1)) return text;
+    if (options.recompute != Recompute::layer) text += " --recompute layer";
     options.recompute = Recompute::layer;
-    if (fits(1)) return "try --micro-batch auto --recompute layer";
+    if (fits(1)) return text;
     if (batch.world_size > 1) {
+        if (!options.shard_weights) text += " --zero 3";
         options.shards = batch.world_size;
         options.shard_gradients = options.shard_weights = true;
-        if (fits(1)) return "try --micro-batch auto --recompute layer --zero 3";
+        if (fits(1)) return text;
     }
+    if (options.master_weights) text += " --master-weights off";
     options.master_weights = false;
-    if (fits(1))
-        return std::string("try --micro-batch auto --recompute layer --master-weights off") +
-               (batch.world_size > 1 ? " --zero 3" : "");
-    return "try a smaller model, or --zero 3 or --tensor-parallel on more ranks";
+    return fits(1) ? text : advise_ranks(config, given);
 }
 
 std::string describe_memory(const std::vector<MemoryItem>& items) {

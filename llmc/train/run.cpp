@@ -116,7 +116,7 @@ static void resolve_batch(Run& run, const Launch& launch) {
     check_tensor_parallel(o, run.source.config, T);
     resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size, o.default_global_batch);
     o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);

@@ -60,6 +60,11 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            "try 8",
            n, batch.world_size);
     const int64_t least_tokens = int64_t(batch.B) * batch.T * n;  // one micro-batch on each virtual rank
+    ENSURE(batch.tokens_per_step % least_tokens == 0 || !o.default_global_batch,
+           "--deterministic-ranks %d x --micro-batch %d x --seq-len %d = %lld tokens do not divide the default "
+           "--global-batch of %lld; try --global-batch %lld",
+           n, batch.B, batch.T, static_cast<long long>(least_tokens), static_cast<long long>(batch.tokens_per_step),
+           static_cast<long long>(round_up(batch.tokens_per_step, least_tokens)));
     ENSURE(batch.tokens_per_step % least_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
            "--deterministic-ranks %d; try %lld",

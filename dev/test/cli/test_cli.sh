@@ -237,7 +237,12 @@ refused "fp8 without training" 2 "--precision fp8 is not known; give fp32|bf16|a
     --val-data "$scratch/val_*.bin" --precision fp8
 refused "fp8 with channels that are not a multiple of 16" 2 "needs a multiple of 16 channels, and the model has 8" \
     "${train[@]}" --precision fp8 --channels 8
-refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
+refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try --global-batch 96" "${train[@]}" --global-batch 100
+refused "a default global batch that does not divide" 2 "x 1 rank = 6144 tokens do not divide the default --global-batch of 524288; try --micro-batch 2, or " \
+    "$program" plan --model d12 --seq-len 2048 --micro-batch 3
+refused "deterministic ranks with the default global batch" 2 \
+    "--deterministic-ranks 8 x --micro-batch 2 x --seq-len 16 = 256 tokens do not divide the default --global-batch of 32; try --global-batch 256" \
+    "$program" "${data[@]}" --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --output '' --deterministic-ranks 8
 refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
     --output "$scratch/never" --train-bpe 300 --val-fraction 0.6
 refused "--val-fraction and --val-tokens together" 2 "are two ways to hold out text; give one" "$program" tokenize "$scratch/data.txt" \

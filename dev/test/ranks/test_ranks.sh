@@ -289,7 +289,7 @@ check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/t
 refused_ranks "training data with one other bit" "rank 1 differs from rank 0: training data" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
 refused_ranks "a batch that does not divide" \
-    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
+    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try --global-batch 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
 refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --deterministic-ranks 8

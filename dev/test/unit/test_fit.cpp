@@ -157,7 +157,7 @@ TEST_CASE("the smallest layout has the given options, and options without a layo
           "--zero 1 --recompute none --micro-batch 4");
     CHECK_THROWS_WITH_AS(smallest({"--tensor-parallel", "5"}),
                          "--tensor-parallel 5 does not divide the 12 heads and the 8 ranks of a machine", Error);
-    CHECK_THROWS_WITH_AS(smallest({"--micro-batch", "3"}), doctest::Contains("= --micro-batch 3 x"), Error);
+    CHECK_THROWS_WITH_AS(smallest({"--micro-batch", "3"}), doctest::Contains("--micro-batch 3 x --seq-len 1024 x 8 ranks"), Error);
     devices.places = {1};
     CHECK_THROWS_WITH_AS(smallest({"--sequence-parallel"}),
                          doctest::Contains("divides 12 heads, 1 ranks of a machine and 1024 tokens"), Error);
