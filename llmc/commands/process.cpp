@@ -123,6 +123,8 @@ void start_device(const Options& o, const Launch& launch) {
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
            launch.launcher.c_str());
     device_init(device_of(o, launch), threads_of_rank(o, launch));
+    const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";
+    if (!note.empty()) print_message("note: " + note);
 }
 
 Dtype training_dtype(const Options& o) {

@@ -102,14 +102,6 @@ static std::string describe_need(Dtype dtype, const GPT2Config& config, const Ba
     return text + ": " + describe_memory(memory);
 }
 
-// A row that warns of more threads than cores that the process may use; no row otherwise.
-static std::vector<Row> surplus_threads(const DeviceInfo& device) {
-    const int threads = openmp_threads(), cores = omp_get_num_procs();
-    if (device.cpu_isa.empty() || threads <= cores) return {};
-    return {{"threads", format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", threads,
-                               cores, cores == 1 ? "" : "s", cores)}};
-}
-
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
@@ -120,7 +112,6 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& sour
                              {"precision", describe_precision(o, dtype_name(dtype))},
                              {"libraries", device_libraries()},
                              {"device", describe_device(device, dtype_name(dtype))}};
-    for (const Row& row : surplus_threads(device)) rows.push_back(row);
     const int64_t usable = std::min(available, device.memory_bytes);
     rows.push_back({"memory", describe_need(dtype, source.config, batch, options, usable, o.optimizer)});
     return rows;

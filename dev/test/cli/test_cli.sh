@@ -342,6 +342,9 @@ warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
 warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \
     env -C "$odd" "${train[@]}" --output here
+check "more threads than cores give a note" grep -q "^note: --threads 400 on [0-9]* cores\?: .* slower than --threads [0-9]*$" \
+    <("$program" generate --init "$run" --max-tokens 1 --threads 400 2>&1)
+check "--quiet has no note on threads" test -z "$("${train[@]}" --threads 400 --quiet 2>&1)"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
 for size in 16k 20 40000B "16 K"; do
     refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"

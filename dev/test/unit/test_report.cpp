@@ -6,6 +6,9 @@
 
 #include <omp.h>
 
+#include <cstdlib>
+
+#include "base/threads.h"
 #include "cpu/isa.h"
 #include "model/mfu.h"
 
@@ -54,17 +57,24 @@ TEST_CASE("the number of threads is from OpenMP") {
     omp_set_num_threads(before);
 }
 
-TEST_CASE("the table warns of more threads than cores") {
-    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
-    DeviceInfo cpu = fake_device;
-    cpu.cpu_isa = "plain";
+TEST_CASE("a note names more threads than cores, and where their number is from") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs(), many = 3 * cores;
+    const std::string end =
+        format(" on %d core%s: threads that share a core take turns, which is slower than --threads %d", cores,
+               cores == 1 ? "" : "s", cores);
+    const char* variable = getenv("OMP_NUM_THREADS");
+    const std::string saved = variable ? variable : "";
     omp_set_num_threads(cores);
-    CHECK(row<float>(cpu, "threads") == "");
-    omp_set_num_threads(3 * cores);
-    CHECK(row<float>(cpu, "threads") ==
-          format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", 3 * cores, cores,
-                 cores == 1 ? "" : "s", cores));
-    CHECK(row<float>(fake_device, "threads") == "");  // a GPU
+    CHECK(note_on_threads(0) == "");
+    CHECK(note_on_threads(cores) == "");
+    omp_set_num_threads(many);
+    CHECK(note_on_threads(many) == format("--threads %d", many) + end);
+    setenv("OMP_NUM_THREADS", std::to_string(many).c_str(), 1);
+    CHECK(note_on_threads(0) == format("OMP_NUM_THREADS=%d", many) + end);
+    CHECK(note_on_threads(many).starts_with("--threads "));
+    unsetenv("OMP_NUM_THREADS");
+    CHECK(note_on_threads(0) == format("%d threads", many) + end);
+    if (variable) setenv("OMP_NUM_THREADS", saved.c_str(), 1);
     omp_set_num_threads(before);
 }
 
