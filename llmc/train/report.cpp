@@ -172,11 +172,59 @@ std::string rank_info(const Options& o, const RunSource& source, const Corpus& t
     return rank_info.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
 }
 
+std::string files_json(const Corpus* corpus) {
+    nlohmann::ordered_json files = nlohmann::ordered_json::object();
+    for (size_t i = 0; corpus && i < corpus->shards.size(); i++) {
+        const Shard& shard = corpus->shards[i];
+        files[shard.path.substr(shard.path.rfind('/') + 1)] = {
+            {"bytes", file_bytes(shard)}, {"places", shard.places}, {"hash", hex(shard.hash)}};
+    }
+    return files.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string differing_files(const std::string& here, const std::string& there, const std::string& here_name,
+                            const std::string& there_name) {
+    const auto now = nlohmann::ordered_json::parse(here), other = nlohmann::ordered_json::parse(there);
+    const auto size = [](const nlohmann::ordered_json& file) {
+        return with_commas(file.value("bytes", int64_t(0))) + " bytes";
+    };
+    std::vector<std::string> differences;
+    for (const auto& [name, file] : now.items()) {
+        const char* n = name.c_str();
+        if (!other.contains(name))
+            differences.push_back(format("%s is only %s", n, here_name.c_str()));
+        else if (size(file) != size(other[name]))
+            differences.push_back(format("%s has %s %s, %s %s", n, size(file).c_str(), here_name.c_str(),
+                                         size(other[name]).c_str(), there_name.c_str()));
+        else if (file["places"] == other[name].value("places", 0) && file["hash"] != other[name].value("hash", ""))
+            differences.push_back(format("%s has %s in both, but other tokens", n, size(file).c_str()));
+    }
+    for (const auto& [name, file] : other.items())
+        if (!now.contains(name)) differences.push_back(format("%s is only %s", name.c_str(), there_name.c_str()));
+    constexpr size_t most = 3;
+    std::string text;
+    for (size_t i = 0; i < std::min(most, differences.size()); i++) text += (i > 0 ? "; " : "") + differences[i];
+    if (differences.size() > most) text += format("; and %zu more", differences.size() - most);
+    return text;
+}
+
+void check_same_files(Comm& comm, const std::vector<std::string>& rank_infos, const char* field, const Corpus* corpus) {
+    const auto fingerprint = [&](size_t rank) { return nlohmann::json::parse(rank_infos[rank]).value(field, ""); };
+    size_t rank = 1;
+    while (rank < rank_infos.size() && fingerprint(rank) == fingerprint(0)) rank++;
+    if (rank >= rank_infos.size()) return;
+    const std::vector<std::string> files = comm.all_gather_text(files_json(corpus));  // all ranks found the same rank
+    fail(EXIT_USAGE, "rank %zu differs from rank 0: %s: %s", rank, field,
+         differing_files(files[rank], files[0], format("on rank %zu", rank), "on rank 0").c_str());
+}
+
 void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
     nlohmann::ordered_json own = {{"weights", source.weights}, {"validation data", data ? hex(data->fingerprint) : ""}};
     for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
-    check_same(comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)),
-               fields_of_one_rank(o));
+    const std::vector<std::string> rank_infos =
+        comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    check_same_files(comm, rank_infos, "validation data", data);
+    check_same(rank_infos, fields_of_one_rank(o));
 }
 
 std::vector<std::string> fields_of_one_rank(const Options& o) {

@@ -254,6 +254,12 @@ refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "
 "$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
 check "plan --resume takes the options of the run" grep -q "^options from $scratch/again/run.json: .* --layers 2 " "$scratch/out"
 check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
+cp -r "$scratch/data" "$scratch/changed"
+printf '\1\1' | dd of="$scratch/changed/$(basename "$first_shard")" bs=1 seek=1024 conv=notrunc status=none
+cp -r "$run" "$scratch/other_data"
+warned "a resumed run names the training data that changed" \
+    "the training data differ from those of the checkpoint ($(basename "$first_shard") has " \
+    "$program" --resume --output "$scratch/other_data" --steps 31 --warmup 0 --train-data "$scratch/changed/train_*.bin"
 "$program" plan --resume --output "$scratch/again" --steps 1000 >"$scratch/out" 2>&1
 check "plan --resume says how long the rest takes" grep -q "^time .* for the remaining 967 of 1,000 steps: measured" "$scratch/out"
 refused "a sample prompt that does not fit" 2 "error: --sample-prompt has " \

@@ -143,6 +143,31 @@ TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
                                                                   "--threads"});
 }
 
+TEST_CASE("files that differ are named with their sizes") {
+    const auto corpus = [](std::vector<Shard> shards) {
+        return Corpus{
+            .shards = std::move(shards), .first_window = {}, .T = 8, .tokens = 0, .num_windows = 0, .fingerprint = 0};
+    };
+    const Shard a = {"x/a.bin", 100, 2, 0, 0, 4, 1}, longer = {"y/a.bin", 200, 2, 0, 0, 4, 2},
+                other = {"y/a.bin", 100, 2, 0, 0, 4, 3}, b = {"x/b.bin", 50, 4, 0, 0, 4, 5};
+    const auto differing = [&](std::vector<Shard> here, std::vector<Shard> there) {
+        const Corpus own = corpus(std::move(here)), others = corpus(std::move(there));
+        return differing_files(files_json(&own), files_json(&others), "here", "there");
+    };
+    CHECK(differing({a, b}, {a, b}) == "");
+    CHECK(differing({longer, b}, {a, b}) == "a.bin has 1,424 bytes here, 1,224 bytes there");
+    CHECK(differing({other}, {a}) == "a.bin has 1,224 bytes in both, but other tokens");
+    CHECK(differing({a, b}, {a}) == "b.bin is only here");
+    CHECK(differing({a}, {longer, b}) == "a.bin has 1,224 bytes here, 1,424 bytes there; b.bin is only there");
+    Shard sampled = other;
+    sampled.places = 2;  // hashes of other pieces cannot be compared
+    CHECK(differing({sampled}, {a}) == "");
+    std::vector<Shard> many(5, a);
+    for (size_t i = 0; i < many.size(); i++) many[i].path = format("x/%zu.bin", i);
+    CHECK(differing(many, {}) == "0.bin is only here; 1.bin is only here; 2.bin is only here; and 2 more");
+    CHECK(files_json(nullptr) == "{}");
+}
+
 TEST_CASE("counts of one are in the singular") {
     Corpus corpus = {.shards = {{}}, .first_window = {}, .T = 8, .tokens = 9, .num_windows = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
