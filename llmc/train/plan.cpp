@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/terminal.h"
 #include "train/optimizer.h"
 
 // The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
@@ -140,17 +141,17 @@ std::string describe_memory(const std::vector<MemoryItem>& items) {
 }
 
 std::string describe_model(const GPT2Config& config) {
-    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d (%d in memory), %s parameters",
-                  config.L, config.NH, config.C, config.max_T, config.V, config.Vp(),
+    return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
+                  counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
+                  counted(config.max_T, "position").c_str(), config.V, config.Vp(),
                   with_commas(count_parameters(config)).c_str());
 }
 
 std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
-    const char* plural = batch.world_size == 1 ? "" : "s";
-    const std::string ranks = tensor_parallel == 1 ? format("%d rank%s", batch.world_size, plural)
-                                                   : format("%d group%s of %d tensor-parallel ranks", batch.world_size,
-                                                            plural, tensor_parallel);
-    return format("%s tokens per step = %d sequences x %d tokens x %s x %d micro-step%s",
-                  with_commas(batch.tokens_per_step).c_str(), batch.B, batch.T, ranks.c_str(), batch.grad_accum_steps,
-                  batch.grad_accum_steps == 1 ? "" : "s");
+    const std::string ranks = tensor_parallel == 1 ? counted(batch.world_size, "rank")
+                                                   : counted(batch.world_size, "group") +
+                                                         format(" of %d tensor-parallel ranks", tensor_parallel);
+    return format("%s per step = %d sequence%s x %d token%s x %s x %s", counted(batch.tokens_per_step, "token").c_str(),
+                  batch.B, batch.B == 1 ? "" : "s", batch.T, batch.T == 1 ? "" : "s", ranks.c_str(),
+                  counted(batch.grad_accum_steps, "micro-step").c_str());
 }

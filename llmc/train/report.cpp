@@ -15,9 +15,9 @@ std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
     const std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
-    return format("%s, lr %g, %lld step%s warmup%s; %s %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
-                  static_cast<long long>(o.warmup), o.warmup == 1 ? "" : "s", end.c_str(),
-                  find_update_rule<float>(o.optimizer).title.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+    return format("%s, lr %g, %s warmup%s; %s %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  counted(o.warmup, "step").c_str(), end.c_str(), find_update_rule<float>(o.optimizer).title.c_str(),
+                  o.beta1, o.beta2, o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_start(const RunSource& source, const Options& o) {
@@ -59,13 +59,12 @@ static std::string describe_precision(const Options& o, const std::string& preci
 
 static std::string describe_tokenizer(const RunSource& source) {
     if (!source.tokenizer) return "none (--tokenizer): no samples, and no tokenizer in checkpoints";
-    return format("%s, %d tokens", source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
+    return source.tokenizer_path + ", " + counted(source.tokenizer->vocab_size(), "token");
 }
 
 std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
-    return format("%zu shard%s, %s tokens, %s window%s of %d: an epoch is %.1f steps", corpus.shards.size(),
-                  corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
-                  with_commas(corpus.num_windows).c_str(), corpus.num_windows == 1 ? "" : "s", corpus.T,
+    return format("%s, %s, %s of %d: an epoch is %.1f steps", counted(int64_t(corpus.shards.size()), "shard").c_str(),
+                  counted(corpus.tokens, "token").c_str(), counted(corpus.num_windows, "window").c_str(), corpus.T,
                   double(corpus.num_windows) / double(windows_per_step));
 }
 

@@ -35,12 +35,14 @@ void check_tokens_at_once(int B, int T) {
 
 void check_tensor_parallel(const Options& o, const GPT2Config& config, int T) {
     const int N = o.tensor_parallel;
-    const ParamLayout layout(config, 1, {0, N});  // refuses heads
-    ENSURE(
-        !o.sequence_parallel || T % N == 0,
-        "--sequence-parallel divides the tokens of a sequence: %d tokens are not a multiple of --tensor-parallel %d; "
-        "give --seq-len %d",
-        T, N, round_up(T, N));
+    const ParamLayout layout(config, 1, {0, N});     // refuses heads
+    const bool fixed = !o.init.empty() || o.resume;  // else a new model has as many positions as --seq-len
+    const int above = round_up(T, N), nearest = !fixed || above <= config.max_T ? above : config.max_T / N * N;
+    const std::string advice = nearest > 0 ? format("give --seq-len %d", nearest) : "leave it out";
+    ENSURE(!o.sequence_parallel || T % N == 0,
+           "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
+           "%d; %s",
+           T, N, advice.c_str());
 }
 
 void check_trace(const Options& o) {

@@ -37,7 +37,7 @@ done
 auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
       --train-data "$scratch/data/train_*.bin" --output '' --quiet)
 limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
-sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .*/\1/p'; }
+sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences\? x .*/\1/p'; }
 check "--micro-batch auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
 check "--micro-batch auto trains" "${auto[@]}" --seq-len 64
 check "--micro-batch auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024

@@ -8,9 +8,11 @@
 
 #include <cstdlib>
 
+#include "base/terminal.h"
 #include "base/threads.h"
 #include "cpu/isa.h"
 #include "model/mfu.h"
+#include "train/run_checks.h"
 
 static const DeviceInfo fake_device = {.name = "a device",
                                        .memory_bytes = int64_t(1) << 30,
@@ -168,9 +170,31 @@ TEST_CASE("files that differ are named with their sizes") {
     CHECK(files_json(nullptr) == "{}");
 }
 
+TEST_CASE("the advice on --seq-len keeps to the positions of a model that exists") {
+    const GPT2Config config = {10, 300, 1, 4, 16};
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    options.tensor_parallel = 4, options.sequence_parallel = true;
+    const auto refused = [&](int T, const char* advice) {
+        CHECK_THROWS_WITH_AS(check_tensor_parallel(options, config, T), doctest::Contains(advice), Error);
+    };
+    refused(9, "; give --seq-len 12");  // a new model has that many positions
+    options.init = "x";
+    refused(9, "; give --seq-len 8");
+    refused(7, "; give --seq-len 8");
+    options.tensor_parallel = 2;
+    check_tensor_parallel(options, config, 10);
+}
+
 TEST_CASE("counts of one are in the singular") {
     Corpus corpus = {.shards = {{}}, .first_window = {}, .T = 8, .tokens = 9, .num_windows = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
+    CHECK(describe_batch({1, 1, 1, 1, 1}) == "1 token per step = 1 sequence x 1 token x 1 rank x 1 micro-step");
+    CHECK(describe_batch({2, 3, 2, 2, 24}, 2) ==
+          "24 tokens per step = 2 sequences x 3 tokens x 2 groups of 2 tensor-parallel ranks x 2 micro-steps");
+    CHECK(describe_model({1, 50, 1, 1, 16}).starts_with("1 layer, 1 head, 16 channels, 1 position, vocabulary 50 "));
+    CHECK(counted(1, "micro-batch") == "1 micro-batch");
+    CHECK(counted(0, "micro-batch") == "0 micro-batches");
+    CHECK(counted(1024, "token") == "1,024 tokens");
     corpus.num_windows = 2;
     CHECK(describe_data(corpus, 1).find("2 windows of 8") != std::string::npos);
 }
