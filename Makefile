@@ -1,8 +1,9 @@
 # make            train_gpt2 and test_gpt2 for the CPU, and train_gpt2cu and test_gpt2cu where there is a GPU
 # make help       the other targets and the options
 #
-# mk/find.mk looks for libraries, mk/sanitize.mk has the flags of the sanitizers, mk/cuda.mk builds for a GPU,
-# mk/emulator.mk builds the same sources for the emulator, mk/fuzz.mk builds the fuzzers, and mk/install.mk installs.
+# mk/find.mk looks for libraries, mk/sanitize.mk has the flags of the sanitizers, mk/version.mk finds the commit,
+# mk/cuda.mk builds for a GPU, mk/emulator.mk builds the same sources for the emulator, mk/fuzz.mk builds the fuzzers, and
+# mk/install.mk installs.
 
 .DEFAULT_GOAL := all
 CXX      ?= g++
@@ -99,7 +100,7 @@ define compile
 	$(Q)$(2) -MMD -MP -c $< -o $@
 endef
 
-.PHONY: all found tests bench test clean help
+.PHONY: all found tests bench test clean help always
 all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(NO_CUDA)")
 
@@ -159,6 +160,7 @@ $(BUILD)/%.o: %.cpp $(RULES)
 $(BUILD)/%.o: %.cu $(RULES)
 	$(call compile,CXX   $<,$(CXX) $(CXXFLAGS) -x c++)
 
+include mk/version.mk
 include mk/cuda.mk
 include mk/emulator.mk
 include mk/fuzz.mk

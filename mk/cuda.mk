@@ -22,7 +22,7 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda
              $(if $(filter 1,$(WERROR)),-Werror all-warnings -Xptxas -Werror) \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 
-.PHONY: gpu-tests gpu-bench always
+.PHONY: gpu-tests gpu-bench
 gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
 gpu-bench: $(GPU_BENCHES)
 

@@ -2,7 +2,6 @@
 
 PREFIX ?= /usr/local
 INSTALLED := train_gpt2 $(if $(CUDA_WANTED),train_gpt2cu)
-VERSION := $(shell sed -n 's/^version: //p' CITATION.cff)
 
 .PHONY: install uninstall dist compile_commands.json
 

@@ -1,5 +1,6 @@
 #include "base/common.h"
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <ctime>
@@ -47,6 +48,16 @@ std::string human_bytes(int64_t bytes) {
         unit++;
     }
     return format(value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+std::string plain_number(double value, int digits) {
+    if (!std::isfinite(value)) return format("%g", value);
+    const int before_point = value > 0.0 ? int(std::floor(std::log10(value))) + 1 : 1;  // 0 or less below 0.1
+    if (before_point >= digits) return with_commas(std::llround(value));
+    std::string text = format("%.*f", digits - before_point, value);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+    return text;
 }
 
 double seconds_now() {

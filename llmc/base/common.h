@@ -59,4 +59,7 @@ inline int narrow(int64_t value) {
 
 std::string with_commas(int64_t n);      // 124439808 -> "124,439,808"
 std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
-double seconds_now();                    // monotonic clock
+// A number of at least 0 with this many significant digits, or all digits before its point, and without an exponent:
+// 1034.5 -> "1,035", 0.0001234 -> "0.000123", 4.0 -> "4".
+std::string plain_number(double value, int digits = 3);
+double seconds_now();  // monotonic clock

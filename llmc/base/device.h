@@ -58,12 +58,14 @@ inline void (*while_host_waits)(double seconds) = nullptr;
 // Allocates zeroed memory, aligned to at least 64 bytes. The error names the purpose and the size. 0 bytes give null.
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
+// What a command can lower if its activations do not fit; eval and generate set their own.
+inline const char* batch_memory_advice = "lower --micro-batch, or try --recompute or --logit-chunks";
 // Advice for the out-of-memory error of this purpose. Weights, gradients and moments do not depend on the batch size.
 inline const char* memory_advice(std::string_view purpose) {
     for (const char* of_model : {"weights", "gradients", "moments"})
         if (purpose.find(of_model) != purpose.npos)
             return "the model is too large for this machine; lower --layers or --channels";
-    return "lower --micro-batch, or try --recompute or --logit-chunks";
+    return batch_memory_advice;
 }
 int64_t device_bytes_allocated();  // currently allocated by device_allocate
 // Bytes that each of `processes` processes on this host can still allocate, minus a reserve for the libraries.

@@ -62,6 +62,11 @@ void print_stdout(const std::string& text) {
     fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
 }
 
+std::string counted(int64_t count, const std::string& noun) {
+    const char* plural = noun.ends_with("ch") ? "es" : "s";
+    return with_commas(count) + " " + noun + (count == 1 ? "" : plural);
+}
+
 std::string duration_text(double seconds) {
     constexpr double DAY = 86400.0, YEAR = 365.25 * DAY;
     if (!std::isfinite(seconds)) return "?";

@@ -1,5 +1,6 @@
 // terminal.h: output to stdout and to a terminal.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,8 @@
 // an error of write instead of a signal. stdout is line-buffered.
 void prepare_standard_streams();
 
+// A number with its noun: "1 token", "1,024 tokens", "2 micro-batches".
+std::string counted(int64_t count, const std::string& noun);
 std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days, 42 years
 
 // The text in a form that is safe to send to a terminal (TerminalText in unicode.h).

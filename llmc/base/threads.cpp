@@ -42,6 +42,19 @@ void check_stacks() {
            human_bytes(int64_t(limit.rlim_cur)).c_str(), human_bytes(LEAST_STACK).c_str());
 }
 
+std::string note_on_threads(int threads_option) {
+    const int threads = openmp_threads(), cores = omp_get_num_procs();
+    if (threads <= cores) return "";
+    const char* variable = getenv("OMP_NUM_THREADS");
+    std::string what = format("%d threads", threads);
+    if (threads_option > 0)
+        what = format("--threads %d", threads_option);
+    else if (variable)
+        what = format("OMP_NUM_THREADS=%s", variable);
+    return format("%s on %d core%s: threads that share a core take turns, which is slower than --threads %d",
+                  what.c_str(), cores, cores == 1 ? "" : "s", cores);
+}
+
 #if defined(__linux__)
 #include <sys/auxv.h>
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <omp.h>
 
+#include <string>
+
 inline constexpr int MAX_THREADS = 4096;
 
 // The number of threads of a parallel region. It depends on --threads, OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores
@@ -13,6 +15,9 @@ inline int openmp_threads() {
     threads = omp_get_num_threads();
     return threads;
 }
+
+// A note on more threads than the process has cores; "" if there are no more. threads_option: --threads, 0 = not given.
+std::string note_on_threads(int threads_option);
 
 // Refuses (EXIT_USAGE) stack limits that are too small for the operations, which would cause a segmentation fault: the
 // system's limit (ulimit -s) or that of OpenMP's threads (OMP_STACKSIZE). Call it in main(), before the first parallel

@@ -10,6 +10,7 @@
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "train/report.h"
+#include "train/run_checks.h"
 
 // Progress on stderr: on a terminal one line that is rewritten, else a line each second.
 struct ProgressLine {
@@ -36,6 +37,29 @@ struct ProgressLine {
     }
 };
 
+static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
+
+// Refuses a micro-batch that does not fit into memory, before any is allocated: the kernel gives memory page by page,
+// so a lack of it would show only after many seconds.
+template <class floatX>
+static void check_memory(const Options& o, const GPT2Config& config, int T, const MemoryOptions& options) {
+    const auto bytes = [&](int B) {
+        const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // of the loader: tokens and targets
+        return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
+    };
+    const int64_t available = device_bytes_free();
+    if (bytes(o.micro_batch) <= available) return;
+    int fits = 0, too_large = o.micro_batch;
+    while (too_large - fits > 1) {
+        const int B = fits + (too_large - fits) / 2;
+        (bytes(B) <= available ? fits : too_large) = B;
+    }
+    const std::string advice =
+        fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len, or --tensor-parallel on more ranks";
+    fail(EXIT_USAGE, "--micro-batch %d with --seq-len %d needs %s of memory, and %s are free; try %s", o.micro_batch, T,
+         gib(bytes(o.micro_batch)).c_str(), gib(available).c_str(), advice.c_str());
+}
+
 template <class floatX>
 static int eval_loss(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
@@ -46,6 +70,8 @@ static int eval_loss(const Options& o, Comm& comm) {
     const RunSource source = find_trained_model(o, false);
     for (const std::string& line : source.notes) message("warning: " + line);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
+    check_tokens_at_once(o.micro_batch, T);
+    check_memory<floatX>(o, source.config, T, shard_of(groups.tp));
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
@@ -75,9 +101,9 @@ static int eval_loss(const Options& o, Comm& comm) {
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",
              dtype_name(dtype_of<floatX>));
     if (!prints) return 0;
-    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s window%s of %d tokens\n",
-                        source.weights.c_str(), o.val_data.c_str(), loss, std::exp(loss),
-                        with_commas(loader.num_windows).c_str(), loader.num_windows == 1 ? "" : "s", T));
+    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s of %s\n", source.weights.c_str(),
+                        o.val_data.c_str(), loss, std::exp(loss), counted(loader.num_windows, "window").c_str(),
+                        counted(T, "token").c_str()));
     return 0;
 }
 

@@ -33,7 +33,7 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
         flops_per_token(config, batch.T) * double(batch.tokens_per_step) / (batch.world_size * o.tensor_parallel);
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
-    std::string text = (seconds < 600.0 ? format("%.3g s", seconds) : duration_text(seconds)) + " per step";
+    std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step";
     if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
     if (!measured) return text + ", estimated at 30 % of the peak: a step is too large to be measured here";
     text +=
@@ -42,21 +42,22 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     return batch.world_size * o.tensor_parallel == 1 ? text : text + ", on one rank alone, without the network";
 }
 
-// The number of ranks that share this machine; 0: unknown.
-static int local_ranks_of(const Options& o, int world_size, const Launch& launch) {
-    if (o.nnodes > 1) return world_size / o.nnodes;
-    return world_size == launch.world_size ? launch.local_world_size : 0;
+// The machines of the ranks. Ranks that were not launched here, CPU ranks of --world-size, have a machine each.
+static RankPlaces places_of(const Options& o, int world_size, const Launch& launch) {
+    return rank_places_of(o, world_size, world_size == launch.world_size ? launch.local_world_size : 0);
 }
 
-// Says which hardware a rank is assumed to have.
-static std::string describe_places(int world_size, int local_ranks, int hosts) {
+// Says which hardware a rank is assumed to have, and how much memory, unless that is "".
+static std::string describe_places(const RankPlaces& places, const std::string& memory = "") {
+    const int world_size = places.world_size, together = world_size / places.hosts;
+    const std::string each = memory.empty() ? "" : ", each with " + memory;
     if (!device_memory_is_host())
         return format("%d, each with a GPU like this one", world_size) +
-               (hosts == 1 ? "" : format(", on %d machines", hosts));
-    if (local_ranks == world_size) return format("%d, which share this machine", world_size);
-    if (local_ranks > 0) return format("%d, of which %d share this machine", world_size, local_ranks);
-    return format("%d, each with a machine like this one to itself; mpirun -np %d plans for ranks that share one",
-                  world_size, world_size);
+               (places.hosts == 1 ? "" : format(", on %d machines", places.hosts));
+    if (places.hosts == 1) return format("%d, which share this machine", world_size) + each;
+    if (together > 1) return format("%d, of which %d share a machine like this one", world_size, together) + each;
+    return format("%d, each with a machine like this one to itself%s; --ranks %d plans for ranks that share this one",
+                  world_size, memory.empty() ? "" : (" and " + memory).c_str(), world_size);
 }
 
 // ---- plan --fit
@@ -76,59 +77,83 @@ static int fit_world_size(const Options& o, int launched) {
     return std::stoi(o.gpus) * o.nnodes;
 }
 
-static FitDevices fit_devices(Dtype dtype, const Options& o, int world_size, int local_ranks) {
+static FitDevices fit_devices(Dtype dtype, const Options& o, const RankPlaces& places, const Launch& launch) {
     const DeviceInfo device = device_info();
     const double known = dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16;
     const GpuPeak h100 = gpu_peak("H100");  // the order of the layouts hardly depends on the peak
-    const double peak = known > 0.0 ? known : 1e12 * (dtype == Dtype::fp32 ? h100.tf32 : h100.bf16);
+    double peak = known > 0.0 ? known : 1e12 * (dtype == Dtype::fp32 ? h100.tf32 : h100.bf16);
     const int64_t asked = int64_t(o.gpu_memory * double(int64_t(1) << 30)) - LIBRARY_BYTES;
     ENSURE(o.gpu_memory == 0.0 || asked > 0, "--gpu-memory %g: more than 1 GiB is needed, which libraries take",
            o.gpu_memory);
-    // The command that --fit prints starts CPU ranks on this machine (--ranks).
-    const int together = local_ranks == 0 && device_memory_is_host() ? world_size : local_ranks;
-    return {rank_places_of(o, world_size, together),
-            o.gpu_memory > 0.0 ? asked : device_bytes_free(std::max(1, local_ranks)), peak,
+    const int sharing = places.world_size / places.hosts;
+    // This process has the threads of a launched rank, which are its share of the cores.
+    if (device_memory_is_host()) peak *= double(std::max(1, launch.local_world_size)) / sharing;
+    return {places, o.gpu_memory > 0.0 ? asked : device_bytes_free(sharing), peak,
             device_memory_is_host() ? SHARED_MEMORY : NVLINK, device_memory_is_host() ? ETHERNET : NETWORK};
 }
 
 constexpr size_t MOST_LAYOUTS = 12;  // in the table
 
-// The command that starts training with this layout.
-static std::string fit_command(const Options& o, const Layout& layout) {
-    const int world_size = layout.batch.world_size * layout.tensor_parallel;
-    const bool by_mpirun = device_memory_is_host() && o.nnodes > 1;
-    std::string text = device_memory_is_host() ? "./train_gpt2" : "./train_gpt2cu";
-    if (by_mpirun) text = format("mpirun -np %d %s", world_size, text.c_str());
+static bool is_one_of(const std::string& name, const std::vector<const char*>& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The command that starts training with this layout on these machines, below a line that explains its words in
+// capitals.
+static std::string fit_command(const Options& o, const Layout& layout, const RankPlaces& places) {
+    const bool gpus = !device_memory_is_host();
+    const int world_size = places.world_size, hosts = places.hosts, together = world_size / hosts;
+    std::string text = gpus ? "./train_gpt2cu" : "./train_gpt2";
+    if (hosts > 1 && gpus)
+        text = "on each machine, with its number from 0 as N, and a port of the first as HOST:PORT:\n" + text;
+    if (hosts > 1 && !gpus)
+        text = format(
+            "HOSTS is a file with the names of the %d machines:\n"
+            "mpirun -np %d --hostfile HOSTS --map-by ppr:%d:node --bind-to none %s",
+            hosts, world_size, together, text.c_str());
     for (const Setting& setting : settings(o)) {
         const std::string& name = setting.name;
-        const bool of_layout = name == "tensor-parallel" || name == "sequence-parallel" || name == "zero" ||
-                               name == "recompute" || name == "micro-batch";
-        if (setting.is_default || of_layout || name == "fit" || name == "gpu-memory" || name == "world-size") continue;
-        if (by_mpirun && name == "nnodes") continue;
+        const bool of_layout = is_one_of(name, {std::begin(LAYOUT_OPTIONS), std::end(LAYOUT_OPTIONS)});
+        const bool of_ranks = is_one_of(name, {"gpus", "ranks", "nnodes", "world-size"});
+        if (setting.is_default || of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
         text += format(" --%s", name.c_str());
         if (!setting.is_flag) text += format(" %s", shell_word(setting.value).c_str());
     }
-    if (world_size > 1 && o.gpus.empty() && o.ranks == 0 && !by_mpirun)
-        text += format(device_memory_is_host() ? " --ranks %d" : " --gpus %d", world_size);
+    if (gpus && world_size > 1) text += format(" --gpus %d", together);
+    if (gpus && hosts > 1) text += format(" --nnodes %d --node-rank N --rendezvous HOST:PORT", hosts);
+    if (!gpus && hosts == 1 && world_size > 1) text += format(" --ranks %d", world_size);
     return text + " " + layout_options(layout);
+}
+
+static std::string describe_fit(const FitDevices& devices) {
+    const RankPlaces& places = devices.places;
+    const std::string memory = human_bytes(devices.memory) + " for the run";
+    if (device_memory_is_host() && places.world_size > 1) return describe_places(places, memory);
+    const std::string on = places.hosts == 1 ? "" : format(" on %d machines", places.hosts);
+    return format("%d%s, each with %s", places.world_size, on.c_str(), memory.c_str());
 }
 
 static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T, const FitDevices& devices) {
     const std::vector<Layout> layouts = fitting_layouts(dtype, o, source.config, T, devices);
     if (layouts.empty()) {
         const Layout least = smallest_layout(dtype, o, source.config, T, devices);
-        fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try more ranks or a smaller model",
-             human_bytes(devices.memory).c_str(), layout_options(least).c_str(), human_bytes(least.bytes).c_str());
+        std::string given;
+        for (const char* name : LAYOUT_OPTIONS)
+            if (is_given(o, name)) given += format("%s--%s", given.empty() ? ", or leave out " : " and ", name);
+        fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try more ranks or a smaller model%s",
+             human_bytes(devices.memory).c_str(), layout_options(least).c_str(), human_bytes(least.bytes).c_str(),
+             given.c_str());
     }
     const int hosts = devices.places.hosts;
     std::vector<Row> rows = {
         {"model", describe_model(source.config)},
-        {"ranks",
-         format("%d%s, each with %s for the run", devices.places.world_size,
-                hosts == 1 ? "" : format(" on %d machines", hosts).c_str(), human_bytes(devices.memory).c_str())},
-        {"time", format("computed, not measured: %.0f %% of %.4g TFLOP/s, and then the bytes sent at %.0f GB/s",
-                        100.0 * FIT_UTILIZATION, 1e-12 * devices.peak_flops, 1e-9 * devices.bandwidth) +
-                     (hosts == 1 ? "" : format(", to other machines at %g GB/s", 1e-9 * devices.network))}};
+        {"ranks", describe_fit(devices)},
+        {"time",
+         format("computed, not measured: %.0f %% of %s TFLOP/s, and then the bytes sent at %s GB/s",
+                100.0 * FIT_UTILIZATION, plain_number(1e-12 * devices.peak_flops, 4).c_str(),
+                plain_number(1e-9 * devices.bandwidth).c_str()) +
+             (hosts == 1 ? ""
+                         : format(", to other machines at %s GB/s", plain_number(1e-9 * devices.network).c_str()))}};
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     print_stdout(
         "\ntensor-parallel  sequence-parallel  zero  recompute  micro-batch  micro-steps      memory        sent  "
@@ -136,13 +161,13 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
     const size_t shown = std::min(layouts.size(), MOST_LAYOUTS);
     for (size_t i = 0; i < shown; i++) {
         const Layout& l = layouts[i];
-        print_stdout(format("%15d  %17s  %4d  %-9s  %11d  %11d  %10s  %10s  %16.3g  %11s\n", l.tensor_parallel,
+        print_stdout(format("%15d  %17s  %4d  %-9s  %11d  %11d  %10s  %10s  %16s  %11s\n", l.tensor_parallel,
                             l.sequence_parallel ? "yes" : "no", l.zero, l.recompute.c_str(), l.batch.B,
                             l.batch.grad_accum_steps, human_bytes(l.bytes).c_str(), human_bytes(l.sent.total()).c_str(),
-                            l.seconds, with_commas(int64_t(l.tokens_per_second())).c_str()));
+                            plain_number(l.seconds).c_str(), with_commas(int64_t(l.tokens_per_second())).c_str()));
     }
     if (layouts.size() > shown) print_stdout(format("%zu slower layouts fit, too\n", layouts.size() - shown));
-    print_stdout(format("\n%s\n", fit_command(o, layouts[0]).c_str()));
+    print_stdout(format("\n%s\n", fit_command(o, layouts[0], devices.places).c_str()));
     return 0;
 }
 
@@ -151,22 +176,23 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const RunSource source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     if (o.fit) {
-        const int world_size = fit_world_size(o, launch.world_size);
-        return run_fit(dtype, o, source, T, fit_devices(dtype, o, world_size, local_ranks_of(o, world_size, launch)));
+        if (o.tensor_parallel > 1) check_tensor_parallel(o, source.config, T);
+        const RankPlaces places = places_of(o, fit_world_size(o, launch.world_size), launch);
+        return run_fit(dtype, o, source, T, fit_devices(dtype, o, places, launch));
     }
     const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
     check_tensor_parallel(o, source.config, T);
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel);
-    const int local_ranks = local_ranks_of(o, world_size, launch);
-    const RankPlaces places = rank_places_of(o, world_size, local_ranks);
+    const RankPlaces places = places_of(o, world_size, launch);
+    const int sharing = world_size / places.hosts;  // of ranks, a machine
     Comm single_rank;
-    resolve_micro_batch(dtype, o, source, T, make_groups(single_rank, 1, false), data_parallel, local_ranks);
+    resolve_micro_batch(dtype, o, source, T, make_groups(single_rank, 1, false), data_parallel, sharing);
     check_tokens_at_once(o.micro_batch, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
     check_virtual_ranks(o, batch);
     const DeviceInfo device = device_info();
-    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free(std::max(1, local_ranks)));
-    if (world_size > 1) rows.push_back({"ranks", describe_places(world_size, local_ranks, places.hosts)});
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, device_bytes_free(sharing));
+    if (world_size > 1) rows.push_back({"ranks", describe_places(places)});
     if (!o.train_data.empty()) {
         const Corpus corpus = open_corpus(o.train_data, "--train-data", T);
         rows.push_back({"data", describe_data(corpus, batch.tokens_per_step / T)});
@@ -174,7 +200,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     }
     const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
     const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);
-    rows.push_back({"work", format("%.4g GFLOP per token, %.4g TFLOP per step", flops / 1e9, per_step / 1e12)});
+    rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " + plain_number(per_step / 1e12, 4) +
+                                " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});

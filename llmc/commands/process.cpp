@@ -151,11 +151,15 @@ void check_processes(const Options& o, const Launch& launch) {
 
 void start_device(const Options& o, const Launch& launch) {
     device_debug_sync = o.debug_sync;
+    if (o.command == Command::eval) batch_memory_advice = "lower --micro-batch or --seq-len";
+    if (o.command == Command::generate) batch_memory_advice = "free memory, or try --tensor-parallel on more ranks";
     device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
            launch.launcher.c_str());
     device_init(device_of(o, launch), threads_of_rank(o, launch));
+    const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";
+    if (!note.empty()) print_message("note: " + note);
 }
 
 Dtype training_dtype(const Options& o) {

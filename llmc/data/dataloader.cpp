@@ -10,6 +10,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/random.h"
+#include "base/terminal.h"
 
 // A Feistel network is a bijection whatever its round function. This one works on 2 * half bits, the smallest power of
 // four that holds num_windows. It is applied again until the result is below num_windows (fewer than four times on
@@ -66,9 +67,8 @@ void read_window(const Corpus& corpus, int64_t window, int vocab_size, int* toke
 }
 
 static std::string describe_windows(const Corpus& corpus, const DataLoaderConfig& config) {
-    return format("%s '%s' has %s window%s of --seq-len %d + 1 tokens (%s tokens, %s)", config.option,
-                  config.pattern.c_str(), with_commas(corpus.num_windows).c_str(), corpus.num_windows == 1 ? "" : "s",
-                  corpus.T, with_commas(corpus.tokens).c_str(),
+    return format("%s '%s' has %s of --seq-len %d + 1 tokens (%s, %s)", config.option, config.pattern.c_str(),
+                  counted(corpus.num_windows, "window").c_str(), corpus.T, counted(corpus.tokens, "token").c_str(),
                   corpus.shards.size() == 1 ? "one file" : format("%zu files", corpus.shards.size()).c_str());
 }
 

@@ -43,7 +43,7 @@ static int64_t modified_ns(const struct stat& status) {
     return int64_t(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
-static int64_t file_bytes(const Shard& shard) { return HEADER_BYTES + shard.tokens * shard.bytes_per_token; }
+int64_t file_bytes(const Shard& shard) { return HEADER_BYTES + shard.tokens * shard.bytes_per_token; }
 
 Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);

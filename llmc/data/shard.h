@@ -23,6 +23,7 @@ struct Shard {
 // EXIT_NO_INPUT if the file is missing. Other errors are EXIT_BAD_DATA, and the message says the values and what to do.
 // `places` is the number of pieces of the file whose hash is kept.
 Shard open_shard(const std::string& path, int places = 4);
+int64_t file_bytes(const Shard& shard);  // the size of its file
 // Whether the file has other content than when it was opened. If its size, modification time and inode are the same, so
 // is the content. The time alone is not enough: shards that were written together can have the same time. If only time
 // or inode differ, as after `touch` or in an equal copy, sampled_hash decides, so a change between the pieces of a

@@ -1,10 +1,12 @@
 #include "infer/generate.h"
 
 #include "base/contention.h"
+#include "base/terminal.h"
 
-void check_prompt(const std::vector<int>& prompt, int T) {
-    ENSURE(!prompt.empty() && int64_t(prompt.size()) <= T,
-           "a prompt of %zu tokens does not fit into the model's context of %d; shorten it", prompt.size(), T);
+void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
+    ENSURE(!prompt.empty(), "%s has no tokens; give a longer text", option);
+    ENSURE(int64_t(prompt.size()) <= T, "%s has %s, which do not fit into the model's context of %d; shorten it by %zu",
+           option, counted(int64_t(prompt.size()), "token").c_str(), T, prompt.size() - size_t(T));
 }
 
 template <class floatX>

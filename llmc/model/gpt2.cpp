@@ -37,7 +37,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     const int64_t N = int64_t(B) * T;
     Arena count{nullptr};
     place_activations<floatX>(count, layout, purpose, options, N, logit_rows);
-    memory = DeviceBuffer<std::byte>(count.used, "activations and logits (--micro-batch, --recompute, --logit-chunks)");
+    memory = DeviceBuffer<std::byte>(count.used, "activations and logits");
     Arena arena{memory.data};
     acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
     device_reserve_scratch(scratch_of<floatX>(layout, B, T));

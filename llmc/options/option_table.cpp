@@ -145,7 +145,8 @@ static void rank_options(OptionSpecs& all, Options& o) {
         .planned()
         .may_change();
     s.add("--deterministic-ranks", o.virtual_ranks, 0, "N",
-          "add gradients in the order of N ranks: the same bits on 1, 2, 4 .. N CPU ranks, or 2 GPUs; 0 = off")
+          "add gradients in the order of N data-parallel ranks: the same bits on 1, 2, 4 .. N of them on the CPU, or "
+          "on 2 GPUs, with the same --tensor-parallel; 0 = off")
         .between(0, 1024)
         .planned();
     s.add_flag("--share-gpu", o.share_gpu, "let ranks share a GPU, through host memory; for tests");
@@ -177,9 +178,9 @@ static void rank_options(OptionSpecs& all, Options& o) {
 static void fit_options(OptionSpecs& all, Options& o) {
     Section s{all, "plan"};
     s.add_flag("--fit", o.fit,
-               "list the values of --tensor-parallel, --sequence-parallel, --zero, --recompute and --micro-batch that "
-               "fit, the "
-               "fastest first, for the number of GPUs in --gpus, or of ranks in --world-size")
+               "list the --tensor-parallel, --sequence-parallel, --zero, --recompute and --micro-batch that fit, the "
+               "fastest first, on the number of GPUs in --gpus, or of ranks in --ranks or --world-size; a given one "
+               "keeps its value")
         .planned();
     s.add("--gpu-memory", o.gpu_memory, 0.0, "GIB", "with --fit: memory of each GPU; 0 = this one's")
         .between(0.0, 1e6)

@@ -14,14 +14,6 @@ static constexpr const char* command_names[] = {"train", "generate", "eval", "pl
 
 const char* command_name(Command command) { return command_names[int(command)]; }
 
-std::string version() {
-#ifdef GIT_COMMIT
-    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
-#else
-    return "train_gpt2 0.1.0";
-#endif
-}
-
 // ---- parsing
 
 static const OptionSpec* find_spec(const OptionSpecs& all, const std::string& name) {
@@ -168,7 +160,7 @@ static void check_start(const Options& o, bool plan) {
 
 static void check_tensor_parallel(const Options& o) {
     const bool several = o.tensor_parallel > 1;
-    ENSURE(several || !o.sequence_parallel,
+    ENSURE(several || !o.sequence_parallel || (o.fit && !is_given(o, "tensor-parallel")),
            "--sequence-parallel needs --tensor-parallel 2 or more; --sequence-parallel=false switches it off");
     ENSURE(several || !o.tp_across_hosts, "--tp-across-hosts needs --tensor-parallel 2 or more");
     ENSURE(!several || o.precision != "fp8",
@@ -178,11 +170,12 @@ static void check_tensor_parallel(const Options& o) {
 static void check_training(Options& o, bool plan) {
     sort_out_model(o);
     if (o.steps == -1) o.steps = 0;
-    if (o.global_batch_tokens == -1) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
+    o.default_global_batch = o.global_batch_tokens == -1;
+    if (o.default_global_batch) o.global_batch_tokens = o.model.empty() ? 0 : 524288;
     ENSURE(plan || o.print_launch || o.needs_saved || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
-    ENSURE(plan || !o.val_every_given || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
+    ENSURE(plan || !is_given(o, "val-every") || o.val_every == 0 || o.needs_saved || !o.val_data.empty(),
            "--val-every %lld needs --val-data, the shards to validate on", static_cast<long long>(o.val_every));
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
@@ -316,8 +309,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
         return o;
     }
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
-    o.val_every_given = std::any_of(given.values.begin(), given.values.end(),
-                                    [&](const auto& value) { return all[value.first].long_name() == "--val-every"; });
+    for (const auto& [i, text] : given.values) o.given.push_back(all[i].long_name().substr(2));
     read_values(all, given);
     const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     o.inputs = std::move(given.inputs);
@@ -330,6 +322,10 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
 }
 
 // ---- the current values
+
+bool is_given(const Options& o, const std::string& name) {
+    return std::find(o.given.begin(), o.given.end(), name) != o.given.end();
+}
 
 std::vector<Setting> settings(const Options& options) {
     Options now = options, initial = options;

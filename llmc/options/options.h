@@ -24,7 +24,7 @@ struct Options {
     // The saved options that this start takes over and that differ from their defaults, quoted for a shell:
     // "--lr 0.001 --train-data 'x_*.bin'".
     std::string taken;
-    bool val_every_given;
+    std::vector<std::string> given;    // the options on the command line, by long name without dashes: "val-every"
     std::vector<std::string> renamed;  // a note for each option that was given by its old name
 
     // model
@@ -45,6 +45,7 @@ struct Options {
     // batch
     int micro_batch;                   // B; 0: the largest that fits, which resolve_micro_batch sets
     int64_t global_batch_tokens;       // per optimizer step over all ranks; 0: one micro-batch per rank
+    bool default_global_batch;         // global_batch_tokens is neither given nor from the run that is resumed
     std::string recompute;             // none, gelu, layer
     int comm_sms;                      // 0: NCCL and cuBLASLt choose
     std::string cuda_graph, autotune;  // on, off
@@ -69,8 +70,8 @@ struct Options {
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
     int tensor_parallel;     // ranks that share each layer
     bool sequence_parallel, tp_across_hosts;
-    bool share_gpu;          // ranks of a machine may share a GPU
-    int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
+    bool share_gpu;     // ranks of a machine may share a GPU
+    int virtual_ranks;  // --deterministic-ranks; 0: as many as ranks
 
     // plan
     bool fit;           // list the layouts that fit
@@ -126,6 +127,9 @@ struct Options {
 // given, except those that belong to a single start (OptionSpec::of_one_start). A saved value that is refused is
 // EXIT_BAD_DATA, and the message names the file.
 Options parse_options(int argc, const char* const* argv, const std::string& saved = "");
+
+// Whether the option ("val-every") is on the command line. A value of the earlier start of a run does not count.
+bool is_given(const Options& options, const std::string& name);
 
 // One option of the command with its current value as text: {"batch", "micro-batch", "4"}.
 struct Setting {

@@ -331,18 +331,18 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
     std::string text;
     for (const ShardSet* set : {&train, &val})
         for (const auto& shard : set->shards)
-            text += format("%s  %s tokens\n", message_text(shard->path).c_str(), with_commas(shard->tokens).c_str());
+            text += format("%s  %s\n", message_text(shard->path).c_str(), counted(shard->tokens, "token").c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
         text +=
             "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
             "--val-fraction\n";
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
-    text += format("%s %s, %s, %s tokens, %.2f bytes per token, %s/s, %zu shard%s and the tokenizer in %s\n",
-                   with_commas(totals.documents).c_str(), totals.documents == 1 ? "document" : "documents",
-                   size_text(double(totals.bytes)).c_str(), with_commas(tokens).c_str(),
-                   double(totals.bytes) / double(tokens), size_text(double(totals.bytes) / seconds).c_str(), shards,
-                   shards == 1 ? "" : "s", message_text(o.output).c_str());
+    text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
+                   counted(totals.documents, "document").c_str(), size_text(double(totals.bytes)).c_str(),
+                   counted(tokens, "token").c_str(), double(totals.bytes) / double(tokens),
+                   size_text(double(totals.bytes) / seconds).c_str(), counted(int64_t(shards), "shard").c_str(),
+                   message_text(o.output).c_str());
     print_stdout(text);
 }
 

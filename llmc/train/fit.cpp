@@ -28,54 +28,84 @@ static Layout layout_of(Dtype dtype, const Options& o, const GPT2Config& config,
     return layout;
 }
 
-// The numbers of tensor-parallel ranks that the model, the hosts, and a global batch in micro-batches of one sequence
+// The values of an option in the search: the given one, or all.
+template <class T>
+static std::vector<T> values_of(const Options& o, const char* name, const T& given, const std::vector<T>& all) {
+    return is_given(o, name) ? std::vector<T>{given} : all;
+}
+
+// The smallest micro-batch of the search.
+static int least_micro_batch(const Options& o) {
+    return is_given(o, "micro-batch") && o.micro_batch > 0 ? o.micro_batch : 1;
+}
+
+// The numbers of tensor-parallel ranks that the model, the hosts, and a global batch in the smallest micro-batches
 // allow. Refuses a global batch that allows none.
 static std::vector<int> possible_tensor_parallel(const Options& o, const GPT2Config& config, int T,
                                                  const RankPlaces& places) {
     const int on_host = places.world_size / places.hosts, most = o.precision == "fp8" ? 1 : on_host;
-    std::vector<int> possible;
-    for (int tp = 1; tp <= most; tp++)
+    const int B = least_micro_batch(o);
+    std::vector<int> all, possible;
+    for (int tp = 1; tp <= most; tp++) all.push_back(tp);
+    for (const int tp : values_of(o, "tensor-parallel", o.tensor_parallel, all))
         if (config.NH % tp == 0 && on_host % tp == 0 &&
-            o.global_batch_tokens % (int64_t(T) * places.world_size / tp) == 0)
+            o.global_batch_tokens % (int64_t(B) * T * places.world_size / tp) == 0)
             possible.push_back(tp);
-    if (possible.empty()) plan_batch(1, T, o.global_batch_tokens, places.world_size);  // says why
+    if (possible.empty())
+        plan_batch(B, T, o.global_batch_tokens, places.world_size / o.tensor_parallel,
+                   o.default_global_batch);  // says why
+    ENSURE(!possible.empty(), "--tensor-parallel %d does not divide the %d heads and the %d rank%s of a machine",
+           o.tensor_parallel, config.NH, on_host, on_host == 1 ? "" : "s");
     return possible;
 }
 
-// Calls f with the options of each layout.
+// Calls f with the options of each layout that has the given values.
 template <class F>
 static void for_each_layout(Options o, const GPT2Config& config, int T, const RankPlaces& places, const F& f) {
-    for (const int tp : possible_tensor_parallel(o, config, T, places)) {
-        o.tensor_parallel = tp;
-        const int data_parallel = places.world_size / tp;
-        for (const bool sequence_parallel : {false, true}) {
-            if (sequence_parallel && (tp == 1 || T % tp != 0)) continue;
-            o.sequence_parallel = sequence_parallel;
-            for (o.zero = 0; o.zero <= (data_parallel > 1 ? 3 : 0); o.zero++)
-                for (const char* recompute : {"none", "gelu", "layer"}) {
-                    o.recompute = recompute;
+    const std::vector<bool> sequence_parallel =
+        values_of<bool>(o, "sequence-parallel", o.sequence_parallel, {false, true});
+    const std::vector<int> zero_if_alone = values_of(o, "zero", o.zero, {0});
+    const std::vector<int> zero = values_of(o, "zero", o.zero, {0, 1, 2, 3});
+    const std::vector<std::string> recompute = values_of(o, "recompute", o.recompute, {"none", "gelu", "layer"});
+    for (const int tp : possible_tensor_parallel(o, config, T, places))
+        for (const bool sp : sequence_parallel) {
+            if (sp && (tp == 1 || T % tp != 0)) continue;
+            for (const int stage : tp == places.world_size ? zero_if_alone : zero)
+                for (const std::string& recomputed : recompute) {
+                    o.tensor_parallel = tp;
+                    o.sequence_parallel = sp;
+                    o.zero = stage;
+                    o.recompute = recomputed;
                     f(o);
                 }
         }
-    }
 }
 
 Layout smallest_layout(Dtype dtype, const Options& o, const GPT2Config& config, int T, const FitDevices& devices) {
+    const int least = least_micro_batch(o);
     std::vector<Layout> all;
     for_each_layout(o, config, T, devices.places,
-                    [&](const Options& own) { all.push_back(layout_of(dtype, own, config, T, devices, 1)); });
+                    [&](const Options& own) { all.push_back(layout_of(dtype, own, config, T, devices, least)); });
+    ENSURE(!all.empty(),
+           "--sequence-parallel needs a number of tensor-parallel ranks above 1 that divides %d heads, %d ranks of a "
+           "machine and %d tokens of a sequence; there is none",
+           config.NH, devices.places.world_size / devices.places.hosts, T);
     return *std::min_element(all.begin(), all.end(),
                              [](const Layout& a, const Layout& b) { return a.bytes < b.bytes; });
 }
 
 std::vector<Layout> fitting_layouts(Dtype dtype, const Options& o, const GPT2Config& config, int T,
                                     const FitDevices& devices) {
+    const int least = least_micro_batch(o);
+    const bool any_micro_batch = !is_given(o, "micro-batch") || o.micro_batch == 0;
     std::vector<Layout> fitting;
     for_each_layout(o, config, T, devices.places, [&](const Options& own) {
-        if (layout_of(dtype, own, config, T, devices, 1).bytes > devices.memory) return;
+        if (layout_of(dtype, own, config, T, devices, least).bytes > devices.memory) return;
         const int data_parallel = devices.places.world_size / own.tensor_parallel;
-        const int B = largest_micro_batch(dtype, config, T, o.global_batch_tokens, data_parallel,
-                                          memory_options_of(own, data_parallel), devices.memory, o.optimizer);
+        int B = least;
+        if (any_micro_batch)
+            B = largest_micro_batch(dtype, config, T, o.global_batch_tokens, data_parallel,
+                                    memory_options_of(own, data_parallel), devices.memory, o.optimizer);
         fitting.push_back(layout_of(dtype, own, config, T, devices, B));
     });
     // Stable: of two layouts with the same computed time, the one that divides and recomputes less comes first.

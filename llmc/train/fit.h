@@ -36,11 +36,14 @@ struct FitDevices {
 constexpr double FIT_UTILIZATION = 0.4;  // FLOP/s that a layout reaches, as a fraction of the peak
 
 // The layouts that fit, the fastest first; for each of the other choices the one with the largest micro-batch. o: the
-// options of the run, of which those of layout_options are replaced. Refuses a global
-// batch that one sequence per rank does not divide.
+// options of the run. If an option of layout_options is on the command line, all layouts have its value. Refuses a
+// global batch that one sequence per rank, or the given micro-batch, does not divide.
 std::vector<Layout> fitting_layouts(Dtype dtype, const Options& o, const GPT2Config& config, int T,
                                     const FitDevices& devices);
-// The layout that needs the least memory, whether it fits or not.
+// The layout with the given options that needs the least memory, whether it fits or not.
 Layout smallest_layout(Dtype dtype, const Options& o, const GPT2Config& config, int T, const FitDevices& devices);
+// The options that a layout consists of, by long name without dashes.
+inline constexpr const char* LAYOUT_OPTIONS[] = {"tensor-parallel", "sequence-parallel", "zero", "recompute",
+                                                 "micro-batch"};
 // The options of a layout for a command line: "--tensor-parallel 2 --zero 3 --recompute none --micro-batch 4".
 std::string layout_options(const Layout& layout);

@@ -116,9 +116,9 @@ static void print_line(Log& log, const std::string& text) {
 static void warn_above_peak(Log& log) {
     log.above_peak = true;
     log.warn(
-        format("the run is faster than the peak of %.3g TFLOP/s, so MFU is unknown: a peak that is measured while the "
+        format("the run is faster than the peak of %s TFLOP/s, so MFU is unknown: a peak that is measured while the "
                "machine is busy is too low",
-               log.options.peak_flops / 1e12));
+               plain_number(log.options.peak_flops / 1e12).c_str()));
 }
 
 static Json number(float value, const char* name, Json& object) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/terminal.h"
 #include "train/optimizer.h"
 
 // The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
@@ -23,12 +24,19 @@ static std::string advise_batch(int micro_batch, int seq_len, int64_t global_bat
         if (global_batch_tokens % (int64_t(ranks) * seq_len) == 0)
             return format("--micro-batch 1 on %d rank%s, or --global-batch %s", ranks, ranks == 1 ? "" : "s",
                           nearest.c_str());
-    return nearest;
+    return "--global-batch " + nearest;
 }
 
-BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size, bool is_default) {
     const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size;
     if (global_batch_tokens == 0) global_batch_tokens = step_tokens;
+    ENSURE(
+        global_batch_tokens % step_tokens == 0 || !is_default,
+        "--micro-batch %d x --seq-len %d x %d rank%s = %lld tokens do not divide the default --global-batch of %lld; "
+        "try %s",
+        micro_batch, seq_len, world_size, world_size == 1 ? "" : "s", static_cast<long long>(step_tokens),
+        static_cast<long long>(global_batch_tokens),
+        advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
     ENSURE(global_batch_tokens % step_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %s",
            static_cast<long long>(global_batch_tokens), static_cast<long long>(step_tokens), micro_batch, seq_len,
@@ -81,13 +89,22 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
     const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
-    ENSURE(bytes(1) <= available,
-           "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; try --recompute layer",
-           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str());
+    ENSURE(bytes(1) <= available, "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s",
+           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str(),
+           advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available, optimizer).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
         if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
+}
+
+// What is left if no option on these ranks makes training fit.
+static std::string advise_ranks(const GPT2Config& config, const MemoryOptions& options) {
+    std::string ways = options.shard_weights ? "" : "--zero 3";
+    if (options.tensor.count < config.NH && !options.fp8)
+        ways +=
+            format("%s%s--tensor-parallel", ways.empty() ? "" : " or ", options.tensor.count > 1 ? "a larger " : "");
+    return "try a smaller model, or " + ways + (ways.empty() ? "more ranks" : " on more ranks");
 }
 
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
@@ -97,19 +114,21 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
         return device_bytes(training_memory(dtype, config, smaller, options, optimizer)) <= available;
     };
     if (fits(batch.B)) return "";
-    if (fits(1)) return "try --micro-batch auto";
+    const MemoryOptions given = options;
+    std::string text = batch.B > 1 ? "try --micro-batch auto" : "try";
+    if (fits(1)) return text;
+    if (options.recompute != Recompute::layer) text += " --recompute layer";
     options.recompute = Recompute::layer;
-    if (fits(1)) return "try --micro-batch auto --recompute layer";
+    if (fits(1)) return text;
     if (batch.world_size > 1) {
+        if (!options.shard_weights) text += " --zero 3";
         options.shards = batch.world_size;
         options.shard_gradients = options.shard_weights = true;
-        if (fits(1)) return "try --micro-batch auto --recompute layer --zero 3";
+        if (fits(1)) return text;
     }
+    if (options.master_weights) text += " --master-weights off";
     options.master_weights = false;
-    if (fits(1))
-        return std::string("try --micro-batch auto --recompute layer --master-weights off") +
-               (batch.world_size > 1 ? " --zero 3" : "");
-    return "try a smaller model, or --zero 3 or --tensor-parallel on more ranks";
+    return fits(1) ? text : advise_ranks(config, given);
 }
 
 std::string describe_memory(const std::vector<MemoryItem>& items) {
@@ -122,17 +141,17 @@ std::string describe_memory(const std::vector<MemoryItem>& items) {
 }
 
 std::string describe_model(const GPT2Config& config) {
-    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d (%d in memory), %s parameters",
-                  config.L, config.NH, config.C, config.max_T, config.V, config.Vp(),
+    return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
+                  counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
+                  counted(config.max_T, "position").c_str(), config.V, config.Vp(),
                   with_commas(count_parameters(config)).c_str());
 }
 
 std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
-    const char* plural = batch.world_size == 1 ? "" : "s";
-    const std::string ranks = tensor_parallel == 1 ? format("%d rank%s", batch.world_size, plural)
-                                                   : format("%d group%s of %d tensor-parallel ranks", batch.world_size,
-                                                            plural, tensor_parallel);
-    return format("%s tokens per step = %d sequences x %d tokens x %s x %d micro-step%s",
-                  with_commas(batch.tokens_per_step).c_str(), batch.B, batch.T, ranks.c_str(), batch.grad_accum_steps,
-                  batch.grad_accum_steps == 1 ? "" : "s");
+    const std::string ranks = tensor_parallel == 1 ? counted(batch.world_size, "rank")
+                                                   : counted(batch.world_size, "group") +
+                                                         format(" of %d tensor-parallel ranks", tensor_parallel);
+    return format("%s per step = %d sequence%s x %d token%s x %s x %s", counted(batch.tokens_per_step, "token").c_str(),
+                  batch.B, batch.B == 1 ? "" : "s", batch.T, batch.T == 1 ? "" : "s", ranks.c_str(),
+                  counted(batch.grad_accum_steps, "micro-step").c_str());
 }

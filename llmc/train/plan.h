@@ -16,7 +16,9 @@ struct BatchPlan {
 
 // global_batch_tokens 0: one micro-batch on each rank. Refuses a number that is not a multiple of the tokens of one
 // micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the nearest multiple.
-BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size);
+// is_default: the user did not give the global batch, and the error says so.
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size,
+                     bool is_default = false);
 
 // The memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which is
 // loaded as a whole while the device's memory is already allocated. optimizer: the name of the update rule, as in
@@ -34,8 +36,8 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
                         MemoryOptions options, int64_t available, const std::string& optimizer,
                         bool own_memory = !device_memory_is_host());
 
-// Options with which training would fit into `available` bytes of the device: "try --recompute layer ..."; "" if
-// training fits already.
+// Options that would make training fit into `available` bytes of the device: "try --recompute layer ..."; "" if
+// training fits already. It names no option that `options` have already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available, const std::string& optimizer);
 

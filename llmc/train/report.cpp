@@ -15,9 +15,9 @@ std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
     const std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
-    return format("%s, lr %g, %lld step%s warmup%s; %s %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
-                  static_cast<long long>(o.warmup), o.warmup == 1 ? "" : "s", end.c_str(),
-                  find_update_rule<float>(o.optimizer).title.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+    return format("%s, lr %g, %s warmup%s; %s %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  counted(o.warmup, "step").c_str(), end.c_str(), find_update_rule<float>(o.optimizer).title.c_str(),
+                  o.beta1, o.beta2, o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_start(const RunSource& source, const Options& o) {
@@ -34,8 +34,8 @@ static double peak_of(const DeviceInfo& device, const std::string& precision) {
 static std::string describe_device(const DeviceInfo& device, const std::string& precision) {
     const double peak = peak_of(device, precision);
     if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
-    return format("%s; peak %.3g TFLOP/s in %s, %s", device.name.c_str(), peak / 1e12, precision.c_str(),
-                  device.peak_source.c_str());
+    return format("%s; peak %s TFLOP/s in %s, %s", device.name.c_str(), plain_number(peak / 1e12).c_str(),
+                  precision.c_str(), device.peak_source.c_str());
 }
 
 // What is in FP8, for the row of the precision; empty without FP8.
@@ -59,13 +59,12 @@ static std::string describe_precision(const Options& o, const std::string& preci
 
 static std::string describe_tokenizer(const RunSource& source) {
     if (!source.tokenizer) return "none (--tokenizer): no samples, and no tokenizer in checkpoints";
-    return format("%s, %d tokens", source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
+    return source.tokenizer_path + ", " + counted(source.tokenizer->vocab_size(), "token");
 }
 
 std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
-    return format("%zu shard%s, %s tokens, %s window%s of %d: an epoch is %.1f steps", corpus.shards.size(),
-                  corpus.shards.size() == 1 ? "" : "s", with_commas(corpus.tokens).c_str(),
-                  with_commas(corpus.num_windows).c_str(), corpus.num_windows == 1 ? "" : "s", corpus.T,
+    return format("%s, %s, %s of %d: an epoch is %.1f steps", counted(int64_t(corpus.shards.size()), "shard").c_str(),
+                  counted(corpus.tokens, "token").c_str(), counted(corpus.num_windows, "window").c_str(), corpus.T,
                   double(corpus.num_windows) / double(windows_per_step));
 }
 
@@ -102,14 +101,6 @@ static std::string describe_need(Dtype dtype, const GPT2Config& config, const Ba
     return text + ": " + describe_memory(memory);
 }
 
-// A row that warns of more threads than cores that the process may use; no row otherwise.
-static std::vector<Row> surplus_threads(const DeviceInfo& device) {
-    const int threads = openmp_threads(), cores = omp_get_num_procs();
-    if (device.cpu_isa.empty() || threads <= cores) return {};
-    return {{"threads", format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", threads,
-                               cores, cores == 1 ? "" : "s", cores)}};
-}
-
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
@@ -120,7 +111,6 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& sour
                              {"precision", describe_precision(o, dtype_name(dtype))},
                              {"libraries", device_libraries()},
                              {"device", describe_device(device, dtype_name(dtype))}};
-    for (const Row& row : surplus_threads(device)) rows.push_back(row);
     const int64_t usable = std::min(available, device.memory_bytes);
     rows.push_back({"memory", describe_need(dtype, source.config, batch, options, usable, o.optimizer)});
     return rows;
@@ -181,11 +171,59 @@ std::string rank_info(const Options& o, const RunSource& source, const Corpus& t
     return rank_info.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // file names need not be UTF-8
 }
 
+std::string files_json(const Corpus* corpus) {
+    nlohmann::ordered_json files = nlohmann::ordered_json::object();
+    for (size_t i = 0; corpus && i < corpus->shards.size(); i++) {
+        const Shard& shard = corpus->shards[i];
+        files[shard.path.substr(shard.path.rfind('/') + 1)] = {
+            {"bytes", file_bytes(shard)}, {"places", shard.places}, {"hash", hex(shard.hash)}};
+    }
+    return files.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string differing_files(const std::string& here, const std::string& there, const std::string& here_name,
+                            const std::string& there_name) {
+    const auto now = nlohmann::ordered_json::parse(here), other = nlohmann::ordered_json::parse(there);
+    const auto size = [](const nlohmann::ordered_json& file) {
+        return with_commas(file.value("bytes", int64_t(0))) + " bytes";
+    };
+    std::vector<std::string> differences;
+    for (const auto& [name, file] : now.items()) {
+        const char* n = name.c_str();
+        if (!other.contains(name))
+            differences.push_back(format("%s is only %s", n, here_name.c_str()));
+        else if (size(file) != size(other[name]))
+            differences.push_back(format("%s has %s %s, %s %s", n, size(file).c_str(), here_name.c_str(),
+                                         size(other[name]).c_str(), there_name.c_str()));
+        else if (file["places"] == other[name].value("places", 0) && file["hash"] != other[name].value("hash", ""))
+            differences.push_back(format("%s has %s in both, but other tokens", n, size(file).c_str()));
+    }
+    for (const auto& [name, file] : other.items())
+        if (!now.contains(name)) differences.push_back(format("%s is only %s", name.c_str(), there_name.c_str()));
+    constexpr size_t most = 3;
+    std::string text;
+    for (size_t i = 0; i < std::min(most, differences.size()); i++) text += (i > 0 ? "; " : "") + differences[i];
+    if (differences.size() > most) text += format("; and %zu more", differences.size() - most);
+    return text;
+}
+
+void check_same_files(Comm& comm, const std::vector<std::string>& rank_infos, const char* field, const Corpus* corpus) {
+    const auto fingerprint = [&](size_t rank) { return nlohmann::json::parse(rank_infos[rank]).value(field, ""); };
+    size_t rank = 1;
+    while (rank < rank_infos.size() && fingerprint(rank) == fingerprint(0)) rank++;
+    if (rank >= rank_infos.size()) return;
+    const std::vector<std::string> files = comm.all_gather_text(files_json(corpus));  // all ranks found the same rank
+    fail(EXIT_USAGE, "rank %zu differs from rank 0: %s: %s", rank, field,
+         differing_files(files[rank], files[0], format("on rank %zu", rank), "on rank 0").c_str());
+}
+
 void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
     nlohmann::ordered_json own = {{"weights", source.weights}, {"validation data", data ? hex(data->fingerprint) : ""}};
     for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
-    check_same(comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)),
-               fields_of_one_rank(o));
+    const std::vector<std::string> rank_infos =
+        comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    check_same_files(comm, rank_infos, "validation data", data);
+    check_same(rank_infos, fields_of_one_rank(o));
 }
 
 std::vector<std::string> fields_of_one_rank(const Options& o) {

@@ -37,6 +37,16 @@ std::vector<std::string> fields_of_one_rank(const Options& options);
 // val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
 std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
                       const std::string& precision, const std::string& device, int gpu);
+// The files of a corpus as a JSON object: {"train_000001.bin": {"bytes": 1224, "places": 4, "hash": "..."}, ...}, without folders.
+// corpus: null for no files.
+std::string files_json(const Corpus* corpus);
+// Says which files of `here` differ from those of `there`, another place or time: "a.bin has 1,224 bytes here, 1,424 on
+// rank 0". At most three; "" if none differs.
+std::string differing_files(const std::string& here, const std::string& there, const std::string& here_name,
+                            const std::string& there_name);
+// Called by all ranks. Refuses ranks whose `field` of the rank_infos, the fingerprint of their corpus, differs from
+// that of rank 0. The error names the files.
+void check_same_files(Comm& comm, const std::vector<std::string>& rank_infos, const char* field, const Corpus* corpus);
 // Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
 void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
 // "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.

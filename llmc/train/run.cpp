@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include <nlohmann/json.hpp>
+
 #include "base/common.h"
 #include "base/host.h"
+#include "base/json.h"
 #include "base/terminal.h"
 #include "base/trace.h"
 #include "parallel/trace_file.h"
@@ -90,13 +93,17 @@ static void print_table(Run& run, const Launch& launch, const DeviceInfo& device
     run.log->table(rows);
 }
 
-// Warns if a resumed run has other training data than its checkpoint.
+// Warns if a resumed run has other training data than its checkpoint, and names the files if the checkpoint does.
 static void check_fingerprint(Run& run, const RunInfo& info) {
-    run.data_fingerprint = "{\"train\":\"" + info.data_fingerprint + "\"}";
-    if (!run.source.resume.empty() && run.state.data != run.data_fingerprint)
-        run.log->warn(
-            "the training data differ from those of the checkpoint; training continues at the same position in the new "
-            "data");
+    const std::string files = files_json(&run.loader->corpus);
+    run.data_fingerprint = "{\"train\":\"" + info.data_fingerprint + "\",\"files\":" + files + "}";
+    if (run.source.resume.empty()) return;
+    const nlohmann::json before = parse_json(run.state.data, "the data in trainer.json");
+    if (before.value("train", "") == info.data_fingerprint) return;
+    std::string which;
+    if (before.contains("files")) which = differing_files(files, before["files"].dump(), "now", "in the checkpoint");
+    run.log->warn("the training data differ from those of the checkpoint" + (which.empty() ? "" : " (" + which + ")") +
+                  "; training continues at the same position in the new data");
 }
 
 // Returns notes on leftovers of an earlier run that were removed.
@@ -116,7 +123,7 @@ static void resolve_batch(Run& run, const Launch& launch) {
     check_tensor_parallel(o, run.source.config, T);
     resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size, o.default_global_batch);
     o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, run.batch);
     check_sample_prompt(o, run.source, T);
@@ -128,6 +135,8 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = run.comm.all_gather_text(
         rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device.name, gpu));
+    check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
+    check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
     check_same(rank_infos, fields_of_one_rank(o));
     return rank_infos;
 }

@@ -35,12 +35,14 @@ void check_tokens_at_once(int B, int T) {
 
 void check_tensor_parallel(const Options& o, const GPT2Config& config, int T) {
     const int N = o.tensor_parallel;
-    const ParamLayout layout(config, 1, {0, N});  // refuses heads
-    ENSURE(
-        !o.sequence_parallel || T % N == 0,
-        "--sequence-parallel divides the tokens of a sequence: %d tokens are not a multiple of --tensor-parallel %d; "
-        "give --seq-len %d",
-        T, N, round_up(T, N));
+    const ParamLayout layout(config, 1, {0, N});     // refuses heads
+    const bool fixed = !o.init.empty() || o.resume;  // else a new model has as many positions as --seq-len
+    const int above = round_up(T, N), nearest = !fixed || above <= config.max_T ? above : config.max_T / N * N;
+    const std::string advice = nearest > 0 ? format("give --seq-len %d", nearest) : "leave it out";
+    ENSURE(!o.sequence_parallel || T % N == 0,
+           "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
+           "%d; %s",
+           T, N, advice.c_str());
 }
 
 void check_trace(const Options& o) {
@@ -60,6 +62,11 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            "try 8",
            n, batch.world_size);
     const int64_t least_tokens = int64_t(batch.B) * batch.T * n;  // one micro-batch on each virtual rank
+    ENSURE(batch.tokens_per_step % least_tokens == 0 || !o.default_global_batch,
+           "--deterministic-ranks %d x --micro-batch %d x --seq-len %d = %lld tokens do not divide the default "
+           "--global-batch of %lld; try --global-batch %lld",
+           n, batch.B, batch.T, static_cast<long long>(least_tokens), static_cast<long long>(batch.tokens_per_step),
+           static_cast<long long>(round_up(batch.tokens_per_step, least_tokens)));
     ENSURE(batch.tokens_per_step % least_tokens == 0,
            "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
            "--deterministic-ranks %d; try %lld",
@@ -69,7 +76,7 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
 
 void check_sample_prompt(const Options& o, const RunSource& source, int T) {
     if (o.sample_every > 0 && source.tokenizer && !o.sample_prompt.empty())
-        check_prompt(encode(*source.tokenizer, o.sample_prompt), T);
+        check_prompt(encode(*source.tokenizer, o.sample_prompt), T, "--sample-prompt");
 }
 
 GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }

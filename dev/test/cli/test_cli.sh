@@ -61,19 +61,37 @@ check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt
 
 # ---- plan --fit: the first layout of the list is in the command below it, and plan gives that command the same memory
 small_fit=(--layers 3 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --global-batch 1024)
-fit=$("$program" plan --fit --world-size 2 --gpu-memory 4 "${small_fit[@]}")
+fit=$("$program" plan --fit --ranks 2 --gpu-memory 4 "${small_fit[@]}")
 command=$(tail -n 1 <<<"$fit")
 read -r tensor_parallel sequence_parallel zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^tensor-parallel /{n;p}' <<<"$fit")"
 layout="--zero $zero --recompute $recompute --micro-batch $micro_batch"
 if [ "$sequence_parallel" = yes ]; then layout="--sequence-parallel $layout"; fi
 if [ "$tensor_parallel" != 1 ]; then layout="--tensor-parallel $tensor_parallel $layout"; fi
 check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "$layout"
-# Ranks of this machine would share its threads, and need less scratch memory for each.
 # shellcheck disable=SC2086  # several options
-"$program" plan ${command#* } --ranks 0 --world-size 2 >"$scratch/out"
+"$program" plan ${command#* } >"$scratch/out"
 check "plan --fit: plan gives the command the memory of the list" grep -q "^memory  *$memory $unit per rank" "$scratch/out"
+"$program" plan --fit --world-size 2 --gpu-memory 80 --model d48 --global-batch 1048576 >"$scratch/out"
+check "plan --fit prints long times as plain numbers" test "$(awk '$1 == 1 && $11 ~ /^[0-9]*,[0-9]*$/' "$scratch/out" | wc -l)" = 12
+check "plan prints large numbers without an exponent" grep -q "^work .* [0-9,]*,[0-9]* TFLOP per step" <("$program" plan --model d48 -d 1048576)
 refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
     "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
+refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
+    "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4 --zero 1 --tensor-parallel 1
+refused "plan --fit with heads that --tensor-parallel does not divide" 2 "--tensor-parallel 5" \
+    "$program" plan --fit --ranks 5 --tensor-parallel 5 "${small_fit[@]}"
+fit_ranks() { "$program" plan --fit "$@" "${small_fit[@]}" >"$scratch/out" && sed -n 's/^ranks  *//p' "$scratch/out"; }
+# gib TEXT: the number of GiB in "... 3.2 GiB for the run".
+gib() { sed 's/.* \([0-9.]* [A-Za-z]*\) for the run.*/\1/' <<<"$1" | awk '{ print $1 * ($2 == "TiB" ? 1024 : $2 == "GiB" ? 1 : 1 / 1024) }'; }
+shared=$(fit_ranks --ranks 2)
+check "plan --fit --ranks: the ranks share this machine" grep -q "^2, which share this machine, each with .* for the run" <<<"$shared"
+apart=$(fit_ranks --world-size 2)
+check "plan --fit --world-size: each rank has a machine" grep -q "^2, each with a machine like this one to itself and .* for the run; " <<<"$apart"
+check "plan --fit --world-size: the command starts one rank on each machine" grep -q \
+    "^mpirun -np 2 --hostfile HOSTS --map-by ppr:1:node --bind-to none ./train_gpt2 .*--micro-batch [0-9]*$" "$scratch/out"
+check "plan --fit --world-size: the command does not start ranks itself" test -z "$(grep -- '--ranks [0-9]* --' "$scratch/out")"
+# Other programs take and free memory between the two plans.
+check "plan --fit: ranks that share a machine share its memory" awk -v a="$(gib "$apart")" -v b="$(gib "$shared")" 'BEGIN { exit !(a > 1.5 * b) }'
 refused "plan --gpu-memory without --fit" 2 "needs --fit" "$program" plan --gpu-memory 4
 refused "train --fit" 2 "which belongs to plan" "$program" --fit --train-data x
 
@@ -219,7 +237,12 @@ refused "fp8 without training" 2 "--precision fp8 is not known; give fp32|bf16|a
     --val-data "$scratch/val_*.bin" --precision fp8
 refused "fp8 with channels that are not a multiple of 16" 2 "needs a multiple of 16 channels, and the model has 8" \
     "${train[@]}" --precision fp8 --channels 8
-refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try 96" "${train[@]}" --global-batch 100
+refused "global batch that does not divide" 2 "is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try --global-batch 96" "${train[@]}" --global-batch 100
+refused "a default global batch that does not divide" 2 "x 1 rank = 6144 tokens do not divide the default --global-batch of 524288; try --micro-batch 2, or " \
+    "$program" plan --model d12 --seq-len 2048 --micro-batch 3
+refused "deterministic ranks with the default global batch" 2 \
+    "--deterministic-ranks 8 x --micro-batch 2 x --seq-len 16 = 256 tokens do not divide the default --global-batch of 32; try --global-batch 256" \
+    "$program" "${data[@]}" --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --output '' --deterministic-ranks 8
 refused "more than half held out" 2 "--val-fraction 0.6 must be at least 0 and at most 0.5" "$program" tokenize "$scratch/data.txt" \
     --output "$scratch/never" --train-bpe 300 --val-fraction 0.6
 refused "--val-fraction and --val-tokens together" 2 "are two ways to hold out text; give one" "$program" tokenize "$scratch/data.txt" \
@@ -231,9 +254,15 @@ refused "a second run in the same output" 2 "--resume" "$program" "${data[@]}" "
 "$program" plan --resume --output "$scratch/again" >"$scratch/out" 2>&1
 check "plan --resume takes the options of the run" grep -q "^options from $scratch/again/run.json: .* --layers 2 " "$scratch/out"
 check "plan --resume plans its model" grep -q "2 layers" "$scratch/out"
+cp -r "$scratch/data" "$scratch/changed"
+printf '\1\1' | dd of="$scratch/changed/$(basename "$first_shard")" bs=1 seek=1024 conv=notrunc status=none
+cp -r "$run" "$scratch/other_data"
+warned "a resumed run names the training data that changed" \
+    "the training data differ from those of the checkpoint ($(basename "$first_shard") has " \
+    "$program" --resume --output "$scratch/other_data" --steps 31 --warmup 0 --train-data "$scratch/changed/train_*.bin"
 "$program" plan --resume --output "$scratch/again" --steps 1000 >"$scratch/out" 2>&1
 check "plan --resume says how long the rest takes" grep -q "^time .* for the remaining 967 of 1,000 steps: measured" "$scratch/out"
-refused "a sample prompt that does not fit" 2 "does not fit into the model's context of 16" \
+refused "a sample prompt that does not fit" 2 "error: --sample-prompt has " \
     "${train[@]}" --sample-every 5 --sample-prompt "$(printf 'king queen %.0s' $(seq 40))" --output "$scratch/prompt"
 check "a refused sample prompt leaves no output" test ! -e "$scratch/prompt"
 refused "--resume alone without a run" 2 "run.json, from which --resume takes options, does not exist" "$program" --resume --output "$scratch/none"
@@ -272,7 +301,7 @@ done
 check "--vocab-size of the model itself is accepted" "$program" "${train_data[@]}" --output '' --init "$run" --seq-len 16 --steps 1 --quiet --vocab-size "$vocabulary"
 refused "tokenizer larger than the vocabulary" 2 "but the model's vocabulary has 256" "${train[@]}" --vocab-size 256
 long_prompt=$(make_text 200)
-refused "prompt longer than the context" 2 "does not fit into the model's context of 16" "$program" generate --init "$run" --prompt "$long_prompt"
+refused "prompt longer than the context" 2 "error: --prompt has " "$program" generate --init "$run" --prompt "$long_prompt"
 check "prompt longer than the context: nothing is printed" test ! -s "$scratch/out"
 
 # ---- missing and damaged input
@@ -319,6 +348,9 @@ warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
 warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \
     env -C "$odd" "${train[@]}" --output here
+check "more threads than cores give a note" grep -q "^note: --threads 400 on [0-9]* cores\?: .* slower than --threads [0-9]*$" \
+    <("$program" generate --init "$run" --max-tokens 1 --threads 400 2>&1)
+check "--quiet has no note on threads" test -z "$("${train[@]}" --threads 400 --quiet 2>&1)"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
 for size in 16k 20 40000B "16 K"; do
     refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"

@@ -6,6 +6,10 @@ source "$(dirname "$0")/../support/functions.sh"
 prefix=$scratch/prefix
 check "make install" make CUDA=0 install PREFIX="$prefix"
 check "the installed program runs" "$prefix/bin/train_gpt2" --version
+version=$(sed -n 's/^version: //p' CITATION.cff)
+commit=$(if [ -e .git ]; then git rev-parse --short=12 HEAD 2>/dev/null; fi)
+check "--version is that of CITATION.cff, and names the commit where there is one" grep -Eqx \
+    "train_gpt2 $version${commit:+ \(commit $commit(-dirty)?\)}" <("$prefix/bin/train_gpt2" --version)
 check "the licence is installed" cmp LICENSE "$prefix/share/doc/train_gpt2/LICENSE"
 
 # The man page has every long option of --help.
@@ -36,14 +40,39 @@ fi
 check "make uninstall" make CUDA=0 uninstall PREFIX="$prefix"
 check "make uninstall leaves no file" test -z "$(find "$prefix" -type f)"
 
-if git rev-parse --git-dir >/dev/null 2>&1; then
-    version=$(sed -n 's/^version: //p' CITATION.cff)
+printf '#include <cstdio>\n#include <string>\nstd::string version();\nint main() { puts(version().c_str()); }\n' >"$scratch/say.cpp"
+# has_commit TREE COMMIT: the version in TREE names this commit.
+has_commit() {
+    g++ "$scratch/say.cpp" "$1/$object" -o "$scratch/say" &&
+        test "$("$scratch/say")" = "train_gpt2 $version${2:+ (commit $2)}"
+}
+# build_in TREE TEXT: make builds the two objects in TREE, and prints TEXT.
+build_in() {
+    make -s -C "$1" CXX=g++ SANITIZE= DEBUG=0 CUDA=0 CUDNN=0 NCCL=0 MPI=0 "build/release-nocudnn-nompi-nonccl/llmc/base/common.o" "$object" >"$scratch/made" &&
+        test "$(tr -d '\n' <"$scratch/made")" = "$2"
+}
+object=build/release-nocudnn-nompi-nonccl/llmc/options/version.o
+if [ -n "$commit" ]; then
     check "make dist" make CUDA=0 dist
     check "the archive of make dist has the sources" grep -q "^train_gpt2-$version/train_gpt2.cu$" <(tar -tzf "train_gpt2-$version.tar.gz")
+    git clone -q . "$scratch/clone"
+    clone() { git -C "$scratch/clone" -c user.name=a -c user.email=a@b "$@"; }
+    tar -xzf "train_gpt2-$version.tar.gz" -C "$scratch/clone"
     rm -f "train_gpt2-$version.tar.gz"
-    check "the version of the archive is the program's" grep -q "train_gpt2 $version" <("$program" --version)
+    check "make compiles a clone" build_in "$scratch/clone" "  CXX   llmc/base/common.cpp  CXX   llmc/options/version.cpp"
+    check "the clone's version has its commit" has_commit "$scratch/clone" "$commit"
+    check "make again compiles nothing" build_in "$scratch/clone" ""
+    clone commit -q --allow-empty -m "another"
+    check "a new commit compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/options/version.cpp"
+    check "the version has the new commit" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)"
+    echo "#" >>"$scratch/clone/README.md"
+    check "a changed file compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/options/version.cpp"
+    check "the version says that a file was changed" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)-dirty"
+    archive=$scratch/clone/train_gpt2-$version  # a git checkout surrounds it
+    check "make compiles the archive" build_in "$archive" "  CXX   llmc/base/common.cpp  CXX   llmc/options/version.cpp"
+    check "the archive's version has no commit" has_commit "$archive" ""
 else
-    skip "make dist" "this is no git checkout"
+    skip "make dist, and the commit in the version" "this is no git checkout"
 fi
 if command -v python3 >/dev/null; then
     check "make compile_commands.json" make CUDA=0 compile_commands.json

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # test_memory.sh: compares the peak resident memory of a training process with the memory that `plan` prints for the same options.
+# Also the limits of --micro-batch auto and of eval.
 # The model is GPT-2 124M, so that the memory of the program and its libraries (about 20 MB) hardly counts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
@@ -36,7 +37,7 @@ done
 auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
       --train-data "$scratch/data/train_*.bin" --output '' --quiet)
 limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
-sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences x .*/\1/p'; }
+sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences\? x .*/\1/p'; }
 check "--micro-batch auto is 4,096 tokens" test "$(sequences "${auto[@]}" --seq-len 64)" = 64
 check "--micro-batch auto trains" "${auto[@]}" --seq-len 64
 check "--micro-batch auto trains under ulimit -v" "${limited[@]}" 600000 "${auto[@]}" --seq-len 1024
@@ -52,4 +53,14 @@ for kib in 30000 40000 50000 60000 70000; do
         "^error: (no memory for |no thread can be started).* (under a|of the) limit of $(awk -v kib=$kib 'BEGIN { printf "%.1f", kib / 1024 }') MiB .*\(ulimit -v\)" "$scratch/err"
     check "ulimit -v $kib: exit code" test $status = 1
 done
+
+# eval refuses a micro-batch before it allocates anything, and the one that it advises fits.
+check "a run to evaluate" "$program" --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 0 --steps 1 \
+    --train-data "$scratch/data/train_*.bin" --val-every 0 --output "$scratch/run" --quiet
+eval=("${limited[@]}" 2000000 "$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 2)
+refused "eval with a micro-batch beyond memory" 2 "--micro-batch 1000000 with --seq-len 64 needs " "${eval[@]}" --micro-batch 1000000
+check "the advice of eval is an option of eval, and both sizes are in GiB" grep -qx \
+    "error: --micro-batch 1000000 with --seq-len 64 needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch [0-9]*" "$scratch/err"
+largest=$(sed 's/.* //' "$scratch/err")
+check "eval with the micro-batch that it advises, less 5 %" "${eval[@]}" --micro-batch $((largest - largest / 20))
 finish

@@ -281,18 +281,18 @@ refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr "0.02" t
 refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
     mpirun -np 4 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7 + "${never[@]}"
 make_shards "$scratch/other" 20000
-refused_ranks "other training data" "rank 1 differs from rank 0: training data" \
+refused_ranks "other training data" "rank 1 differs from rank 0: training data: train_000001.bin has " \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/other/train_*.bin"
-refused_ranks "other validation data" "rank 1 differs from rank 0: validation data" \
+refused_ranks "other validation data" "rank 1 differs from rank 0: validation data: val_000000.bin has " \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --val-data "$scratch/other/val_*.bin"
 cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
 byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
 printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none
 check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
-refused_ranks "training data with one other bit" "rank 1 differs from rank 0: training data" \
+refused_ranks "training data with one other bit" "bytes in both, but other tokens" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
 refused_ranks "a batch that does not divide" \
-    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
+    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try --global-batch 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
 refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
     --deterministic-ranks 8

@@ -68,6 +68,22 @@ TEST_CASE("human_bytes keeps three digits") {
     CHECK(human_bytes(6593445888) == "6.14 GiB");
 }
 
+TEST_CASE("plain_number keeps significant digits, and has no exponent") {
+    CHECK(plain_number(1034.5) == "1,035");
+    CHECK(plain_number(1e6) == "1,000,000");
+    CHECK(plain_number(999.6) == "1,000");
+    CHECK(plain_number(123.4) == "123");
+    CHECK(plain_number(12.34) == "12.3");
+    CHECK(plain_number(9.9996) == "10");
+    CHECK(plain_number(4.0) == "4");
+    CHECK(plain_number(0.25) == "0.25");
+    CHECK(plain_number(1.234e-5) == "0.0000123");
+    CHECK(plain_number(0.0) == "0");
+    CHECK(plain_number(1012.46, 4) == "1,012");
+    CHECK(plain_number(101.246, 4) == "101.2");
+    CHECK(plain_number(std::numeric_limits<double>::infinity()) == "inf");
+}
+
 TEST_CASE("the clock of seconds_now never goes back") {
     const double a = seconds_now(), b = seconds_now();
     CHECK(b >= a);

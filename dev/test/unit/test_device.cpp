@@ -34,8 +34,7 @@ TEST_CASE("a lack of memory advises a smaller batch, and for the model's own mem
         CHECK_THROWS_WITH_AS(
             device_allocate(petabyte, purpose),
             doctest::Contains("; the model is too large for this machine; lower --layers or --channels"), Error);
-    for (const char* purpose : {"activations and logits (--micro-batch, --recompute, --logit-chunks)",
-                                "working memory of the operations", "the batch"})
+    for (const char* purpose : {"activations and logits", "working memory of the operations", "the batch"})
         CHECK_THROWS_WITH_AS(device_allocate(petabyte, purpose), doctest::Contains("; lower --micro-batch, or try"),
                              Error);
 }

@@ -8,7 +8,7 @@
 static constexpr FitDevices eight = {{8}, int64_t(4) << 30, 1e15, 300e9};
 
 static Options options_of(std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), {"train_gpt2", "plan", "--model", "d12", "--precision", "bf16"});
+    arguments.insert(arguments.begin(), {"train_gpt2", "plan", "--fit", "--model", "d12", "--precision", "bf16"});
     return parse_options(int(arguments.size()), arguments.data());
 }
 
@@ -121,4 +121,44 @@ TEST_CASE("a global batch that one sequence per rank does not divide is refused"
     // Twelve sequences are three for each of four groups of two tensor-parallel ranks.
     for (const Layout& layout : layouts(options_of({"--global-batch", "12288"}), eight))
         CHECK(layout.tensor_parallel > 1);
+}
+
+TEST_CASE("a given option of the layout keeps its value, also that of its default") {
+    const std::vector<std::vector<const char*>> cases = {{"--zero", "0"},
+                                                         {"--zero", "2"},
+                                                         {"--recompute", "none"},
+                                                         {"--recompute", "layer"},
+                                                         {"--tensor-parallel", "2"},
+                                                         {"--sequence-parallel"}};
+    for (const std::vector<const char*>& given : cases) {
+        const std::string text = given[0] + (given.size() > 1 ? std::string(" ") + given[1] : "") + " ";
+        CAPTURE(text);
+        const std::vector<Layout> all = layouts(options_of(given), eight);
+        CHECK(all.size() >= 6);
+        CHECK(all.size() < layouts(options_of({}), eight).size());
+        for (const Layout& layout : all) CHECK(layout_options(layout).find(text) != std::string::npos);
+    }
+    for (const Layout& layout : layouts(options_of({"--micro-batch", "2"}), eight)) CHECK(layout.batch.B == 2);
+    for (const Layout& layout : layouts(options_of({"--tensor-parallel", "1"}), eight))
+        CHECK(layout.tensor_parallel == 1);
+    for (const Layout& layout : layouts(options_of({"--sequence-parallel=false"}), eight))
+        CHECK(!layout.sequence_parallel);
+    CHECK(layouts(options_of({"--micro-batch", "auto"}), eight).size() == layouts(options_of({}), eight).size());
+}
+
+TEST_CASE("the smallest layout has the given options, and options without a layout are refused") {
+    FitDevices devices = eight;
+    devices.memory = 100 << 20;
+    const auto smallest = [&](std::vector<const char*> given) {
+        const Options o = options_of(std::move(given));
+        return layout_options(smallest_layout(Dtype::bf16, o, model_config(o), 1024, devices));
+    };
+    CHECK(smallest({"--zero", "1", "--recompute", "none", "--micro-batch", "4", "--tensor-parallel", "1"}) ==
+          "--zero 1 --recompute none --micro-batch 4");
+    CHECK_THROWS_WITH_AS(smallest({"--tensor-parallel", "5"}),
+                         "--tensor-parallel 5 does not divide the 12 heads and the 8 ranks of a machine", Error);
+    CHECK_THROWS_WITH_AS(smallest({"--micro-batch", "3"}), doctest::Contains("--micro-batch 3 x --seq-len 1024 x 8 ranks"), Error);
+    devices.places = {1};
+    CHECK_THROWS_WITH_AS(smallest({"--sequence-parallel"}),
+                         doctest::Contains("divides 12 heads, 1 ranks of a machine and 1024 tokens"), Error);
 }

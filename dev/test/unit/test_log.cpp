@@ -147,7 +147,8 @@ TEST_CASE("an MFU above 100 % is printed as >100%, and one warning says why") {
     }
     int warnings = 0;
     for (const std::string& line : lines_of(dir.path + "/log.jsonl"))
-        warnings += contains(line, R"("kind":"warning")") && contains(line, "faster than the peak of 1e-09 TFLOP/s");
+        warnings +=
+            contains(line, R"("kind":"warning")") && contains(line, "faster than the peak of 0.000000001 TFLOP/s");
     CHECK(warnings == 1);
 }
 

@@ -18,10 +18,18 @@ TEST_CASE("a global batch that does not divide is refused with the arithmetic an
     CHECK_THROWS_WITH_AS(
         plan_batch(16, 1024, 500000, 1),
         "--global-batch 500000 is not a multiple of 16384 tokens = --micro-batch 16 x --seq-len 1024 x "
-        "1 rank; try 507904",
+        "1 rank; try --global-batch 507904",
         Error);
-    CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1, 2), doctest::Contains("x 2 ranks; try 2048"), Error);
-    CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try 1024"), Error);
+    CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1, 2), doctest::Contains("x 2 ranks; try --global-batch 2048"), Error);
+    CHECK_THROWS_WITH_AS(plan_batch(4, 256, 1025, 1), doctest::Contains("try --global-batch 1024"), Error);
+}
+
+TEST_CASE("a default global batch is not blamed on the user") {
+    CHECK_THROWS_WITH_AS(plan_batch(3, 1024, 524288, 1, true),
+                         "--micro-batch 3 x --seq-len 1024 x 1 rank = 3072 tokens do not divide the default "
+                         "--global-batch of 524288; try --micro-batch 2, or --global-batch 525312",
+                         Error);
+    CHECK(plan_batch(4, 1024, 524288, 1, true).grad_accum_steps == 128);
 }
 
 TEST_CASE("the first advice is a smaller micro-batch or fewer ranks, if these keep the global batch") {
@@ -213,6 +221,32 @@ TEST_CASE("a plan that does not fit names the options that would make it fit") {
     CHECK(advice(bytes(1, bare)) == advice(bytes(1, layer) - 1));
     CHECK(advice(bytes(1, bare) - 1).starts_with("try a smaller model"));
     CHECK(advise_memory(Dtype::fp32, config, batch, none, 1000, "adamw").starts_with("try a smaller model"));
+}
+
+TEST_CASE("the advice names no option that is given already, or at its maximum") {
+    const GPT2Config config = {32, 300, 6, 2, 64};
+    const auto advice = [&](int B, int world_size, MemoryOptions options, int64_t available) {
+        return advise_memory(Dtype::bf16, config, plan_batch(B, 32, 0, world_size), options, available, "adamw");
+    };
+    const auto bytes = [&](int world_size, const MemoryOptions& options) {
+        return device_bytes(training_memory(Dtype::bf16, config, plan_batch(1, 32, 0, world_size), options, "adamw"));
+    };
+    const MemoryOptions none = {}, layer = {Recompute::layer}, bare = {Recompute::layer, 0, false};
+    CHECK(advice(1, 1, none, bytes(1, layer)) == "try --recompute layer");
+    CHECK(advice(1, 1, layer, bytes(1, bare)) == "try --master-weights off");
+    CHECK(advice(4, 1, layer, bytes(1, bare)) == "try --micro-batch auto --master-weights off");
+    MemoryOptions zero3 = layer, divided = layer;
+    zero3.shards = 2, zero3.shard_gradients = zero3.shard_weights = true;
+    CHECK(advice(1, 2, layer, bytes(2, zero3)) == "try --zero 3");
+    CHECK(advice(4, 2, zero3, bytes(2, zero3)) == "try --micro-batch auto");
+    CHECK(advice(1, 2, none, 1000) == "try a smaller model, or --zero 3 or --tensor-parallel on more ranks");
+    CHECK(advice(1, 2, zero3, 1000) == "try a smaller model, or --tensor-parallel on more ranks");
+    divided.tensor = {0, 2};  // of two heads
+    CHECK(advice(1, 2, divided, 1000) == "try a smaller model, or --zero 3 on more ranks");
+    zero3.tensor = {0, 2};
+    CHECK(advice(1, 2, zero3, 1000) == "try a smaller model, or more ranks");
+    CHECK_THROWS_WITH_AS(largest_micro_batch(Dtype::bf16, config, 32, 0, 1, layer, bytes(1, bare), "adamw"),
+                         doctest::Contains("are free; try --master-weights off"), Error);
 }
 
 TEST_CASE("memory for loading counts only if the device uses the host's memory") {

@@ -6,8 +6,13 @@
 
 #include <omp.h>
 
+#include <cstdlib>
+
+#include "base/terminal.h"
+#include "base/threads.h"
 #include "cpu/isa.h"
 #include "model/mfu.h"
+#include "train/run_checks.h"
 
 static const DeviceInfo fake_device = {.name = "a device",
                                        .memory_bytes = int64_t(1) << 30,
@@ -54,17 +59,24 @@ TEST_CASE("the number of threads is from OpenMP") {
     omp_set_num_threads(before);
 }
 
-TEST_CASE("the table warns of more threads than cores") {
-    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
-    DeviceInfo cpu = fake_device;
-    cpu.cpu_isa = "plain";
+TEST_CASE("a note names more threads than cores, and where their number is from") {
+    const int before = omp_get_max_threads(), cores = omp_get_num_procs(), many = 3 * cores;
+    const std::string end =
+        format(" on %d core%s: threads that share a core take turns, which is slower than --threads %d", cores,
+               cores == 1 ? "" : "s", cores);
+    const char* variable = getenv("OMP_NUM_THREADS");
+    const std::string saved = variable ? variable : "";
     omp_set_num_threads(cores);
-    CHECK(row<float>(cpu, "threads") == "");
-    omp_set_num_threads(3 * cores);
-    CHECK(row<float>(cpu, "threads") ==
-          format("%d threads on %d core%s are slower than %d; --threads 0 is one per core", 3 * cores, cores,
-                 cores == 1 ? "" : "s", cores));
-    CHECK(row<float>(fake_device, "threads") == "");  // a GPU
+    CHECK(note_on_threads(0) == "");
+    CHECK(note_on_threads(cores) == "");
+    omp_set_num_threads(many);
+    CHECK(note_on_threads(many) == format("--threads %d", many) + end);
+    setenv("OMP_NUM_THREADS", std::to_string(many).c_str(), 1);
+    CHECK(note_on_threads(0) == format("OMP_NUM_THREADS=%d", many) + end);
+    CHECK(note_on_threads(many).starts_with("--threads "));
+    unsetenv("OMP_NUM_THREADS");
+    CHECK(note_on_threads(0) == format("%d threads", many) + end);
+    if (variable) setenv("OMP_NUM_THREADS", saved.c_str(), 1);
     omp_set_num_threads(before);
 }
 
@@ -133,9 +145,56 @@ TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
                                                                   "--threads"});
 }
 
+TEST_CASE("files that differ are named with their sizes") {
+    const auto corpus = [](std::vector<Shard> shards) {
+        return Corpus{
+            .shards = std::move(shards), .first_window = {}, .T = 8, .tokens = 0, .num_windows = 0, .fingerprint = 0};
+    };
+    const Shard a = {"x/a.bin", 100, 2, 0, 0, 4, 1}, longer = {"y/a.bin", 200, 2, 0, 0, 4, 2},
+                other = {"y/a.bin", 100, 2, 0, 0, 4, 3}, b = {"x/b.bin", 50, 4, 0, 0, 4, 5};
+    const auto differing = [&](std::vector<Shard> here, std::vector<Shard> there) {
+        const Corpus own = corpus(std::move(here)), others = corpus(std::move(there));
+        return differing_files(files_json(&own), files_json(&others), "here", "there");
+    };
+    CHECK(differing({a, b}, {a, b}) == "");
+    CHECK(differing({longer, b}, {a, b}) == "a.bin has 1,424 bytes here, 1,224 bytes there");
+    CHECK(differing({other}, {a}) == "a.bin has 1,224 bytes in both, but other tokens");
+    CHECK(differing({a, b}, {a}) == "b.bin is only here");
+    CHECK(differing({a}, {longer, b}) == "a.bin has 1,224 bytes here, 1,424 bytes there; b.bin is only there");
+    Shard sampled = other;
+    sampled.places = 2;  // hashes of other pieces cannot be compared
+    CHECK(differing({sampled}, {a}) == "");
+    std::vector<Shard> many(5, a);
+    for (size_t i = 0; i < many.size(); i++) many[i].path = format("x/%zu.bin", i);
+    CHECK(differing(many, {}) == "0.bin is only here; 1.bin is only here; 2.bin is only here; and 2 more");
+    CHECK(files_json(nullptr) == "{}");
+}
+
+TEST_CASE("the advice on --seq-len keeps to the positions of a model that exists") {
+    const GPT2Config config = {10, 300, 1, 4, 16};
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    options.tensor_parallel = 4, options.sequence_parallel = true;
+    const auto refused = [&](int T, const char* advice) {
+        CHECK_THROWS_WITH_AS(check_tensor_parallel(options, config, T), doctest::Contains(advice), Error);
+    };
+    refused(9, "; give --seq-len 12");  // a new model has that many positions
+    options.init = "x";
+    refused(9, "; give --seq-len 8");
+    refused(7, "; give --seq-len 8");
+    options.tensor_parallel = 2;
+    check_tensor_parallel(options, config, 10);
+}
+
 TEST_CASE("counts of one are in the singular") {
     Corpus corpus = {.shards = {{}}, .first_window = {}, .T = 8, .tokens = 9, .num_windows = 1, .fingerprint = 0};
     CHECK(describe_data(corpus, 1) == "1 shard, 9 tokens, 1 window of 8: an epoch is 1.0 steps");
+    CHECK(describe_batch({1, 1, 1, 1, 1}) == "1 token per step = 1 sequence x 1 token x 1 rank x 1 micro-step");
+    CHECK(describe_batch({2, 3, 2, 2, 24}, 2) ==
+          "24 tokens per step = 2 sequences x 3 tokens x 2 groups of 2 tensor-parallel ranks x 2 micro-steps");
+    CHECK(describe_model({1, 50, 1, 1, 16}).starts_with("1 layer, 1 head, 16 channels, 1 position, vocabulary 50 "));
+    CHECK(counted(1, "micro-batch") == "1 micro-batch");
+    CHECK(counted(0, "micro-batch") == "0 micro-batches");
+    CHECK(counted(1024, "token") == "1,024 tokens");
     corpus.num_windows = 2;
     CHECK(describe_data(corpus, 1).find("2 windows of 8") != std::string::npos);
 }

@@ -1,0 +1,10 @@
+// version.cpp: the program's version. It is the only source that depends on the commit (mk/version.mk).
+#include "options/options.h"
+
+std::string version() {
+#ifdef GIT_COMMIT
+    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
+#else
+    return "train_gpt2 0.1.0";
+#endif
+}
