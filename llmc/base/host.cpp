@@ -1,6 +1,5 @@
 #include "base/host.h"
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,12 +20,4 @@ std::string host_id() {
     const bool has_namespace = stat("/proc/self/ns/net", &network) == 0;
     return (id.empty() ? host_name() : id) +
            (has_namespace ? format("/%llu", static_cast<unsigned long long>(network.st_ino)) : "");
-}
-
-AddressSpace address_space() {
-    rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {INT64_MAX, INT64_MAX};
-    int64_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    return {int64_t(limit.rlim_cur), int64_t(limit.rlim_cur) - pages * sysconf(_SC_PAGESIZE)};
 }

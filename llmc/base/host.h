@@ -1,15 +1,8 @@
 // host.h: which machine this process runs on.
 #pragma once
-#include <cstdint>
 #include <string>
 
 std::string host_name();
 // An id that is equal for processes on the same kernel and network, whatever their host names are. Containers with
 // separate networks may have the same host name, but not the same id.
 std::string host_id();
-
-// The address space that `ulimit -v` permits this process, and the bytes of it that are left. INT64_MAX: no limit.
-struct AddressSpace {
-    int64_t limit, left;
-};
-AddressSpace address_space();

@@ -16,6 +16,7 @@
 #include "base/device.h"
 #include "base/files.h"
 #include "base/host.h"
+#include "base/host_memory.h"
 #include "base/json.h"
 #include "base/terminal.h"
 #include "base/threads.h"

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "base/common.h"
+#include "base/host_memory.h"
 #include "base/threads.h"
 #include "cpu/isa.h"
 #include "cpu/matmul.h"
@@ -54,7 +55,7 @@ DeviceInfo device_info() {
         const int threads = openmp_threads();
         return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), threads, threads == 1 ? "" : "s",
                                          isa_name(isa())),
-                          .memory_bytes = std::min(memory_bytes, cpu::control_groups().limit),
+                          .memory_bytes = std::min(memory_bytes, control_groups().limit),
                           .peak_flops_bf16 = cpu::measure_peak_flops<bf16>(),
                           .peak_flops_fp32 = cpu::measure_peak_flops<float>(),
                           .peak_source = "measured at start",
@@ -75,7 +76,7 @@ void* device_allocate(int64_t bytes, const char* purpose) { return cpu::allocate
 void device_free(void* pointer) { cpu::release(pointer); }
 void* host_allocate(int64_t bytes) { return cpu::allocate(bytes, "host memory", false); }
 void host_free(void* pointer) { cpu::release(pointer); }
-int64_t device_bytes_free(int processes) { return cpu::available_bytes(processes); }
+int64_t device_bytes_free(int processes) { return host_bytes_free(processes); }
 int64_t device_bytes_allocated() { return cpu::bytes_allocated(); }
 
 // Every call has finished its work when it returns, so there is nothing to wait for.

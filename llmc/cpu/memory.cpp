@@ -10,14 +10,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
 #include "base/common.h"
 #include "base/device.h"
-#include "base/host.h"
+#include "base/host_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER
@@ -35,7 +34,6 @@ constexpr int64_t MAPPED_FROM = INT64_MAX;  // all blocks from the heap, where t
 #else
 constexpr int64_t MAPPED_FROM = HUGE_PAGE;
 #endif
-constexpr int64_t KEEP_FREE = 128 << 20;  // for the rest of the process and of the machine
 
 struct Block {
     int64_t bytes, mapped;  // requested bytes; mapped bytes, or 0 if the block is from the heap
@@ -54,73 +52,11 @@ Memory& memory() {
     return memory;
 }
 
-// The number in the first line of a file such as memory.max, or `otherwise` if there is none.
-int64_t number_in(const std::string& path, int64_t otherwise) {
-    int64_t value;
-    std::ifstream file(path);
-    return file >> value ? value : otherwise;
-}
-
-// The number after `name` in a file such as /proc/meminfo, or `otherwise`.
-int64_t field(const std::string& path, const std::string& name, int64_t otherwise) {
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);)
-        if (line.rfind(name, 0) == 0) return atoll(line.c_str() + name.size());
-    return otherwise;
-}
-
-// The limit of one control group's folder. File cache counts as available, because the kernel drops it before it kills.
-cpu::ControlGroups limit_in(const std::string& folder, bool version_2) {
-    int64_t limit =
-        number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);  // the file may say "max"
-    if (version_2)
-        limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // the kernel throttles above it
-    if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for no limit
-    const std::string stat = folder + "memory.stat", all = version_2 ? "" : "total_";
-    const int64_t cache = field(stat, all + "active_file ", 0) + field(stat, all + "inactive_file ", 0);
-    const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), 0);
-    return {limit, limit - used + cache};
-}
-
-}  // namespace
-
-// Lines of /proc/self/cgroup: "0::/a/b" (version 2), "9:memory:/a/b" or "9:cpu,memory:/a/b" (version 1).
-cpu::ControlGroups cpu::control_groups(const std::string& root) {
-    std::ifstream file(root + "/proc/self/cgroup");
-    ControlGroups least = {INT64_MAX, INT64_MAX};
-    for (std::string line; std::getline(file, line);) {
-        const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (second == std::string::npos) continue;
-        const std::string controllers = format(",%s,", line.substr(first + 1, second - first - 1).c_str());
-        const bool version_2 = controllers == ",,";
-        if (!version_2 && controllers.find(",memory,") == std::string::npos) continue;
-        const std::string mount = root + "/sys/fs/cgroup" + (version_2 ? "" : "/memory");
-        for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
-            while (!path.empty() && path.back() == '/') path.pop_back();
-            const ControlGroups here = limit_in(mount + path + "/", version_2);
-            least = {std::min(least.limit, here.limit), std::min(least.available, here.available)};
-            if (path.empty()) break;
-        }
-    }
-    return least;
-}
-
-static int64_t memory_left() {
-    const int64_t memory = 1024 * field("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
-    return std::min(memory, cpu::control_groups().available);
-}
-
-int64_t cpu::available_bytes(int processes) {
-    return std::max<int64_t>(0, std::min(memory_left() / processes, address_space().left) - KEEP_FREE);
-}
-
-namespace {
-
 [[noreturn]] void out_of_memory(int64_t bytes, const char* purpose) {
     const int64_t limit = address_space().limit;
     const std::string limit_text =
         limit < INT64_MAX ? format(" under a limit of %s (ulimit -v)", human_bytes(limit).c_str()) : "";
-    const int64_t available = cpu::available_bytes();
+    const int64_t available = host_bytes_free();
     fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s available%s, %s already allocated; %s", purpose,
          with_commas(bytes).c_str(), available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown",
          limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str(), memory_advice(purpose));
@@ -186,7 +122,7 @@ void* allocate(int64_t bytes, const char* purpose, bool counted) {
     if (bytes == 0) return nullptr;
     const bool large = bytes >= MAPPED_FROM;
     // A lack of address space needs no check: mmap fails.
-    if (bytes >= HUGE_PAGE && bytes > memory_left() - KEEP_FREE) out_of_memory(bytes, purpose);
+    if (bytes >= HUGE_PAGE && bytes > host_bytes_left() - HOST_BYTES_KEPT) out_of_memory(bytes, purpose);
     const int64_t whole = round_up<int64_t>(bytes, large ? HUGE_PAGE : 64);
     void* block = large ? map_zeroed(whole) : aligned_alloc(64, whole);
     if (!block) out_of_memory(bytes, purpose);

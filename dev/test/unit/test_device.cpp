@@ -9,8 +9,8 @@
 
 #include <omp.h>
 
+#include "base/host_memory.h"
 #include "cpu/matmul.h"
-#include "cpu/memory.h"
 #include "support/cases_device.h"
 #include "support/temporary.h"
 #include "support/test.h"
@@ -50,7 +50,7 @@ struct Machine {
         write_bytes(path, text + "\n");
     }
     void check(int64_t limit, int64_t available) const {
-        const cpu::ControlGroups groups = cpu::control_groups(root.path);
+        const ControlGroups groups = control_groups(root.path);
         CHECK(groups.limit == limit);
         CHECK(groups.available == available);
     }
