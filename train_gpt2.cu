@@ -19,6 +19,7 @@
 #include "base/trace.h"
 #include "commands/commands.h"
 #include "train/run.h"
+#include "train/save.h"
 #include "train/stop.h"
 #include "train/trainer.h"
 
@@ -163,8 +164,6 @@ static void train_loop(Trainer<floatX>& t) {
     t.optimizer.finish_collectives();
     wait_for_device();
 }
-
-static bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
 
 static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                      const std::string& command_line) {

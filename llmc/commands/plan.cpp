@@ -209,6 +209,9 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
     rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    const std::string background =
+        describe_background_saves(o, ParamLayout(source.config), 1 + int(saved.state.size()));
+    if (!background.empty()) rows.push_back({"checkpoints", background});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(line + "\n");
     return 0;

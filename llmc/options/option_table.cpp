@@ -242,6 +242,11 @@ static void checkpoint_options(OptionSpecs& all, Options& o) {
           "save every N steps and after the last; 0 = never")
         .at_least(0)
         .may_change();
+    s.add("--checkpoint-async", o.checkpoint_async, "auto", "auto|on|off",
+          "write checkpoints while training goes on, from a copy in memory; auto = if there is memory for it")
+        .one_of_unit()
+        .planned()
+        .may_change();
     s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all")
         .at_least(0)
         .planned()

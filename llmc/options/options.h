@@ -93,7 +93,8 @@ struct Options {
     int val_batches;  // 0: all
     int sample_tokens;
     std::string sample_prompt;
-    int keep;  // checkpoints; 0: all
+    std::string checkpoint_async;  // auto, on, off
+    int keep;                      // checkpoints; 0: all
     bool resume;
 
     // run

@@ -437,11 +437,12 @@ void Log::sample(int64_t step, const std::string& text) {
     append_line(*this, json);
 }
 
-void Log::checkpoint(int64_t step, const std::string& dir, double ms) {
+void Log::checkpoint(int64_t step, const std::string& dir, double ms, double stall_ms) {
     print_line(*this, format("saved %s in %.1f s", message_text(dir).c_str(), 1e-3 * ms));
     Json json = event("checkpoint", step);
     json["dir"] = dir;
     json["ms"] = std::llround(ms);
+    json["stall_ms"] = std::llround(stall_ms);
     append_line(*this, json);
 }
 

@@ -5,10 +5,11 @@
 //   step         step, tokens, loss, grad_norm, lr, then the fields that depend on time: step_ms, tokens_per_s, mfu,
 //                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
 //   val          step, val_loss                        sample      step, text
-//   checkpoint   step, dir, then ms                    warning     text
-// Steps count from 0; val, sample and checkpoint at step s see the weights before step s, after s updates. NaN and
-// infinity, which JSON lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the
-// lines of kind step, val and sample are equal byte for byte once everything from ,"step_ms" on is cut.
+//   checkpoint   step, dir, then ms, stall_ms          warning     text
+// Steps count from 0; val, sample and checkpoint at step s see the weights before step s, after s updates. The line of
+// a checkpoint is written when it is complete, which may be some steps later. NaN and infinity, which JSON lacks,
+// become null, and "non_finite" names the field. Of two runs that computed the same, the lines of kind step, val and
+// sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
 // A write error of the log does not stop the run: one warning goes to stderr. The lines are kept, up to MAX_UNWRITTEN
 // bytes, and written as soon as that is possible again. finish() says how many are missing at the end. A log that was
@@ -100,7 +101,7 @@ struct Log {
     void working(int64_t step, const char* what, int64_t done, int64_t of);
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
-    void checkpoint(int64_t step, const std::string& dir, double ms);
+    void checkpoint(int64_t step, const std::string& dir, double ms, double stall_ms);
     // Leaves the last live line on the terminal, and warns of lines that log.jsonl lacks. Returns the number of
     // these lines.
     int64_t finish();

@@ -12,6 +12,7 @@
 #include "options/options.h"
 #include "parallel/groups.h"
 #include "parallel/straggler.h"
+#include "train/background_save.h"
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/run_source.h"
@@ -38,9 +39,13 @@ struct Run {
     bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
-    int64_t saved_step = -1;
-    int64_t first_step = 0;       // at the start of the run; restarts by --max-restarts do not change it
+    int64_t first_step = 0;   // at the start of the run; restarts by --max-restarts do not change it
+    int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
+    int64_t val_step = -1;    // of the last validation
+    bool saves_in_background = false;
     bool warned_of_data = false;  // warn_of_changed_data has printed its warning
+    // On the first rank, with saves_in_background. It is destroyed first, because its thread reads the run.
+    std::unique_ptr<BackgroundSave> background_save;
 
     Run(const Options& options, Comm& comm, Dtype dtype)
         : options(options),

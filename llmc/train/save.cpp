@@ -1,16 +1,26 @@
 #include "train/save.h"
 
+#include <utility>
+
 #include "base/common.h"
+#include "base/host_memory.h"
 
 CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
     return {o.export_dtype == "bf16", state};
 }
 
-static SaveOptions save_options(const Run& run, const StateReader& reader) {
+// Memory for any tensor.
+static std::vector<float> one_tensor(const ParamLayout& layout) {
+    return std::vector<float>(size_t(layout.size(wte) + layout.size(fcw) + layout.size(wpe)));
+}
+
+bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
+
+static SaveOptions save_options(const Run& run, const std::vector<std::string>& state, SaveResult& result) {
     SaveOptions save_options;
     save_options.output = run.options.output;
     save_options.keep = run.options.keep;
-    save_options.format = checkpoint_format(run.options, reader.state);
+    save_options.format = checkpoint_format(run.options, state);
     save_options.end_of_text = run.source.end_of_text;
     if (run.source.tokenizer) {
         save_options.end_of_text = run.source.tokenizer->end_of_text;
@@ -18,8 +28,8 @@ static SaveOptions save_options(const Run& run, const StateReader& reader) {
             save_tokenizer(*run.source.tokenizer, dir, run.source.config.max_T);
         };
     }
-    save_options.note = [&run](const std::string& line) { run.log->note(line); };
-    save_options.warn = [&run](const std::string& line) { run.log->warn(line); };
+    save_options.note = [&result](const std::string& line) { result.lines.push_back({false, line}); };
+    save_options.warn = [&result](const std::string& line) { result.lines.push_back({true, line}); };
     return save_options;
 }
 
@@ -33,47 +43,35 @@ static void check_lock(const OutputLock& lock, const std::string& output) {
              output.c_str());
 }
 
-// Makes the reads that a failed save has not made. Every rank takes part in each read, so the other ranks would
-// otherwise wait for these reads.
-static void finish_reads(const StateReader& reader, const CheckpointFormat& format, int64_t done) {
-    const ParamLayout& layout = reader.layout;
-    std::vector<float> unused(layout.size(wte) + layout.size(fcw) + layout.size(wpe));  // as large as any tensor
-    int64_t number = 0;
-    for_each_read(layout, format, [&](Slot slot, Param p, int l) {
-        if (number++ >= done) reader.read(unused.data(), slot, p, l);
-    });
+// Writes a checkpoint. May run in a thread: it changes nothing of the run.
+static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& state,
+                                   const TensorReader& read, const TrainerState& trainer) {
+    SaveResult result;
+    result.step = trainer.step;
+    const double begin = seconds_now();
+    try {
+        check_lock(*run.lock, run.options.output);
+        result.dir = save_checkpoint(save_options(run, state, result), layout, read, trainer).dir;
+    } catch (const Error& error) {
+        result.error = error;
+    } catch (const std::exception& error) {  // no memory for a buffer
+        result.error = Error(EXIT_INTERNAL, error.what());
+    }
+    result.ms = 1e3 * (seconds_now() - begin);
+    return result;
 }
 
-void save(Run& run, const StateReader& reader) {
-    const Options& o = run.options;
-    if (o.output.empty() || o.checkpoint_every == 0 || run.saved_step == run.state.step) return;
-    if (!run.first_rank() && !reader.sharded) return;
-    int64_t reads = 0;
-    const TensorReader read = [&](float* host, Slot slot, Param p, int l) {
-        reader.read(host, slot, p, l);
-        reads++;
-    };
-    std::string error;
-    int exit_code = EXIT_IO;
-    const double begin = seconds_now();
-    SavedCheckpoint saved;
-    try {
-        if (run.first_rank()) {
-            check_lock(*run.lock, o.output);
-            saved = save_checkpoint(save_options(run, reader), reader.layout, read, run.state);
-        }
-    } catch (const Error& e) {
-        error = e.what();
-        exit_code = e.exit_code;
-    }
-    if (reader.sharded) {
-        finish_reads(reader, checkpoint_format(o, reader.state), reads);
-        error = run.comm.all_gather_text(error)[0];
-    }
-    if (!error.empty()) throw Error(exit_code, error);
-    run.saved_step = run.state.step;
+static void print_lines(Run& run, const SaveResult& result) {
+    for (const SaveResult::Line& line : result.lines)
+        line.warning ? run.log->warn(line.text) : run.log->note(line.text);
+}
+
+// After a successful save, on the first rank.
+static void record_saved(Run& run, const SaveResult& result) {
+    run.saved_step = result.step;
     warn_of_changed_data(run);
-    if (run.first_rank()) run.log->checkpoint(run.state.step, saved.dir, 1e3 * (seconds_now() - begin));
+    run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
+    save_val_loss(run);
 }
 
 static std::string last_checkpoint(const Run& run) {
@@ -83,23 +81,162 @@ static std::string last_checkpoint(const Run& run) {
     return "the last good checkpoint is " + checkpoint_directory(run.options.output, run.saved_step);
 }
 
+static void warn_of_failed_save(Run& run, int64_t step, const Error& error) {
+    run.log->warn(format("the checkpoint of step %lld was not saved: %s; training continues",
+                         static_cast<long long>(step), error.what()));
+}
+
+static void count_failed_save(Run& run, int64_t step, const Error& error) {
+    if (++run.failed_saves == 3)
+        throw Error(error.exit_code,
+                    format("three saves in a row failed, so the run ends, because further steps would be lost; %s; %s",
+                           last_checkpoint(run).c_str(), error.what()));
+    warn_of_failed_save(run, step, error);
+}
+
+// ---- saves that training waits for
+
+// Makes the reads that a failed save has not made. Every rank takes part in each read, so the other ranks would
+// otherwise wait for these reads.
+static void finish_reads(const StateReader& reader, const CheckpointFormat& format, int64_t done) {
+    std::vector<float> unused = one_tensor(reader.layout);
+    int64_t number = 0;
+    for_each_read(reader.layout, format, [&](Slot slot, Param p, int l) {
+        if (number++ >= done) reader.read(unused.data(), slot, p, l);
+    });
+}
+
+// Waits for the save in flight. If it fails, a warning says so: the save that follows is newer.
+static void finish_background_save(Run& run) {
+    if (!run.background_save) return;
+    const std::optional<SaveResult> result = run.background_save->finish(true);
+    if (!result) return;
+    print_lines(run, *result);
+    result->error ? warn_of_failed_save(run, result->step, *result->error) : record_saved(run, *result);
+}
+
+void save(Run& run, const StateReader& reader) {
+    if (!saves_checkpoints(run.options) || (!run.first_rank() && !reader.sharded)) return;
+    finish_background_save(run);
+    // Only the first rank knows whether a save in the background has succeeded.
+    if (reader.sharded) run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
+    if (run.saved_step == run.state.step) return;
+    int64_t reads = 0;
+    const TensorReader read = [&](float* host, Slot slot, Param p, int l) {
+        reader.read(host, slot, p, l);
+        reads++;
+    };
+    SaveResult result;
+    if (run.first_rank()) result = write_checkpoint(run, reader.layout, reader.state, read, run.state);
+    result.stall_ms = result.ms;
+    print_lines(run, result);
+    if (reader.sharded) {
+        finish_reads(reader, checkpoint_format(run.options, reader.state), reads);
+        const std::string error = run.comm.all_gather_text(result.error ? result.error->what() : "")[0];
+        if (!error.empty() && !result.error) result.error = Error(EXIT_IO, error);
+    }
+    if (result.error) throw *result.error;
+    run.saved_step = run.state.step;
+    if (run.first_rank()) record_saved(run, result);
+}
+
 void save_or_warn(Run& run, const StateReader& reader) {
     try {
         save(run, reader);
         run.failed_saves = 0;
     } catch (const Error& error) {
-        if (++run.failed_saves == 3)
-            throw Error(
-                error.exit_code,
-                format("three saves in a row failed, so the run ends, because further steps would be lost; %s; %s",
-                       last_checkpoint(run).c_str(), error.what()));
-        run.log->warn(format("the checkpoint of step %lld was not saved: %s; training continues",
-                             static_cast<long long>(run.state.step), error.what()));
+        count_failed_save(run, run.state.step, error);
     }
 }
 
+// ---- saves in the background
+
+// The first multiple of --checkpoint-every after this step; the run also saves its last step, but waits for that save.
+static bool will_save_between_steps(const Options& o, int64_t step) {
+    return saves_checkpoints(o) && (step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
+}
+
+// With `auto`, as many bytes as the copy takes must stay free: files are written through the file cache.
+static std::unique_ptr<BackgroundSave> make_background_save(Run& run, const StateReader& reader, int num_slots) {
+    const int64_t needed = snapshot_bytes(reader.layout, num_slots), free = host_bytes_free();
+    const bool always = run.options.checkpoint_async == "on";
+    if (always && needed > free)
+        fail(EXIT_INTERNAL, "--checkpoint-async on: a copy of the state takes %s, and %s are free; give auto or off",
+             human_bytes(needed).c_str(), human_bytes(free).c_str());
+    if (always || needed <= free / 2) return std::make_unique<BackgroundSave>(reader.layout, num_slots);
+    run.log->note(
+        format("training waits for each checkpoint: a copy of the state takes %s, and %s are free "
+               "(--checkpoint-async)",
+               human_bytes(needed).c_str(), human_bytes(free).c_str()));
+    return nullptr;
+}
+
+void prepare_background_saves(Run& run, const StateReader& reader) {
+    const Options& o = run.options;
+    if (o.checkpoint_async == "off" || !will_save_between_steps(o, run.state.step)) return;
+    if (run.first_rank()) run.background_save = make_background_save(run, reader, 1 + int(reader.state.size()));
+    run.saves_in_background = run.background_save != nullptr;
+    if (reader.sharded)
+        run.saves_in_background = run.comm.all_gather_text(run.saves_in_background ? "yes" : "no")[0] == "yes";
+}
+
+std::string describe_background_saves(const Options& o, const ParamLayout& layout, int num_slots) {
+    if (o.checkpoint_async == "off" || !saves_checkpoints(o)) return "";
+    return format("written while training goes on, from a copy of %s in the memory of rank 0's host%s",
+                  human_bytes(snapshot_bytes(layout, num_slots)).c_str(),
+                  o.checkpoint_async == "auto" ? ", if it is free" : "");
+}
+
+static void warn_of_wait(Run& run, int64_t earlier, double seconds) {
+    constexpr double LEAST_SECONDS = 1.0;
+    if (seconds < LEAST_SECONDS || std::exchange(run.background_save->warned_of_wait, true)) return;
+    run.log->warn(
+        format("the save of step %lld had to wait %.1f s for that of step %lld: writing a checkpoint takes "
+               "longer than --checkpoint-every %lld steps",
+               static_cast<long long>(run.state.step), seconds, static_cast<long long>(earlier),
+               static_cast<long long>(run.options.checkpoint_every)));
+}
+
+static void report(Run& run, const SaveResult& result) {
+    print_lines(run, result);
+    if (result.error) return count_failed_save(run, result.step, *result.error);
+    run.failed_saves = 0;
+    record_saved(run, result);
+}
+
+void report_background_save(Run& run) {
+    if (!run.background_save) return;
+    if (const std::optional<SaveResult> result = run.background_save->finish(false)) report(run, *result);
+}
+
+void save_in_background(Run& run, const StateReader& reader) {
+    if (!run.saves_in_background) return save_or_warn(run, reader);
+    if (!run.first_rank()) {  // takes part in the reads
+        std::vector<float> unused = one_tensor(reader.layout);
+        const auto read = [&](Slot slot, Param p, int l) { reader.read(unused.data(), slot, p, l); };
+        if (reader.sharded) for_each_copy(reader.layout, 1 + int(reader.state.size()), read);
+        return;
+    }
+    BackgroundSave& background = *run.background_save;
+    const double begin = seconds_now();
+    if (const std::optional<SaveResult> before = background.finish(true)) {
+        report(run, *before);
+        warn_of_wait(run, before->step, seconds_now() - begin);
+    }
+    background.snapshot.take(reader.read);
+    const double stall_ms = 1e3 * (seconds_now() - begin);
+    background.start([&run, &background, stall_ms, state = reader.state, trainer = run.state] {
+        SaveResult result =
+            write_checkpoint(run, background.snapshot.layout, state, background.snapshot.reader(), trainer);
+        result.ms += stall_ms;
+        result.stall_ms = stall_ms;
+        return result;
+    });
+}
+
 void save_val_loss(Run& run) {
-    if (!run.first_rank() || run.options.output.empty() || run.saved_step != run.state.step) return;
+    if (!run.first_rank() || run.options.output.empty()) return;
+    if (run.val_step < 0 || run.val_step != run.saved_step) return;
     const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
     try {
         check_lock(*run.lock, run.options.output);

@@ -37,6 +37,7 @@ Trainer<floatX>::Trainer(Run& run)
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
+    prepare_background_saves(run, reader);
 }
 
 template <class floatX>
@@ -132,6 +133,7 @@ void Trainer<floatX>::validate(int64_t step) {
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
+        run.val_step = step;
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {
@@ -165,6 +167,7 @@ void Trainer<floatX>::sample(int64_t step) {
 
 template <class floatX>
 void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
+    report_background_save(run);
     const Options& o = run.options;
     const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || step == o.steps); };
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
@@ -177,10 +180,10 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     contention.restart();  // validation and sampling look for themselves
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
-        if (stop && !run.failure)
-            save(run, reader);
+        if (!stop)
+            save_in_background(run, reader);
         else
-            save_or_warn(run, reader);
+            run.failure ? save_or_warn(run, reader) : save(run, reader);
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

@@ -221,7 +221,7 @@ TEST_CASE("log.jsonl has one object per line with its keys in order, timing last
         log.step(record(0));
         log.val(1, 3.25);
         log.sample(1, "say \"hi\"\n\x1b\xff");
-        log.checkpoint(1, "out/step_000001", 830.4);
+        log.checkpoint(1, "out/step_000001", 830.4, 12.6);
         log.warn("slow");
     }
     const auto lines = lines_of(dir.path + "/log.jsonl");
@@ -231,7 +231,7 @@ TEST_CASE("log.jsonl has one object per line with its keys in order, timing last
           R"("tokens_per_s":3744914,"mfu":0.3802,"loader_wait_ms":0.0})");
     CHECK(lines[1] == R"({"kind":"val","step":1,"val_loss":3.25})");
     CHECK(Json::parse(lines[2])["text"] == "say \"hi\"\n\x1b\xef\xbf\xbd");
-    CHECK(lines[3] == R"({"kind":"checkpoint","step":1,"dir":"out/step_000001","ms":830})");
+    CHECK(lines[3] == R"({"kind":"checkpoint","step":1,"dir":"out/step_000001","ms":830,"stall_ms":13})");
     CHECK(Json::parse(lines[4])["text"] == "slow");
 }
 
@@ -278,11 +278,11 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
         Log log(quiet(dir.path));
         log.begin_run(RunInfo{});
         for (int step = 0; step < 6; step++) {
-            if (step == 4) log.checkpoint(4, "out/step_000004", 1);
+            if (step == 4) log.checkpoint(4, "out/step_000004", 1, 1);
             if (step % 2 == 0) log.val(step, 3.0 + step), log.sample(step, "text");
             log.step(record(step));
         }
-        log.checkpoint(6, "out/step_000006", 1);
+        log.checkpoint(6, "out/step_000006", 1, 1);
     }
     const auto before = lines_of(path);
     FILE* file = fopen(path.c_str(), "a");
@@ -392,7 +392,7 @@ TEST_CASE("--quiet prints warnings only") {
         log.step(record(0));
         log.val(1, 3.0);
         log.sample(1, "text");
-        log.checkpoint(1, "dir", 1);
+        log.checkpoint(1, "dir", 1, 1);
         log.warn("careful");
     });
     CHECK(child.out == "");

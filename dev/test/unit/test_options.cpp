@@ -303,7 +303,7 @@ TEST_CASE("the help of plan lists the options that it uses, and plan accepts all
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
     for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
-    CHECK(shown == 33);
+    CHECK(shown == 34);
     for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})

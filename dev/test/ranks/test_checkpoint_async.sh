@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# test_checkpoint_async.sh: saves that are written while training goes on give the bytes of saves that training waits for,
+# survive kill -9 and a request to stop, and take no memory of their own after the first one.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then skip "--checkpoint-async" "$reason" && exit 0; fi
+several_ranks_here
+
+make_shards "$scratch/data" || fail "no shards"
+train=("$program" --train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2
+       --val-every 0 --log-every 1000 --quiet --threads 1)
+
+# ---- the same bytes
+for async in off on; do
+    check "--checkpoint-async $async" "${train[@]}" --steps 12 --checkpoint-every 4 --keep 0 --checkpoint-async $async --output "$scratch/$async"
+done
+for step in 4 8 12; do check "step $step: the same bytes with on and off" same_run "$scratch/on" "$scratch/off" $step; done
+check "the checkpoints of both runs have the same steps" diff <(ls "$scratch/on") <(ls "$scratch/off")
+# checkpoint_field RUN STEP FIELD
+checkpoint_field() { sed -n "s/.*\"kind\":\"checkpoint\",\"step\":$2,.*\"$3\":\([0-9]*\).*/\1/p" "$1/log.jsonl"; }
+check "off: training waits for the whole save" test "$(checkpoint_field "$scratch/off" 4 stall_ms)" = "$(checkpoint_field "$scratch/off" 4 ms)"
+check "on: training waits for less" test "$(checkpoint_field "$scratch/on" 4 stall_ms)" -lt "$(checkpoint_field "$scratch/on" 4 ms)"
+check "the last save is one that the run waits for" \
+    test "$(checkpoint_field "$scratch/on" 12 stall_ms)" = "$(checkpoint_field "$scratch/on" 12 ms)"
+
+# A validation that ends before or after the save of its step: its loss is in the checkpoint.
+check "with validation" "${train[@]}" --val-data "$scratch/data/val_*.bin" --val-every 4 --val-batches 1 --steps 9 --checkpoint-every 4 \
+    --output "$scratch/val"
+for step in 4 8; do
+    loss=$(sed -n "s/.*\"kind\":\"val\",\"step\":$step,\"val_loss\":\([0-9.]*\).*/\1/p" "$scratch/val/log.jsonl")
+    saved=$(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$scratch/val/step_00000$step/trainer.json")
+    check "step $step: trainer.json has the loss $loss of its validation: $saved" \
+        awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
+done
+
+# ---- kill -9 and a request to stop, at a moment in which a save is in flight
+# in_flight RUN: waits for a file of a save that is being written, after a checkpoint is there.
+in_flight() {
+    local tries
+    for ((tries = 0; tries < 2000; tries++)); do
+        if [ -e "$1/latest" ] && compgen -G "$1/step_*.tmp/*" >/dev/null; then return 0; fi
+        sleep 0.005
+    done
+    return 1
+}
+for attempt in 1 2 3; do
+    "${train[@]}" --steps 1000000 --checkpoint-every 3 --keep 2 --checkpoint-async on --output "$scratch/killed$attempt" &
+    run=$!
+    check "kill $attempt: a save is in flight" in_flight "$scratch/killed$attempt"
+    kill -9 $run
+    wait $run 2>/dev/null
+    latest=$(cat "$scratch/killed$attempt/latest")
+    check "kill $attempt: resumes from $latest or a newer one" "${train[@]}" --resume --stop-after 1 --output "$scratch/killed$attempt"
+    resumed=$(sed -n 's/.*"resumed_at":\([0-9]*\).*/\1/p' "$scratch/killed$attempt/log.jsonl" | tail -1)
+    check "kill $attempt: resumed at step $resumed" test "${resumed:-0}" -ge "$((10#${latest#step_}))"
+done
+
+"${train[@]}" --steps 1000000 --checkpoint-every 3 --checkpoint-async on --output "$scratch/stopped" &
+run=$!
+check "a request to stop: a save is in flight" in_flight "$scratch/stopped"
+kill -TERM $run
+wait $run
+check "a request to stop: exit code 75" test $? = 75
+check "a request to stop: no part of a save is left" test -z "$(compgen -G "$scratch/stopped/*.tmp")"
+last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log.jsonl" | tail -1)
+check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
+
+# ---- memory
+# saves RUN: number of complete saves.
+saves() { grep -c '"kind":"checkpoint"' "$1/log.jsonl"; }
+# resident PID: its memory in KiB.
+resident() { awk '/^VmRSS:/ { print $2 }' "/proc/$1/status"; }
+# saved RUN N: waits until the run has made N saves.
+saved() {
+    local tries
+    for ((tries = 0; tries < 600; tries++)); do
+        if [ -e "$1/log.jsonl" ] && [ "$(saves "$1")" -ge "$2" ]; then return 0; fi
+        sleep 0.05
+    done
+    return 1
+}
+"${train[@]}" --steps 1000000 --checkpoint-every 2 --keep 1 --checkpoint-async on --output "$scratch/many" &
+run=$!
+check "memory: 5 saves" saved "$scratch/many" 5
+before=$(resident $run)
+check "memory: 40 saves" saved "$scratch/many" 40
+after=$(resident $run)
+kill -9 $run
+wait $run 2>/dev/null
+check "memory: $before KiB after 5 saves, $after KiB after 40" within "$after" "$before"
+
+# Under a limit that has no room for the copy, `auto` waits for each save, and says so.
+limited=(bash -c 'ulimit -v "$0" && exec "$@"')
+large=(--layers 2 --heads 8 --channels 512 --vocab-size 50257 --steps 3 --checkpoint-every 1 --keep 1 --progress plain)
+noisy=("${train[@]/--quiet/--progress=plain}")
+"${limited[@]}" 1000000 "${noisy[@]}" "${large[@]}" --output "$scratch/small" >"$scratch/small.log" 2>&1
+check "auto without memory for a copy trains" test $? = 0
+check "auto without memory for a copy says so" grep -q "training waits for each checkpoint: a copy of the state takes" "$scratch/small.log"
+refused "on without memory for a copy" 1 "--checkpoint-async on: a copy of the state takes" "${limited[@]}" 1000000 "${train[@]}" "${large[@]}" --checkpoint-async on \
+    --output "$scratch/none"
+
+# ---- several ranks
+for layout in "--zero 1" "--zero 3" "--tensor-parallel 2"; do
+    for async in off on; do
+        # shellcheck disable=SC2086
+        check "2 ranks $layout: --checkpoint-async $async" ranks 2 "${train[@]}" --steps 6 --checkpoint-every 2 --keep 0 $layout \
+            --checkpoint-async $async --output "$scratch/ranks_$async"
+    done
+    for step in 2 4 6; do check "2 ranks $layout, step $step: the same bytes" same_run "$scratch/ranks_on" "$scratch/ranks_off" $step; done
+    check "2 ranks $layout: the same checkpoints" diff <(ls "$scratch/ranks_on") <(ls "$scratch/ranks_off")
+    rm -rf "$scratch/ranks_on" "$scratch/ranks_off"
+done
+finish

@@ -1,0 +1,54 @@
+#include "train/background_save.h"
+
+#include <system_error>
+
+#include "base/device.h"
+
+int64_t snapshot_bytes(const ParamLayout& layout, int num_slots) {
+    return num_slots * layout.total * int64_t(sizeof(float));
+}
+
+void for_each_copy(const ParamLayout& layout, int num_slots, const std::function<void(Slot slot, Param p, int l)>& f) {
+    for (Slot slot = 0; slot < num_slots; slot++) for_each_tensor(layout, [&](Param p, int l) { f(slot, p, l); });
+}
+
+Snapshot::Snapshot(const ParamLayout& layout, int num_slots) : layout(layout), slots(size_t(num_slots)) {
+    try {
+        for (float*& slot : slots) slot = static_cast<float*>(host_allocate(snapshot_bytes(layout, 1)));
+    } catch (...) {
+        for (float* slot : slots) host_free(slot);
+        throw;
+    }
+}
+
+Snapshot::~Snapshot() {
+    for (float* slot : slots) host_free(slot);
+}
+
+void Snapshot::take(const TensorReader& read) {
+    for_each_copy(layout, int(slots.size()),
+                  [&](Slot slot, Param p, int l) { read(slots[size_t(slot)] + layout.offset(p, l), slot, p, l); });
+}
+
+TensorReader Snapshot::reader() const { return read_from_flat(layout, {slots.begin(), slots.end()}); }
+
+void BackgroundSave::start(std::function<SaveResult()> write) {
+    INVARIANT(!in_flight(), "a save begins while the one of step %lld is in flight",
+              static_cast<long long>(result.step));
+    const auto run = [this, write = std::move(write)] {
+        result = write();
+        done = true;
+    };
+    try {
+        thread = std::thread(run);
+    } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
+        run();
+    }
+}
+
+std::optional<SaveResult> BackgroundSave::finish(bool wait) {
+    if (!in_flight() || (!wait && !done)) return {};
+    if (thread.joinable()) thread.join();
+    done = false;
+    return std::move(result);
+}

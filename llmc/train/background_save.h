@@ -1,0 +1,64 @@
+// background_save.h: writes a checkpoint in a thread of its own while training goes on (--checkpoint-async).
+//
+// At the end of a step the training thread copies the state into host memory, and continues. The thread writes the
+// copy. At most one save is in flight, because there is one copy.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/common.h"
+#include "checkpoint/hf_weights.h"
+
+// The result of a save. A thread may not print into the log, so it keeps its lines for the training thread.
+struct SaveResult {
+    struct Line {
+        bool warning;
+        std::string text;
+    };
+    int64_t step = 0;
+    std::string dir;
+    double ms = 0.0;             // time of the whole save
+    double stall_ms = 0.0;       // the part of it in which training waited
+    std::vector<Line> lines;     // notes and warnings, in order
+    std::optional<Error> error;  // why nothing was saved
+};
+
+// A copy of the weights and the optimizer's state in host memory, which is pinned for a GPU.
+struct Snapshot {
+    ParamLayout layout;
+    std::vector<float*> slots;  // the weights, then the optimizer's state; each (layout.total)
+
+    Snapshot(const ParamLayout& layout, int num_slots);
+    Snapshot(const Snapshot&) = delete;
+    ~Snapshot();
+    void take(const TensorReader& read);  // reads every tensor of every slot once
+    TensorReader reader() const;
+};
+int64_t snapshot_bytes(const ParamLayout& layout, int num_slots);
+// Calls f for each of the reads of Snapshot::take, in the same order.
+void for_each_copy(const ParamLayout& layout, int num_slots, const std::function<void(Slot slot, Param p, int l)>& f);
+
+struct BackgroundSave {
+    Snapshot snapshot;
+    bool warned_of_wait = false;  // a save had to wait for the one before, and a warning has said so
+
+    BackgroundSave(const ParamLayout& layout, int num_slots) : snapshot(layout, num_slots) {}
+    ~BackgroundSave() { finish(true); }
+
+    // Runs `write` in a thread. The previous save must have been finished. If no thread can be started, `write` runs in
+    // this call.
+    void start(std::function<SaveResult()> write);
+    // Returns the result of the save in flight, once. Empty if there is no such save, or if it is still being written
+    // and `wait` is false.
+    std::optional<SaveResult> finish(bool wait);
+    bool in_flight() const { return thread.joinable() || done; }
+
+  private:
+    std::thread thread;
+    std::atomic<bool> done = false;
+    SaveResult result;  // of the thread, once it is done
+};
