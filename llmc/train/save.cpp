@@ -66,12 +66,23 @@ static void print_lines(Run& run, const SaveResult& result) {
         line.warning ? run.log->warn(line.text) : run.log->note(line.text);
 }
 
+// Writes the loss of a validation into the checkpoint of the last saved step.
+static void write_val_loss(Run& run, double val_loss) {
+    const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
+    try {
+        check_lock(*run.lock, run.options.output);
+        set_val_loss(dir, val_loss);
+    } catch (const Error& error) {
+        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
+    }
+}
+
 // After a successful save, on the first rank.
 static void record_saved(Run& run, const SaveResult& result) {
     run.saved_step = result.step;
     warn_of_changed_data(run);
     run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
-    save_val_loss(run);
+    if (result.val_loss) write_val_loss(run, *result.val_loss);
 }
 
 static std::string last_checkpoint(const Run& run) {
@@ -225,7 +236,7 @@ void save_in_background(Run& run, const StateReader& reader) {
     }
     background.snapshot.take(reader.read);
     const double stall_ms = 1e3 * (seconds_now() - begin);
-    background.start([&run, &background, stall_ms, state = reader.state, trainer = run.state] {
+    background.start(run.state.step, [&run, &background, stall_ms, state = reader.state, trainer = run.state] {
         SaveResult result =
             write_checkpoint(run, background.snapshot.layout, state, background.snapshot.reader(), trainer);
         result.ms += stall_ms;
@@ -236,12 +247,9 @@ void save_in_background(Run& run, const StateReader& reader) {
 
 void save_val_loss(Run& run) {
     if (!run.first_rank() || run.options.output.empty()) return;
-    if (run.val_step < 0 || run.val_step != run.saved_step) return;
-    const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
-    try {
-        check_lock(*run.lock, run.options.output);
-        set_val_loss(dir, run.state.val_loss);
-    } catch (const Error& error) {
-        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
-    }
+    BackgroundSave* background = run.background_save.get();
+    if (background && background->in_flight() && background->step == run.state.step)
+        background->val_loss = run.state.val_loss;
+    else if (run.saved_step == run.state.step)
+        write_val_loss(run, run.state.val_loss);
 }

@@ -32,6 +32,6 @@ void save_in_background(Run& run, const StateReader& reader);
 // Called between steps on all ranks. If the save in flight is complete, prints its lines into the log, and counts a
 // failure as save_or_warn does.
 void report_background_save(Run& run);
-// Writes the last validation loss into the checkpoint of the same step, which was saved before that validation. If this
-// save is still in flight, the loss is written when it is complete.
+// Called after a validation. Writes its loss into the checkpoint of the same step, which was saved before that
+// validation. If this save is still in flight, the loss is written when it is complete.
 void save_val_loss(Run& run);

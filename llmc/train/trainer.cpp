@@ -133,7 +133,6 @@ void Trainer<floatX>::validate(int64_t step) {
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
-        run.val_step = step;
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {

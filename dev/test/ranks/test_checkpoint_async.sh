@@ -25,14 +25,19 @@ check "on: training waits for less" test "$(checkpoint_field "$scratch/on" 4 sta
 check "the last save is one that the run waits for" \
     test "$(checkpoint_field "$scratch/on" 12 stall_ms)" = "$(checkpoint_field "$scratch/on" 12 ms)"
 
-# A validation that ends before or after the save of its step: its loss is in the checkpoint.
-check "with validation" "${train[@]}" --val-data "$scratch/data/val_*.bin" --val-every 4 --val-batches 1 --steps 9 --checkpoint-every 4 \
-    --output "$scratch/val"
-for step in 4 8; do
-    loss=$(sed -n "s/.*\"kind\":\"val\",\"step\":$step,\"val_loss\":\([0-9.]*\).*/\1/p" "$scratch/val/log.jsonl")
-    saved=$(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$scratch/val/step_00000$step/trainer.json")
-    check "step $step: trainer.json has the loss $loss of its validation: $saved" \
-        awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
+# A validation that ends before or after the save of its step: its loss is in the checkpoint, also if there are more validations
+# during the save. Every fsync takes 0.1 s, and a save more than 1 s.
+echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(100000); return 0; }' >"$scratch/slow.cpp"
+check "a library with a slow fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+for every in 1 4; do
+    check "with a validation every $every steps" env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --val-data "$scratch/data/val_*.bin" \
+        --val-every $every --val-batches 1 --steps 9 --checkpoint-every 4 --checkpoint-async on --output "$scratch/val$every"
+    for step in 4 8; do
+        loss=$(sed -n "s/.*\"kind\":\"val\",\"step\":$step,\"val_loss\":\([0-9.]*\).*/\1/p" "$scratch/val$every/log.jsonl")
+        saved=$(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$scratch/val$every/step_00000$step/trainer.json")
+        check "step $step: trainer.json has the loss $loss of its validation: $saved" \
+            awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
+    done
 done
 
 # ---- kill -9 and a request to stop, at a moment in which a save is in flight
