@@ -181,6 +181,15 @@ TEST_CASE("each error is printed once, with the ranks that have printed it; rank
     CHECK(errors_of({"A", "A", "B", "A", "A", "A"}) == "error: rank 2 on h: B\nerror: ranks 0, 1 and 3 to 5 on h: A\n");
 }
 
+TEST_CASE("an error of several lines is printed once, with its lines in their order") {
+    const auto run = [](int index) {
+        send_errors_to_supervisor();
+        fprintf(stderr, "error: rank %d on h: none is intact:\n  A\n  B\n%s", index, index == 1 ? "rank 1: C\n" : "");
+        return int(EXIT_BAD_DATA);
+    };
+    CHECK(supervise(running(run), 3).err == "rank 1: C\nerror: ranks 0 to 2 on h: none is intact:\n  A\n  B\n");
+}
+
 TEST_CASE("an error is printed soon although other ranks do not end") {
     const TemporaryDirectory dir;
     const pid_t pid = start_supervisor(dir, [] {
