@@ -20,10 +20,11 @@ void prepare_background_saves(Run& run, const StateReader& reader);
 // What `plan` says about these saves; empty: the options turn them off.
 std::string describe_background_saves(const Options& options, const ParamLayout& layout, int num_slots);
 
-// Called by all ranks. Saves the state of run.state.step, unless it is already saved or the run saves nothing. Returns
-// when the checkpoint is complete. If rank 0 cannot write, rank 0 throws; with sharded state every rank throws.
-void save(Run& run, const StateReader& reader);
-// Like save, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
+// Called by all ranks at the end of the run. Saves the state of run.state.step, unless it is already saved or the run
+// saves nothing. Returns when the checkpoint is complete. If rank 0 cannot write, rank 0 throws; with sharded state
+// every rank throws.
+void save_last(Run& run, const StateReader& reader);
+// Like save_last, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
 // failure in a row is an error.
 void save_or_warn(Run& run, const StateReader& reader);
 // Like save_or_warn, but returns when the state is copied, if there is memory for the copy. report_background_save then

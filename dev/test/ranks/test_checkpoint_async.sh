@@ -72,6 +72,39 @@ check "a request to stop: no part of a save is left" test -z "$(compgen -G "$scr
 last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log.jsonl" | tail -1)
 check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
 
+# With a slow fsync the save of step 100 is in flight for more than 1 s.
+slow_run=(env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --quiet=0 --progress plain --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
+# first_in_flight RUN: waits for a file of the first save.
+first_in_flight() {
+    local tries
+    for ((tries = 0; tries < 20000; tries++)); do
+        if compgen -G "$1/step_*.tmp/*" >/dev/null; then return 0; fi
+        sleep 0.005
+    done
+    return 1
+}
+"${slow_run[@]}" --output "$scratch/waits" >"$scratch/waits.log" 2>&1 &
+run=$!
+check "a slow save: it is in flight" first_in_flight "$scratch/waits"
+kill -TERM $run
+wait $run
+check "a slow save: exit code 75" test $? = 75
+check "a slow save: the run says that it waits" grep -qx "the save of step 100 is still being written; the run waits for it" "$scratch/waits.log"
+
+"${slow_run[@]}" --output "$scratch/moved" >"$scratch/moved.log" 2>&1 &
+run=$!
+check "--output is moved and the run stopped: a save is in flight" first_in_flight "$scratch/moved"
+kill -STOP $run
+mv "$scratch/moved" "$scratch/elsewhere"
+kill -TERM $run
+kill -CONT $run
+wait $run
+check "--output is moved and the run stopped: exit code 74" test $? = 74
+check "--output is moved and the run stopped: a warning about the save in flight" \
+    grep -q "^warning: the checkpoint of step 100 was not saved: .*; the last step is saved next$" "$scratch/moved.log"
+check "--output is moved and the run stopped: the error names the step that is lost" \
+    grep -q "^error: the checkpoint of step [0-9]* was not saved: .* is moved back; there is no checkpoint$" "$scratch/moved.log"
+
 # ---- memory
 # saves RUN: number of complete saves.
 saves() { grep -c '"kind":"checkpoint"' "$1/log.jsonl"; }
