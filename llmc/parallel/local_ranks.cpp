@@ -281,10 +281,17 @@ static void take_notice(Ranks& ranks, Stream& stream) {
     print(ranks, stream.to, notice);
 }
 
+// Open MPI 4 prints such a line if it loses one of its notices, usually the one about a rank that ends:
+//   [h1:4711] [[4175,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in file .../show_help.c at line
+//   513
+static bool is_about_lost_notice(const std::string& line) {
+    return line.find("] ORTE_ERROR_LOG: ") != line.npos && line.find("/show_help.c at line ") != line.npos;
+}
+
 // Keeps the lines of a notice of mpirun until it is complete. Returns false for the ranks' lines.
 static bool keep_notice(Ranks& ranks, Stream& stream, const std::string& line) {
     if (ranks.options.program.empty() || stream.to != 2) return false;
-    if (line.starts_with("mpirun: Forwarding signal ")) return true;
+    if (line.starts_with("mpirun: Forwarding signal ") || is_about_lost_notice(line)) return true;
     constexpr size_t dashes = 70;  // at least; Open MPI 4 prints 74
     const bool is_rule = line.size() >= dashes && line.find_first_not_of('-') == line.npos;
     if (stream.notice.empty() && !is_rule) return false;

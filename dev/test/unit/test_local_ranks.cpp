@@ -103,12 +103,16 @@ TEST_CASE("a signal that has ended a program's rank is named, and the rank if mp
         rule + "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n" + rule;
     const std::string lost =
         rule + "mpirun noticed that process rank 12 with PID 0 on node h exited on signal 9 (Killed).\n" + rule;
+    const std::string lost_notice =
+        "[h:4711] [[4175,0],0] ORTE_ERROR_LOG: Out of resource in file ../../../orte/util/show_help.c at line 501\n";
+    const std::string other = "[h:4711] [[4175,0],0] ORTE_ERROR_LOG: Unreachable in file oob_base.c at line 7\n";
     const std::string slots = rule + "There are not enough slots available in the system.\n" + rule;
     for (const auto& [notice, rank, rest] :
          {std::tuple<std::string, const char*, std::string>("", "a rank", ""),
           {ends, "a rank", ""},
           {"a\nmpirun: Forwarding signal 10 to job\n" + ends + lost + zero + "b\n", "rank 12", "a\nb\n"},
           {slots + lost, "rank 12", slots},
+          {lost_notice + other, "a rank", other},
           {rule + "never ended\n", "a rank", rule + "never ended\n"}}) {
         LocalRanks ranks = running([notice = notice](int) {
             return write(2, notice.data(), notice.size()) == ssize_t(notice.size()) ? 128 + SIGKILL : 1;
