@@ -216,7 +216,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         case Command::generate:
             return run_generate(options, dtype, *comm);
         case Command::eval:
-            return run_eval(options, dtype, *comm);
+            return run_eval(options, dtype, *comm, launch);
         default:
             return EXIT_INTERNAL;
     }

@@ -13,9 +13,9 @@
 // Each of these functions returns the exit code, and throws Error for bad input.
 // Several ranks divide the layers (--tensor-parallel), and in eval also the windows; rank 0 prints.
 int run_generate(const Options& options, Dtype dtype, Comm& comm);  // prints each token at once; notes go to stderr
-int run_eval(const Options& options, Dtype dtype, Comm& comm);      // prints the loss on --val-data
-int run_tokenize(const Options& options);                           // text to token shards
-int print_launch(const Launch& launch);                             // --print-launch
+int run_eval(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);  // prints the loss on --val-data
+int run_tokenize(const Options& options);                                             // text to token shards
+int print_launch(const Launch& launch);                                               // --print-launch
 // Prints the batch, memory, time and disk space of a training run on --world-size ranks, or on as many ranks as were
 // launched.
 int run_plan(const Options& options, Dtype dtype, const Launch& launch);

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -39,15 +40,24 @@ struct ProgressLine {
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
+// The bytes that each rank may take: the least of all ranks, so that all of them refuse the same micro-batch.
+static int64_t bytes_per_rank(Comm& comm, int local_ranks) {
+    const int64_t own = device_bytes_free(std::max(1, local_ranks));
+    int64_t least = own;
+    for (const std::string& other : comm.all_gather_text(std::to_string(own)))
+        least = std::min(least, int64_t(std::stoll(other)));
+    return least;
+}
+
 // Refuses a micro-batch that does not fit into memory, before any is allocated: the kernel gives memory page by page,
 // so a lack of it would show only after many seconds.
 template <class floatX>
-static void check_memory(const Options& o, const GPT2Config& config, int T, const MemoryOptions& options) {
+static void check_memory(const Options& o, const GPT2Config& config, int T, const MemoryOptions& options,
+                         int64_t available) {
     const auto bytes = [&](int B) {
         const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // of the loader: tokens and targets
         return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
     };
-    const int64_t available = device_bytes_free();
     if (bytes(o.micro_batch) <= available) return;
     int fits = 0, too_large = o.micro_batch;
     while (too_large - fits > 1) {
@@ -61,7 +71,7 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
 }
 
 template <class floatX>
-static int eval_loss(const Options& o, Comm& comm) {
+static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
     const auto message = [&](const std::string& line) {
@@ -71,7 +81,7 @@ static int eval_loss(const Options& o, Comm& comm) {
     for (const std::string& line : source.notes) message("warning: " + line);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
-    check_memory<floatX>(o, source.config, T, shard_of(groups.tp));
+    check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, local_ranks));
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
@@ -107,6 +117,6 @@ static int eval_loss(const Options& o, Comm& comm) {
     return 0;
 }
 
-int run_eval(const Options& o, Dtype dtype, Comm& comm) {
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm); });
+int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm, launch.local_world_size); });
 }

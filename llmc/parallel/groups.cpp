@@ -48,9 +48,10 @@ void check_tensor_parallel_hosts(const std::vector<std::string>& hosts, int tens
 }
 
 int count_data_parallel(int world_size, int tensor_parallel) {
-    ENSURE(tensor_parallel >= 1 && world_size % tensor_parallel == 0,
-           "--tensor-parallel %d does not divide %d rank%s; give %s", tensor_parallel, world_size,
-           world_size == 1 ? "" : "s", divisors_of(world_size).c_str());
+    ENSURE(tensor_parallel >= 1, "--tensor-parallel %d: must be at least 1", tensor_parallel);
+    ENSURE(world_size % tensor_parallel == 0,
+           "--tensor-parallel %d does not divide %d rank%s; give %s, or start %d ranks", tensor_parallel, world_size,
+           world_size == 1 ? "" : "s", divisors_of(world_size).c_str(), round_up(world_size, tensor_parallel));
     return world_size / tensor_parallel;
 }
 

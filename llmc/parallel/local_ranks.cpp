@@ -133,6 +133,7 @@ struct Stream {
     int to = 1;
     std::string rest;    // the beginning of a line
     std::string notice;  // lines of mpirun, from a line of dashes to the next such line
+    int error = -1;      // index in Ranks::errors of the error whose lines are being read
 };
 
 // What this process still has to write to its stdout or stderr. A reader that does not read, such as `less`, must not
@@ -149,10 +150,11 @@ struct RankProcess {
     Stream out, err;
 };
 
-// A line "error: rank 3 on h1: TEXT", which other ranks may print as well.
+// A line "error: rank 3 on h1: TEXT", which other ranks may print as well. Lines after it that begin with two spaces
+// belong to it.
 struct RankError {
+    int rank;
     std::string text;  // " on h1: TEXT"
-    std::set<int> ranks;
     int to = 2;
     double print_time = 0;
     bool printed = false;
@@ -216,26 +218,34 @@ static void print_whole_line(Ranks& ranks, int to, const std::string& line) {
     print(ranks, to, (may_be_live ? "\r\033[K" : "") + line + "\n");
 }
 
-// Keeps a line "error: rank 3 on h1: ..." until print_errors. Returns false for other lines.
-static bool keep_error(Ranks& ranks, int to, const std::string& line) {
+// Keeps the lines of an error until print_errors. Returns false for other lines.
+static bool keep_error(Ranks& ranks, Stream& stream, const std::string& line) {
+    if (stream.error >= 0 && line.starts_with("  ") && !ranks.errors[size_t(stream.error)].printed) {
+        ranks.errors[size_t(stream.error)].text += "\n" + line;
+        return true;
+    }
+    stream.error = -1;
     constexpr std::string_view start = "error: rank ";
     if (!line.starts_with(start) || start.size() == line.size() || !isdigit(uint8_t(line[start.size()]))) return false;
     char* end = nullptr;
     const int rank = int(strtol(line.c_str() + start.size(), &end, 10));
-    const std::string text = end;
-    auto error = std::find_if(ranks.errors.begin(), ranks.errors.end(), [&](const auto& e) { return e.text == text; });
-    if (error == ranks.errors.end())
-        error = ranks.errors.insert(error, {text, {}, to, seconds_now() + ERROR_WAITS, false});
-    error->ranks.insert(rank);
+    stream.error = narrow(int64_t(ranks.errors.size()));
+    ranks.errors.push_back({rank, end, stream.to, seconds_now() + ERROR_WAITS, false});
     return true;
 }
 
 // Prints the errors that other ranks may have printed until `time`.
 static void print_errors(Ranks& ranks, double time) {
-    for (RankError& error : ranks.errors) {
+    for (const RankError& error : ranks.errors) {
         if (error.printed || error.print_time > time) continue;
-        print_whole_line(ranks, error.to, "error: " + list_ranks(error.ranks) + error.text);
-        error.printed = true;
+        std::set<int> same;
+        bool printed = false;
+        for (RankError& other : ranks.errors) {
+            if (other.text != error.text) continue;
+            same.insert(other.rank);
+            printed |= std::exchange(other.printed, true);
+        }
+        if (!printed) print_whole_line(ranks, error.to, "error: " + list_ranks(same) + error.text);
     }
 }
 
@@ -247,9 +257,10 @@ static double next_error_time(const Ranks& ranks) {
     return next;
 }
 
-static void print_line(Ranks& ranks, const RankProcess& process, int to, const std::string& line) {
+static void print_line(Ranks& ranks, const RankProcess& process, Stream& stream, const std::string& line) {
+    const int to = stream.to;
     const std::string name = format("rank %d", process.rank);
-    if (keep_error(ranks, to, line)) return;
+    if (keep_error(ranks, stream, line)) return;
     if (ranks.options.program.empty() && find_rank(line, name) == std::string::npos)
         return print_whole_line(ranks, to, name + ": " + line);
     if (line.starts_with("error: ") && !ranks.printed.insert(line).second) return;
@@ -270,10 +281,17 @@ static void take_notice(Ranks& ranks, Stream& stream) {
     print(ranks, stream.to, notice);
 }
 
+// Open MPI 4 prints such a line if it loses one of its notices, usually the one about a rank that ends:
+//   [h1:4711] [[4175,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in file .../show_help.c at line
+//   513
+static bool is_about_lost_notice(const std::string& line) {
+    return line.find("] ORTE_ERROR_LOG: ") != line.npos && line.find("/show_help.c at line ") != line.npos;
+}
+
 // Keeps the lines of a notice of mpirun until it is complete. Returns false for the ranks' lines.
 static bool keep_notice(Ranks& ranks, Stream& stream, const std::string& line) {
     if (ranks.options.program.empty() || stream.to != 2) return false;
-    if (line.starts_with("mpirun: Forwarding signal ")) return true;
+    if (line.starts_with("mpirun: Forwarding signal ") || is_about_lost_notice(line)) return true;
     constexpr size_t dashes = 70;  // at least; Open MPI 4 prints 74
     const bool is_rule = line.size() >= dashes && line.find_first_not_of('-') == line.npos;
     if (stream.notice.empty() && !is_rule) return false;
@@ -285,7 +303,7 @@ static bool keep_notice(Ranks& ranks, Stream& stream, const std::string& line) {
 
 static void close_stream(Ranks& ranks, RankProcess& process, Stream& stream) {
     if (!stream.notice.empty()) take_notice(ranks, stream);
-    if (!stream.rest.empty()) print_line(ranks, process, stream.to, stream.rest);
+    if (!stream.rest.empty()) print_line(ranks, process, stream, stream.rest);
     stream.rest.clear();
     if (stream.file >= 0) close(stream.file);
     stream.file = -1;
@@ -303,9 +321,9 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
         std::erase(stream.rest, '\0');  // the mpirun of Open MPI 5 ends its own messages with one
         for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
             if (const std::string line = stream.rest.substr(0, end); !keep_notice(ranks, stream, line))
-                print_line(ranks, process, stream.to, line);
+                print_line(ranks, process, stream, line);
         if (stream.rest.size() > LONGEST_LINE) {
-            print_line(ranks, process, stream.to, stream.rest);
+            print_line(ranks, process, stream, stream.rest);
             stream.rest.clear();
         }
         // A live line of a program's first rank, which has no end.

@@ -1,6 +1,7 @@
 #include "train/background_save.h"
 
 #include <system_error>
+#include <utility>
 
 #include "base/device.h"
 
@@ -32,9 +33,9 @@ void Snapshot::take(const TensorReader& read) {
 
 TensorReader Snapshot::reader() const { return read_from_flat(layout, {slots.begin(), slots.end()}); }
 
-void BackgroundSave::start(std::function<SaveResult()> write) {
-    INVARIANT(!in_flight(), "a save begins while the one of step %lld is in flight",
-              static_cast<long long>(result.step));
+void BackgroundSave::start(int64_t step_of_save, std::function<SaveResult()> write) {
+    INVARIANT(!in_flight(), "a save begins while the one of step %lld is in flight", static_cast<long long>(step));
+    step = step_of_save;
     const auto run = [this, write = std::move(write)] {
         result = write();
         done = true;
@@ -50,5 +51,6 @@ std::optional<SaveResult> BackgroundSave::finish(bool wait) {
     if (!in_flight() || (!wait && !done)) return {};
     if (thread.joinable()) thread.join();
     done = false;
+    result.val_loss = std::exchange(val_loss, {});
     return std::move(result);
 }

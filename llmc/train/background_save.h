@@ -21,10 +21,11 @@ struct SaveResult {
     };
     int64_t step = 0;
     std::string dir;
-    double ms = 0.0;             // time of the whole save
-    double stall_ms = 0.0;       // the part of it in which training waited
-    std::vector<Line> lines;     // notes and warnings, in order
-    std::optional<Error> error;  // why nothing was saved
+    double ms = 0.0;                 // time of the whole save
+    double stall_ms = 0.0;           // the part of it in which training waited
+    std::vector<Line> lines;         // notes and warnings, in order
+    std::optional<Error> error;      // why nothing was saved
+    std::optional<double> val_loss;  // of a validation in the same step, which ended during the save
 };
 
 // A copy of the weights and the optimizer's state in host memory, which is pinned for a GPU.
@@ -44,14 +45,16 @@ void for_each_copy(const ParamLayout& layout, int num_slots, const std::function
 
 struct BackgroundSave {
     Snapshot snapshot;
-    bool warned_of_wait = false;  // a save had to wait for the one before, and a warning has said so
+    int64_t step = -1;               // of the save in flight
+    std::optional<double> val_loss;  // see SaveResult
+    bool warned_of_wait = false;     // a save had to wait for the one before, and a warning has said so
 
     BackgroundSave(const ParamLayout& layout, int num_slots) : snapshot(layout, num_slots) {}
     ~BackgroundSave() { finish(true); }
 
-    // Runs `write` in a thread. The previous save must have been finished. If no thread can be started, `write` runs in
-    // this call.
-    void start(std::function<SaveResult()> write);
+    // Runs `write` in a thread: the save of step `step_of_save`. The previous save must have been finished. If no
+    // thread can be started, `write` runs in this call.
+    void start(int64_t step_of_save, std::function<SaveResult()> write);
     // Returns the result of the save in flight, once. Empty if there is no such save, or if it is still being written
     // and `wait` is false.
     std::optional<SaveResult> finish(bool wait);

@@ -41,7 +41,6 @@ struct Run {
     int failed_saves = 0;
     int64_t first_step = 0;   // at the start of the run; restarts by --max-restarts do not change it
     int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
-    int64_t val_step = -1;    // of the last validation
     bool saves_in_background = false;
     bool warned_of_data = false;  // warn_of_changed_data has printed its warning
     // On the first rank, with saves_in_background. It is destroyed first, because its thread reads the run.

@@ -66,12 +66,23 @@ static void print_lines(Run& run, const SaveResult& result) {
         line.warning ? run.log->warn(line.text) : run.log->note(line.text);
 }
 
+// Writes the loss of a validation into the checkpoint of the last saved step.
+static void write_val_loss(Run& run, double val_loss) {
+    const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
+    try {
+        check_lock(*run.lock, run.options.output);
+        set_val_loss(dir, val_loss);
+    } catch (const Error& error) {
+        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
+    }
+}
+
 // After a successful save, on the first rank.
 static void record_saved(Run& run, const SaveResult& result) {
     run.saved_step = result.step;
     warn_of_changed_data(run);
     run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
-    save_val_loss(run);
+    if (result.val_loss) write_val_loss(run, *result.val_loss);
 }
 
 static std::string last_checkpoint(const Run& run) {
@@ -81,9 +92,8 @@ static std::string last_checkpoint(const Run& run) {
     return "the last good checkpoint is " + checkpoint_directory(run.options.output, run.saved_step);
 }
 
-static void warn_of_failed_save(Run& run, int64_t step, const Error& error) {
-    run.log->warn(format("the checkpoint of step %lld was not saved: %s; training continues",
-                         static_cast<long long>(step), error.what()));
+static std::string describe_failed_save(int64_t step, const Error& error) {
+    return format("the checkpoint of step %lld was not saved: %s", static_cast<long long>(step), error.what());
 }
 
 static void count_failed_save(Run& run, int64_t step, const Error& error) {
@@ -91,7 +101,7 @@ static void count_failed_save(Run& run, int64_t step, const Error& error) {
         throw Error(error.exit_code,
                     format("three saves in a row failed, so the run ends, because further steps would be lost; %s; %s",
                            last_checkpoint(run).c_str(), error.what()));
-    warn_of_failed_save(run, step, error);
+    run.log->warn(describe_failed_save(step, error) + "; training continues");
 }
 
 // ---- saves that training waits for
@@ -108,14 +118,20 @@ static void finish_reads(const StateReader& reader, const CheckpointFormat& form
 
 // Waits for the save in flight. If it fails, a warning says so: the save that follows is newer.
 static void finish_background_save(Run& run) {
-    if (!run.background_save) return;
-    const std::optional<SaveResult> result = run.background_save->finish(true);
-    if (!result) return;
+    BackgroundSave* background = run.background_save.get();
+    if (!background || !background->in_flight()) return;
+    std::optional<SaveResult> result = background->finish(false);
+    if (!result) {
+        run.log->note(format("the save of step %lld is still being written; the run waits for it",
+                             static_cast<long long>(background->step)));
+        result = background->finish(true);
+    }
     print_lines(run, *result);
-    result->error ? warn_of_failed_save(run, result->step, *result->error) : record_saved(run, *result);
+    if (!result->error) return record_saved(run, *result);
+    run.log->warn(describe_failed_save(result->step, *result->error) + "; the last step is saved next");
 }
 
-void save(Run& run, const StateReader& reader) {
+static void save(Run& run, const StateReader& reader) {
     if (!saves_checkpoints(run.options) || (!run.first_rank() && !reader.sharded)) return;
     finish_background_save(run);
     // Only the first rank knows whether a save in the background has succeeded.
@@ -138,6 +154,14 @@ void save(Run& run, const StateReader& reader) {
     if (result.error) throw *result.error;
     run.saved_step = run.state.step;
     if (run.first_rank()) record_saved(run, result);
+}
+
+void save_last(Run& run, const StateReader& reader) {
+    try {
+        save(run, reader);
+    } catch (const Error& error) {
+        throw Error(error.exit_code, describe_failed_save(run.state.step, error) + "; " + last_checkpoint(run));
+    }
 }
 
 void save_or_warn(Run& run, const StateReader& reader) {
@@ -225,7 +249,7 @@ void save_in_background(Run& run, const StateReader& reader) {
     }
     background.snapshot.take(reader.read);
     const double stall_ms = 1e3 * (seconds_now() - begin);
-    background.start([&run, &background, stall_ms, state = reader.state, trainer = run.state] {
+    background.start(run.state.step, [&run, &background, stall_ms, state = reader.state, trainer = run.state] {
         SaveResult result =
             write_checkpoint(run, background.snapshot.layout, state, background.snapshot.reader(), trainer);
         result.ms += stall_ms;
@@ -236,12 +260,9 @@ void save_in_background(Run& run, const StateReader& reader) {
 
 void save_val_loss(Run& run) {
     if (!run.first_rank() || run.options.output.empty()) return;
-    if (run.val_step < 0 || run.val_step != run.saved_step) return;
-    const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
-    try {
-        check_lock(*run.lock, run.options.output);
-        set_val_loss(dir, run.state.val_loss);
-    } catch (const Error& error) {
-        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
-    }
+    BackgroundSave* background = run.background_save.get();
+    if (background && background->in_flight() && background->step == run.state.step)
+        background->val_loss = run.state.val_loss;
+    else if (run.saved_step == run.state.step)
+        write_val_loss(run, run.state.val_loss);
 }

@@ -20,10 +20,11 @@ void prepare_background_saves(Run& run, const StateReader& reader);
 // What `plan` says about these saves; empty: the options turn them off.
 std::string describe_background_saves(const Options& options, const ParamLayout& layout, int num_slots);
 
-// Called by all ranks. Saves the state of run.state.step, unless it is already saved or the run saves nothing. Returns
-// when the checkpoint is complete. If rank 0 cannot write, rank 0 throws; with sharded state every rank throws.
-void save(Run& run, const StateReader& reader);
-// Like save, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
+// Called by all ranks at the end of the run. Saves the state of run.state.step, unless it is already saved or the run
+// saves nothing. Returns when the checkpoint is complete. If rank 0 cannot write, rank 0 throws; with sharded state
+// every rank throws.
+void save_last(Run& run, const StateReader& reader);
+// Like save_last, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
 // failure in a row is an error.
 void save_or_warn(Run& run, const StateReader& reader);
 // Like save_or_warn, but returns when the state is copied, if there is memory for the copy. report_background_save then
@@ -32,6 +33,6 @@ void save_in_background(Run& run, const StateReader& reader);
 // Called between steps on all ranks. If the save in flight is complete, prints its lines into the log, and counts a
 // failure as save_or_warn does.
 void report_background_save(Run& run);
-// Writes the last validation loss into the checkpoint of the same step, which was saved before that validation. If this
-// save is still in flight, the loss is written when it is complete.
+// Called after a validation. Writes its loss into the checkpoint of the same step, which was saved before that
+// validation. If this save is still in flight, the loss is written when it is complete.
 void save_val_loss(Run& run);

@@ -133,7 +133,6 @@ void Trainer<floatX>::validate(int64_t step) {
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
-        run.val_step = step;
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {
@@ -167,7 +166,7 @@ void Trainer<floatX>::sample(int64_t step) {
 
 template <class floatX>
 void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
-    report_background_save(run);
+    if (!stop) report_background_save(run);  // else save_last does, and saves once more
     const Options& o = run.options;
     const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || step == o.steps); };
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
@@ -183,7 +182,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
         if (!stop)
             save_in_background(run, reader);
         else
-            run.failure ? save_or_warn(run, reader) : save(run, reader);
+            run.failure ? save_or_warn(run, reader) : save_last(run, reader);
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

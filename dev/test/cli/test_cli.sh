@@ -696,6 +696,8 @@ if unshare --mount true 2>/dev/null; then
         ls "$0/run" >"$0.list"' "$disk" "$program" "${data[@]}" "${tiny[@]}" --output "$disk/run" --steps 12 --checkpoint-every 6 --keep 0
     check "disk full: exit code 74" test "$(cat "$disk.status")" = 74
     check "disk full: one error with the sizes" grep -q "^error: .*a checkpoint needs .* are free" "$disk.err"
+    check "disk full: the error names the step that is lost, and the last checkpoint" \
+        grep -q "^error: the checkpoint of step 12 was not saved: .*; the last good checkpoint is .*/step_000006$" "$disk.err"
     check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
 
     # Two old checkpoints, and too little space for a third. `none`: not enough even without the older one. `keep`: enough without

@@ -55,7 +55,7 @@ for kib in 30000 40000 50000 60000 70000; do
 done
 
 # eval refuses a micro-batch before it allocates anything, and the one that it advises fits.
-check "a run to evaluate" "$program" --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 0 --steps 1 \
+check "a run to evaluate" "$program" --layers 2 --heads 8 --channels 512 --seq-len 64 --micro-batch 2 --global-batch 0 --steps 1 \
     --train-data "$scratch/data/train_*.bin" --val-every 0 --output "$scratch/run" --quiet
 eval=("${limited[@]}" 2000000 "$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 2)
 refused "eval with a micro-batch beyond memory" 2 "--micro-batch 1000000 with --seq-len 64 needs " "${eval[@]}" --micro-batch 1000000
@@ -63,4 +63,19 @@ check "the advice of eval is an option of eval, and both sizes are in GiB" grep 
     "error: --micro-batch 1000000 with --seq-len 64 needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch [0-9]*" "$scratch/err"
 largest=$(sed 's/.* //' "$scratch/err")
 check "eval with the micro-batch that it advises, less 5 %" "${eval[@]}" --micro-batch $((largest - largest / 20))
+
+# Ranks on one machine share its memory.
+too_large=("$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 1 --micro-batch 1048576)
+gib_free() { sed 's/.* and \([0-9.]*\) GiB are free.*/\1/' "$scratch/err"; }
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then
+    skip "eval on two ranks with a micro-batch beyond memory" "$reason"
+else
+    several_ranks_here
+    refused "eval with a micro-batch beyond the memory of the machine" 2 "needs " "${too_large[@]}"
+    alone=$(gib_free)
+    refused "eval on two ranks: the same error of both" 2 "error: ranks 0 and 1 on " "${too_large[@]}" --ranks 2
+    check "eval on two ranks: each has half of the $alone GiB: $(gib_free)" \
+        awk -v two="$(gib_free)" -v alone="$alone" 'BEGIN { exit !(two > 0 && two < 0.75 * alone) }'
+fi
 finish

@@ -25,14 +25,19 @@ check "on: training waits for less" test "$(checkpoint_field "$scratch/on" 4 sta
 check "the last save is one that the run waits for" \
     test "$(checkpoint_field "$scratch/on" 12 stall_ms)" = "$(checkpoint_field "$scratch/on" 12 ms)"
 
-# A validation that ends before or after the save of its step: its loss is in the checkpoint.
-check "with validation" "${train[@]}" --val-data "$scratch/data/val_*.bin" --val-every 4 --val-batches 1 --steps 9 --checkpoint-every 4 \
-    --output "$scratch/val"
-for step in 4 8; do
-    loss=$(sed -n "s/.*\"kind\":\"val\",\"step\":$step,\"val_loss\":\([0-9.]*\).*/\1/p" "$scratch/val/log.jsonl")
-    saved=$(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$scratch/val/step_00000$step/trainer.json")
-    check "step $step: trainer.json has the loss $loss of its validation: $saved" \
-        awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
+# A validation that ends before or after the save of its step: its loss is in the checkpoint, also if there are more validations
+# during the save. Every fsync takes 0.1 s, and a save more than 1 s.
+echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(100000); return 0; }' >"$scratch/slow.cpp"
+check "a library with a slow fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+for every in 1 4; do
+    check "with a validation every $every steps" env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --val-data "$scratch/data/val_*.bin" \
+        --val-every $every --val-batches 1 --steps 9 --checkpoint-every 4 --checkpoint-async on --output "$scratch/val$every"
+    for step in 4 8; do
+        loss=$(sed -n "s/.*\"kind\":\"val\",\"step\":$step,\"val_loss\":\([0-9.]*\).*/\1/p" "$scratch/val$every/log.jsonl")
+        saved=$(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$scratch/val$every/step_00000$step/trainer.json")
+        check "step $step: trainer.json has the loss $loss of its validation: $saved" \
+            awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
+    done
 done
 
 # ---- kill -9 and a request to stop, at a moment in which a save is in flight
@@ -66,6 +71,39 @@ check "a request to stop: exit code 75" test $? = 75
 check "a request to stop: no part of a save is left" test -z "$(compgen -G "$scratch/stopped/*.tmp")"
 last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log.jsonl" | tail -1)
 check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
+
+# With a slow fsync the save of step 100 is in flight for more than 1 s.
+slow_run=(env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --quiet=0 --progress plain --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
+# first_in_flight RUN: waits for a file of the first save.
+first_in_flight() {
+    local tries
+    for ((tries = 0; tries < 20000; tries++)); do
+        if compgen -G "$1/step_*.tmp/*" >/dev/null; then return 0; fi
+        sleep 0.005
+    done
+    return 1
+}
+"${slow_run[@]}" --output "$scratch/waits" >"$scratch/waits.log" 2>&1 &
+run=$!
+check "a slow save: it is in flight" first_in_flight "$scratch/waits"
+kill -TERM $run
+wait $run
+check "a slow save: exit code 75" test $? = 75
+check "a slow save: the run says that it waits" grep -qx "the save of step 100 is still being written; the run waits for it" "$scratch/waits.log"
+
+"${slow_run[@]}" --output "$scratch/moved" >"$scratch/moved.log" 2>&1 &
+run=$!
+check "--output is moved and the run stopped: a save is in flight" first_in_flight "$scratch/moved"
+kill -STOP $run
+mv "$scratch/moved" "$scratch/elsewhere"
+kill -TERM $run
+kill -CONT $run
+wait $run
+check "--output is moved and the run stopped: exit code 74" test $? = 74
+check "--output is moved and the run stopped: a warning about the save in flight" \
+    grep -q "^warning: the checkpoint of step 100 was not saved: .*; the last step is saved next$" "$scratch/moved.log"
+check "--output is moved and the run stopped: the error names the step that is lost" \
+    grep -q "^error: the checkpoint of step [0-9]* was not saved: .* is moved back; there is no checkpoint$" "$scratch/moved.log"
 
 # ---- memory
 # saves RUN: number of complete saves.

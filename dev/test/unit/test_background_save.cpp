@@ -38,7 +38,7 @@ constexpr int SLOTS = 3;  // weights, m, v
 static void start_save(BackgroundSave& background, const std::string& output, FlatState& state, int64_t step,
                        Gate* gate = nullptr) {
     background.snapshot.take(state.reader());
-    background.start([&background, output, step, gate] {
+    background.start(step, [&background, output, step, gate] {
         if (gate) gate->pass();
         const Snapshot& copy = background.snapshot;
         SaveResult result;
@@ -104,7 +104,7 @@ TEST_CASE("a save does not begin while another is in flight: both would use the 
     Gate gate;
     start_save(background, dir / "out", state, 1, &gate);
     gate.wait_until_reached();
-    CHECK_THROWS_AS(background.start([] { return SaveResult(); }), Error);
+    CHECK_THROWS_AS(background.start(2, [] { return SaveResult(); }), Error);
     gate.open();
     CHECK(background.finish(true)->step == 1);
     CHECK(holds(dir / "out/step_000001", 1));

@@ -103,11 +103,11 @@ TEST_CASE("tensor-parallel ranks are neighbours: rank = dp_index * tp + tp_index
 TEST_CASE("a number that does not divide the ranks is refused, with those that do") {
     FakeWorld six(0, one_host);
     CHECK(refusal([&] { make_groups(six, 4, false); }) ==
-          "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6");
-    CHECK(refusal([&] { make_groups(six, 0, false); }) ==
-          "2 --tensor-parallel 0 does not divide 6 ranks; give 1, 2, 3 or 6");
+          "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6, or start 8 ranks");
+    CHECK(refusal([&] { make_groups(six, 0, false); }) == "2 --tensor-parallel 0: must be at least 1");
     Comm alone;
-    CHECK(refusal([&] { make_groups(alone, 2, false); }) == "2 --tensor-parallel 2 does not divide 1 rank; give 1");
+    CHECK(refusal([&] { make_groups(alone, 2, false); }) ==
+          "2 --tensor-parallel 2 does not divide 1 rank; give 1, or start 2 ranks");
 }
 
 TEST_CASE("a tensor-parallel group across hosts is refused, with its ranks and hosts, unless it is asked for") {

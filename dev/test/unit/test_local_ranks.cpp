@@ -103,12 +103,16 @@ TEST_CASE("a signal that has ended a program's rank is named, and the rank if mp
         rule + "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n" + rule;
     const std::string lost =
         rule + "mpirun noticed that process rank 12 with PID 0 on node h exited on signal 9 (Killed).\n" + rule;
+    const std::string lost_notice =
+        "[h:4711] [[4175,0],0] ORTE_ERROR_LOG: Out of resource in file ../../../orte/util/show_help.c at line 501\n";
+    const std::string other = "[h:4711] [[4175,0],0] ORTE_ERROR_LOG: Unreachable in file oob_base.c at line 7\n";
     const std::string slots = rule + "There are not enough slots available in the system.\n" + rule;
     for (const auto& [notice, rank, rest] :
          {std::tuple<std::string, const char*, std::string>("", "a rank", ""),
           {ends, "a rank", ""},
           {"a\nmpirun: Forwarding signal 10 to job\n" + ends + lost + zero + "b\n", "rank 12", "a\nb\n"},
           {slots + lost, "rank 12", slots},
+          {lost_notice + other, "a rank", other},
           {rule + "never ended\n", "a rank", rule + "never ended\n"}}) {
         LocalRanks ranks = running([notice = notice](int) {
             return write(2, notice.data(), notice.size()) == ssize_t(notice.size()) ? 128 + SIGKILL : 1;
@@ -179,6 +183,15 @@ TEST_CASE("each error is printed once, with the ranks that have printed it; rank
     CHECK(errors_of({"A", "A"}) == "error: ranks 0 and 1 on h: A\n");
     CHECK(errors_of({"A", "B", "B"}) == "error: rank 0 on h: A\nerror: ranks 1 and 2 on h: B\n");
     CHECK(errors_of({"A", "A", "B", "A", "A", "A"}) == "error: rank 2 on h: B\nerror: ranks 0, 1 and 3 to 5 on h: A\n");
+}
+
+TEST_CASE("an error of several lines is printed once, with its lines in their order") {
+    const auto run = [](int index) {
+        send_errors_to_supervisor();
+        fprintf(stderr, "error: rank %d on h: none is intact:\n  A\n  B\n%s", index, index == 1 ? "rank 1: C\n" : "");
+        return int(EXIT_BAD_DATA);
+    };
+    CHECK(supervise(running(run), 3).err == "rank 1: C\nerror: ranks 0 to 2 on h: none is intact:\n  A\n  B\n");
 }
 
 TEST_CASE("an error is printed soon although other ranks do not end") {
