@@ -76,7 +76,7 @@ static int eval_loss(const Options& o, Comm& comm) {
              dtype_name(dtype_of<floatX>));
     if (!prints) return 0;
     print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s window%s of %d tokens\n",
-                        source.weights.c_str(), o.val_data.c_str(), loss, std::exp(loss),
+                        message_text(source.weights).c_str(), message_text(o.val_data).c_str(), loss, std::exp(loss),
                         with_commas(loader.num_windows).c_str(), loader.num_windows == 1 ? "" : "s", T));
     return 0;
 }

@@ -142,7 +142,7 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
                             l.seconds, with_commas(int64_t(l.tokens_per_second())).c_str()));
     }
     if (layouts.size() > shown) print_stdout(format("%zu slower layouts fit, too\n", layouts.size() - shown));
-    print_stdout(format("\n%s\n", fit_command(o, layouts[0]).c_str()));
+    print_stdout(format("\n%s\n", message_text(fit_command(o, layouts[0])).c_str()));
     return 0;
 }
 
@@ -183,6 +183,6 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
                                    o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
-    for (const std::string& line : source.notes) print_stdout(line + "\n");
+    for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;
 }

@@ -94,6 +94,6 @@ Dtype training_dtype(const Options& o) {
 // Prints a single line, so that the output of several ranks does not mix.
 int print_launch(const Launch& launch) {
     const std::string joining = describe_joining(launch);
-    print_stdout(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining + "\n");
+    print_stdout(message_text(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining) + "\n");
     return 0;
 }

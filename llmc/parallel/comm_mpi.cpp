@@ -32,6 +32,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/terminal.h"
 #include "parallel/comm.h"
 #include "parallel/missing_ranks.h"
 
@@ -508,9 +509,9 @@ struct MpiComm : Comm {
     static void warn_of_missing_ranks(const Launch& launch, double waited, double rest) {
         const MissingRanks missing = find_missing_ranks(launch, job_name());
         if (!missing.reports) return;
-        fprintf(stderr,
-                "warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)\n",
-                launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest);
+        print_message(
+            format("warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)",
+                   launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest));
     }
 
     static std::string job_name() {
@@ -551,7 +552,8 @@ struct MpiComm : Comm {
 
     void check_grad_dtype(GradDtype dtype) const override {
         ENSURE(dtype == GradDtype::fp32 || group->uses_halving(),
-               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32", world_size);
+               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32",
+               world_size);
     }
 
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
