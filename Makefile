@@ -53,7 +53,7 @@ UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 # Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
 QUICK := base/json base/terminal base/trace checkpoint/hf_config options/arguments options/foreign_options \
          options/options options/option_table parallel/launch parallel/trace_file train/log train/report train/run_source
-QUICK := $(BUILD)/dev/test/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
+QUICK := $(BUILD)/dev/test/%.o $(BUILD)/dev/fuzz/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
 # With a sanitizer g++ compiles these twice as fast at -O0 as at -O1, and no test is slow because of them.
@@ -166,8 +166,8 @@ include mk/emulator.mk
 include mk/fuzz.mk
 include mk/install.mk
 
-tests: $(TESTS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 $(BUILD)/rendezvous_rank \
-       $(BUILD)/group_ranks $(BUILD)/layouts
+tests: $(TESTS) $(REPLAYS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 \
+       $(BUILD)/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
 bench: $(BENCHES)
 
 test:

@@ -1,4 +1,5 @@
-# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer. The first line of a fuzzer names the sources that it links.
+# fuzz.mk: coverage-guided fuzzing with clang's libFuzzer, and tests of the committed inputs, which need no clang. The first
+# line of a fuzzer names the sources that libFuzzer's program links; the test links the whole library.
 
 FUZZERS   := $(patsubst dev/fuzz/%.cpp,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.cpp))
 FUZZFLAGS := -std=c++20 -O1 -g $(WARN) $(INCLUDES) -pthread -fsanitize=address,undefined
@@ -15,3 +16,8 @@ $(FUZZERS):
 
 build/fuzz/%.o: %.cpp $(RULES)
 	$(call compile,CXX   $< (fuzz),clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link)
+
+# replay_NAME runs fuzz_NAME.cpp on the files of dev/fuzz/corpus/NAME.
+REPLAYS := $(patsubst dev/fuzz/fuzz_%.cpp,$(BUILD)/replay_%,$(wildcard dev/fuzz/fuzz_*.cpp))
+$(REPLAYS): $(BUILD)/replay_%: $(BUILD)/dev/fuzz/fuzz_%.o $(BUILD)/dev/fuzz/replay.o $(BUILD)/libllmc.a
+	$(call link)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # test.sh [WORD...]: builds and runs every test. With words it runs only the programs whose names contain one of them.
 #
-# 1. Release build: unit tests (build/release/test_*), the CUDA backend in the emulator and, if there is one, on the GPU
-#    (dev/test/gpu/*.cu and test_gpt2cu), the whole model against its reference (test_gpt2), and the shell tests
-#    (dev/test/*/test_*.sh).
-# 2. The quick unit tests and the CUDA backend under AddressSanitizer and UndefinedBehaviorSanitizer, the emulator under
-#    ThreadSanitizer (by clang if there is one), and under clang's MemorySanitizer. These builds run in the background at the
-#    lowest priority, during the tests of the release build.
+# 1. Release build: unit tests (build/release/test_*), the fuzzers on their committed inputs (build/release/replay_*), the CUDA
+#    backend in the emulator and, if there is one, on the GPU (dev/test/gpu/*.cu and test_gpt2cu), the whole model against its
+#    reference (test_gpt2), and the shell tests (dev/test/*/test_*.sh).
+# 2. The quick unit tests, the fuzzers on their committed inputs and the CUDA backend under AddressSanitizer and
+#    UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer (by clang if there is one), and under clang's MemorySanitizer.
+#    These builds run in the background at the lowest priority, during the tests of the release build.
 # 3. With FUZZ_SECONDS=20 each fuzzer for 20 seconds (needs clang).
 #
 # The last line is "N passed, N failed, N skipped", in test cases. A crash or a hang counts as one failure. A check that cannot
@@ -24,6 +24,7 @@ cd "$(dirname "$0")/.." || exit 1
 export OMP_WAIT_POLICY=passive  # idle threads do not spin: tests run many small parallel regions, and may share the machine
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 logs=build/test_logs
+mapfile -t replays < <(for source in dev/fuzz/fuzz_*.cpp; do basename "${source/fuzz_/replay_}" .cpp; done)
 kernels=()
 if [ "$(uname -m)" = x86_64 ]; then  # the emulator switches stacks in x86-64's assembly
     mapfile -t kernels < <(for source in dev/test/gpu/test_*.cu; do basename "$source" .cu; done)
@@ -200,7 +201,8 @@ mkdir -p $logs
 # These are too slow under the sanitizers. Other tests run the same sources.
 slow='^test_(checkpoint_faults|matmul|tokenize_refused)$'
 sanitized=()
-for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${emulated[@]}"; do
+for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${replays[@]}" \
+    "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi
 done
 # Tests with the CPU's matrix instructions in plain C++ (dev/test/support/emulated_units.h), which run the sources for AMX and
@@ -244,6 +246,9 @@ for source in dev/test/unit/test_*.cpp; do
     name=$(basename "$source" .cpp)
     run "$name" 300 "build/release/$name"
 done
+heading "committed inputs of the fuzzers"
+for name in "${replays[@]}"; do in_parallel "$name" 300 "build/release/$name"; done
+report_all
 heading "the CUDA backend"
 if [ ${#kernels[@]} = 0 ]; then skip "emulator" "it switches stacks as x86-64 does, and this machine is $(uname -m)"; fi
 for name in "${emulated[@]}"; do in_parallel "$name" 300 "build/release/$name"; done
@@ -333,8 +338,9 @@ if [ "$FUZZ_SECONDS" != 0 ]; then
     for source in dev/fuzz/fuzz_*.cpp; do
         name=$(basename "$source" .cpp)
         mkdir -p "build/fuzz/corpus_$name"  # inputs that it finds are where the next run begins
-        run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" -max_len=4096 -timeout=10 \
-            -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -artifact_prefix=$logs/
+        run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" \
+            "dev/fuzz/corpus/${name#fuzz_}" -max_len=4096 -max_total_time="$FUZZ_SECONDS" -timeout=10 -rss_limit_mb=1024 \
+            -malloc_limit_mb=256 -artifact_prefix=$logs/
     done
 else
     skip "fuzz" "FUZZ_SECONDS is 0"

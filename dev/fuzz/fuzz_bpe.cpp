@@ -33,14 +33,15 @@ static void check(const Tokenizer& tokenizer, std::string_view text) {
 
 static void check_terminal(std::string_view text) {
     TerminalText whole, bytewise;
-    const std::string at_once = whole.add(text) + whole.finish();
-    std::string one_by_one;
+    std::string at_once = whole.add(text), one_by_one;
+    at_once += whole.finish();
     for (const char byte : text) one_by_one += bytewise.add({&byte, 1});
     one_by_one += bytewise.finish();
     require(at_once == one_by_one);
     for (const char *p = at_once.data(), *end = p + at_once.size(); p < end;) {
         const Char c = char_at(p, end);
         require(c.valid && (uint8_t(*p) >= 0x20 || *p == '\n' || *p == '\t') && *p != 0x7f);
+        require(c.bytes != 2 || uint8_t(p[0]) != 0xc2 || uint8_t(p[1]) >= 0xa0);  // control characters in UTF-8
         p += c.bytes;
     }
 }

@@ -13,12 +13,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-
-static std::string temporary_directory() {
-    std::string dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";
-    if (!mkdtemp(dir.data())) abort();
-    return dir;
-}
+#include "support/temporary.h"
 
 static void put(const std::string& path, const std::string& bytes) {
     unlink(path.c_str());
@@ -37,22 +32,22 @@ static void read_all(const Safetensors& file) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const std::string dir = temporary_directory();
+    static const TemporaryDirectory dir;
     if (size == 0) return 0;
     const int choice = data[0] % 3;
     std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
     try {
         if (choice == 2) {
-            put(dir + "/index", bytes);
-            read_all(open_safetensors_index(dir + "/index"));  // the index may name files of earlier inputs
+            put(dir / "index", bytes);
+            read_all(open_safetensors_index(dir / "index"));  // the index may name files of earlier inputs
             return 0;
         }
         if (choice == 1) {  // the header ends at the last }
             const uint64_t header = bytes.rfind('}') + 1;
             bytes.insert(0, std::string(reinterpret_cast<const char*>(&header), 8));
         }
-        put(dir + "/a", bytes);
-        read_all(open_safetensors(dir + "/a"));
+        put(dir / "a", bytes);
+        read_all(open_safetensors(dir / "a"));
     } catch (const Error& error) {
         if (error.exit_code == EXIT_INTERNAL) abort();  // an INVARIANT failed
     }

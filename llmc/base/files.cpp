@@ -174,6 +174,11 @@ void read_from(const std::string& dir, const std::function<void()>& f) {
     }
 }
 
+bool is_link(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_symlink(path, ignored);
+}
+
 bool is_directory(const std::string& path) {
     std::error_code ignored;
     return fs::is_directory(path, ignored);
@@ -267,8 +272,9 @@ int64_t bytes_on_disk(const std::string& dir) {
 }
 
 bool is_file_name(const std::string& name) {
+    const auto is_refused = [](unsigned char c) { return c == '/' || c < 0x20 || c == 0x7f; };
     return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
-           name.find_first_of(std::string("/\0", 2)) == std::string::npos;
+           std::none_of(name.begin(), name.end(), is_refused);
 }
 
 std::string parent_directory(const std::string& path) {

@@ -61,6 +61,7 @@ void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
 bool is_deleted(const std::string& path);  // whether nothing has this name; false if unknown
+bool is_link(const std::string& path);
 bool is_directory(const std::string& path);
 // Calls f, which reads files of a directory. If f fails and the directory is gone, the error says so (EXIT_NO_INPUT).
 void read_from(const std::string& dir, const std::function<void()>& f);
@@ -76,7 +77,7 @@ void remove_tree(const std::string& path);              // path may be missing; 
 int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system
 int64_t free_files(const std::string& dir);             // files that can still be created on dir's file system
 int64_t bytes_on_disk(const std::string& dir);          // disk space of the files in dir
-bool is_file_name(const std::string& name);             // a bare name: no path, not . or ..
+bool is_file_name(const std::string& name);             // no path, not . or .., no control character
 std::string parent_directory(const std::string& path);  // "." for a bare name
 std::string current_directory();                        // "" if the directory was removed
 

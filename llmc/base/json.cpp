@@ -90,8 +90,12 @@ json parse_json(const std::string& text, const std::string& where, const char* i
     fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), value.error_byte, text.size());
 }
 
-json read_json_object(const std::string& path, int64_t max_bytes) {
-    json value = parse_json(read_file(path, max_bytes), path);
-    if (!value.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}", path.c_str());
+json parse_json_object(const std::string& text, const std::string& where) {
+    json value = parse_json(text, where);
+    if (!value.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}", where.c_str());
     return value;
+}
+
+json read_json_object(const std::string& path, int64_t max_bytes) {
+    return parse_json_object(read_file(path, max_bytes), path);
 }

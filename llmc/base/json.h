@@ -11,5 +11,7 @@
 // in the middle of a value.
 nlohmann::json parse_json(const std::string& text, const std::string& where, const char* if_cut_short = "");
 
+// Parses a text that is exactly one JSON object.
+nlohmann::json parse_json_object(const std::string& text, const std::string& where);
 // Reads a file of at most max_bytes that holds one JSON object.
 nlohmann::json read_json_object(const std::string& path, int64_t max_bytes);

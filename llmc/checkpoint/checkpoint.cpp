@@ -533,6 +533,7 @@ TrainerState read_trainer_state(const std::string& dir) {
 }
 
 void set_val_loss(const std::string& dir, double val_loss) {
+    if (is_link(dir)) fail(EXIT_CANNOT_CREATE, "%s: is a link, and nothing is written through it", dir.c_str());
     json state = read_state_json(dir);
     if (state["val_loss"] == val_loss) return;
     state["val_loss"] = val_loss;

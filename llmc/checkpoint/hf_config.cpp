@@ -82,7 +82,8 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     model.C = reader.integer("n_embd", "hidden_size", 768);
     model.L = reader.integer("n_layer", "num_hidden_layers", 12);
     model.NH = reader.integer("n_head", "num_attention_heads", 12);
-    config.end_of_text = reader.integer("eos_token_id", nullptr, 50256);
+    const bool has_end = !object.contains("eos_token_id") || reader.find("eos_token_id");
+    config.end_of_text = has_end ? reader.integer("eos_token_id", nullptr, 50256) : model.V;
     config.tied = reader.boolean("tie_word_embeddings", true);
     check_supported(reader, model.C);
     try {

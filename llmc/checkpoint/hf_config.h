@@ -6,7 +6,7 @@
 
 struct HFConfig {
     GPT2Config model;
-    int end_of_text = 50256;  // bos_token_id and eos_token_id
+    int end_of_text = 50256;  // bos_token_id and eos_token_id; V or more: unknown, null in config.json
     bool tied = true;         // tie_word_embeddings: the output head is wte
 };
 

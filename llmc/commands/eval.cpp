@@ -111,9 +111,9 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",
              dtype_name(dtype_of<floatX>));
     if (!prints) return 0;
-    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s of %s\n", source.weights.c_str(),
-                        o.val_data.c_str(), loss, std::exp(loss), counted(loader.num_windows, "window").c_str(),
-                        counted(T, "token").c_str()));
+    print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s of %s\n",
+                        message_text(source.weights).c_str(), message_text(o.val_data).c_str(), loss, std::exp(loss),
+                        counted(loader.num_windows, "window").c_str(), counted(T, "token").c_str()));
     return 0;
 }
 

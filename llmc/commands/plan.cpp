@@ -117,7 +117,7 @@ static std::string fit_command(const Options& o, const Layout& layout, const Ran
         const bool of_ranks = is_one_of(name, {"gpus", "ranks", "nnodes", "world-size"});
         if (setting.is_default || of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
         text += format(" --%s", name.c_str());
-        if (!setting.is_flag) text += format(" %s", shell_word(setting.value).c_str());
+        if (!setting.is_flag) text += " " + message_text(shell_word(setting.value));
     }
     if (gpus && world_size > 1) text += format(" --gpus %d", together);
     if (gpus && hosts > 1) text += format(" --nnodes %d --node-rank N --rendezvous HOST:PORT", hosts);
@@ -213,6 +213,6 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
         describe_background_saves(o, ParamLayout(source.config), 1 + int(saved.state.size()));
     if (!background.empty()) rows.push_back({"checkpoints", background});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
-    for (const std::string& line : source.notes) print_stdout(line + "\n");
+    for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;
 }

@@ -14,11 +14,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <initializer_list>
 #include <map>
 #include <optional>
 
+#include "base/algorithm_choices.h"
 #include "base/device.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
@@ -149,18 +149,18 @@ void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& ten
     });
     p.chosen = best ? best->index : 0;
     if (best)
-        keep_choice(choice_key(key), format("%zu engine %d %.4f ms, first %.4f ms", p.chosen, plans[p.chosen].engine,
-                                            double(best->ms), double(best->first_ms)));
+        keep_choice(choice_key(key),
+                    choice_text(PlanChoice{int(p.chosen), plans[p.chosen].engine}, {best->ms, best->first_ms}));
 }
 
 // Takes the plan that was chosen by time, if cuDNN still offers it, else the heuristics' first.
 void take_choice(const Key& key, Prepared& p) {
-    size_t index = 0;
-    int engine = 0;
     p.chosen = 0;
-    if (sscanf(choice_for(choice_key(key)).c_str(), "%zu engine %d", &index, &engine) != 2) return;
+    const std::optional<PlanChoice> choice = parse_plan_choice(choice_for(choice_key(key)));
+    if (!choice) return;
+    const size_t index = size_t(choice->plan);
     if (index >= p.candidates.plans.size()) p.candidates = make_plans(key, index + 1);
-    if (index < p.candidates.plans.size() && p.candidates.plans[index].engine == engine) p.chosen = index;
+    if (index < p.candidates.plans.size() && p.candidates.plans[index].engine == choice->engine) p.chosen = index;
 }
 
 void settle(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {

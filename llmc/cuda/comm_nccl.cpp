@@ -26,6 +26,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/terminal.h"
 #include "cuda/cuda_check.h"
 #include "ops/ops.h"
 #include "parallel/rendezvous.h"
@@ -182,9 +183,9 @@ struct NcclComm : Comm {
     // rank with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for
     // the device, and so for a collective of another. A watchdog thread ends the process if NCCL hangs.
     [[noreturn]] static void abort_all(const std::string& why) {
-        std::thread([line = format("error: rank %d on %s: %s\n", all()[0]->rank, host_name().c_str(), why.c_str())] {
+        std::thread([line = format("error: rank %d on %s: %s", all()[0]->rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
-            fputs(line.c_str(), stderr);
+            print_message(line);
             _exit(EXIT_INTERNAL);
         }).detach();
         while_host_waits = nullptr;

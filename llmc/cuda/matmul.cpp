@@ -20,14 +20,14 @@
 // The gradient of a weight has few tiles and a long sum: at C = 768 its result is 18 to 72 tiles of 128x256 for the 132
 // SMs of an H100, so without a split most SMs would have nothing to do.
 #include <algorithm>
-#include <cinttypes>
 #include <compare>
-#include <cstdio>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/algorithm_choices.h"
 #include "base/device.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
@@ -368,28 +368,15 @@ std::string choice_key(const Shape& s) {
                   epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment, sms.c_str());
 }
 
-// The choice as text: the index of the route, the algorithm, its time, and the time of the heuristic's proposal.
-std::string choice_text(size_t route, const cublasLtMatmulAlgo_t& algo, const gpu::Fastest& times) {
-    std::string text = format("%zu ", route);
-    for (const uint64_t word : algo.data) text += format("%" PRIx64 " ", word);
-    return text + format("%.4f ms, first %.4f ms", double(times.ms), double(times.first_ms));
-}
-
 // The chosen plan, if there is a choice and this library still accepts it.
 template <class floatX>
 std::optional<Plan> chosen_plan(const Call<floatX>& call) {
-    const std::string choice = gpu::choice_for(choice_key(call.shape));
+    const std::optional<MatmulChoice> choice = parse_matmul_choice(gpu::choice_for(choice_key(call.shape)));
     const std::vector<Route> all_routes = routes(call.shape);
-    size_t route = 0;
+    if (!choice || size_t(choice->route) >= all_routes.size()) return {};
     cublasLtMatmulAlgo_t algo;
-    int at = 0;
-    if (sscanf(choice.c_str(), "%zu%n", &route, &at) != 1 || route >= all_routes.size()) return {};
-    const char* text = choice.c_str() + at;
-    for (uint64_t& word : algo.data) {
-        if (sscanf(text, "%" SCNx64 "%n", &word, &at) != 1) return {};
-        text += at;
-    }
-    Plan plan = describe(call, all_routes[route]);
+    std::copy(choice->algorithm.begin(), choice->algorithm.end(), algo.data);
+    Plan plan = describe(call, all_routes[size_t(choice->route)]);
     cublasLtMatmulHeuristicResult_t checked;
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
@@ -436,8 +423,12 @@ Plan fastest_plan(const Call<floatX>& call, Stream stream) {
         return true;
     });
     if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
-    gpu::keep_choice(choice_key(call.shape), choice_text(route_of[best->index], plans[best->index].algo, *best));
-    return plans[best->index];
+    const Plan& plan = plans[best->index];
+    MatmulChoice choice = {int(route_of[best->index]), {}};
+    static_assert(sizeof(plan.algo.data) == sizeof(choice.algorithm));
+    std::copy(std::begin(plan.algo.data), std::end(plan.algo.data), choice.algorithm.begin());
+    gpu::keep_choice(choice_key(call.shape), choice_text(choice, {best->ms, best->first_ms}));
+    return plan;
 }
 
 // ---- Plans

@@ -181,7 +181,8 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
 ShardWriter::ShardWriter(const std::string& path, int vocab_size)
     : path(path), vocab_size(vocab_size), buffer(HEADER_BYTES) {
     const std::string name = temporary_name(path);
-    fd = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    unlink(name.c_str());  // a leftover, or a link: nothing is written into the file that it names
+    fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s: cannot be created: %s", name.c_str(), strerror(errno));
 }
 

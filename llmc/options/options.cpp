@@ -93,7 +93,8 @@ static Command find_command(const std::string& first_argument) {
 }
 
 static std::string help_text(Command command, const std::string& program, const OptionSpecs& all) {
-    const char* p = program.c_str();
+    const std::string shown_name = message_text(program);
+    const char* p = shown_name.c_str();
     std::string out;
     if (command == Command::train) {
         out = format("usage: %s [train] [options]\n", p);
@@ -248,6 +249,7 @@ static void read_saved(const OptionSpec& spec, const Json& value, Options& o) {
     const std::string name = spec.long_name(), text = saved_text(spec, value);
     ENSURE(text.find("\xef\xbf\xbd") == std::string::npos, "%s %s: run.json cannot hold bytes that are not UTF-8",
            name.c_str(), text.c_str());
+    ENSURE(text.find('\0') == std::string::npos, "%s %s: has a zero byte", name.c_str(), text.c_str());
     if (text == spec.text()) return;
     read_value(spec, text);
     o.taken += (o.taken.empty() ? "" : " ") + name;

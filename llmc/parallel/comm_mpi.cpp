@@ -548,9 +548,9 @@ struct MpiComm : Comm {
     static void warn_of_missing_ranks(const Launch& launch, double waited, double rest) {
         const MissingRanks missing = find_missing_ranks(launch, job_name());
         if (!missing.reports) return;
-        fprintf(stderr,
-                "warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)\n",
-                launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest);
+        print_message(
+            format("warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)",
+                   launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest));
     }
 
     static std::string job_name() {

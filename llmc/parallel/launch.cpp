@@ -15,6 +15,8 @@
 
 // ---- the environment
 
+static constexpr int MAX_ATTEMPTS = 1000000;
+
 namespace {
 // The variables or options in which a launcher gives the rank and the world size.
 struct Names {
@@ -50,6 +52,7 @@ struct Variables {
         return has(name) ? number(name, least, most) : absent;
     }
 
+    int slurm_restarts() const { return number_or("SLURM_RESTART_COUNT", 0, MAX_ATTEMPTS, 0); }
     bool mpirun() const { return has(mpirun_names.world_size); }
     bool torchrun() const { return has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR"); }
     // The number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
@@ -127,7 +130,7 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
     fill_local(launch);
     if (!options.rendezvous.empty()) read_rendezvous(launch, options.rendezvous);
     launch.run_id = options.run_id;
-    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    launch.attempt = variables.slurm_restarts();
     launch.mpi = variables.mpirun();  // check_other_launchers compares mpirun's numbers
     return launch;
 }
@@ -135,10 +138,9 @@ static Launch from_options(const LaunchOptions& options, const Variables& variab
 static Launch from_mpirun(const Variables& variables) {
     Launch launch = read_numbers(mpirun_names, variables);
     launch.mpi = true;
-    constexpr int most = std::numeric_limits<int>::max();
-    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
-    launch.attempt += variables.number_or("TRAIN_GPT2_RESTARTS", 0, 1000000, 0);  // of --max-restarts
-    launch.first_step = variables.number_or("TRAIN_GPT2_FIRST_STEP", 0, most, -1);
+    launch.attempt = variables.slurm_restarts();
+    launch.attempt += variables.number_or("TRAIN_GPT2_RESTARTS", 0, MAX_ATTEMPTS, 0);  // of --max-restarts
+    launch.first_step = variables.number_or("TRAIN_GPT2_FIRST_STEP", 0, std::numeric_limits<int>::max(), -1);
     // The mpirun of Open MPI 5 is PRRTE's, which forgets the exit code when it loses the connection to a host.
     if (variables.has("PRTE_LAUNCHED") && launch.local_world_size > 0 && launch.local_world_size < launch.world_size)
         launch.note =
@@ -154,7 +156,7 @@ static Launch from_torchrun(const Variables& variables) {
     launch.master_port = launch.world_size > 1 ? variables.number("MASTER_PORT", 1, 65535)
                                                : variables.number_or("MASTER_PORT", 1, 65535, 0);
     launch.run_id = variables.text("TORCHELASTIC_RUN_ID");
-    launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, MAX_ATTEMPTS, 0);
     return launch;
 }
 
@@ -166,7 +168,7 @@ static Launch from_srun(const Variables& variables) {
     constexpr int most = std::numeric_limits<int>::max();
     const int job = variables.number_or("SLURM_JOB_ID", 0, most, 0), step = variables.number("SLURM_STEP_ID", 0, most);
     launch.run_id = format("%d.%d", job, step);
-    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, most, 0);
+    launch.attempt = variables.slurm_restarts();
     // SLURM_LAUNCH_NODE_IPADDR is the host on which srun was called, which need not be rank 0's host.
     const std::string hosts = variables.text("SLURM_STEP_NODELIST");
     if (!hosts.empty()) launch.master_addr = expand_hosts(hosts).front();
@@ -200,7 +202,7 @@ static Launch single_process(const Variables& variables) {
     const int tasks = variables.number_or("SLURM_NTASKS", 1, MAX_RANKS, 1);
     if (tasks > 1 && variables.step_tasks() == 0)
         launch.note = format("SLURM_NTASKS=%d, but srun did not start this process", tasks);
-    launch.attempt = variables.number_or("SLURM_RESTART_COUNT", 0, std::numeric_limits<int>::max(), 0);
+    launch.attempt = variables.slurm_restarts();
     return launch;
 }
 
@@ -354,8 +356,13 @@ std::string describe_launch(const Launch& launch) {
 
 // ---- lists of hosts
 
+static constexpr size_t MAX_HOST_NAME = 253;  // characters, as in DNS
+static constexpr int MAX_BRACKETS = 8;        // in one name; Slurm itself has at most 5
+
 [[noreturn]] static void refuse_list(const std::string& list) {
-    fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 of at most %d names", list.c_str(), MAX_RANKS);
+    const std::string shown = list.size() > 100 ? list.substr(0, 100) + "..." : list;
+    fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 of at most %d names of at most %zu characters",
+         shown.c_str(), MAX_RANKS, MAX_HOST_NAME);
 }
 
 // Splits a list at the commas that are not inside of brackets.
@@ -396,33 +403,46 @@ static std::vector<std::string> expand_range(const std::string& range, const std
     return numbers;
 }
 
-// Expands one part of a list: the text around brackets is combined with each number in them.
+// Expands the text between two brackets: "0-2,7" -> 0 1 2 7.
+static std::vector<std::string> expand_numbers(const std::string& ranges, const std::string& whole) {
+    std::vector<std::string> numbers;
+    for (const std::string& range : split_list(ranges, whole)) {
+        for (std::string& number : expand_range(range, whole)) numbers.push_back(std::move(number));
+        if (numbers.size() > size_t(MAX_RANKS)) refuse_list(whole);
+    }
+    return numbers;
+}
+
+// Expands one part of a list: the text around brackets is combined with each number in them. The limits are checked
+// before the names become longer or more, so a short list cannot need much memory or time.
 static std::vector<std::string> expand_part(const std::string& part, const std::string& whole) {
+    if (std::count(part.begin(), part.end(), '[') > MAX_BRACKETS) refuse_list(whole);
     std::vector<std::string> names = {""};
     for (size_t at = 0; at < part.size();) {
         const size_t open = std::min(part.find('[', at), part.size());
+        if (names[0].size() + open - at > MAX_HOST_NAME) refuse_list(whole);
         for (std::string& name : names) name += part.substr(at, open - at);
         if (open == part.size()) break;
         const size_t close = part.find(']', open);
+        const std::vector<std::string> numbers = expand_numbers(part.substr(open + 1, close - open - 1), whole);
+        if (names.size() * numbers.size() > size_t(MAX_RANKS)) refuse_list(whole);
         std::vector<std::string> longer;
         for (const std::string& name : names)
-            for (const std::string& range : split_list(part.substr(open + 1, close - open - 1), whole))
-                for (const std::string& number : expand_range(range, whole)) {
-                    if (longer.size() == size_t(MAX_RANKS)) refuse_list(whole);
-                    longer.push_back(name + number);
-                }
+            for (const std::string& number : numbers) longer.push_back(name + number);
         names = std::move(longer);
         at = close + 1;
     }
+    if (names[0].size() > MAX_HOST_NAME) refuse_list(whole);
     return names;
 }
 
 std::vector<std::string> expand_hosts(const std::string& slurm_list) {
-    if (slurm_list.size() > 1 << 20) refuse_list(slurm_list.substr(0, 100));
+    if (slurm_list.size() > 1 << 20) refuse_list(slurm_list);
     std::vector<std::string> hosts;
-    for (const std::string& part : split_list(slurm_list, slurm_list))
+    for (const std::string& part : split_list(slurm_list, slurm_list)) {
         for (std::string& host : expand_part(part, slurm_list)) hosts.push_back(std::move(host));
-    if (hosts.size() > size_t(MAX_RANKS)) refuse_list(slurm_list);
+        if (hosts.size() > size_t(MAX_RANKS)) refuse_list(slurm_list);
+    }
     return hosts;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/algorithm_choices.h"
 #include "base/common.h"
 #include "base/files.h"
 #include "train/measure.h"
@@ -16,27 +17,9 @@ static std::string choices_file() {
     return home && *home ? std::string(home) + "/.cache/train_gpt2/algorithms.txt" : "";
 }
 
-// One choice per line: "device; libraries; shape: algorithm".
-static std::string to_text(const AlgorithmChoices& choices) {
-    std::string text;
-    for (const auto& [shape, algorithm] : choices) text += shape + ": " + algorithm + "\n";
-    return text;
-}
-
-static AlgorithmChoices from_text(const std::string& text) {
-    AlgorithmChoices choices;
-    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
-        end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        const size_t colon = line.rfind(": ");
-        if (colon != std::string::npos) choices[line.substr(0, colon)] = line.substr(colon + 2);
-    }
-    return choices;
-}
-
 static AlgorithmChoices read_choices(const std::string& file) {
     constexpr int64_t max_bytes = 16 << 20;
-    return path_exists(file) ? from_text(read_file(file, max_bytes)) : AlgorithmChoices();
+    return path_exists(file) ? parse_choices(read_file(file, max_bytes)) : AlgorithmChoices();
 }
 
 // Writes the choices, together with those that other runs may have written meanwhile. The name of the temporary file is
@@ -46,7 +29,7 @@ static void write_choices(const std::string& file, AlgorithmChoices choices) {
     const std::string temporary = file + "." + std::to_string(getpid()) + ".tmp";
     make_directories(parent_directory(file));
     remove_tree(temporary);
-    write_file(temporary, to_text(choices));
+    write_file(temporary, choices_text(choices));
     rename_path(temporary, file);
 }
 
@@ -103,8 +86,8 @@ void choose_algorithms(GPT2<floatX>& model, Run& run) {
     if (device_memory_is_host()) return;
     if (run.first_rank()) time_algorithms(model, *run.log);
     const std::vector<std::string> texts =
-        run.comm.all_gather_text(run.first_rank() ? to_text(device_algorithms()) : "");
-    if (!run.first_rank()) device_load_algorithms(from_text(texts[0]));
+        run.comm.all_gather_text(run.first_rank() ? choices_text(device_algorithms()) : "");
+    if (!run.first_rank()) device_load_algorithms(parse_choices(texts[0]));
 }
 
 void recall_algorithms() {

@@ -272,7 +272,10 @@ Log::Log(const LogOptions& given) : options(given) {
     } else if (path_exists(path)) {
         note("the log of an earlier run was renamed to " + move_aside(options.output));
     }
-    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == ELOOP)
+        fail(EXIT_CANNOT_CREATE, "%s is a link, and the log is not written through links; remove or rename it",
+             path.c_str());
     if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
     written = lseek(fd, 0, SEEK_END);
 }

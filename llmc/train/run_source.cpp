@@ -111,9 +111,19 @@ static void check_resumed_seq_len(const RunSource& source, const Options& option
         T, source.resume.c_str(), saved_T, saved_T);
 }
 
+// The options in trainer.json. The file's checksum does not prove that this program wrote it.
+static nlohmann::json options_before(const RunSource& source) {
+    nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+    const auto init = before.find("init"), seq_len = before.find("seq-len");
+    if ((init != before.end() && !init->is_string()) || (seq_len != before.end() && !seq_len->is_number_integer()))
+        fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
+             source.resume.c_str());
+    return before;
+}
+
 static void check_resumed(const RunSource& source, const Options& options) {
     check_shape(source, options);
-    const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+    const nlohmann::json before = options_before(source);
     check_resumed_init(source, options, before);
     check_resumed_seq_len(source, options, before);
 }

@@ -344,6 +344,21 @@ refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aer
 cp "$scratch/data.txt" "$hostile"
 warned "control characters in the name of an input are printed as escapes" "$scratch/h\\x1b[2J\\x0aerror: x\\x9b: is given more than once" \
     "$program" tokenize "$hostile" "$hostile" --output "$scratch/hostile" --train-bpe 300
+# escaped TEXT COMMAND...: the command succeeds and prints TEXT, and no escape character.
+escaped() {
+    local text=$1
+    shift
+    "$@" >"$scratch/shown" 2>&1 && grep -qF -- "$text" "$scratch/shown" && ! grep -q $'\e' "$scratch/shown"
+}
+cp -r "$run" "$scratch/"$'e\e[2J'
+hostile=$scratch/$'e\e[2J'
+check "eval escapes control characters in names" escaped '/e\x1b[2J/step_000030 on ' "$program" eval --init "$hostile" "${val_data[@]}" \
+    --batches 1
+printf x >>"$hostile/step_000030/optimizer.safetensors"
+check "plan escapes control characters in names" escaped '/e\x1b[2J/step_000030/optimizer.safetensors: has ' "$program" plan --resume \
+    --output "$hostile"
+check "--print-launch escapes control characters in variables" escaped 'at h\x1b[2J:' env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 \
+    MASTER_ADDR=$'h\e[2J' MASTER_PORT=29500 "$program" --print-launch
 warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
 warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \

@@ -197,7 +197,7 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     }
 
     // If there is a choice, nothing is timed again, even if cuDNN no longer offers the chosen plan.
-    for (const char* chosen : {"1 engine 13", "0 engine 10", "3 engine 99", "no plan"}) {
+    for (const char* chosen : {"1 engine 13", "0 engine 10", "3 engine 99", "no plan", "18446744073709551615 engine 13"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;
         device_load_algorithms(choices);

@@ -11,8 +11,10 @@
 #include <set>
 #include <thread>
 
+#include "options/options.h"
 #include "support/faults.h"
 #include "support/small_checkpoint.h"
+#include "train/run_source.h"
 
 namespace fs = std::filesystem;
 
@@ -108,6 +110,44 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
     for (const nlohmann::json& bad : {nlohmann::json::array(), nlohmann::json("--lr 1"), nlohmann::json(nullptr)})
         CHECK(said("options", bad) ==
               "65 " + path + ": a value is missing or of the wrong type; the checkpoint is damaged");
+}
+
+TEST_CASE("a resume refuses options of the wrong type in trainer.json, even if its checksum matches") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    SaveOptions save_without_tokenizer = save_options(out);
+    save_without_tokenizer.write_tokenizer = nullptr;
+    const std::string path = save(save_without_tokenizer, 1).dir + "/trainer.json";
+    const nlohmann::json good = nlohmann::json::parse(read_bytes(path));
+    const char* argv[] = {"train_gpt2", "--resume", "--output", out.c_str(), "--train-data", "x.bin"};
+    const Options options = parse_options(6, argv);
+    const auto said = [&](const char* name, const nlohmann::json& value) {
+        nlohmann::json state = good;
+        state["options"] = {{name, value}};
+        write_sealed(path, state);
+        return refusal([&] { find_training_start(options); });
+    };
+    CHECK(said("seq-len", good["options"].value("seq-len", 0)) == "");
+    for (const nlohmann::json& bad : {nlohmann::json("16"), nlohmann::json(1e300), nlohmann::json::array()})
+        CHECK(said("seq-len", bad) ==
+              "65 " + path + ": an option has a value of the wrong type; the checkpoint is damaged");
+    CHECK(said("init", 3) == "65 " + path + ": an option has a value of the wrong type; the checkpoint is damaged");
+}
+
+TEST_CASE("trainer.json cannot name a file outside of the checkpoint, nor control the terminal") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
+    nlohmann::json state = nlohmann::json::parse(read_bytes(path));
+    const nlohmann::json files = state["files"];
+    write_bytes(dir / "out/outside", "x");
+    for (const std::string& name : {std::string("../outside"), dir / "out/outside", std::string("..\0", 3),
+                                    std::string("a\x1b[2J"), std::string("a\nerror: b"), std::string("..")}) {
+        state["files"] = files;
+        state["files"][name] = {{"size", 1}, {"xxh3_64", "0"}};
+        write_sealed(path, state);
+        CHECK(refusal([&] { verify_checkpoint(ckpt); }) ==
+              "65 " + path + ": its list of files cannot be read; the checkpoint is damaged");
+    }
 }
 
 TEST_CASE("a trainer.json of another program or version is refused") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
+#include <map>
 
 #include "support/faults.h"
 #include "support/small_checkpoint.h"
@@ -98,6 +99,41 @@ TEST_CASE("leftovers of interrupted saves are removed, and all other files stay"
     CHECK(list_directory(dir / "out") == Names{"latest", "notes.tmp", "step_000001", "step_000002", "step_old"});
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
     CHECK(remove_leftovers(dir / "out").empty());
+}
+
+// A link at each name that a run with this output may write, rename or delete must not reach the directory it names.
+TEST_CASE("links in the output make no save write or delete outside of it") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", outside = dir / "outside";
+    save(save_options(outside), 2);
+    write_bytes(outside + "/file", "precious");
+    save(save_options(out), 1);
+    const auto tree = [&] {
+        std::map<std::string, std::string> files;
+        for (const auto& entry : fs::recursive_directory_iterator(outside))
+            files[entry.path().string()] = entry.is_regular_file() ? read_bytes(entry.path().string()) : "";
+        return files;
+    };
+    const std::map<std::string, std::string> before = tree();
+    const auto plant = [&](const std::string& name, const std::string& target) {
+        fs::remove_all(out + "/" + name);
+        fs::create_symlink(outside + target, out + "/" + name);
+    };
+    for (const char* name : {"step_000010.tmp", "step_000010", "step_000010.replaced", "step_000020", "step_000002"})
+        plant(name, "/step_000002");
+    for (const char* name : {"latest", "latest.tmp"}) plant(name, "/file");
+    CHECK(refusal([&] { set_val_loss(out + "/step_000002", 1.0); }) ==
+          "73 " + out + "/step_000002: is a link, and nothing is written through it");
+    save(save_options(out, 1), 10);
+    CHECK(tree() == before);
+    CHECK(holds(out + "/step_000010", 10));
+    CHECK(!fs::is_symlink(out + "/step_000010"));
+    CHECK(!fs::is_symlink(out + "/latest"));
+    for (const char* name : {"step_000030.tmp", "step_000010.replaced"}) plant(name, "/step_000002");
+    plant("latest.tmp", "/file");
+    remove_leftovers(out);
+    CHECK(tree() == before);
+    CHECK(list_directory(out) == Names{"latest", "step_000010", "step_000020.stale"});
 }
 
 TEST_CASE("a leftover that cannot be removed is reported, and does not prevent a save of its step") {

@@ -161,6 +161,8 @@ TEST_CASE("names of files, parents of paths, and text for messages") {
     for (const char* name : {"a", "model-00001-of-00002.safetensors", "..."}) CHECK(is_file_name(name));
     for (const char* name : {"", ".", "..", "/", "a/b", "../a", "a/"}) CHECK_FALSE(is_file_name(name));
     CHECK_FALSE(is_file_name(std::string("a\0b", 3)));
+    for (const char* name : {"a\x1b[2J", "a\nerror: b", "\x7f"}) CHECK_FALSE(is_file_name(name));
+    CHECK(is_file_name("caf\xc3\xa9"));
     CHECK_FALSE(is_file_name(std::string(256, 'a')));
     CHECK(parent_directory("a") == ".");
     CHECK(parent_directory("out/step") == "out");

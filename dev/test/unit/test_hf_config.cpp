@@ -51,6 +51,8 @@ TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys
     CHECK(parse(R"({"_name_or_path":"x","task_specific_params":{"a":[1]},"summary_type":"cls_index"})") ==
           GPT2Config{1024, 50257, 12, 12, 768});
     CHECK(parse_hf_config("{}", "x").end_of_text == 50256);
+    // Without an id, as this program writes it when it does not know the id, a larger vocabulary gets none either.
+    CHECK(parse_hf_config(R"({"vocab_size": 60000, "eos_token_id": null})", "x").end_of_text == 60000);
     CHECK_FALSE(parse_hf_config(R"({"tie_word_embeddings":false})", "x").tied);
 }
 

@@ -4,14 +4,17 @@
 #include "parallel/launch.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
 #include "base/host.h"
+#include "support/skip.h"
 #include "support/temporary.h"
 
 using Variables = std::map<std::string, std::string>;
@@ -249,6 +252,8 @@ TEST_CASE("impossible numbers in variables are refused, and the message has name
              {with(torchrun, {{"MASTER_PORT", "70000"}}), "MASTER_PORT is '70000', not a number from 1 to 65535"},
              {with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "-1"}}), "TORCHELASTIC_RESTART_COUNT is '-1'"},
              {with(torchrun, {{"TORCHELASTIC_RUN_ID", "a\nb"}}), "the run id has the character 0x0a"},
+             {with(mpirun, {{"SLURM_RESTART_COUNT", "2147483647"}, {"TRAIN_GPT2_RESTARTS", "1"}}),
+              "SLURM_RESTART_COUNT is '2147483647', not a number from 0 to 1000000"},
              {with(srun, {{"SLURM_PROCID", "4"}}), "SLURM_PROCID=4, but SLURM_STEP_NUM_TASKS=4: ranks are 0 to 3"},
              {with(srun, {{"SLURM_PROCID", ""}}), "SLURM_PROCID is not set"},
              {with(srun, {{"SLURM_STEP_NUM_TASKS", "many"}}), "SLURM_STEP_NUM_TASKS is 'many'"},
@@ -322,6 +327,43 @@ TEST_CASE("lists of hosts are expanded as Slurm writes them") {
     for (const char* list : {"", ",", "h0,", "h[", "h]", "h[]", "h[0-]", "h[-1]", "h[2-1]", "h[0,,1]", "h[[0]]", "h[a]",
                              "h[0-2", "h0-2]", "h[0-65536]", "h[0-999]n[0-999]", "h[0--1]", "h[99999999999]", "h[1 ]"})
         CHECK_THROWS_WITH_AS(expand_hosts(list), doctest::Contains("is not a list of hosts as in h[0-2,7],x12"), Error);
+}
+
+// The address space is limited while `f` runs, so that a list that needs much memory fails instead of filling the
+// machine.
+static void with_limited_memory(const std::function<void()>& f) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip_part("the limit", "a sanitizer needs more address space");
+    f();
+#else
+    rlimit before;
+    REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+    const rlimit limited = {rlim_t(2) << 30, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_AS, &limited) == 0);
+    f();
+    REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+#endif
+}
+
+TEST_CASE("a short list of hosts cannot need much memory") {
+    const std::string all = "h[0-65535]";
+    std::string many = all;
+    for (int i = 0; i < 5000; i++) many += "," + all;  // 328 million names
+    const std::string long_names = std::string(500'000, 'h') + "[0-65535]",
+                      nines = "h[0-65535]" + std::string(300, '9');
+    std::string brackets = all;
+    for (int i = 0; i < 100; i++) brackets += "[1]";
+    for (const std::string& list : {many, long_names, nines, brackets, all + "," + all, std::string(254, 'h')})
+        with_limited_memory([&] {
+            try {
+                expand_hosts(list);
+                FAIL("not refused");
+            } catch (const Error& error) {
+                CHECK(error.exit_code == EXIT_USAGE);
+                CHECK(strlen(error.what()) < 300);
+            }
+        });
+    CHECK(expand_hosts(std::string(253, 'h')).size() == 1);
 }
 
 TEST_CASE("the boot id is the same in every process of a host") {

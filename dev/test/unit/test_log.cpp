@@ -645,6 +645,25 @@ TEST_CASE("the memory for lines that cannot be written is bounded, and the lines
     CHECK(lines_of(dir.path + "/log.jsonl").size() == 4);
 }
 
+TEST_CASE("the log of a resumed run is not written through a link") {
+    TemporaryDirectory dir;
+    const std::string outside = dir.path + "/outside", out = dir.path + "/out";
+    const std::string line = "{\"kind\":\"step\",\"step\":1}\n";
+    make_directories(out);
+    write_file(outside, line);
+    REQUIRE(symlink(outside.c_str(), (out + "/log.jsonl").c_str()) == 0);
+    LogOptions options;
+    options.output = out;
+    options.resume_step = 5;
+    CHECK_THROWS_WITH_AS(Log{options}, doctest::Contains("is a link, and the log is not written through links"), Error);
+    CHECK(content(outside) == line);
+    options.resume_step = -1;  // a new run renames the link
+    Log log(options);
+    log.val(0, 1.0);
+    CHECK(content(outside) == line);
+    CHECK(contains(content(out + "/log.jsonl"), "val_loss"));
+}
+
 TEST_CASE("an output directory that cannot be written is refused, and the message names it") {
     const Child missing = run_child([] { Log log(quiet("/nonexistent/out")); });
     CHECK(missing.exit_code == EXIT_CANNOT_CREATE);

@@ -169,3 +169,12 @@ TEST_CASE("a resume takes no --gpus, --ranks or --max-restarts from the earlier 
     CHECK(resumed.gpus == "");
     CHECK(resumed.max_restarts == 0);
 }
+
+TEST_CASE("a resume refuses a saved option with a zero byte, and takes no file to write from run.json") {
+    const char* arguments[] = {"train_gpt2", "--resume", "--output", "out"};
+    CHECK_THROWS_WITH_AS(parse_options(4, arguments, R"({"train-data": "a\u0000b"})"),
+                         doctest::Contains("has a zero byte"), Error);
+    const Options resumed = parse_options(4, arguments, R"({"train-data": "x", "output": "/a", "trace": "/b"})");
+    CHECK(resumed.output == "out");
+    CHECK(resumed.trace == "");
+}

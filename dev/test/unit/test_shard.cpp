@@ -12,7 +12,6 @@
 #include "base/files.h"
 #include "support/faults.h"
 #include "support/refusal.h"
-#include "support/skip.h"
 #include "support/temporary.h"
 #include "support/test.h"
 
@@ -144,18 +143,40 @@ TEST_CASE("the writer refuses tokens outside of the vocabulary, and a folder tha
     }
 }
 
-TEST_CASE("a full disk is an error of finish() or append(), and leaves no file") {
-    if (access("/dev/full", W_OK) != 0) {
-        skip_case("no /dev/full");
-        return;
-    }
+TEST_CASE("the writer replaces an unfinished shard, and writes nothing through a link in its place") {
     const TemporaryDirectory dir;
-    std::filesystem::create_symlink("/dev/full", dir / "a.bin.tmp");
-    ShardWriter writer(dir / "a.bin", 10);
-    const std::vector<int> tokens(1000, 3);
-    writer.append(tokens.data(), 1000);
-    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("No space left"), Error);
-    CHECK(!std::filesystem::exists(dir / "a.bin"));
+    write_bytes(dir / "outside", "precious");
+    { ShardWriter(dir / "a.bin", 10).finish(); }
+    const std::string whole = read_bytes(dir / "a.bin");
+    // The name under which the writer keeps a shard until it is finished.
+    std::string unfinished;
+    {
+        const ShardWriter writer(dir / "b.bin", 10);
+        for (const std::string& name : list_directory(dir.path))
+            if (name != "a.bin" && name != "outside") unfinished = dir / name;
+    }
+    REQUIRE(!unfinished.empty());
+    write_bytes(unfinished, std::string(5000, 'x'));
+    { ShardWriter(dir / "b.bin", 10).finish(); }
+    CHECK(read_bytes(dir / "b.bin") == whole);
+    std::filesystem::create_symlink(dir / "outside", unfinished);
+    { ShardWriter(dir / "b.bin", 10).finish(); }
+    CHECK(read_bytes(dir / "b.bin") == whole);
+    CHECK(!std::filesystem::is_symlink(dir / "b.bin"));
+    CHECK(read_bytes(dir / "outside") == "precious");
+}
+
+TEST_CASE("a write that fails is an error of finish() or append(), and leaves no file") {
+    const TemporaryDirectory dir;
+    const int code = in_child([&] {
+        limit_file_size(1500);  // the shard has 1024 + 2000 bytes
+        ShardWriter writer(dir / "a.bin", 10);
+        writer.append(std::vector<int>(1000, 3).data(), 1000);
+        writer.finish();
+        return 0;
+    });
+    CHECK(code == EXIT_IO);
+    CHECK(list_directory(dir.path).empty());
 }
 
 TEST_CASE("a file of another kind is refused, and the message names the kind") {

@@ -1,0 +1,30 @@
+// sources: llmc/base/algorithm_choices.cpp llmc/base/common.cpp
+// fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
+// read must read back the same, the file's and those of a matmul and of an attention.
+#include <cstdlib>
+
+#include "base/algorithm_choices.h"
+
+static void require(bool condition) {
+    if (!condition) abort();
+}
+
+static void check_choice(const std::string& text) {
+    if (const auto choice = parse_matmul_choice(text)) {
+        require(choice->route >= 0);
+        require(parse_matmul_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
+    }
+    if (const auto choice = parse_plan_choice(text)) {
+        require(choice->plan >= 0);
+        require(parse_plan_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
+    }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    const std::string text(reinterpret_cast<const char*>(data), size);
+    const AlgorithmChoices choices = parse_choices(text);
+    require(parse_choices(choices_text(choices)) == choices);
+    for (const auto& [shape, choice] : choices) check_choice(choice);
+    check_choice(text);
+    return 0;
+}

@@ -1,0 +1,89 @@
+// sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/host.cpp
+// fuzz_launch.cpp: reads any bytes as a list of hosts, as a list of GPUs, as the address of a rendezvous, and as the
+// variables of launchers: in each line the first byte chooses a variable, and the others are its value. They must be
+// refused with EXIT_USAGE, or give a rank, a local rank and a world size that fit together.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "base/common.h"
+#include "parallel/launch.h"
+
+static void require(bool condition) {
+    if (!condition) abort();
+}
+
+// Runs f, which may refuse its input.
+static void accepted_or_refused(const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        require(error.exit_code == EXIT_USAGE);
+    }
+}
+
+static void check_hosts(const std::string& text) {
+    const std::vector<std::string> hosts = expand_hosts(text);
+    require(!hosts.empty() && hosts.size() <= size_t(MAX_RANKS));
+    for (const std::string& host : hosts) require(!host.empty() && host.size() < 300);
+}
+
+static void check_gpus(const std::string& text) {
+    for (const int count : {0, 1, 8}) accepted_or_refused([&] {
+        const std::vector<int> gpus = parse_gpus(text, [&] { return count; });
+        require(int(gpus.size()) <= count && std::set<int>(gpus.begin(), gpus.end()).size() == gpus.size());
+        for (const int gpu : gpus) require(gpu >= 0 && gpu < count);
+    });
+}
+
+static void check_launch(const Launch& launch) {
+    require(launch.world_size >= 1 && launch.world_size <= MAX_RANKS);
+    require(launch.rank >= 0 && launch.rank < launch.world_size);
+    require(launch.local_world_size >= 0 && launch.local_world_size <= launch.world_size);
+    require(launch.local_rank >= -1 && launch.local_rank < launch.world_size);
+    require(launch.local_world_size == 0 || launch.local_rank < launch.local_world_size);
+    require(launch.master_port >= 0 && launch.master_port <= 65535 && launch.attempt >= 0);
+    require(launch.run_id.size() <= size_t(MAX_RUN_ID));
+    require(!describe_launch(launch).empty());
+}
+
+using Variables = std::map<std::string, std::string>;
+
+static Variables read_variables(const std::string& text) {
+    static const std::vector<const char*> names = {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_RESTART_COUNT",
+        "PMIX_RANK", "PMI_SIZE", "PRTE_LAUNCHED", "TRAIN_GPT2_RESTARTS"};
+    Variables variables;
+    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+        end = std::min(text.find('\n', begin), text.size());
+        const std::string line = text.substr(begin, end - begin);
+        // 'A' is the first name, so that people can write such a file.
+        if (!line.empty()) variables[names[(uint8_t(line[0]) + names.size() * 3 - 'A') % names.size()]] = line.substr(1);
+    }
+    return variables;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    const std::string text(reinterpret_cast<const char*>(data), size);
+    accepted_or_refused([&] { check_hosts(text); });
+    check_gpus(text);
+    const Variables variables = read_variables(text);
+    const Environment environment = [&](const char* name) {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+    };
+    accepted_or_refused([&] { check_launch(find_launch({}, environment)); });
+    for (const int world_size : {1, 4}) accepted_or_refused([&] {
+        LaunchOptions options;
+        options.rank = 0, options.world_size = world_size, options.rendezvous = text;
+        check_launch(find_launch(options, environment));
+    });
+    accepted_or_refused([&] {
+        for (const Launch& launch : launch_gpus({"", 2, 1, text}, {0, 1, 2}, {}, environment)) check_launch(launch);
+    });
+    return 0;
+}

@@ -1,0 +1,39 @@
+// sources: llmc/train/log.cpp llmc/base/files.cpp llmc/base/terminal.cpp llmc/base/unicode.cpp llmc/base/common.cpp
+// fuzz_log.cpp: reads any bytes as the log.jsonl of a run that is resumed. The kept lines must be lines of the file in
+// their order, and reading them again must keep all of them.
+#include <algorithm>
+#include <cstdlib>
+
+#include "support/temporary.h"
+#include "train/log.h"
+
+// The content of log.jsonl after a resume at step 3.
+static std::string resumed(const std::string& directory) {
+    LogOptions options;
+    options.output = directory;
+    options.silent = true;
+    options.resume_step = 3;
+    { Log log(options); }
+    return read_bytes(directory + "/log.jsonl");
+}
+
+static bool are_lines_of(const std::string& kept, const std::string& text) {
+    size_t at = 0;
+    for (size_t begin = 0, end; begin < kept.size(); begin = end) {
+        end = kept.find('\n', begin) + 1;
+        const std::string line = kept.substr(begin, end - begin);
+        while (at < text.size() && text.compare(at, line.size(), line) != 0) at = text.find('\n', at) + 1;
+        if (end == 0 || at >= text.size()) return false;
+        at += line.size();
+    }
+    return true;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const TemporaryDirectory directory;
+    const std::string text(reinterpret_cast<const char*>(data), size);
+    write_bytes(directory / "log.jsonl", text);
+    const std::string kept = resumed(directory.path);
+    if (!are_lines_of(kept, text) || resumed(directory.path) != kept) abort();
+    return 0;
+}

@@ -1,0 +1,36 @@
+// algorithm_choices.h: the text of the algorithms that were chosen by timing (device_algorithms in device.h), as it is
+// kept in a file and sent to other ranks. The file may have any content: lines and choices that cannot be read are
+// ignored, and their shapes are timed again.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/device.h"
+
+// One choice per line: "device; libraries; shape: algorithm".
+std::string choices_text(const AlgorithmChoices& choices);
+AlgorithmChoices parse_choices(const std::string& text);
+
+// Times in milliseconds of the chosen algorithm, and of the first proposal of the library's heuristic.
+struct ChoiceTimes {
+    float ms, first_ms;
+};
+
+// A matmul's choice: the index of the route, and cuBLASLt's algorithm, of which only cuBLASLt knows the meaning.
+struct MatmulChoice {
+    int route;
+    std::array<uint64_t, 8> algorithm;
+    bool operator==(const MatmulChoice&) const = default;
+};
+std::string choice_text(const MatmulChoice& choice, ChoiceTimes times);
+std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
+
+// The choice of an attention by cuDNN: the index of the plan among its heuristics' proposals, and the plan's engine.
+struct PlanChoice {
+    int plan, engine;
+    bool operator==(const PlanChoice&) const = default;
+};
+std::string choice_text(const PlanChoice& choice, ChoiceTimes times);
+std::optional<PlanChoice> parse_plan_choice(const std::string& text);
