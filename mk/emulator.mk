@@ -37,7 +37,7 @@ $(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
 KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/common base/files base/host base/trace base/xxhash \
-                      model/params parallel/comm parallel/comm_mpi parallel/groups parallel/launch \
+                      model/params parallel/comm parallel/comm_mpi parallel/flight_recorder parallel/groups parallel/launch \
                       parallel/missing_ranks parallel/rendezvous parallel/rendezvous_messages parallel/trace_file \
                       train/plan train/update_rule)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
