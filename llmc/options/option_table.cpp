@@ -390,6 +390,7 @@ OptionSpecs declare(Command command, Options& o) {
         case Command::tokenize:
             tokenize_options(all, o);
             break;
+        case Command::explain:
         case Command::help:
             break;
     }

@@ -12,7 +12,7 @@
 #include "model/params.h"
 
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
-enum class Command { train, generate, eval, plan, tokenize, help };
+enum class Command { train, generate, eval, plan, tokenize, explain, help };
 
 const char* command_name(Command command);
 
@@ -111,8 +111,9 @@ struct Options {
     int top_k;           // 0: off
     double top_p;        // 1: off
 
+    std::vector<std::string> inputs;  // of tokenize: files and folders; of explain: one directory
+
     // tokenize
-    std::vector<std::string> inputs;
     int train_bpe;        // vocabulary size; 0: off
     double val_fraction;  // 0: nothing is held out
     int64_t val_tokens;   // instead of val_fraction; 0: off
