@@ -177,7 +177,7 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, char** argv) {
 
 static bool may_restart(const Outcome& outcome) {
     const int code = outcome.exit_code;
-    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
+    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code == EXIT_WATCHDOG || code > 128);
 }
 
 int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {

@@ -15,6 +15,8 @@
 
 enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
 
+struct Watchdog;
+
 struct Comm : TensorCollectives {
     int rank = 0, world_size = 1;
     int shard_index = 0;  // which of the world_size equal shards of a buffer reduce_scatter leaves on this rank
@@ -23,7 +25,10 @@ struct Comm : TensorCollectives {
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
     std::unique_ptr<Trace> trace;  // of the world's Comm; null: tracing is off
-    std::unique_ptr<FlightRecorder> flights;  // of the world's Comm; null: nothing is recorded
+    // Of the world's Comm; null: nothing is recorded, and nobody watches. The watchdog also guards the destructor, in
+    // which the ranks disconnect.
+    std::unique_ptr<FlightRecorder> flights;
+    std::shared_ptr<Watchdog> watchdog;
     RankGroup group_name = RankGroup::world;
     int64_t collectives = 0;       // that this rank has begun or queued, also exchanges of texts and votes
     const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
