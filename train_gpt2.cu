@@ -27,14 +27,17 @@
 // model waits for each bucket before it reads it (parallel/weight_gather.h). In the last micro-step of this rank's v-th
 // virtual rank, each bucket is reduced over the ranks as soon as its gradients are complete.
 template <class floatX>
-static void micro_step(Trainer<floatX>& t, const Batch& batch, int index, int v, bool last, Trace* trace) {
+static void micro_step(Trainer<floatX>& t, const Batch& batch, int number, int index, int v, bool last,
+                       Trace* trace) {
     GPT2<floatX>& model = t.model;
     const float scale = 1.0f / float(t.run.batch.grad_accum_steps * t.run.batch.world_size);
     {
         const Span span(trace, Track::training, model.stream, {.name = "forward"});
+        t.run.watchdog.reached("forward of micro-step", number);
         model.forward(batch.tokens, batch.B, batch.T);
     }
     const Span span(trace, Track::training, model.stream, {.name = "backward"});
+    t.run.watchdog.reached("backward of micro-step", number);
     GradientSum& gradients = t.optimizer.gradients;
     const auto complete = [&](int bucket) {
         if (last) gradients.reduce_bucket(bucket, v);
@@ -77,6 +80,7 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         const bool last = in_turns || i + 1 == micro_steps;
         const Span span(trace, Track::training, model.stream, {"micro-step", number, step});
         if (i == 0) model.zero_gradients();
+        run.watchdog.reached("data of micro-step", number);
         const Batch batch = next_batch(run);
         // The batch comes first, so that the vote includes a failure to read it. Several ranks hold no vote before the
         // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
@@ -87,7 +91,7 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         const bool as_graph = graphs && !in_turns && !model.tensor_ranks && !t.optimizer.weights.pending() &&
                               !(last && gradients.needs_reduction());
         t.graphs[i > 0].call_or_replay(as_graph, model.stream,
-                                       [&] { micro_step(t, batch, i, v, last, as_graph ? nullptr : trace); });
+                                       [&] { micro_step(t, batch, number, i, v, last, as_graph ? nullptr : trace); });
         if (last) gradients.virtual_rank_done(v);
     }
     return true;
@@ -123,11 +127,13 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     Run& run = t.run;
     Trace* trace = run.comm.trace.get();
     if (trace) trace->begin_step(step);
+    run.watchdog.begin(Phase::step, step);
     const Span whole(trace, Track::training, t.model.stream, {"step", step, step, run.batch.tokens_per_step});
     const int64_t sent_before = run.groups.bytes_sent();
     if (!accumulate_gradients(t, step)) return false;
 
     const Span span(trace, Track::training, t.model.stream, {.name = "update", .step = step});
+    run.watchdog.reached("update");
     RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(t.last_own_ms)};
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     t.optimizer.clip(float(run.options.grad_clip), status);
@@ -160,6 +166,7 @@ static void train_loop(Trainer<floatX>& t) {
         step++;
     }
     t.finish_steps(run.state.step);
+    run.watchdog.begin(Phase::end, run.state.step);
     // Other ranks may still read this rank's memory, which is freed next.
     t.optimizer.finish_collectives();
     wait_for_device();
@@ -194,6 +201,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
+    if (options.command == Command::explain) return run_explain(options);
     if (options.print_launch) {
         const bool several = launch.launcher == "--gpus" || starts_ranks(options);
         return several ? print_launches(options) : print_launch(launch);

@@ -14,6 +14,7 @@ enum ExitCode {
     EXIT_CANNOT_CREATE = 73,  // an output cannot be created
     EXIT_IO = 74,             // reading or writing failed
     EXIT_PREEMPTED = 75,      // stopped on request after a save: --resume continues
+    EXIT_WATCHDOG = 124,      // no progress until a deadline, because a rank, a device or a disk hangs
 };
 
 struct Error : std::runtime_error {

@@ -15,7 +15,8 @@
 int run_generate(const Options& options, Dtype dtype, Comm& comm);  // prints each token at once; notes go to stderr
 int run_eval(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);  // prints the loss on --val-data
 int run_tokenize(const Options& options);                                             // text to token shards
-int print_launch(const Launch& launch);                                               // --print-launch
+int run_explain(const Options& options);  // the reports of a run that a watchdog has ended
+int print_launch(const Launch& launch);   // --print-launch
 // Prints the batch, memory, time and disk space of a training run on --world-size ranks, or on as many ranks as were
 // launched.
 int run_plan(const Options& options, Dtype dtype, const Launch& launch);

@@ -218,7 +218,7 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, c
 
 static bool may_restart(const Outcome& outcome) {
     const int code = outcome.exit_code;
-    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code > 128);
+    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code == EXIT_WATCHDOG || code > 128);
 }
 
 // The step at which the first attempt begins, from which --stop-after counts. Other runs do not need it, so their

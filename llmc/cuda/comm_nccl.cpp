@@ -65,7 +65,8 @@ struct NcclComm : Comm {
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with GradDtype::bf16 only
+    std::deque<std::pair<Ticket, Collective>> in_flight;  // recorded as entered, and not yet as left
+    DeviceBuffer<bf16> bf16_gradients;                    // a bucket, rounded to be sent; with GradDtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
@@ -162,6 +163,7 @@ struct NcclComm : Comm {
         const double start = seconds_now();
         for (int tries = 0; result == ncclInProgress && seconds_now() - start < join_seconds; tries++) {
             if (tries > 20) pause(tries);
+            obey_watchdog();
             if (seconds_now() - start > GRACE_SECONDS) all()[0]->check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
@@ -179,15 +181,21 @@ struct NcclComm : Comm {
                          ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
     }
 
-    // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed, and ends this
-    // rank with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for
-    // the device, and so for a collective of another. A watchdog thread ends the process if NCCL hangs.
+    // Aborts the pending collectives and ends this rank with EXIT_INTERNAL. A thread ends the process if NCCL hangs.
     [[noreturn]] static void abort_all(const std::string& why) {
         std::thread([line = format("error: rank %d on %s: %s", all()[0]->rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             print_message(line);
             _exit(EXIT_INTERNAL);
         }).detach();
+        abort_pending(why);
+        fail(EXIT_INTERNAL, "%s", why.c_str());
+    }
+
+    // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed. The
+    // communicators are aborted as one NCCL group: the abort of a single one may wait for the device, and so for a
+    // collective of another.
+    static void abort_pending(const std::string& why) {
         while_host_waits = nullptr;
         ncclGroupStart();
         for (NcclComm* comm : all()) {
@@ -196,17 +204,30 @@ struct NcclComm : Comm {
             comm->nccl = nullptr;
         }
         ncclGroupEnd();
-        fail(EXIT_INTERNAL, "%s", why.c_str());
+    }
+
+    // Ends this rank if the watchdog has found that the run hangs. Watchdog::ABORT_SECONDS later it ends the process.
+    static void obey_watchdog() {
+        FlightRecorder* const flights = all()[0]->flight_recorder();
+        if (!flights || !flights->must_abort) return;
+        flights->aborting = true;
+        abort_pending("the run hangs");
+        all()[0]->abort(EXIT_WATCHDOG);
     }
 
     // while_host_waits: called repeatedly while the host waits for the device. seconds: duration of the wait so far.
     static void watch(double seconds) {
-        for (NcclComm* comm : all()) comm->check_state();
+        if (std::this_thread::get_id() != all()[0]->thread) return;
+        obey_watchdog();
+        for (NcclComm* comm : all()) {
+            comm->check_state();
+            comm->record_ended();
+        }
         if (seconds > GRACE_SECONDS) all()[0]->check_local_peers();
     }
 
     void check_state() {
-        if (!nccl || std::this_thread::get_id() != thread) return;
+        if (!nccl) return;
         ncclResult_t state = ncclSuccess;
         const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
         if (result != ncclSuccess) state = result;
@@ -214,7 +235,6 @@ struct NcclComm : Comm {
     }
 
     void check_local_peers() {
-        if (std::this_thread::get_id() != thread) return;
         const double now = seconds_now();
         if (now - last_check < CHECK_SECONDS) return;
         last_check = now;
@@ -315,20 +335,34 @@ struct NcclComm : Comm {
     // ---- Collectives
 
     // Calls queue_calls, which queues a collective on nccl_stream. The collective runs after the work that stream
-    // `after` has now. Returns its ticket.
+    // `after` has now. Returns its ticket. kind, bytes: for the flight recorder, in which a collective is entered when
+    // the host queues it.
     template <class Calls>
-    Ticket start(Stream after, const Calls& queue_calls) {
+    Ticket start(const char* kind, int64_t bytes, Stream after, const Calls& queue_calls) {
         if (!nccl) fail(EXIT_INTERNAL, "%s", abort_reason.c_str());
         calls++;
+        const SpanLabel label = take_label();
+        const Collective collective = next_collective(kind, bytes, label);
+        record_ended();
+        if (FlightRecorder* const to = flight_recorder()) {
+            to->entered(collective);
+            in_flight.emplace_back(issued + 1, collective);
+        }
         Event& event = completed[++issued % RING];
         record_event(event, after);
         stream_wait_event(nccl_stream.stream, event);
         {
-            const Span span(recorder(), Track::communication, nccl_stream.stream, take_label());
+            const Span span(recorder(), Track::communication, nccl_stream.stream, label);
             queue_calls();
         }
         record_event(event, nccl_stream.stream);
         return issued;
+    }
+
+    // Records the collectives that have ended since the last call as left.
+    void record_ended() {
+        for (; !in_flight.empty() && event_done(completed[in_flight.front().first % RING]); in_flight.pop_front())
+            flight_recorder()->left(in_flight.front().second);
     }
 
     void wait(Ticket ticket, Stream stream) override {
@@ -379,7 +413,7 @@ struct NcclComm : Comm {
 
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
-        return start(after, [&] {
+        return start("all-reduce", count * int64_t(sizeof(float)), after, [&] {
             if (dtype == GradDtype::fp32) return sum_all(x, count, ncclFloat);
             sum_all(round(x, count), count, ncclBfloat16);
             ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
@@ -388,7 +422,7 @@ struct NcclComm : Comm {
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += reduce_scatter_bytes(count, dtype);
-        return start(after, [&] {
+        return start("reduce-scatter", count * int64_t(sizeof(float)), after, [&] {
             if (dtype == GradDtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
             bf16* const all = round(x, count);
             sum_shards(all, all + at, own, ncclBfloat16);
@@ -399,23 +433,24 @@ struct NcclComm : Comm {
     using Comm::reduce_scatter;
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, GradDtype::bf16);
-        return start(after, [&] { sum_all(x, count, ncclBfloat16); });
+        return start("all-reduce", count * int64_t(sizeof(bf16)), after, [&] { sum_all(x, count, ncclBfloat16); });
     }
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         const int64_t own = count / world_size;
         bytes_sent += reduce_scatter_bytes(count, GradDtype::bf16);
-        return start(after, [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
+        return start("reduce-scatter", count * int64_t(sizeof(bf16)), after,
+                     [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         const int64_t own = bytes / world_size;
         bytes_sent += (world_size - 1) * own;
         const char* from = static_cast<char*>(x) + rank * own;
-        return start(after, [&] {
+        return start("all-gather", bytes, after, [&] {
             check("ncclAllGather", ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream));
         });
     }
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return start(after, [&] {
+        return start("broadcast", bytes, after, [&] {
             check("ncclBroadcast", ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream));
         });
     }

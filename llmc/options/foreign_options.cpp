@@ -45,6 +45,8 @@ static constexpr ForeignOption table[] = {
     {"--master_addr --master_port --rdzv_endpoint --main_process_ip --main_process_port", "torchrun and accelerate",
      "it is --rendezvous HOST:PORT"},
     {"--standalone --rdzv_backend", torchrun, "there is none: leave it out"},
+    {"--ddp_timeout --distributed_timeout", trainer, "it is --timeout-step, in seconds"},
+    {"--distributed_timeout_minutes", "Megatron-LM", "it is --timeout-step, in seconds"},
     {"--zero_stage --deepspeed --fsdp --use_fsdp", "DeepSpeed and FSDP", "it is --zero 1, 2 or 3"},
     // optimizer and schedule
     {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},

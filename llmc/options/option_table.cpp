@@ -175,6 +175,22 @@ static void rank_options(OptionSpecs& all, Options& o) {
         .of_one_start();
 }
 
+static void watchdog_options(OptionSpecs& all, Options& o) {
+    Section s{all, "watchdog"};
+    s.add("--timeout-start", o.timeout_start, 300.0, "SECONDS",
+          "end with exit code 124 after so long without progress before the first step; 0 = never")
+        .between(0.0, 1e9)
+        .may_change();
+    s.add("--timeout-step", o.timeout_step, -1.0, "SECONDS",
+          "the same for a micro-step, a collective, a validation batch, a token of a sample; 0 = never")
+        .between(0.0, 1e9)
+        .shown("20 median steps, at least 120")
+        .may_change();
+    s.add("--timeout-checkpoint", o.timeout_checkpoint, 600.0, "SECONDS", "the same for a checkpoint; 0 = never")
+        .between(0.0, 1e9)
+        .may_change();
+}
+
 static void fit_options(OptionSpecs& all, Options& o) {
     Section s{all, "plan"};
     s.add_flag("--fit", o.fit,
@@ -373,6 +389,7 @@ OptionSpecs declare(Command command, Options& o) {
             batch_options(all, o);
             start_options(all, o);
             rank_options(all, o);
+            watchdog_options(all, o);
             if (command == Command::plan) fit_options(all, o);
             optimizer_options(all, o);
             report_options(all, o);
@@ -396,6 +413,7 @@ OptionSpecs declare(Command command, Options& o) {
         case Command::tokenize:
             tokenize_options(all, o);
             break;
+        case Command::explain:
         case Command::help:
             break;
     }

@@ -12,7 +12,7 @@
 #include "model/params.h"
 
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
-enum class Command { train, generate, eval, plan, tokenize, help };
+enum class Command { train, generate, eval, plan, tokenize, explain, help };
 
 const char* command_name(Command command);
 
@@ -65,6 +65,7 @@ struct Options {
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;
     double rendezvous_timeout;  // seconds
+    double timeout_start, timeout_step, timeout_checkpoint;  // seconds, see Timeouts
     bool print_launch;
     int zero;                // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
@@ -113,8 +114,9 @@ struct Options {
     int top_k;           // 0: off
     double top_p;        // 1: off
 
+    std::vector<std::string> inputs;  // of tokenize: files and folders; of explain: one directory
+
     // tokenize
-    std::vector<std::string> inputs;
     int train_bpe;        // vocabulary size; 0: off
     double val_fraction;  // 0: nothing is held out
     int64_t val_tokens;   // instead of val_fraction; 0: off

@@ -31,13 +31,19 @@ void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
 }
 
 void Comm::label_next(const char* name, int64_t number) {
-    if (const Trace* to = recorder()) next_label = {name, number, to->step, -1, bytes_sent};
+    const Trace* const to = recorder();
+    if (to || flight_recorder()) next_label = {name, number, to ? to->step : -1, -1, bytes_sent};
 }
 
 SpanLabel Comm::take_label() {
     SpanLabel label = std::exchange(next_label, {});
     label.bytes = bytes_sent - label.bytes;
     return label;
+}
+
+Collective Comm::next_collective(const char* kind, int64_t bytes, const SpanLabel& label) {
+    const FlightRecorder* const to = flight_recorder();
+    return {kind, label.name, label.number, to ? to->step.load() : -1, bytes, group_name, ++collectives};
 }
 
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {

@@ -82,9 +82,10 @@ void finish(MPI_Request* requests, int count, bool prompt = false) {
 }
 
 // TCP gives up on a host after 15 minutes without an answer. limit_silence makes the connections of this process give
-// up after 30 s: Open MPI then aborts the run and names the host. This must happen before mpirun notices on its own
-// connections: Open MPI 5's mpirun notices after 8 minutes, and then ends with exit code 0.
-constexpr int SILENT_SECONDS = 30;
+// up after 10 s: Open MPI then aborts the run and names the host. With Open MPI 4 mpirun should notice before, by the
+// options of docs/distributed.md: once it has sent a message to the lost host, it waits 15 minutes. With Open MPI 5 it
+// must notice later, as it does by default: it would end with exit code 0.
+constexpr int SILENT_SECONDS = 10;
 
 void limit_silence() {
 #if defined(__linux__)
@@ -598,15 +599,19 @@ struct MpiComm : Comm {
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
     // MPI thread may run the collective as late as the next step. With the CPU backend x is host memory, and all
     // earlier work on it is complete.
-    Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> job) {
+    Ticket queue(const char* kind, void* x, int64_t bytes, int64_t sent, Stream after,
+                 std::function<void(char* host)> unrecorded) {
         calls++;
         bytes_sent += sent;
         Trace* const trace_of_world = recorder();
-        if (const SpanLabel name = take_label(); name.name)
-            job = [=, untraced = std::move(job)](char* host) {
-                const Span span(trace_of_world, Track::communication, name);
-                untraced(host);
-            };
+        FlightRecorder* const flights_of_world = flight_recorder();
+        const SpanLabel label = take_label();
+        const Collective collective = next_collective(kind, bytes, label);
+        std::function<void(char* host)> job = [=, unrecorded = std::move(unrecorded)](char* host) {
+            const Span span(trace_of_world, Track::communication, label);
+            const Flight flight(flights_of_world, collective);
+            unrecorded(host);
+        };
         if (staged) return staged->queue({x, bytes, nullptr, std::move(job), trace_of_world}, after);
         return thread->post([x, job = std::move(job)] { job(static_cast<char*>(x)); });
     }
@@ -641,7 +646,7 @@ struct MpiComm : Comm {
 
     Ticket queue_reduce_scatter(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
-        return queue(x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
+        return queue("reduce-scatter", x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
                      [=, group = group](char* host) {
                          group->reduce_shards(reinterpret_cast<float*>(host), count, dtype, prompt);
                      });
@@ -650,7 +655,7 @@ struct MpiComm : Comm {
     Ticket queue_all_reduce(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
         const int64_t sent = 2 * share(count, bytes_of(dtype));
-        return queue(x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
+        return queue("all-reduce", x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
             float* sums = reinterpret_cast<float*>(host);
             group->reduce_shards(sums, count, dtype, prompt);
             if (dtype == GradDtype::fp32) return group->gather_all(host, count * int64_t(sizeof(float)), prompt);
@@ -674,13 +679,13 @@ struct MpiComm : Comm {
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
         return queue(
-            x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
+            "reduce-scatter", x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
             [=, group = group](char* host) { group->reduce_shards(reinterpret_cast<bf16*>(host), count, true); });
     }
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
         const int64_t bytes = count * int64_t(sizeof(bf16));
-        return queue(x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
+        return queue("all-reduce", x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
             group->reduce_shards(reinterpret_cast<bf16*>(host), count, true);
             group->gather_all(host, bytes, true);
         });
@@ -688,7 +693,7 @@ struct MpiComm : Comm {
 
     Ticket queue_all_gather(void* x, int64_t bytes, bool prompt, Stream after) {
         check(bytes, world_size);
-        return queue(x, bytes, share(bytes, 1), after,
+        return queue("all-gather", x, bytes, share(bytes, 1), after,
                      [=, group = group](char* host) { group->gather_all(host, bytes, prompt); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
@@ -699,18 +704,27 @@ struct MpiComm : Comm {
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return queue(x, bytes, 0, after, [=, group = group](char* host) { group->broadcast(host, bytes, from); });
+        return queue("broadcast", x, bytes, 0, after,
+                     [=, group = group](char* host) { group->broadcast(host, bytes, from); });
     }
 
     std::vector<std::string> all_gather_text(const std::string& text) override {
         std::vector<std::string> all;
-        thread->run([&] { all = group->all_gather_text(text); });
+        const Collective collective = next_collective("exchange of texts", int64_t(text.size()));
+        thread->run([&] {
+            const Flight flight(flight_recorder(), collective);
+            all = group->all_gather_text(text);
+        });
         return all;
     }
 
     bool any_rank(bool yes) override {
         const int64_t call = votes_begun++;
-        const Ticket last = std::exchange(voted, thread->post([yes, call, group = group] { group->vote(yes, call); }));
+        const Collective collective = next_collective("vote", sizeof(int));
+        const Ticket last = std::exchange(voted, thread->post([=, to = flight_recorder(), group = group] {
+            const Flight flight(to, collective);
+            group->vote(yes, call);
+        }));
         Trace* const trace_of_world = recorder();
         const Track track = device_memory_is_host() ? Track::training : Track::host;
         const Span span(trace_of_world, track,

@@ -78,6 +78,8 @@ Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts) {
     std::unique_ptr<Comm> own_tp = world.split(world.rank / tensor_parallel);
     std::unique_ptr<Comm> own_dp = world.split(world.rank % tensor_parallel);
     Comm &dp = *own_dp, &tp = *own_tp;
+    dp.group_name = RankGroup::data_parallel;
+    tp.group_name = RankGroup::tensor_parallel;
     return {world, std::move(own_dp), std::move(own_tp), dp, tp};
 }
 

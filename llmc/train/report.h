@@ -51,3 +51,5 @@ void check_same_files(Comm& comm, const std::vector<std::string>& rank_infos, co
 void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
 // "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos);
+// The host of each rank.
+std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos);

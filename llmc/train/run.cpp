@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
+#include "base/files.h"
 #include "base/host.h"
 #include "base/json.h"
 #include "base/terminal.h"
@@ -112,8 +113,12 @@ static std::vector<std::string> prepare_output(Run& run) {
     std::vector<std::string> notes;
     if (run.first_rank()) run.lock = lock_output(o);
     if (run.lock) notes = remove_leftovers(o.output);
+    if (run.lock) remove_tree(errors_directory(o.output));
     if (run.first_rank() && !o.trace.empty()) check_trace(o);
     run.comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
+    const std::vector<std::string> locks =
+        run.comm.all_gather_text(path_exists(o.output + "/run.lock") ? "shared" : "");
+    run.watchdog.set_output_is_shared(std::find(locks.begin(), locks.end(), "") == locks.end());
     return notes;
 }
 
@@ -138,11 +143,28 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
     check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
     check_same(rank_infos, fields_of_one_rank(o));
+    run.watchdog.set_hosts(hosts_of(rank_infos));
     return rank_infos;
+}
+
+// The watchdog of a rank that has joined the others.
+static void start_watchdog(const Options& o, const Launch& launch, Comm& comm) {
+    comm.flights = std::make_unique<FlightRecorder>();
+    const Timeouts timeouts = {o.timeout_start, o.timeout_checkpoint, o.timeout_step};
+    const WatchdogOptions options = {timeouts, o.output, launch, o.tensor_parallel,
+                                     [&comm] { comm.abort(EXIT_WATCHDOG); }};
+    comm.watchdog = std::make_shared<Watchdog>(options, *comm.flights);
+}
+
+// The longest time that a micro-step takes on a slow device, for the first one, whose duration is not known yet.
+static double longest_micro_step(const BatchPlan& batch, double flops_per_token) {
+    const double slow_flops = device_memory_is_host() ? 2e9 : 1e12;  // per second
+    return double(batch.B) * batch.T * flops_per_token / slow_flops;
 }
 
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
+    start_watchdog(options, launch, comm);
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
@@ -160,6 +182,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
     info.world_size = comm.world_size;
+    run.watchdog.set_first_step(longest_micro_step(run.batch, info.flops_per_token));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
     open_log(run, info, notes);

@@ -12,6 +12,7 @@
 #include "options/options.h"
 #include "parallel/groups.h"
 #include "parallel/straggler.h"
+#include "parallel/watchdog.h"
 #include "train/background_save.h"
 #include "train/log.h"
 #include "train/plan.h"
@@ -21,6 +22,7 @@
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
     Comm& comm;       // of all ranks
+    Watchdog& watchdog;
     Groups groups;
     Dtype dtype;                       // dtype of weights and activations
     std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
@@ -49,6 +51,7 @@ struct Run {
     Run(const Options& options, Comm& comm, Dtype dtype)
         : options(options),
           comm(comm),
+          watchdog(*comm.watchdog),
           groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts)),
           dtype(dtype) {}
     bool first_rank() const { return comm.rank == 0; }

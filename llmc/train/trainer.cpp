@@ -43,6 +43,7 @@ Trainer<floatX>::Trainer(Run& run)
 template <class floatX>
 void Trainer<floatX>::load_state() {
     const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
+        run.watchdog.reached("loading of a tensor");
         optimizer.set_state(slot, p, l, host);
     };
     run.state.seed = run.options.seed;
@@ -74,6 +75,7 @@ static void log_step(Run& run, PendingStep& step) {
     record.step_ms = 1e3 * (now - run.clock);
     record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - run.comm_exposed);
+    run.watchdog.step_done(now - run.clock);
     run.clock = now;
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
@@ -124,9 +126,11 @@ void Trainer<floatX>::finish_steps(int64_t step) {
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});
+    run.watchdog.begin(Phase::validation, step);
     try {
         const auto go_on = [&](int64_t done, int64_t of, bool failed) {
             run.log->working(step, "validation batch", done, of);
+            run.watchdog.reached("validation batch", done);
             return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
         };
         const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
@@ -146,9 +150,12 @@ void Trainer<floatX>::validate(int64_t step) {
 template <class floatX>
 void Trainer<floatX>::sample(int64_t step) {
     const bool together = optimizer.weights.sharded() || model.tensor_ranks;
-    if (!together && !run.first_rank()) return;
-    const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Options& o = run.options;
+    run.watchdog.begin(Phase::sample, step);
+    // The other ranks wait for rank 0 in the next step. A token takes less time than a step.
+    if (!together && !run.first_rank())
+        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()));
+    const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
@@ -157,6 +164,7 @@ void Trainer<floatX>::sample(int64_t step) {
     std::string text = o.sample_prompt;
     bool text_ended = false;
     generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
+        run.watchdog.reached("token of the sample");
         text_ended |= token == tokenizer.end_of_text || token >= tokenizer.vocab_size();
         if (!text_ended) text += tokenizer.tokens[token];
         return together ? !run.comm.any_rank(stop_requested()) : !text_ended && !stop_requested();
@@ -179,10 +187,13 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     contention.restart();  // validation and sampling look for themselves
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
+        run.watchdog.begin(Phase::checkpoint, step);
         if (!stop)
             save_in_background(run, reader);
         else
             run.failure ? save_or_warn(run, reader) : save_last(run, reader);
+        // The other ranks wait in the next step until rank 0 has saved.
+        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit());
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

@@ -66,18 +66,19 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive of 40 s lets mpirun notice a host
-# whose cable is cut. Without it mpirun waits minutes or hours, although the ranks have given up (SILENT_SECONDS in
-# llmc/parallel/comm_mpi.cpp). --host gives the number of slots, because with the policy of several_ranks_here Open MPI 5 would
-# put all ranks on the first host.
+# Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive, of 8 s unless $KEEPALIVE says
+# another, lets mpirun notice a host whose cable is cut. Without it mpirun waits minutes or hours, although the ranks have given
+# up (SILENT_SECONDS in llmc/parallel/comm_mpi.cpp). --host gives the number of slots, because with the policy of
+# several_ranks_here Open MPI 5 would put all ranks on the first host.
 run() {
-    local list="" host ranks=$2 all=$(($1 * $2))
+    local list="" host ranks=$2 all=$(($1 * $2)) idle interval probes
+    read -r idle interval probes <<<"${KEEPALIVE:-5 1 3}"
     for host in $(hosts "$1"); do list+=${list:+,}$host:$ranks; done
     shift 2
     unset PRTE_MCA_rmaps_default_mapping_policy
     inside "${CLUSTER}0" mpirun --mca plm_rsh_agent "$(realpath "${BASH_SOURCE[0]}") agent" --host "$list" -np $all \
         --mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24" \
-        --mca oob_tcp_keepalive_time 30 --mca oob_tcp_keepalive_intvl 2 --mca oob_tcp_keepalive_probes 5 "$@"
+        --mca oob_tcp_keepalive_time "$idle" --mca oob_tcp_keepalive_intvl "$interval" --mca oob_tcp_keepalive_probes "$probes" "$@"
 }
 
 bytes() {

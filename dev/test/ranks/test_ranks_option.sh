@@ -200,6 +200,7 @@ gives_up "restarts used" 74 3 2 saves "error: the ranks have failed after 2 rest
 check "restarts used: with progress the pause does not grow" pauses 1 1
 check "restarts used: the last restart names its number and the checkpoint" grep -q \
     '^restart 2 of 2 in 1 s: mpirun ended with exit code 74; .*step_000002$' "$scratch/err"
+gives_up "a watchdog has ended the ranks" 124 3 2 saves "error: the ranks have failed after 2 restarts (--max-restarts)"
 for code in 0 2 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \

@@ -17,6 +17,10 @@ TEST_CASE("the command is the first argument, and train by default") {
     CHECK(parse({"eval", "--init", "d", "--val-data", "x"}).command == Command::eval);
     CHECK(parse({"plan"}).command == Command::plan);
     CHECK(parse({"tokenize", "a.txt", "--output", "d", "--train-bpe", "300"}).command == Command::tokenize);
+    CHECK(parse({"explain", "out"}).command == Command::explain);
+    CHECK(parse({"explain", "out"}).inputs == std::vector<std::string>{"out"});
+    CHECK(contains(refusal({"explain"}), "explain needs one DIR"));
+    CHECK(contains(refusal({"explain", "a", "b"}), "explain needs one DIR"));
 }
 
 TEST_CASE("the defaults of training are GPT-2's recipe") {

@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# test_watchdog.sh: tests that a run in which a rank hangs ends with exit code 124, names the rank, and leaves no process: a
+# stopped rank, a rank that waits for its data, a cable that is cut, and a stopped GPU rank in the emulator. A process that is
+# stopped and continued is not ended.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" 30000 || fail "no shards"
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 48)
+# Without checkpoints at which a rank could be stopped: they have another limit. saved_run makes one before.
+endless=("${train[@]}" --steps 1000000 --checkpoint-every 1000000)
+deadline=$((2 * slower))  # seconds
+saved_run() { "$@" --stop-after 5 && test -e "$out/step_000005"; }
+start() {
+    "$@" >"$scratch/job.log" 2>&1 </dev/null &
+    job=$!
+}
+# rank_process RANK: the process of this rank of the job in $out.
+rank_process() {
+    local pid rank
+    for pid in /proc/[0-9]*; do
+        if ! tr '\0' '\n' 2>/dev/null <"$pid/cmdline" | grep -qxF -- "$out" || [ "${pid#/proc/}" = "$job" ]; then continue; fi
+        rank=$(tr '\0' '\n' 2>/dev/null <"$pid/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+        if [ "$rank" = "$1" ]; then echo "${pid#/proc/}"; fi
+    done
+}
+# ranks_left: the processes whose command line names $out.
+ranks_left() {
+    local pid
+    for pid in /proc/[0-9]*; do
+        if tr '\0' '\n' 2>/dev/null <"$pid/cmdline" | grep -qxF -- "$out" && runs "${pid#/proc/}"; then echo "${pid#/proc/}"; fi
+    done
+}
+nobody_left() {
+    for _ in $(seq 100); do if [ -z "$(ranks_left)" ]; then return 0; fi; sleep 0.05; done
+    echo "left: $(ranks_left)"
+    return 1
+}
+# ends SECONDS: waits for the job, which is killed after twice the time. Sets status. The job ends in time: the deadline, 1 s, and
+# what the launcher needs to end a stopped process.
+ends() {
+    local begin=$EPOCHREALTIME killer
+    (sleep $((2 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
+    killer=$!
+    wait "$job" 2>/dev/null
+    status=$?
+    kill $killer 2>/dev/null
+    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    awk -v s="$seconds" -v most="$(($1 * slower))" 'BEGIN { exit !(s < most) }'
+}
+says() { grep -q -- "$1" "$scratch/job.log"; }
+errors() { grep -c '^error: ' "$scratch/job.log"; }
+# hangs NAME SECONDS RANK TEXT: the job ends as a watchdog ends it, and RANK is named with TEXT.
+hangs() {
+    check "$1: all end in time" ends "$2"
+    check "$1: exit code $status after $seconds s" test $status = 124
+    check "$1: the sentence: $(grep -m1 '^error: ' "$scratch/job.log")" says "^error: .*no progress in .*rank $3 $4"
+    check "$1: one sentence" test "$(errors)" = 1
+    check "$1: no process is left" nobody_left
+}
+explains() { "$program" explain "$1" | tee "$scratch/explained" | tail -n 1 | grep -qE -- "$2"; }
+
+# ---- a single process
+out=$scratch/alone
+start "${endless[@]}" --output "$out" --timeout-step $deadline
+check "1 process trains" wait_for "$out/log.jsonl" '"step":3,'
+kill -STOP "$job"
+sleep $((deadline + 1))
+kill -CONT "$job"
+lines=$(wc -l <"$out/log.jsonl")
+check "a process that was stopped for longer than the deadline continues" \
+    wait_for "$out/log.jsonl" "\"step\":$((lines + 20)),"
+kill -INT "$job" 2>/dev/null
+kill -TERM "$job"
+wait "$job"
+check "a process that was stopped: exit code" test $? = 75
+check "a process that was stopped has written no report" test ! -e "$out/errors"
+
+# The loader waits up to 10 s for a shard that is missing.
+out=$scratch/no_data
+cp -r "$scratch/data" "$scratch/data_of_one"
+start "${endless[@]}" --train-data "$scratch/data_of_one/train_*.bin" --output "$out" --timeout-step 1
+check "1 process trains before its data are gone" wait_for "$out/log.jsonl" '"step":3,'
+mv "$scratch/data_of_one" "$scratch/data_gone"
+check "1 process without data: all end in time" ends 20
+check "1 process without data: exit code $status" test $status = 124
+check "1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
+    says '^error: no progress in step [0-9]* for 1 s (--timeout-step): it was last seen in data of micro-step'
+check "1 process without data: explain" explains "$out" '^it was last seen in data of micro-step'
+# A disk that hangs: neither run.json nor the report can be written.
+cat >"$scratch/hangs.cpp" <<'END'
+extern "C" unsigned sleep(unsigned);
+extern "C" int fsync(int) { for (;;) sleep(1000); }
+extern "C" int rename(const char*, const char*) { for (;;) sleep(1000); }
+END
+check "a library with calls that hang" "${CXX:-g++}" -shared -fPIC -o "$scratch/hangs.so" "$scratch/hangs.cpp"
+start env LD_PRELOAD="$scratch/hangs.so" "${endless[@]}" --output "$scratch/hung_disk" --timeout-start 2
+check "a disk that hangs: the process ends in time" ends 8
+check "a disk that hangs: exit code $status after $seconds s" test $status = 124
+check "a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
+    says '^error: no progress in the start for 2 s (--timeout-start)'
+refused "explain without reports" 66 "has no errors/rank_" "$program" explain "$scratch/alone"
+refused "explain without a directory" 2 "explain needs one DIR" "$program" explain
+cut=$scratch/cut_short
+mkdir "$cut" && head -c 100 "$out/errors/rank_0.json" >"$cut/rank_0.json"
+refused "explain with a damaged report" 65 "$cut/rank_0.json" "$program" explain "$cut"
+
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then skip "ranks that hang" "$reason" && finish; fi
+several_ranks_here
+
+# ---- three ranks, one of them stopped
+for launcher in "mpirun -np 3" "--ranks 3"; do
+    out=$scratch/stopped_${launcher:0:3}
+    stopped=$([ "$launcher" = "--ranks 3" ] && echo 0 || echo 2)  # rank 0 holds the lock, and usually prints
+    command=("${endless[@]}" --output "$out" --timeout-step "$deadline")
+    if [ "$launcher" = "--ranks 3" ]; then command+=(--ranks 3); else command=(mpirun -np 3 "${command[@]}"); fi
+    check "$launcher: a run of 5 steps" saved_run "${command[@]}"
+    start "${command[@]}" --resume
+    check "$launcher: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
+    kill -STOP "$(rank_process $stopped)"
+    hangs "$launcher, rank $stopped stopped" $((deadline + 8)) $stopped "on $(hostname) did not answer"
+    check "$launcher: the reports of the others" test "$(find "$out/errors" -name 'rank_?.json' | wc -l)" = 2
+    check "$launcher: explain names the rank" explains "$out" "rank $stopped on $(hostname) did not answer"
+    check "$launcher: explain has a line for each report" test "$(grep -c '^rank [0-9] *on ' "$scratch/explained")" = 2
+done
+# The same bits as a run that was never stopped.
+check "a run after the watchdog continues" ranks 3 "${endless[@]}" --output "$out" --resume --stop-after 4
+check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturbed" --stop-after 9
+check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
+check "the continued run has removed the reports" test ! -e "$out/errors"
+
+# ---- a rank that waits for its data: its pattern is the same, but its folder is its own
+out=$scratch/late
+mkdir "$scratch/in0" "$scratch/in1"
+for rank in 0 1; do cp -r "$scratch/data" "$scratch/in$rank/data"; done
+start mpirun -np 2 sh -c "cd '$scratch'/in\$OMPI_COMM_WORLD_RANK && exec \"\$@\"" sh "${endless[@]}" \
+    --train-data 'data/train_*.bin' --global-batch 32 --output "$out" --timeout-step $deadline
+check "a rank with data of its own trains" wait_for "$out/log.jsonl" '"step":12,'
+mv "$scratch/in1/data" "$scratch/in1/gone"
+hangs "a rank without data" $((deadline + 8)) 1 "on $(hostname) never entered it; it was last seen in data of micro-step"
+
+# ---- a restart by --max-restarts
+out=$scratch/restarted
+check "--max-restarts: a run of 5 steps" saved_run "${endless[@]}" --output "$out" --ranks 2 --global-batch 32
+start "${endless[@]}" --resume --output "$out" --timeout-step $deadline --ranks 2 --global-batch 32 --max-restarts 1
+check "--max-restarts: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
+kill -STOP "$(rank_process 1)"
+check "--max-restarts: a line says why" wait_for "$scratch/job.log" \
+    '^restart 1 of 1 in 2 s: mpirun ended with exit code 124; .*step_000005$'
+resumed_twice() {
+    for _ in $(seq $((1000 * slower))); do
+        if [ "$(grep -c '"resumed_at":5' "$out/log.jsonl")" = 2 ]; then return 0; fi
+        sleep 0.02
+    done
+    return 1
+}
+check "--max-restarts: the ranks continue" resumed_twice
+kill -TERM "$job"
+check "--max-restarts: all end" ends 10
+
+# ---- a cable: mpirun notices it long before the watchdog. test_hosts.sh tests that the ranks notice it, too.
+reason=$(no_hosts_because)
+if mpirun --version | grep -q 'Open MPI) 5'; then reason="the mpirun of Open MPI 5 ends with exit code 0"; fi
+if [ -n "$reason" ]; then
+    skip "a cable that is cut" "$reason"
+else
+    export CLUSTER=w$$n CLUSTER_SUBNET=10.78.0
+    trap 'if is_main_shell; then dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"; fi' EXIT
+    out=$scratch/cable
+    check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
+    start dev/test/ranks/cluster.sh run 2 1 "${endless[@]}" --global-batch 32 --output "$out"
+    check "a cable: 2 hosts train" wait_for "$out/log.jsonl" '"step":12,'
+    dev/test/ranks/cluster.sh cut "${CLUSTER}1"
+    check "a cable that is cut: mpirun ends in 15 s" ends 15
+    check "a cable that is cut: exit code $status after $seconds s" test $status = 205
+    for _ in $(seq 100); do if nobody_inside 2; then break; fi; sleep 0.1; done
+    check "a cable that is cut: no process is left: $(inside 2)" nobody_inside 2
+    dev/test/ranks/cluster.sh down 2
+fi
+
+# ---- two GPUs in the emulator
+emulated=$PWD/build/release/emulator/train_gpt2cu
+if [ ! -x "$emulated" ]; then skip "a GPU rank that is stopped" "build/release/emulator/train_gpt2cu is not built" && finish; fi
+export SIMT_DEVICES=2
+deadline=$((5 * slower))  # the emulator takes up to a second for a step on a busy machine
+out=$scratch/gpus
+start "$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 \
+    --micro-batch 1 --global-batch 0 --steps 1000000 --checkpoint-every 100000 --threads 1 --precision fp32 --autotune off --quiet \
+    --gpus 2 --output "$out" --timeout-step $deadline
+check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
+kill -STOP "$(children "$job" | tail -n 1)"
+hangs "a GPU rank that is stopped" $((deadline + 12)) 1 "on $(hostname) did not answer"
+finish

@@ -1,0 +1,248 @@
+#include "parallel/watchdog.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/host.h"
+#include "base/terminal.h"
+
+static constexpr double LEAST_STEP_LIMIT = 120;  // seconds
+static constexpr double STEPS_IN_LIMIT = 20;
+
+const char* phase_name(Phase phase) {
+    static constexpr const char* names[] = {"start", "step", "validation", "sample", "checkpoint", "end"};
+    return names[int(phase)];
+}
+
+void StepTimes::add(double step_seconds) {
+    if (seconds.size() < STEPS) seconds.push_back(0.0);
+    seconds[next++ % STEPS] = step_seconds;
+}
+
+double StepTimes::median() const {
+    if (seconds.empty()) return 0.0;
+    std::vector<double> sorted = seconds;
+    std::nth_element(sorted.begin(), sorted.begin() + long(sorted.size() / 2), sorted.end());
+    return sorted[sorted.size() / 2];
+}
+
+double limit_of(Phase phase, const Timeouts& t, double median_step, double first_step, double permitted) {
+    const auto or_none = [](double seconds) { return seconds == 0 ? INFINITY : seconds; };
+    if (phase == Phase::start) return or_none(t.start);
+    if (phase == Phase::checkpoint) return or_none(t.checkpoint) + permitted;
+    if (t.step >= 0) return or_none(t.step) + permitted;
+    if (median_step == 0) return std::max(or_none(t.start), first_step) + permitted;
+    return std::max(LEAST_STEP_LIMIT, STEPS_IN_LIMIT * median_step) + permitted;
+}
+
+// ---- the training thread
+
+Watchdog::Watchdog(const WatchdogOptions& options, FlightRecorder& flights)
+    : options(options),
+      flights(flights),
+      new_reports(options.output),
+      limit(limit_of(Phase::start, options.timeouts, 0, 0, 0)) {
+    flights.reached(phase_name(Phase::start));
+    thread = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+    {
+        const std::lock_guard lock(mutex);
+        ending = true;
+    }
+    changed.notify_all();
+    thread.join();
+}
+
+void Watchdog::set_limit() { limit = limit_of(phase, options.timeouts, steps.median(), first_step, permitted); }
+
+void Watchdog::begin(Phase new_phase, int64_t step) {
+    flights.step = step;
+    phase = new_phase;
+    flights.reached(new_phase == Phase::step ? "begin" : phase_name(new_phase));
+    set_limit();
+}
+
+void Watchdog::step_done(double seconds) {
+    steps.add(seconds);
+    permitted = 0.0;
+    flights.progress++;
+    set_limit();
+}
+
+void Watchdog::permit(double seconds) {
+    permitted += seconds;
+    set_limit();
+}
+
+void Watchdog::set_first_step(double seconds) { first_step = seconds; }
+
+void Watchdog::set_hosts(const std::vector<std::string>& of_ranks) {
+    const std::lock_guard lock(mutex);
+    hosts = of_ranks;
+}
+
+void Watchdog::set_output_is_shared(bool is_shared) {
+    const std::lock_guard lock(mutex);
+    output_is_shared = is_shared;
+}
+
+// ---- the watchdog's thread
+
+NewReports::NewReports(const std::string& output) : output(output) {
+    std::error_code ignored;
+    for (const auto& [rank, path] : find()) old[path] = std::filesystem::last_write_time(path, ignored);
+}
+
+std::vector<std::pair<int, std::string>> NewReports::find() const {
+    std::vector<std::pair<int, std::string>> found;
+    if (output.empty()) return found;
+    try {
+        found = find_stall_reports(errors_directory(output));
+    } catch (const Error&) {  // rank 0 removes the old ones
+        return {};
+    }
+    std::erase_if(found, [&](const auto& report) {
+        std::error_code ignored;
+        const auto before = old.find(report.second);
+        return before != old.end() && before->second == std::filesystem::last_write_time(report.second, ignored);
+    });
+    return found;
+}
+
+namespace {
+// Looks for reports of other ranks in a thread of its own, because the disk may be what hangs.
+struct Lookout {
+    struct State {
+        std::atomic<bool> ends = false, found = false;
+    };
+    const std::shared_ptr<State> state = std::make_shared<State>();
+
+    explicit Lookout(const NewReports& reports) {
+        std::thread([state = state, reports] {
+            for (; !state->ends && !state->found;
+                 std::this_thread::sleep_for(std::chrono::duration<double>(Watchdog::TICK)))
+                state->found = !reports.find().empty();
+        }).detach();
+    }
+    Lookout(const Lookout&) = delete;
+    ~Lookout() { state->ends = true; }
+};
+}  // namespace
+
+// A rank that is late must tell what it does when the others give up, also if its own limit is a little longer.
+void Watchdog::watch() {
+    StallClock clock;
+    clock.last = seconds_now();
+    std::unique_ptr<Lookout> lookout;  // while this rank has waited for more than half its limit
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, std::chrono::duration<double>(TICK), [&] { return ending; })) {
+        const double limit_now = limit, waited = clock.tick(seconds_now(), flights.progress);
+        if (waited < limit_now / 2) lookout.reset();
+        if (waited >= limit_now / 2 && !lookout && options.launch.world_size > 1)
+            lookout = std::make_unique<Lookout>(new_reports);
+        if (waited > limit_now || (lookout && lookout->state->found)) expire(waited, waited > limit_now);
+    }
+}
+
+StallReport Watchdog::make_report(double waited) const {
+    StallReport report;
+    report.rank = options.launch.rank;
+    report.world_size = options.launch.world_size;
+    report.tensor_parallel = options.tensor_parallel;
+    report.host = host_name();
+    report.process = getpid();
+    report.phase = phase_name(phase);
+    report.step = flights.step;
+    report.waited = waited;
+    report.shares_output = output_is_shared && !options.output.empty();
+    report.hosts = hosts;
+    for (int g = 0; g < RANK_GROUPS; g++) report.last_entered[size_t(g)] = flights.last_entered[size_t(g)];
+    report.events = events_of(flights, seconds_now());
+    return report;
+}
+
+// Readers see the whole file or none. It is not synced to disk, which may be what hangs.
+static void write_report(const StallReport& report, const std::string& output) {
+    std::error_code failed;
+    const std::string dir = errors_directory(output), path = stall_report_path(dir, report.rank);
+    std::filesystem::create_directories(dir, failed);
+    std::ofstream file(path + ".tmp", std::ios::trunc);
+    file << stall_report_json(report);
+    file.close();
+    if (file) std::filesystem::rename(path + ".tmp", path, failed);
+    if (!file || failed) print_message(format("warning: %s cannot be written", path.c_str()));
+}
+
+// Waits for the reports of the other ranks. Returns all reports, with the own one.
+std::vector<StallReport> Watchdog::gather(const StallReport& own) const {
+    std::map<int, StallReport> found = {{own.rank, own}};
+    const double end = seconds_now() + (options.output.empty() ? 0.0 : GATHER_SECONDS);
+    for (bool last = false; !last && int(found.size()) < own.world_size;) {
+        last = seconds_now() >= end;
+        for (const auto& [rank, path] : new_reports.find()) {
+            if (rank >= own.world_size || found.count(rank)) continue;
+            try {
+                found[rank] = read_stall_report(path, rank);
+            } catch (const Error&) {  // a rank whose report is damaged does not answer
+            }
+        }
+        if (!last) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    std::vector<StallReport> reports;
+    for (auto& [rank, report] : found) reports.push_back(std::move(report));
+    return reports;
+}
+
+// "rank 0 on h0: no progress in step 41 for 120 s (--timeout-step): the all-reduce ...".
+std::string Watchdog::sentence(const StallReport& own, bool own_limit, const std::vector<StallReport>& reports) const {
+    const bool is_start = own.phase == phase_name(Phase::start), saves = own.phase == phase_name(Phase::checkpoint);
+    const char* option = is_start ? "start" : saves ? "checkpoint" : "step";
+    std::string text = own.world_size > 1 ? format("rank %d on %s: ", own.rank, own.host.c_str()) : "";
+    text += format("no progress in %s for %.0f s", phase_text(own).c_str(), own.waited);
+    if (own_limit) text += format(" (--timeout-%s)", option);
+    text += ": " + explain_stall(reports);
+    if (!options.output.empty()) text += "; train_gpt2 explain " + shell_word(options.output) + " says more";
+    return text;
+}
+
+// Uses no stdio: another thread may hold the lock of stderr.
+void Watchdog::print_once(const std::string& error) {
+    if (printed.exchange(true)) return;
+    // On a terminal the first newline ends a live line.
+    const std::string text = format("%serror: %s\n", isatty(2) ? "\n" : "", message_text(error).c_str());
+    [[maybe_unused]] const ssize_t written = write(2, text.data(), text.size());
+}
+
+void Watchdog::expire(double waited, bool own_limit) {
+    const StallReport own = make_report(waited);
+    // Whatever hangs below, such as a disk, the process ends, and with a sentence.
+    std::thread([this, text = sentence(own, own_limit, {own})] {
+        std::this_thread::sleep_for(std::chrono::duration<double>(LAST_SECONDS));
+        if (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
+        print_once(text);
+        _exit(EXIT_WATCHDOG);
+    }).detach();
+    if (!options.output.empty()) write_report(own, options.output);
+    const std::vector<StallReport> reports = gather(own);
+    const std::string text = sentence(own, own_limit, reports);
+    write_error_file(options.launch, text);
+    if (reports[0].rank == own.rank) {
+        print_once(text);
+    } else {
+        printed = true;
+        std::this_thread::sleep_for(std::chrono::duration<double>(PRINT_SECONDS));
+    }
+    flights.must_abort = true;
+    std::this_thread::sleep_for(std::chrono::duration<double>(TICK));
+    while (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(TICK));
+    options.abort();
+    _exit(EXIT_WATCHDOG);
+}
