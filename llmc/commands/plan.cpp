@@ -8,6 +8,7 @@
 #include "model/mfu.h"
 #include "train/algorithms.h"
 #include "train/fit.h"
+#include "train/keep.h"
 #include "train/measure.h"
 #include "train/plan.h"
 #include "train/report.h"
@@ -180,8 +181,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});
     const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
-    rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
-                                   o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    rows.push_back({"disk", describe_disk(o, checkpoint)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(line + "\n");
     return 0;

@@ -240,9 +240,17 @@ static void checkpoint_options(OptionSpecs& all, Options& o) {
     s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS",
           "save every N steps and after the last; 0 = never")
         .at_least(0)
+        .planned()
         .may_change();
-    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all")
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of newest checkpoints to keep; 0 = all")
         .at_least(0)
+        .planned()
+        .may_change();
+    s.add("--keep-every", o.keep_every, 0, "STEPS", "also keep the checkpoints of every N steps; 0 = off")
+        .at_least(0)
+        .planned()
+        .may_change();
+    s.add_flag("--keep-best", o.keep_best, "also keep the checkpoint with the lowest validation loss")
         .planned()
         .may_change();
     s.add_flag("--resume", o.resume,

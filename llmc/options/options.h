@@ -69,8 +69,8 @@ struct Options {
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16
     int tensor_parallel;     // ranks that share each layer
     bool sequence_parallel, tp_across_hosts;
-    bool share_gpu;          // ranks of a machine may share a GPU
-    int virtual_ranks;       // --deterministic-ranks; 0: as many as ranks
+    bool share_gpu;     // ranks of a machine may share a GPU
+    int virtual_ranks;  // --deterministic-ranks; 0: as many as ranks
 
     // plan
     bool fit;           // list the layouts that fit
@@ -92,7 +92,9 @@ struct Options {
     int val_batches;  // 0: all
     int sample_tokens;
     std::string sample_prompt;
-    int keep;  // checkpoints; 0: all
+    int keep;            // newest checkpoints; 0: all
+    int64_t keep_every;  // also checkpoints of steps that are multiples of this; 0: off
+    bool keep_best;
     bool resume;
 
     // run

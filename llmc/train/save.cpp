@@ -1,6 +1,7 @@
 #include "train/save.h"
 
 #include "base/common.h"
+#include "train/keep.h"
 
 CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
     return {o.export_dtype == "bf16", state};
@@ -9,7 +10,7 @@ CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::stri
 static SaveOptions save_options(const Run& run, const StateReader& reader) {
     SaveOptions save_options;
     save_options.output = run.options.output;
-    save_options.keep = run.options.keep;
+    save_options.keep = keep_rules(run.options);
     save_options.format = checkpoint_format(run.options, reader.state);
     save_options.end_of_text = run.source.end_of_text;
     if (run.source.tokenizer) {
@@ -104,6 +105,8 @@ void save_val_loss(Run& run) {
     try {
         check_lock(*run.lock, run.options.output);
         set_val_loss(dir, run.state.val_loss);
+        apply_keep_rules(run.options.output, keep_rules(run.options), run.saved_step,
+                         [&](const std::string& line) { run.log->warn(line); });
     } catch (const Error& error) {
         run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
     }

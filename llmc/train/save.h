@@ -19,5 +19,6 @@ void save(Run& run, const StateReader& reader);
 // Like save, but a failed save is a warning: the older checkpoints are intact, and training continues. The third
 // failure in a row is an error.
 void save_or_warn(Run& run, const StateReader& reader);
-// Writes the validation loss into the checkpoint of this step, which was saved before its validation.
+// Writes the validation loss into the checkpoint of this step, which was saved before its validation, and deletes the
+// best checkpoint before it if no other rule keeps that one.
 void save_val_loss(Run& run);

@@ -35,6 +35,7 @@ Trainer<floatX>::Trainer(Run& run)
     }
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
+    run.state.seed = run.options.seed;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
 }
@@ -44,7 +45,6 @@ void Trainer<floatX>::load_state() {
     const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
         optimizer.set_state(slot, p, l, host);
     };
-    run.state.seed = run.options.seed;
     if (!run.source.resume.empty()) {
         run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
     } else if (!run.source.weights.empty()) {
@@ -132,6 +132,7 @@ void Trainer<floatX>::validate(int64_t step) {
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
+        run.state.val_step = step;
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {

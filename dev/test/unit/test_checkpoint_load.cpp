@@ -2,7 +2,6 @@
 // impossible counts, another shape, or without read permission are refused.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -49,14 +48,6 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
         doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers "
                           "and 8 channels needs [7, 8]; wrong --model?"),
         Error);
-}
-
-// Writes a trainer.json with a checksum that matches.
-static void write_sealed(const std::string& path, nlohmann::json state) {
-    state.erase("xxh3_64");
-    const std::string text = state.dump();
-    state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
-    write_bytes(path, state.dump());
 }
 
 TEST_CASE("trainer.json has the empty object that version 0.1.0 requires, and is read without it") {

@@ -302,8 +302,9 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
 TEST_CASE("the help of plan lists the options that it uses, and plan accepts all others of train") {
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
-    for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
-    CHECK(shown == 33);
+    for (const Setting& s : settings(parse({"plan"})))
+        shown += contains(help, "--" + s.name + " ") || contains(help, "--" + s.name + "[=");
+    CHECK(shown == 36);
     for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
@@ -415,4 +416,12 @@ TEST_CASE("--gpus, --ranks, --nnodes and --max-restarts are checked together") {
     CHECK(refused({"--gpus", "2", "--max-restarts", "1", "--output", ""}, "needs checkpoints"));
     CHECK(refused({"--ranks", "2", "--max-restarts", "1", "--checkpoint-every", "0"}, "needs checkpoints"));
     CHECK(refused({"--gpus", "2", "--share-gpu"}, "--share-gpu is for ranks that mpirun starts"));
+}
+
+TEST_CASE("--keep-best needs a validation") {
+    CHECK(train({"--keep-best", "--val-data", "y"}).keep_best);
+    CHECK(contains(refusal({"--train-data", "x", "--keep-best"}), "--keep-best needs validation losses"));
+    CHECK(contains(refusal({"--train-data", "x", "--val-data", "y", "--val-every", "0", "--keep-best"}),
+                   "--keep-best needs validation losses"));
+    CHECK(parse({"plan", "--keep-best"}).keep_best);
 }
