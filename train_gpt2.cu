@@ -195,6 +195,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
+    if (options.command == Command::verify) return run_verify(options);
     if (options.print_launch) {
         const bool several = launch.launcher == "--gpus" || starts_ranks(options);
         return several ? print_launches(options) : print_launch(launch);

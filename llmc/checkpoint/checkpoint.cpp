@@ -392,17 +392,21 @@ static json read_state_json(const std::string& dir) {
     return state;
 }
 
-// Verifies one file against `files`, the list in trainer.json.
-static void verify_file(const std::string& dir, const std::string& name, const json& files) {
+// Verifies one file against `files`, the list in trainer.json. Returns its size.
+static int64_t verify_file(const std::string& dir, const std::string& name, const json& files,
+                           const VerifyProgress& progress = {}) {
     const std::string file = dir + "/" + name;
     const json sum = files.value(name, json());
     if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
     if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
-    const FileSum found = checksum_file(file);
+    const FileSum found = checksum_file(file, [&](int64_t done, int64_t of) {
+        if (progress) progress(file, done, of);
+    });
     const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
     if (size != found.size)
         bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
     if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
+    return found.size;
 }
 
 // Returns the list of files in trainer.json.
@@ -415,9 +419,11 @@ static json read_file_list(const std::string& dir) {
     return files;
 }
 
-void verify_checkpoint(const std::string& dir) {
+VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
     const json files = read_file_list(dir);
-    for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
+    VerifiedFiles out = {1 + int(files.size()), InputFile(dir + "/trainer.json").size};
+    for (const auto& [name, sum] : files.items()) out.bytes += verify_file(dir, name, files, progress);
+    return out;
 }
 
 // Finds the newest checkpoint that verifies. Returns false if an active run deleted a checkpoint during the search.
@@ -440,6 +446,10 @@ FoundCheckpoint find_latest(const std::string& output) {
         FoundCheckpoint out;
         if (look_for_latest(output, out)) return out;
     }
+    refuse_deleted(output);
+}
+
+void refuse_deleted(const std::string& output) {
     fail(EXIT_NO_INPUT,
          "%s: a run deletes its checkpoints while they are read, %d times in a row; give that run a larger --keep",
          output.c_str(), READ_ATTEMPTS);
@@ -518,13 +528,15 @@ FoundCheckpoint find_model(const std::string& path) {
         return found;
     }
     const FoundCheckpoint found = find_resumable(path);
-    if (found.dir.empty() && path_exists(path + "/run.json"))
-        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
-    if (found.dir.empty())
-        fail(EXIT_NO_INPUT,
-             "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
-             path.c_str());
+    if (found.dir.empty()) refuse_without_model(path);
     return found;
+}
+
+void refuse_without_model(const std::string& path) {
+    if (path_exists(path + "/run.json"))
+        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
+    fail(EXIT_NO_INPUT, "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
+         path.c_str());
 }
 
 // A step takes one window or more, and a window has one token or more. Nothing stricter holds for every checkpoint: a

@@ -91,9 +91,14 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 // a line to print for each leftover, including those that could not be removed.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
+struct VerifiedFiles {
+    int files = 0;
+    int64_t bytes = 0;
+};
+using VerifyProgress = std::function<void(const std::string& file, int64_t done, int64_t of)>;
 // Compares the size and checksum of every file. The error names the first file that is damaged or missing
 // (EXIT_BAD_DATA), or says that the directory is not a checkpoint (EXIT_NO_INPUT).
-void verify_checkpoint(const std::string& dir);
+VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& progress = {});
 
 struct DamagedCheckpoint {
     std::string dir, what;  // what: a sentence that names the file
@@ -116,6 +121,8 @@ FoundCheckpoint find_resumable(const std::string& output);
 std::vector<std::string> list_checkpoints(const std::string& output);
 // The newest of list_checkpoints; empty if there is none.
 std::string newest_directory(const std::string& output);
+// The error of a search that lost a checkpoint READ_ATTEMPTS times (EXIT_NO_INPUT).
+[[noreturn]] void refuse_deleted(const std::string& output);
 
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
@@ -123,6 +130,9 @@ bool holds_model(const std::string& dir);
 // the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path);
+// The error of a directory that is neither a Hugging Face directory nor a run's OUTPUT with a checkpoint
+// (EXIT_NO_INPUT).
+[[noreturn]] void refuse_without_model(const std::string& path);
 
 // Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of
 // read_hf_config(dir).model; another shape is refused.

@@ -398,6 +398,9 @@ OptionSpecs declare(Command command, Options& o) {
         case Command::tokenize:
             tokenize_options(all, o);
             break;
+        case Command::verify:
+            quiet_option(all, o);
+            break;
         case Command::help:
             break;
     }

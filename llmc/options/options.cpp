@@ -10,7 +10,7 @@
 
 using Json = nlohmann::ordered_json;
 
-static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
+static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "verify", "help"};
 
 const char* command_name(Command command) { return command_names[int(command)]; }
 
@@ -54,8 +54,16 @@ static void refuse_llmc_pairs(const OptionSpecs& all, const std::vector<std::str
     }
 }
 
-static const std::vector<Command> commands = {Command::train, Command::generate, Command::eval, Command::plan,
-                                              Command::tokenize};
+static const std::vector<Command> commands = {Command::train, Command::generate, Command::eval,
+                                              Command::plan,  Command::tokenize, Command::verify};
+
+// What --help says about the arguments of a command that are no options; empty if there are none.
+static std::string inputs_of(Command command) {
+    if (command == Command::tokenize) return "INPUT... [options]    files, or folders of them";
+    if (command == Command::verify)
+        return "DIR... [options]    a checkpoint, a run's output, or a Hugging Face directory";
+    return "";
+}
 
 static Command find_command(const std::string& first_argument) {
     if (first_argument.empty() || first_argument[0] == '-') return Command::train;
@@ -71,8 +79,8 @@ static Command find_command(const std::string& first_argument) {
         "makes such data from text (see --help)",
         first_argument.c_str());
     fail(EXIT_USAGE,
-         "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan and tokenize, each "
-         "with its own --help)",
+         "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan, tokenize and "
+         "verify, each with its own --help)",
          first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
 }
 
@@ -105,11 +113,11 @@ static std::string help_text(Command command, const std::string& program, const 
     std::string out;
     if (command == Command::train) {
         out = format("usage: %s [train] [options]\n", p);
-        out += format("       %s generate | eval | plan | tokenize [options]    each with its own --help\n", p);
+        out +=
+            format("       %s generate | eval | plan | tokenize | verify [options]    each with its own --help\n", p);
     } else {
-        const char* arguments =
-            command == Command::tokenize ? "INPUT... [options]    files, or folders of them" : "[options]";
-        out = format("usage: %s %s %s\n", p, command_name(command), arguments);
+        const std::string inputs = inputs_of(command);
+        out = format("usage: %s %s %s\n", p, command_name(command), inputs.empty() ? "[options]" : inputs.c_str());
     }
     OptionSpecs shown = all;
     if (command == Command::plan) std::erase_if(shown, [](const OptionSpec& d) { return !d.planned; });
@@ -221,6 +229,9 @@ static void check_together(Options& o) {
                    static_cast<long long>(o.val_tokens), o.val_fraction);
             if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
             break;
+        case Command::verify:
+            ENSURE(!o.inputs.empty(), "no DIR: name a checkpoint, a run's output, or a Hugging Face directory");
+            break;
         case Command::help:
             break;
     }
@@ -311,7 +322,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     const OptionSpecs all = declare(o.command, o);
     if (o.command == Command::train || o.command == Command::plan)
         refuse_llmc_pairs(all, std::vector<std::string>(argv + std::min(first, argc), argv + argc));
-    ParsedArgs given = split_arguments(all, o.command == Command::tokenize, std::max(0, argc - first), argv + first);
+    ParsedArgs given = split_arguments(all, !inputs_of(o.command).empty(), std::max(0, argc - first), argv + first);
     if (given.help || given.version) {
         o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
         o.command = Command::help;

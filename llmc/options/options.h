@@ -12,7 +12,7 @@
 #include "model/params.h"
 
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
-enum class Command { train, generate, eval, plan, tokenize, help };
+enum class Command { train, generate, eval, plan, tokenize, verify, help };
 
 const char* command_name(Command command);
 
@@ -113,8 +113,10 @@ struct Options {
     int top_k;           // 0: off
     double top_p;        // 1: off
 
-    // tokenize
+    // tokenize, verify
     std::vector<std::string> inputs;
+
+    // tokenize
     int train_bpe;        // vocabulary size; 0: off
     double val_fraction;  // 0: nothing is held out
     int64_t val_tokens;   // instead of val_fraction; 0: off

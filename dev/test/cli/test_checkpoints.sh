@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps.
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, and the command verify.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -22,10 +22,58 @@ check "--keep-best: the file best still names it" test "$(cat "$scratch/kept/bes
 check "--keep-best: it is kept beyond --keep 1 and --keep-every 6" test "$(steps_of "$scratch/kept")" = \
     "$(printf '%s\n' "$best" 6 12 18 20 | sort -nu | tr '\n' ' ')"
 check "--keep-best: the options may change without a warning" test "$(grep -c 'changed since.*keep' "$scratch/kept/log.jsonl")" = 0
+check "--keep-best: the best checkpoint is intact" "$program" verify "$scratch/kept/$(cat "$scratch/kept/best")"
 check "without --keep-best and --keep-every: resumed" "${run[@]}" --output "$scratch/kept" --steps 22 --keep 2 --keep-every 0 --keep-best=0 --resume
 check "without --keep-best and --keep-every: the newest are kept" test "$(steps_of "$scratch/kept")" = "20 22 "
 check "without --keep-best: no file best" test ! -e "$scratch/kept/best"
 refused "--keep-best without --val-data" 2 "--keep-best needs validation losses" "$program" --train-data x --keep-best
 check "plan counts the kept checkpoints" grep -q "^disk .* 3 kept, and the best, and those of every 8 steps: .* for 6 at the same time$" \
     <("$program" plan "${tiny[@]}" --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best)
+
+# ---- verify
+out=$scratch/three
+check "a run with 3 checkpoints" "${run[@]}" --output "$out" --steps 6
+"$program" verify "$out" >"$scratch/said" 2>&1
+check "verify a run: exit code 0" test $? = 0
+check "verify a run: a line for each checkpoint, oldest first" diff <(sed 's/, [0-9.]* KiB, /, SIZE, /' "$scratch/said") - <<END
+$out/step_000002: $(file_of "$out/step_000002" '*.*' | wc -l) files, SIZE, intact
+$out/step_000004: $(file_of "$out/step_000004" '*.*' | wc -l) files, SIZE, intact
+$out/step_000006: $(file_of "$out/step_000006" '*.*' | wc -l) files, SIZE, intact
+END
+check "verify --quiet prints nothing" test -z "$("$program" verify "$out" --quiet 2>&1)"
+refused "verify a directory that does not exist" 66 "$scratch/none: cannot open the directory" "$program" verify "$scratch/none"
+mkdir "$scratch/empty"
+refused "verify an empty directory" 66 "$scratch/empty: is neither a Hugging Face directory" "$program" verify "$scratch/empty"
+check "a run without checkpoints" "${run[@]}" --output "$scratch/unsaved" --steps 2 --checkpoint-every 0
+refused "verify a run without checkpoints" 66 "this run has saved no checkpoint yet" "$program" verify "$scratch/unsaved"
+
+damage() { printf x | dd of="$1" bs=1 seek=5000 conv=notrunc status=none; }
+cp -r "$out" "$scratch/damaged"
+damage "$scratch/damaged/step_000006/optimizer.safetensors"
+refused "verify a run with a damaged checkpoint" 65 "$scratch/damaged/step_000006/optimizer.safetensors: its checksum does not match" "$program" verify "$scratch/damaged"
+check "verify a run with a damaged checkpoint: the others are intact" test "$(sed 's/.*step_/step_/; s/:.*, /: /' "$scratch/out" | tr '\n' ' ')" = \
+    "step_000002: intact step_000004: intact step_000006: damaged "
+rm "$scratch/damaged/step_000004/trainer.json"
+refused "verify a run with two damaged checkpoints" 65 "2 of 3 are not intact" "$program" verify "$scratch/damaged"
+check "verify a run with two damaged checkpoints: both files are named" test "$(grep -cE 'step_000004/trainer.json: is missing|step_000006/optimizer.safetensors: ' "$scratch/err")" = 2
+refused "verify a checkpoint without trainer.json" 65 "step_000004/trainer.json: is missing" "$program" verify "$scratch/damaged/step_000004"
+refused "verify a damaged and a missing directory" 65 "2 of 3 are not intact" "$program" verify "$out/step_000002" "$scratch/damaged/step_000006" "$scratch/none"
+
+hf=$scratch/hf
+mkdir "$hf" && cp -L "$out/step_000006/"{config.json,model.safetensors} "$hf"
+check "verify a Hugging Face directory" grep -q "^$hf: 28 tensors, readable and finite; a Hugging Face directory has no checksums$" <("$program" verify "$hf")
+truncate -s -4 "$hf/model.safetensors"
+refused "verify a Hugging Face directory with a short file" 65 "$hf/model.safetensors: its header describes" "$program" verify "$hf"
+printf '\377\377\377\377' >>"$hf/model.safetensors"
+refused "verify a Hugging Face directory with NaN" 65 "is NaN" "$program" verify "$hf"
+
+# A run that saves and deletes at the same time.
+"${run[@]}" --val-every 0 --steps 1000000 --checkpoint-every 1 --keep 1 --output "$scratch/live" &
+owner=$!
+check "a run with --keep 1 saves in the background" wait_for "$scratch/live/latest"
+for _ in $(seq 40); do "$program" verify "$scratch/live" || echo "exit code $?"; done >"$scratch/said" 2>&1
+check "verify works while a run saves and deletes" test "$(grep -vcE '^/.*/step_[0-9]+: [0-9]+ files, .*, intact$' "$scratch/said")" = 0
+check "verify finds a checkpoint each time" test "$(grep -c intact "$scratch/said")" -ge 40
+kill -9 $owner
+wait $owner 2>/dev/null
 finish

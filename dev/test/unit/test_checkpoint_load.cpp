@@ -114,6 +114,21 @@ TEST_CASE("a trainer.json of another program or version is refused") {
     CHECK(verify_error(ckpt).find("give it with --init") != std::string::npos);
 }
 
+TEST_CASE("verify_checkpoint counts files and bytes, and reports its progress") {
+    const TemporaryDirectory dir;
+    const Saved saved = save(save_options(dir / "out"), 5);
+    std::set<std::string> read;
+    const VerifiedFiles found = verify_checkpoint(saved.dir, [&](const std::string& file, int64_t done, int64_t of) {
+        CHECK(done <= of);
+        if (done == of) read.insert(file.substr(saved.dir.size() + 1));
+    });
+    CHECK(found.files == int(list_directory(saved.dir).size()));
+    CHECK(found.bytes == saved.bytes);
+    read.insert("trainer.json");  // its checksum is in itself
+    const Names names = list_directory(saved.dir);
+    CHECK(read == std::set<std::string>(names.begin(), names.end()));
+}
+
 TEST_CASE("a flipped bit in any file is found, the file is named, and the previous checkpoint is used") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);

@@ -425,3 +425,13 @@ TEST_CASE("--keep-best needs a validation") {
                    "--keep-best needs validation losses"));
     CHECK(parse({"plan", "--keep-best"}).keep_best);
 }
+
+TEST_CASE("verify takes directories") {
+    const Options o = parse({"verify", "out", "other", "--quiet"});
+    CHECK(o.command == Command::verify);
+    CHECK(o.inputs == std::vector<std::string>{"out", "other"});
+    CHECK(o.quiet);
+    CHECK(refusal({"verify"}) == "no DIR: name a checkpoint, a run's output, or a Hugging Face directory");
+    CHECK(contains(parse({"verify", "--help"}).text, "usage: train_gpt2 verify DIR... [options]"));
+    CHECK(contains(refusal({"verify", "out", "--steps", "3"}), "verify has no option --steps"));
+}
