@@ -108,6 +108,7 @@ static std::string fit_command(const Options& o, const Layout& layout) {
         if (by_mpirun && name == "nnodes") continue;
         text += format(" --%s", name.c_str());
         if (!setting.is_flag) text += format(" %s", shell_word(setting.value).c_str());
+        if (setting.is_flag && setting.value != "1") text += "=" + setting.value;
     }
     if (world_size > 1 && o.gpus.empty() && o.ranks == 0 && !by_mpirun)
         text += format(device_memory_is_host() ? " --ranks %d" : " --gpus %d", world_size);

@@ -77,13 +77,16 @@ bool starts_ranks(const Options& o) {
 
 // ---- one attempt
 
+// The option that a restart adds. The last --resume on a command line counts, so it repeats the user's choice.
+static const char* resume_flag(const Options& o) { return o.resume_strict ? "--resume=strict" : "--resume"; }
+
 // A rank in a process of its own. resume: after a restart, which continues from the newest checkpoint.
 static int run_rank(const Launch& own, Options options, char** argv, bool resume, const RunCommand& run_command) {
     return report_errors(own, [&](const Launch& launch, std::unique_ptr<Comm>& comm) {
-        static char flag[] = "--resume";
+        std::string flag = resume_flag(options);
         std::vector<char*> arguments;
         for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
-        if (resume) arguments.push_back(flag);
+        if (resume) arguments.push_back(flag.data());
         arguments.push_back(nullptr);
         if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
         return run_command(options, arguments.data(), launch, comm);
@@ -126,7 +129,7 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
         if (!colon) words.push_back(*word);
         if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
     }
-    if (attempt > 0) words.push_back("--resume");
+    if (attempt > 0) words.push_back(resume_flag(o));
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
     // this machine if a scheduler has granted several. mpirun adds no lines of its own about ranks that end; that of
     // Open MPI 5.0.7 adds them all the same.

@@ -236,7 +236,8 @@ std::string list_options(const OptionSpecs& all) {
     for (const OptionSpec& d : all) {
         if (d.section != section) out += "\n" + d.section + ":\n";
         section = d.section;
-        const std::string left = "  " + d.names + (d.unit.empty() ? "" : " " + d.unit);
+        const std::string word = d.word.empty() ? "" : "[=" + d.word + "]";
+        const std::string left = "  " + d.names + word + (d.unit.empty() ? "" : " " + d.unit);
         out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
                                                      : std::string(column - left.size(), ' '));
         out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";

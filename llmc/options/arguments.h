@@ -23,6 +23,7 @@ struct OptionSpec {
     ValueKind kind;
     std::string old_name;                          // "--head-chunks"; still accepted, with a note
     std::string llmc_alias;                        // llm.c's letter for a flag, with a value: -y 0, -y 1
+    std::string word;                              // "strict": a flag also takes this value, as --resume=strict
     std::function<void()> reset;                   // sets the field to its default
     std::function<void(const std::string&)> read;  // sets the field from text; throws if the text is not a value
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
@@ -104,6 +105,25 @@ struct OptionBuilder {
         };
         spec.checks.clear();
         spec.text = [text = spec.text, word, value, &field = field] { return field == value ? word : text(); };
+        return *this;
+    }
+
+    // For a flag: --name=word sets the flag, and `with_word` too.
+    OptionBuilder& or_equals(const std::string& word, bool& with_word) {
+        spec.word = word;
+        spec.reset = [reset = spec.reset, &with_word] {
+            reset();
+            with_word = false;
+        };
+        spec.read = [read = spec.read, name = spec.long_name(), word, &with_word](const std::string& text) {
+            with_word = text == word;
+            try {
+                read(with_word ? "1" : text);
+            } catch (const Error&) {
+                fail(EXIT_USAGE, "%s: '%s' is neither 0, 1 nor %s", name.c_str(), text.c_str(), word.c_str());
+            }
+        };
+        spec.text = [text = spec.text, word, &with_word] { return with_word ? word : text(); };
         return *this;
     }
 

@@ -254,7 +254,10 @@ static void checkpoint_options(OptionSpecs& all, Options& o) {
         .planned()
         .may_change();
     s.add_flag("--resume", o.resume,
-               "continue from the newest checkpoint in --output (-y 1); options not given come from that run", "-y")
+               "continue from the newest checkpoint in --output (-y 1); options not given come from that run; strict = "
+               "never from an older one because the newest is damaged",
+               "-y")
+        .or_equals("strict", o.resume_strict)
         .planned()
         .of_one_start();
     s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "dtype of model.safetensors").one_of_unit().planned();

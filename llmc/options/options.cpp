@@ -87,6 +87,10 @@ static Command find_command(const std::string& first_argument) {
 // Refuses an unknown argument. The error suggests the other commands that have such an option, or the nearest option of
 // this command.
 [[noreturn]] static void refuse_unknown(Command command, const OptionSpecs& all, const std::string& argument) {
+    for (const OptionSpec& d : all)
+        if (!d.word.empty() && argument == d.word)
+            fail(EXIT_USAGE, "unexpected argument '%s'; did you mean %s=%s?", argument.c_str(), d.long_name().c_str(),
+                 argument.c_str());
     if (argument.size() < 2 || argument[0] != '-')
         fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
              argument.c_str());
@@ -365,6 +369,7 @@ std::string options_json(const Options& options) {
         Json& value = json[d.long_name().substr(2)];
         if (d.kind == ValueKind::text) value = d.text();
         if (d.kind == ValueKind::flag) value = d.text() == "1";
+        if (!d.word.empty() && d.text() == d.word) value = d.word;
         if (d.kind == ValueKind::number) value = Json::parse(d.text());
     }
     if (!o.inputs.empty()) json["inputs"] = o.inputs;

@@ -96,6 +96,7 @@ struct Options {
     int64_t keep_every;  // also checkpoints of steps that are multiples of this; 0: off
     bool keep_best;
     bool resume;
+    bool resume_strict;  // refuse a damaged checkpoint, instead of taking an older one
 
     // run
     uint64_t seed;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, and the command verify.
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, and --resume=strict.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -76,4 +76,28 @@ check "verify works while a run saves and deletes" test "$(grep -vcE '^/.*/step_
 check "verify finds a checkpoint each time" test "$(grep -c intact "$scratch/said")" -ge 40
 kill -9 $owner
 wait $owner 2>/dev/null
+
+# ---- --resume=strict
+more=("${run[@]}" --output "$scratch/strict" --steps 8)
+check "--resume=strict continues from an intact checkpoint" bash -c 'cp -r "$1" "$2" && "${@:3}" --resume=strict' strict "$out" "$scratch/strict" "${more[@]}"
+damage "$scratch/strict/step_000008/model.safetensors"
+tree_of() { (cd "$1" && find . -type f -exec sha256sum {} + | sort | sha256sum); }
+before=$(tree_of "$scratch/strict")
+refused "--resume=strict refuses a damaged checkpoint" 65 \
+    "$scratch/strict/step_000008/model.safetensors: its checksum does not match what was written; the checkpoint is damaged; --resume=strict refuses to skip it, --resume would continue from $scratch/strict/step_000006" \
+    "${more[@]}" --resume=strict
+check "--resume=strict changes no file" test "$(tree_of "$scratch/strict")" = "$before"
+refused "plan --resume=strict refuses it, too" 65 "--resume=strict refuses to skip it" "$program" plan --resume=strict --output "$scratch/strict"
+refused "--resume strict, without =" 2 "did you mean --resume=strict?" "${more[@]}" --resume strict
+check "--resume takes the older checkpoint" "${more[@]}" --resume
+check "--resume takes the older checkpoint: the last one is whole again" "$program" verify "$scratch/strict"
+
+# ---- the data of a resume
+cp -r "$scratch/data" "$scratch/changed" && cp "$(file_of "$scratch/data" 'val_*.bin')" "$(file_of "$scratch/changed" 'train_*.bin')"
+"${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 10 --seed 7 --resume >"$scratch/said" 2>&1
+check "a resume with other data gives a warning" grep -q "^warning: the training data differ from those of the checkpoint" "$scratch/said"
+check "a resume with another seed gives a warning" grep -q "^warning: changed since the checkpoint: .*--seed 7 (was 42)" "$scratch/said"
+check "the checkpoint of a resume has its seed" grep -q '"seed": 7,' "$scratch/strict/step_000010/trainer.json"
+"${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 12 --seed 7 --resume >"$scratch/said" 2>&1
+check "a second resume with the same data and seed gives no warning" test "$(grep -cE 'data differ|--seed' "$scratch/said")" = 0
 finish

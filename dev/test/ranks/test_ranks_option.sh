@@ -155,14 +155,16 @@ fi
 exit "$ENDS_WITH"
 END
 chmod +x "$scratch/stand_in/mpirun"
-# gives_up NAME CODE STARTS RESTARTS SAVES LINE: with --max-restarts RESTARTS, ranks that end with this code are started so many times.
+# gives_up NAME CODE STARTS RESTARTS SAVES LINE [OPTION...]: with --max-restarts RESTARTS, ranks that end with this code are started so
+# many times. $resumed is the option that restarts add.
+resumed=--resume
 gives_up() {
     local out=$scratch/gives_up
     rm -rf "$out" "$scratch/starts"
     refused "$1" "$2" "$6" env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH="$2" SAVES="${5:+$out}" \
-        "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out"
+        "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out" "${@:7}"
     check "$1: $3 starts" test "$(awk '{ print $1 }' "$scratch/starts" | tr '\n' ' ')" = "$(seq -s ' ' 0 $(($3 - 1))) "
-    check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "--resume"
+    check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "$resumed"
 }
 # pauses SECONDS...: these are the pauses that the lines name, and the starts are at least so far apart.
 pauses() {
@@ -176,6 +178,8 @@ gives_up "restarts used" 74 3 2 saves "error: the ranks have failed after 2 rest
 check "restarts used: with progress the pause does not grow" pauses 1 1
 check "restarts used: the last restart names its number and the checkpoint" grep -q \
     '^restart 2 of 2 in 1 s: mpirun ended with exit code 74; .*step_000002$' "$scratch/err"
+resumed=--resume=strict
+gives_up "--resume=strict" 74 2 1 saves "error: the ranks have failed after 1 restarts (--max-restarts)" --resume=strict
 for code in 0 2 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \

@@ -71,7 +71,7 @@ TEST_CASE("a flag alone is on, and takes a value after an equals sign") {
     CHECK_FALSE(train({"--resume=0"}).resume);
     CHECK_FALSE(train({"--resume=false"}).resume);
     CHECK(train({"--quiet"}).quiet);
-    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
+    CHECK(contains(refusal({"--train-data", "x", "--share-gpu=maybe"}), "--share-gpu: 'maybe' is neither 0 nor 1"));
 }
 
 TEST_CASE("--rendezvous-timeout is 300 s by default, and --print-launch needs no data") {
@@ -434,4 +434,21 @@ TEST_CASE("verify takes directories") {
     CHECK(refusal({"verify"}) == "no DIR: name a checkpoint, a run's output, or a Hugging Face directory");
     CHECK(contains(parse({"verify", "--help"}).text, "usage: train_gpt2 verify DIR... [options]"));
     CHECK(contains(refusal({"verify", "out", "--steps", "3"}), "verify has no option --steps"));
+}
+
+TEST_CASE("--resume also takes the word strict, after an equals sign only") {
+    CHECK_FALSE(train({"--resume"}).resume_strict);
+    const Options strict = train({"--resume=strict"});
+    CHECK(strict.resume);
+    CHECK(strict.resume_strict);
+    CHECK(nlohmann::json::parse(options_json(strict))["resume"] == "strict");
+    CHECK_FALSE(train({"--resume=strict", "--resume"}).resume_strict);  // the last one counts
+    CHECK(train({"--resume", "--resume=strict"}).resume_strict);
+    CHECK_FALSE(train({"--resume=strict", "--resume=0"}).resume);
+    const Options next = train({"--resume=strict", "--steps", "7"});
+    CHECK((next.resume_strict && next.steps == 7));
+    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0, 1 nor strict"));
+    CHECK(refusal({"--train-data", "x", "--resume", "strict"}) ==
+          "unexpected argument 'strict'; did you mean --resume=strict?");
+    CHECK(contains(parse({"--help"}).text, "--resume[=strict] "));
 }
