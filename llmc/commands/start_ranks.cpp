@@ -18,6 +18,7 @@
 #include "parallel/comm.h"
 #include "parallel/local_ranks.h"
 #include "parallel/rendezvous.h"
+#include "train/stop.h"
 
 static constexpr int ATTEMPTS_WITHOUT_PROGRESS = 3;
 static constexpr double LONGEST_PAUSE = 60;  // seconds
@@ -122,7 +123,8 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, char** argv, const Ru
 
 // Replaces this process by mpirun, which starts this program's command line as ranks.
 static int become_mpirun(const Options& o, int attempt, bool on_terminal, char** argv) {
-    const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
+    const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt),
+                      start = format("%.3f", command_start());
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
         const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
@@ -142,7 +144,8 @@ static int become_mpirun(const Options& o, int attempt, bool on_terminal, char**
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
-                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()}})
+                                      {"TRAIN_GPT2_RESTARTS", restarts.c_str()},
+                                      {COMMAND_START, start.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
@@ -199,6 +202,10 @@ int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
             print_message(format("error: the ranks have failed after %d restarts (--max-restarts)", attempt));
         if (stuck == ATTEMPTS_WITHOUT_PROGRESS || attempt == o.max_restarts) return outcome.exit_code;
         const double seconds = std::min(LONGEST_PAUSE, double(1 << std::min(stuck, 6)));
+        if (o.max_time > 0.0 && seconds_now() + seconds >= command_start() + o.max_time) {
+            print_message("error: the ranks have failed, and --max-time leaves no time for a restart");
+            return outcome.exit_code;
+        }
         print_message(format("restart %d of %d in %g s: %s; %s", attempt + 1, o.max_restarts, seconds,
                              outcome.failure.c_str(), newest.empty() ? "there is no checkpoint yet" : newest.c_str()));
         if (!supervisor.pause(seconds)) return 128 + supervisor.request();

@@ -53,6 +53,8 @@ T parse_value(const std::string& name, const std::string& text);
 // Text from which parse_value gives the same value: 0.0006, 1e-08, 524288.
 template <class T>
 std::string value_text(const T& value);
+// Seconds of a duration: 3h50m, 1d12h, 90s, 1.5h, or 90. Refuses other text.
+double parse_duration(const std::string& name, const std::string& text);
 
 // Adds checks and properties to an option that was just declared, and changes how --help shows its default.
 template <class T>
@@ -105,6 +107,14 @@ struct OptionBuilder {
         };
         spec.checks.clear();
         spec.text = [text = spec.text, word, value, &field = field] { return field == value ? word : text(); };
+        return *this;
+    }
+
+    // For a number of seconds: also accepts a duration such as 3h50m.
+    OptionBuilder& is_duration() {
+        spec.read = [name = spec.long_name(), &field = field](const std::string& text) {
+            field = parse_duration(name, text);
+        };
         return *this;
     }
 

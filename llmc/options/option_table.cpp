@@ -195,6 +195,12 @@ static void optimizer_options(OptionSpecs& all, Options& o) {
           "end this run after N more steps, without changing the schedule; 0 = off")
         .at_least(0)
         .of_one_start();
+    s.add("--max-time", o.max_time, 0.0, "TIME",
+          "save and end, as at SIGTERM, before this command has run for TIME: 1d, 3h50m, 90s, or a number of seconds; "
+          "0 = off")
+        .is_duration()
+        .between(0.0, 1e9)
+        .of_one_start();
     s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
     s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
           "learning rate after warmup; wsd = constant, then 1 - sqrt in the last fifth")

@@ -199,6 +199,8 @@ static void check_training(Options& o, bool plan) {
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
+    ENSURE(plan || o.max_time == 0.0 || (!o.output.empty() && o.checkpoint_every > 0),
+           "--max-time saves before it ends the run: it needs an --output, and --checkpoint-every above 0");
     ENSURE(plan || !o.keep_best || o.needs_saved || (!o.val_data.empty() && o.val_every > 0),
            "--keep-best needs validation losses: give --val-data, and --val-every above 0");
     check_start(o, plan);

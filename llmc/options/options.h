@@ -80,6 +80,7 @@ struct Options {
     std::string optimizer;  // adamw
     int64_t steps;          // 0: one epoch, which resolve_steps sets
     int64_t stop_after;     // 0: off
+    double max_time;        // seconds; 0: off
     double lr, final_lr_fraction;
     std::string schedule;
     int64_t given_warmup;  // steps; -1: not given, so each start of a run computes it from its own --steps

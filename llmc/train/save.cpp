@@ -1,5 +1,7 @@
 #include "train/save.h"
 
+#include <algorithm>
+
 #include "base/common.h"
 #include "train/keep.h"
 
@@ -74,7 +76,9 @@ void save(Run& run, const StateReader& reader) {
     if (!error.empty()) throw Error(exit_code, error);
     run.saved_step = run.state.step;
     warn_of_changed_data(run);
-    if (run.first_rank()) run.log->checkpoint(run.state.step, saved.dir, 1e3 * (seconds_now() - begin));
+    const double seconds = seconds_now() - begin;
+    run.longest_save = std::max(run.longest_save, seconds);
+    if (run.first_rank()) run.log->checkpoint(run.state.step, saved.dir, 1e3 * seconds);
 }
 
 static std::string last_checkpoint(const Run& run) {

@@ -77,6 +77,8 @@ static void log_step(Run& run, PendingStep& step) {
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
     run.log->step(record);
+    run.last_step = 1e-3 * record.step_ms;
+    set_stop_time(run);
     const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, and --resume=strict.
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, --resume=strict, and --max-time.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -100,4 +100,27 @@ check "a resume with another seed gives a warning" grep -q "^warning: changed si
 check "the checkpoint of a resume has its seed" grep -q '"seed": 7,' "$scratch/strict/step_000010/trainer.json"
 "${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 12 --seed 7 --resume >"$scratch/said" 2>&1
 check "a second resume with the same data and seed gives no warning" test "$(grep -cE 'data differ|--seed' "$scratch/said")" = 0
+
+# ---- --max-time. A run that did not stop by itself would be ended by timeout, with another exit code.
+limited=(timeout $((60 * slower)) "${run[@]}" --steps 100000000 --val-every 0 --checkpoint-every 100000000)
+"${limited[@]}" --output "$scratch/limited" --max-time $((3 * slower))s 2>"$scratch/said"
+check "--max-time: exit code 75" test $? = 75
+check "--max-time: a line says why" grep -q '^stopping: --max-time has passed' "$scratch/said"
+check "--max-time: the last step is saved" "$program" verify "$scratch/limited"
+check "--max-time: the run continues" "${run[@]}" --val-every 0 --output "$scratch/limited" --resume --stop-after 3
+env TRAIN_GPT2_STARTED=0 "${limited[@]}" --quiet=0 --output "$scratch/late" --max-time 1s >"$scratch/said" 2>&1
+check "--max-time counts from the start of the command: exit code 75" test $? = 75
+check "--max-time counts from the start of the command: nothing to save" grep -q "^stopped on request, before the first step" "$scratch/said"
+refused "--max-time in another form" 2 "--max-time: '3:50:00' is not a time" "${limited[@]}" --output "$scratch/late" --max-time 3:50:00
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then
+    skip "--max-time with ranks" "$reason"
+else
+    several_ranks_here
+    "${limited[@]}" --threads 1 --output "$scratch/ranks" --ranks 2 --max-restarts 2 --max-time $((5 * slower))s >"$scratch/said" 2>&1
+    check "--max-time with ranks: exit code 75" test $? = 75
+    check "--max-time with ranks: no restart" test "$(grep -c '^restart' "$scratch/said")" = 0
+    check "--max-time with ranks: one line, of rank 0" test "$(grep -c 'stopping: --max-time has passed' "$scratch/said")" = 1
+    check "--max-time with ranks: the last step is saved" "$program" verify "$scratch/ranks"
+fi
 finish

@@ -147,7 +147,7 @@ check "rank 1 killed, no restart: an error" grep -q '^error: a rank was ended by
 mkdir "$scratch/stand_in"
 cat >"$scratch/stand_in/mpirun" <<'END'
 #!/usr/bin/env bash
-echo "$TRAIN_GPT2_RESTARTS ${*: -1} $EPOCHREALTIME" >>"$STARTS"
+echo "$TRAIN_GPT2_RESTARTS ${*: -1} $EPOCHREALTIME $TRAIN_GPT2_STARTED" >>"$STARTS"
 if [ -n "$SAVES" ]; then  # makes a checkpoint, like a run that comes further each time
     step=$SAVES/step_00000$((TRAIN_GPT2_RESTARTS + 1))
     mkdir -p "$step" && touch "$step/trainer.json"
@@ -165,6 +165,7 @@ gives_up() {
         "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out" "${@:7}"
     check "$1: $3 starts" test "$(awk '{ print $1 }' "$scratch/starts" | tr '\n' ' ')" = "$(seq -s ' ' 0 $(($3 - 1))) "
     check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "$resumed"
+    check "$1: --max-time counts from the first start" test "$(awk '{ print $4 }' "$scratch/starts" | sort -u | wc -l)" = 1
 }
 # pauses SECONDS...: these are the pauses that the lines name, and the starts are at least so far apart.
 pauses() {
@@ -180,6 +181,8 @@ check "restarts used: the last restart names its number and the checkpoint" grep
     '^restart 2 of 2 in 1 s: mpirun ended with exit code 74; .*step_000002$' "$scratch/err"
 resumed=--resume=strict
 gives_up "--resume=strict" 74 2 1 saves "error: the ranks have failed after 1 restarts (--max-restarts)" --resume=strict
+resumed=
+gives_up "no time left" 74 1 9 saves "error: the ranks have failed, and --max-time leaves no time for a restart" --max-time 1s
 for code in 0 2 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \

@@ -452,3 +452,22 @@ TEST_CASE("--resume also takes the word strict, after an equals sign only") {
           "unexpected argument 'strict'; did you mean --resume=strict?");
     CHECK(contains(parse({"--help"}).text, "--resume[=strict] "));
 }
+
+TEST_CASE("--max-time is a duration, or a number of seconds") {
+    const std::pair<const char*, double> good[] = {{"3h50m", 13800}, {"90s", 90},         {"45m", 2700},  {"2h", 7200},
+                                                   {"1d", 86400},    {"1d2h3m4s", 93784}, {"1.5h", 5400}, {"90", 90},
+                                                   {"0", 0},         {"1e+06", 1e6},      {"0.5", 0.5}};
+    for (const auto& [text, seconds] : good) CHECK(train({"--max-time", text}).max_time == seconds);
+    CHECK(train({}).max_time == 0.0);
+    for (const char* bad : {"", "h", "5x", "3:50:00", "3h50", "50m3h", "1h1h", "1.2.3h", "3H", "3 h", "-5m", "1h "}) {
+        CAPTURE(bad);
+        CHECK(refusal({"--train-data", "x", "--max-time", bad}) ==
+              format("--max-time: '%s' is not a time; give days, hours, minutes or seconds, as in 1d, 3h50m or 90s",
+                     bad));
+    }
+    CHECK(refusal({"--train-data", "x", "--max-time", "-5"}) == "--max-time -5 must be at least 0 and at most 1e+09");
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "nan"}), "--max-time nan must be"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "99999d"}), "must be at least 0 and at most 1e+09"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "1h", "--output", ""}), "--max-time saves before"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "1h", "--checkpoint-every", "0"}), "needs an --output"));
+}

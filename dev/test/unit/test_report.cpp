@@ -113,6 +113,7 @@ TEST_CASE("a resumed run names the options that changed, except those that may c
     options.quiet = true, options.trace_steps = 7, options.threads = 3, options.keep = 9;
     options.keep_every = 50, options.keep_best = true;
     options.resume_strict = true;
+    options.max_time = 60;
     CHECK(changed_options(saved, options) == "");
     options.weight_decay = 0.2, options.given_warmup = 5, options.schedule = "wsd";
     CHECK(changed_options(saved, options) ==
