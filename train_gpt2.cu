@@ -27,8 +27,7 @@
 // model waits for each bucket before it reads it (parallel/weight_gather.h). In the last micro-step of this rank's v-th
 // virtual rank, each bucket is reduced over the ranks as soon as its gradients are complete.
 template <class floatX>
-static void micro_step(Trainer<floatX>& t, const Batch& batch, int number, int index, int v, bool last,
-                       Trace* trace) {
+static void micro_step(Trainer<floatX>& t, const Batch& batch, int number, int index, int v, bool last, Trace* trace) {
     GPT2<floatX>& model = t.model;
     const float scale = 1.0f / float(t.run.batch.grad_accum_steps * t.run.batch.world_size);
     {
@@ -201,6 +200,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
+    if (options.command == Command::verify) return run_verify(options);
     if (options.command == Command::explain) return run_explain(options);
     if (options.print_launch) {
         const bool several = launch.launcher == "--gpus" || starts_ranks(options);

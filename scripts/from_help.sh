@@ -4,7 +4,7 @@
 set -euo pipefail
 what=$1 program=$2
 shift 2
-commands=(train generate eval plan tokenize explain)
+commands=(train generate eval plan tokenize verify explain)
 
 help_of() { "$program" "$1" --help; }
 
@@ -12,7 +12,7 @@ help_of() { "$program" "$1" --help; }
 options_of() {
     help_of "$1" | awk '
         function flush() { if (name != "") print name "\t" unit "\t" text; name = "" }
-        /^  -/ { flush(); name = $1; sub(/.*,/, "", name); rest = substr($0, 3); unit = ""; text = ""
+        /^  -/ { flush(); name = $1; sub(/.*,/, "", name); sub(/\[=.*/, "", name); rest = substr($0, 3); unit = ""; text = ""
             if (match(rest, /  +/)) { text = substr(rest, RSTART + RLENGTH); rest = substr(rest, 1, RSTART - 1) }
             if (split(rest, word, " ") > 1) unit = word[2]
             next }

@@ -24,7 +24,7 @@ int main(int argc, char** argv) try {
     const TensorReader read = read_from_flat(layout, {state[0].data(), state[1].data(), state[2].data()});
     const TensorWriter write = write_to_flat(layout, {state[0].data(), state[1].data(), state[2].data()});
     SaveOptions options;
-    options.output = output, options.keep = 1;
+    options.output = output, options.keep.newest = 1;
     std::printf("%-10s %8s %8s\n", "", "s", "GB/s");
     for (int64_t step = 1; step <= 3; step++) {
         double at = seconds_now();

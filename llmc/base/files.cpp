@@ -134,7 +134,7 @@ void replace_file(const std::string& path, const std::string& content) {
     sync_directory(parent_directory(path));
 }
 
-FileSum checksum_file(const std::string& path) {
+FileSum checksum_file(const std::string& path, const std::function<void(int64_t done, int64_t of)>& progress) {
     const InputFile file(path);
     const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
     XXH3_64bits_reset(hash.get());
@@ -143,6 +143,7 @@ FileSum checksum_file(const std::string& path) {
         const int64_t bytes = std::min(int64_t(chunk.size()), file.size - at);
         file.read_at(chunk.data(), at, bytes);
         XXH3_64bits_update(hash.get(), chunk.data(), size_t(bytes));
+        if (progress) progress(at + bytes, file.size);
     }
     return {file.size, XXH3_64bits_digest(hash.get())};
 }

@@ -55,7 +55,8 @@ std::string read_file(const std::string& path, int64_t max_bytes);
 FileSum write_file(const std::string& path, const std::string& content);
 // Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
 void replace_file(const std::string& path, const std::string& content);
-FileSum checksum_file(const std::string& path);
+// `progress` is called for each part of the file that was read, with the number of bytes read so far.
+FileSum checksum_file(const std::string& path, const std::function<void(int64_t done, int64_t of)>& progress = {});
 // Syncs to disk a file that other code wrote.
 void sync_file(const std::string& path);
 

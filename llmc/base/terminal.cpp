@@ -57,6 +57,25 @@ bool stdout_is_terminal() {
     return of_parent ? *of_parent == '1' : isatty(STDOUT_FILENO) && !mpirun_has_no_terminal();
 }
 
+ProgressLine::ProgressLine() : last(seconds_now()) {}
+
+ProgressLine::~ProgressLine() {
+    if (drawn) fputs("\n", stderr);
+}
+
+bool ProgressLine::due() const { return seconds_now() - last >= 1.0; }
+
+void ProgressLine::show(const std::string& text) {
+    last = seconds_now();
+    drawn = isatty(STDERR_FILENO);
+    fprintf(stderr, drawn ? "\r\033[K%s" : "%s\n", message_text(text).c_str());
+}
+
+void ProgressLine::clear() {
+    if (drawn) fputs("\r\033[K", stderr);
+    drawn = false;
+}
+
 void print_stdout(const std::string& text) {
     if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
     fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));

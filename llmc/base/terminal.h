@@ -31,6 +31,20 @@ bool stdout_is_terminal();
 // Environment variable, 0 or 1: whether the text ends on a terminal, for ranks that mpirun gives a terminal of its own.
 inline constexpr const char* STDOUT_IS_TERMINAL = "TRAIN_GPT2_TERMINAL";
 
+// Progress of long work on stderr: on a terminal one line that is rewritten, else a line each second.
+struct ProgressLine {
+    double last;
+    bool drawn = false;
+
+    ProgressLine();
+    ProgressLine(const ProgressLine&) = delete;
+    ~ProgressLine();  // ends the line: an error message starts on a new one
+    // Whether a second has passed since the last line. Check it before the text of show() is made.
+    bool due() const;
+    void show(const std::string& text);
+    void clear();  // removes the line; call it before other text is printed
+};
+
 // Prints all of the text on stdout, or fails with EXIT_IO. Use it for results that are written nowhere else; the output
 // of train is in log.jsonl too.
 void print_stdout(const std::string& text);

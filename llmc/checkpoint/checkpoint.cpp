@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
-constexpr int64_t max_files = 12;                // created by a save: 10 files, their directory and latest.tmp
+constexpr int64_t max_files = 13;                // created by a save: 10 files, their directory, latest.tmp and best
 constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
 // --- saving ---
@@ -65,6 +65,7 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"tokens", state.tokens},
                 {"seed", state.seed},
                 {"val_loss", state.val_loss},
+                {"val_step", state.val_step},
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
                 {"extra", json::object()}};  // version 0.1.0 requires this key
@@ -119,7 +120,8 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
     const Note note = [&](const std::string& line) { notes.push_back(line); };
     if (!is_directory(output)) return notes;
     for (const std::string& name : list_directory(output)) {
-        if (!name.ends_with(".tmp") || !(name.starts_with("step_") || name.starts_with("latest"))) continue;
+        const bool of_save = name.starts_with("step_") || name.starts_with("latest") || name.starts_with("best");
+        if (!name.ends_with(".tmp") || !of_save) continue;
         try_to("a leftover of an interrupted save was not removed", note, [&] {
             remove_tree(output + "/" + name);
             note(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
@@ -216,21 +218,29 @@ static void put_in_place(const std::string& tmp, const std::string& dir, const N
     try_to("the replaced checkpoint was not deleted", warn, [&] { remove_tree(aside); });
 }
 
-// Directories, newest first, that a save of this step makes superfluous: those beyond the newest `keep` (the new one
-// included), and an older save of the same step.
-static std::vector<std::string> superfluous(const std::string& output, int64_t step, int keep) {
+static bool is_kept_forever(const StepDirectory& found, const KeepRules& keep) {
+    return keep.every > 0 && found.step % keep.every == 0;
+}
+
+// Directories, newest first, that a save of this step makes superfluous: those that no rule keeps, and an older save of
+// the same step. The new checkpoint counts as one of the newest.
+static std::vector<std::string> superfluous(const std::string& output, int64_t step, const KeepRules& keep) {
     std::vector<std::string> out;
+    if (keep.newest == 0) return out;
+    const std::string best = keep.best ? best_checkpoint(output) : "";
     int kept = 1;
     for (const StepDirectory& found : list_steps(output)) {
-        if (keep == 0 || found.step > step || (found.step < step && kept++ < keep)) continue;
-        out.push_back(output + "/" + found.name);
+        const std::string dir = output + "/" + found.name;
+        if (found.step > step || (found.step < step && kept++ < keep.newest)) continue;
+        if (dir != best && !is_kept_forever(found, keep)) out.push_back(dir);
     }
     return out;
 }
 
 // The superfluous directories that may be deleted before the save: all but the newest one that verifies (`whole`), in
 // case the save fails.
-static std::vector<std::string> deletable(const std::string& output, int64_t step, int keep, const std::string& whole) {
+static std::vector<std::string> deletable(const std::string& output, int64_t step, const KeepRules& keep,
+                                          const std::string& whole) {
     std::vector<std::string> out = superfluous(output, step, keep);
     std::erase(out, whole);
     return out;
@@ -256,19 +266,19 @@ static int64_t room_after(int64_t free, const std::vector<std::string>& deleted)
     return free;
 }
 
-[[noreturn]] static void refuse_full_disk(const std::string& output, int given_keep, int64_t step, int64_t needed,
+[[noreturn]] static void refuse_full_disk(const std::string& output, KeepRules keep, int64_t step, int64_t needed,
                                           const std::string& whole) {
     const int64_t free = free_bytes(output);
-    int keep = given_keep ? given_keep - 1 : int(list_steps(output).size());
-    while (keep > 0 && room_after(free, deletable(output, step, keep, whole)) < needed) keep--;
-    const std::string other_keep = keep > 0 ? format("--keep %d would make room, or ", keep) : "";
+    keep.newest = keep.newest ? keep.newest - 1 : int(list_steps(output).size());
+    while (keep.newest > 0 && room_after(free, deletable(output, step, keep, whole)) < needed) keep.newest--;
+    const std::string other_keep = keep.newest > 0 ? format("--keep %d would make room, or ", keep.newest) : "";
     fail(EXIT_IO,
          "%s: a checkpoint needs %s, but only %s are free; %sfree %s more, or move the directory to a larger disk",
          output.c_str(), human_bytes(needed).c_str(), human_bytes(free).c_str(), other_keep.c_str(),
          human_bytes(needed - free).c_str());
 }
 
-void make_room(const std::string& output, int keep, int64_t step, int64_t needed, const Note& note) {
+void make_room(const std::string& output, const KeepRules& keep, int64_t step, int64_t needed, const Note& note) {
     if (needed <= free_bytes(output) && max_files <= free_files(output)) return;
     const std::string whole = find_latest(output).dir;
     std::vector<std::string> dirs = deletable(output, step, keep, whole);
@@ -282,7 +292,8 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
         dirs.pop_back();
         try_to("an old checkpoint was not deleted, although the disk is full", note, [&] {
             delete_checkpoint(dir);
-            note(format("%s: deleted before the next save, because the disk is full (--keep %d)", dir.c_str(), keep));
+            note(format("%s: deleted before the next save, because the disk is full (--keep %d)", dir.c_str(),
+                        keep.newest));
         });
     }
     if (needed > free_bytes(output)) refuse_full_disk(output, keep, step, needed, whole);
@@ -292,19 +303,35 @@ void make_room(const std::string& output, int keep, int64_t step, int64_t needed
                     output.c_str(), static_cast<long long>(max_files), static_cast<long long>(files)));
 }
 
-// The path of the checkpoint that the file `latest` names; OUTPUT/ if `latest` cannot be read.
-static std::string named_latest(const std::string& output) {
+// The path of the checkpoint that the file `latest` or `best` names; OUTPUT/ if the file cannot be read.
+static std::string named_in(const std::string& output, const char* file) {
     std::string name;
-    succeeds([&] { name = read_file(output + "/latest", 1 << 10); });
+    succeeds([&] { name = read_file(output + "/" + file, 1 << 10); });
     return output + "/" + name.substr(0, name.find('\n'));
 }
 
-static void delete_older(const std::string& output, int64_t step, int keep, const Note& warn) {
-    const std::string latest = named_latest(output);  // an older checkpoint, if `latest` could not be replaced
+static void delete_older(const std::string& output, int64_t step, const KeepRules& keep, const Note& warn) {
+    // These files name older checkpoints if they could not be replaced.
+    const std::string latest = named_in(output, "latest"), best = named_in(output, "best");
     for (const std::string& dir : superfluous(output, step, keep)) {
-        if (dir == checkpoint_directory(output, step) || dir == latest) continue;
+        if (dir == checkpoint_directory(output, step) || dir == latest || dir == best) continue;
         try_to("an old checkpoint was not deleted", warn, [&] { delete_checkpoint(dir); });
     }
+}
+
+// Without the rule there is no file, because it could name a checkpoint that was deleted.
+static void name_best(const std::string& output, const KeepRules& keep) {
+    const std::string path = output + "/best", best = keep.best ? best_checkpoint(output) : "";
+    const std::string named = named_in(output, "best");
+    // Only a file of this program is removed: a directory of this name belongs to the user.
+    const bool ours = named.starts_with(output + "/step_");
+    if (best.empty() && ours && (!keep.best || is_deleted(named))) remove_tree(path);
+    if (!best.empty() && named != best) replace_file(path, best.substr(output.size() + 1) + "\n");
+}
+
+void apply_keep_rules(const std::string& output, const KeepRules& keep, int64_t step, const Note& warn) {
+    try_to("the file best does not name the best checkpoint", warn, [&] { name_best(output, keep); });
+    try_to("no old checkpoint was deleted", warn, [&] { delete_older(output, step, keep, warn); });
 }
 
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
@@ -337,8 +364,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     }
     try_to("the checkpoint is saved, but the file latest does not name it", warn,
            [&] { replace_file(options.output + "/latest", name + "\n"); });
-    try_to("no old checkpoint was deleted", warn,
-           [&] { delete_older(options.output, state.step, options.keep, warn); });
+    apply_keep_rules(options.output, options.keep, state.step, warn);
     return saved;
 }
 
@@ -366,17 +392,21 @@ static json read_state_json(const std::string& dir) {
     return state;
 }
 
-// Verifies one file against `files`, the list in trainer.json.
-static void verify_file(const std::string& dir, const std::string& name, const json& files) {
+// Verifies one file against `files`, the list in trainer.json. Returns its size.
+static int64_t verify_file(const std::string& dir, const std::string& name, const json& files,
+                           const VerifyProgress& progress = {}) {
     const std::string file = dir + "/" + name;
     const json sum = files.value(name, json());
     if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
     if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
-    const FileSum found = checksum_file(file);
+    const FileSum found = checksum_file(file, [&](int64_t done, int64_t of) {
+        if (progress) progress(file, done, of);
+    });
     const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
     if (size != found.size)
         bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
     if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
+    return found.size;
 }
 
 // Returns the list of files in trainer.json.
@@ -389,15 +419,16 @@ static json read_file_list(const std::string& dir) {
     return files;
 }
 
-void verify_checkpoint(const std::string& dir) {
+VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
     const json files = read_file_list(dir);
-    for (const auto& [name, sum] : files.items()) verify_file(dir, name, files);
+    VerifiedFiles out = {1 + int(files.size()), InputFile(dir + "/trainer.json").size};
+    for (const auto& [name, sum] : files.items()) out.bytes += verify_file(dir, name, files, progress);
+    return out;
 }
 
 // Finds the newest checkpoint that verifies. Returns false if an active run deleted a checkpoint during the search.
 static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
-    for (const StepDirectory& found : list_steps(output)) {
-        const std::string dir = output + "/" + found.name;
+    for (const std::string& dir : list_checkpoints(output)) {
         try {
             verify_checkpoint(dir);
             out.dir = dir;
@@ -415,14 +446,24 @@ FoundCheckpoint find_latest(const std::string& output) {
         FoundCheckpoint out;
         if (look_for_latest(output, out)) return out;
     }
+    refuse_deleted(output);
+}
+
+void refuse_deleted(const std::string& output) {
     fail(EXIT_NO_INPUT,
          "%s: a run deletes its checkpoints while they are read, %d times in a row; give that run a larger --keep",
          output.c_str(), READ_ATTEMPTS);
 }
 
+std::vector<std::string> list_checkpoints(const std::string& output) {
+    std::vector<std::string> out;
+    for (const StepDirectory& found : list_steps(output)) out.push_back(output + "/" + found.name);
+    return out;
+}
+
 std::string newest_directory(const std::string& output) {
-    const std::vector<StepDirectory> steps = list_steps(output);
-    return steps.empty() ? "" : output + "/" + steps[0].name;
+    const std::vector<std::string> all = list_checkpoints(output);
+    return all.empty() ? "" : all[0];
 }
 
 // Refuses weights that differ from the saved ones. Without a readable list of checksums this function compares
@@ -487,13 +528,15 @@ FoundCheckpoint find_model(const std::string& path) {
         return found;
     }
     const FoundCheckpoint found = find_resumable(path);
-    if (found.dir.empty() && path_exists(path + "/run.json"))
-        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
-    if (found.dir.empty())
-        fail(EXIT_NO_INPUT,
-             "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
-             path.c_str());
+    if (found.dir.empty()) refuse_without_model(path);
     return found;
+}
+
+void refuse_without_model(const std::string& path) {
+    if (path_exists(path + "/run.json"))
+        fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
+    fail(EXIT_NO_INPUT, "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
+         path.c_str());
 }
 
 // A step takes one window or more, and a window has one token or more. Nothing stricter holds for every checkpoint: a
@@ -524,6 +567,7 @@ TrainerState read_trainer_state(const std::string& dir) {
         check_counts(dir + "/trainer.json", out);
         out.seed = state.at("seed").get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
+        if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", out.step);
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object
         out.data = state.at("data").dump();
         return out;
@@ -535,9 +579,23 @@ TrainerState read_trainer_state(const std::string& dir) {
 void set_val_loss(const std::string& dir, double val_loss) {
     if (is_link(dir)) fail(EXIT_CANNOT_CREATE, "%s: is a link, and nothing is written through it", dir.c_str());
     json state = read_state_json(dir);
-    if (state["val_loss"] == val_loss) return;
+    if (state["val_loss"] == val_loss && state["val_step"] == state["step"]) return;
     state["val_loss"] = val_loss;
+    state["val_step"] = state["step"];
     replace_file(dir + "/trainer.json", sealed(state));
+}
+
+std::string best_checkpoint(const std::string& output) {
+    std::string best;
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const std::string& dir : list_checkpoints(output)) {
+        TrainerState state;
+        if (!succeeds([&] { state = read_trainer_state(dir); })) continue;
+        if (state.val_step != state.step || !(state.val_loss <= lowest)) continue;
+        lowest = state.val_loss;
+        best = dir;
+    }
+    return best;
 }
 
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,

@@ -4,6 +4,7 @@
 //                        optimizer.safetensors  m.*, v.* and, where model.safetensors is bf16, the fp32 master.*
 //                        trainer.json           TrainerState, size and checksum of every other file; written last
 //   OUTPUT/latest        the name of the newest directory, for people, scripts and load_tokenizer()
+//   OUTPUT/best          with KeepRules::best: the name of the directory with the lowest validation loss
 //
 // transformers loads the directory unchanged. Tensors are whole and have Hugging Face's names and layout (Conv1D
 // matrices transposed, wte without its padded rows), so a checkpoint does not depend on the number of ranks, the
@@ -27,6 +28,7 @@ struct TrainerState {
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
     double val_loss = -1;        // the last validation loss; -1: not measured yet
+    int64_t val_step = -1;       // the step of that validation; -1: unknown, as in checkpoints of version 0.1.0
     std::string options = "{}";  // JSON object: the options of the run
     std::string data = "{}";     // JSON object: what identifies the training data
 };
@@ -37,9 +39,16 @@ struct CheckpointFormat {
     std::vector<std::string> state = {"m", "v"};  // the optimizer's state (slots 1, 2, ...): prefixes of tensors
 };
 
+// Which checkpoints of OUTPUT are kept. A save deletes the others.
+struct KeepRules {
+    int newest = 0;     // the newest ones, as many as this; 0 = all checkpoints are kept
+    int64_t every = 0;  // also those of steps that are multiples of this; 0 = off
+    bool best = false;  // also best_checkpoint(OUTPUT), which the file OUTPUT/best then names
+};
+
 struct SaveOptions {
     std::string output;  // the OUTPUT directory, created if missing
-    int keep = 0;        // newest directories to keep; 0 = all
+    KeepRules keep;
     CheckpointFormat format;
     int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
@@ -56,11 +65,11 @@ std::string checkpoint_directory(const std::string& output, int64_t step);
 
 // Frees disk space before a save if fewer than `needed` bytes are free, or fewer files than a save creates. It deletes
 // the checkpoints that the save of this step would delete afterwards because of `keep`, oldest first, but never the
-// newest one that verifies. If deleting all of these cannot free enough bytes, make_room deletes nothing and fails
-// (EXIT_IO) with advice. If a checkpoint cannot be deleted, the next one is, if the remaining ones free enough.
-// save_checkpoint calls make_room first. A run that resumes should call make_room too, because its log needs space.
-// `note` prints what was deleted and what could not be deleted.
-void make_room(const std::string& output, int keep, int64_t step, int64_t needed,
+// newest one that verifies, and never one that `keep` keeps. If deleting all of these cannot free enough bytes,
+// make_room deletes nothing and fails (EXIT_IO) with advice. If a checkpoint cannot be deleted, the next one is, if the
+// remaining ones free enough. save_checkpoint calls make_room first. A run that resumes should call make_room too,
+// because its log needs space. `note` prints what was deleted and what could not be deleted.
+void make_room(const std::string& output, const KeepRules& keep, int64_t step, int64_t needed,
                const std::function<void(const std::string& line)>& note);
 
 // Writes OUTPUT/step_N for state.step and replaces an existing one. Fails with EXIT_IO or EXIT_CANNOT_CREATE, the path
@@ -82,9 +91,14 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 // a line to print for each leftover, including those that could not be removed.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
+struct VerifiedFiles {
+    int files = 0;
+    int64_t bytes = 0;
+};
+using VerifyProgress = std::function<void(const std::string& file, int64_t done, int64_t of)>;
 // Compares the size and checksum of every file. The error names the first file that is damaged or missing
 // (EXIT_BAD_DATA), or says that the directory is not a checkpoint (EXIT_NO_INPUT).
-void verify_checkpoint(const std::string& dir);
+VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& progress = {});
 
 struct DamagedCheckpoint {
     std::string dir, what;  // what: a sentence that names the file
@@ -103,8 +117,12 @@ FoundCheckpoint find_latest(const std::string& output);
 // Like find_latest, but refuses an OUTPUT whose checkpoints are all damaged (EXIT_BAD_DATA). The error lists the damage
 // of each one, and whether --init can still read its weights.
 FoundCheckpoint find_resumable(const std::string& output);
-// The newest directory in OUTPUT that is named like a checkpoint, damaged or not; empty if there is none.
+// The directories in OUTPUT that are named like checkpoints, damaged or not, newest first.
+std::vector<std::string> list_checkpoints(const std::string& output);
+// The newest of list_checkpoints; empty if there is none.
 std::string newest_directory(const std::string& output);
+// The error of a search that lost a checkpoint READ_ATTEMPTS times (EXIT_NO_INPUT).
+[[noreturn]] void refuse_deleted(const std::string& output);
 
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
@@ -112,11 +130,22 @@ bool holds_model(const std::string& dir);
 // the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path);
+// The error of a directory that is neither a Hugging Face directory nor a run's OUTPUT with a checkpoint
+// (EXIT_NO_INPUT).
+[[noreturn]] void refuse_without_model(const std::string& path);
 
 // Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of
 // read_hf_config(dir).model; another shape is refused.
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
                              const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
-// Stores the loss of a validation that ran after the save: replaces trainer.json atomically and changes nothing else.
+// Stores the loss of a validation of this checkpoint's weights, which ran after the save: replaces trainer.json
+// atomically and changes nothing else.
 void set_val_loss(const std::string& dir, double val_loss);
+// The checkpoint in OUTPUT with the lowest validation loss of its own weights, the older one of two that are equal.
+// Empty if there is none with such a loss.
+std::string best_checkpoint(const std::string& output);
+// Writes or removes OUTPUT/best, and deletes the checkpoints that `keep` does not keep. `step` is that of the newest
+// checkpoint. Call it after set_val_loss; save_checkpoint does the same. `warn` prints what could not be done.
+void apply_keep_rules(const std::string& output, const KeepRules& keep, int64_t step,
+                      const std::function<void(const std::string& line)>& warn);

@@ -1,42 +1,14 @@
 // eval.cpp: the command `eval`: computes the loss of a trained model on token shards.
 #include "infer/eval.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "base/terminal.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "train/report.h"
 #include "train/run_checks.h"
-
-// Progress on stderr: on a terminal one line that is rewritten, else a line each second.
-struct ProgressLine {
-    double last = seconds_now();
-    bool drawn = false;
-
-    ProgressLine() = default;
-    ProgressLine(const ProgressLine&) = delete;
-    ~ProgressLine() {
-        if (drawn) fputs("\n", stderr);  // the error message starts on a new line
-    }
-
-    void show(int64_t done, int64_t of) {
-        if (seconds_now() - last < 1.0) return;
-        last = seconds_now();
-        drawn = isatty(STDERR_FILENO);
-        fprintf(stderr, drawn ? "\r%lld/%lld batches" : "%lld/%lld batches\n", static_cast<long long>(done),
-                static_cast<long long>(of));
-    }
-
-    void clear() {
-        if (drawn) fputs("\r\033[K", stderr);
-        drawn = false;
-    }
-};
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
@@ -99,7 +71,8 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
         message("note: " + line);
     };
     const auto show = [&](int64_t done, int64_t of, bool failed) {
-        if (!failed && prints) progress.show(done, of);
+        if (!failed && prints && progress.due())
+            progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
         return !comm.any_rank(failed);
     };
     const std::optional<double> result = evaluate(model, loader, groups.dp, show);

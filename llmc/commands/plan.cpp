@@ -8,6 +8,7 @@
 #include "model/mfu.h"
 #include "train/algorithms.h"
 #include "train/fit.h"
+#include "train/keep.h"
 #include "train/measure.h"
 #include "train/plan.h"
 #include "train/report.h"
@@ -118,6 +119,7 @@ static std::string fit_command(const Options& o, const Layout& layout, const Ran
         if (setting.is_default || of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
         text += format(" --%s", name.c_str());
         if (!setting.is_flag) text += " " + message_text(shell_word(setting.value));
+        if (setting.is_flag && setting.value != "1") text += "=" + setting.value;
     }
     if (gpus && world_size > 1) text += format(" --gpus %d", together);
     if (gpus && hosts > 1) text += format(" --nnodes %d --node-rank N --rendezvous HOST:PORT", hosts);
@@ -207,8 +209,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});
     const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
-    rows.push_back({"disk", format("at most %s per checkpoint, %s", human_bytes(checkpoint).c_str(),
-                                   o.keep ? format("%d kept", o.keep).c_str() : "all kept")});
+    rows.push_back({"disk", describe_disk(o, checkpoint)});
     const std::string background =
         describe_background_saves(o, ParamLayout(source.config), 1 + int(saved.state.size()));
     if (!background.empty()) rows.push_back({"checkpoints", background});

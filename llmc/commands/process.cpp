@@ -93,10 +93,11 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
 
 void check_processes(const Options& o, const Launch& launch) {
     const int ranks = launch.world_size;
-    ENSURE(o.command != Command::tokenize || ranks == 1,
-           "tokenize runs in one process, but %s started %d, which would all do the same; start it without %s, or "
+    const bool alone = o.command == Command::tokenize || o.command == Command::verify;
+    ENSURE(!alone || ranks == 1,
+           "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or "
            "start one",
-           launch.launcher.c_str(), ranks, launch.launcher.c_str());
+           command_name(o.command), launch.launcher.c_str(), ranks, launch.launcher.c_str());
     ENSURE(o.command != Command::generate || ranks == o.tensor_parallel,
            "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; give %s %d", o.tensor_parallel,
            ranks == 1 ? "is" : "are", ranks, device_memory_is_host() ? "--ranks" : "--gpus", o.tensor_parallel);

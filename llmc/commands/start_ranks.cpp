@@ -19,6 +19,7 @@
 #include "parallel/comm.h"
 #include "parallel/local_ranks.h"
 #include "parallel/rendezvous.h"
+#include "train/stop.h"
 
 static constexpr int ATTEMPTS_WITHOUT_PROGRESS = 3;
 static constexpr double LONGEST_PAUSE = 60;  // seconds
@@ -85,13 +86,16 @@ static std::string advice_of(const Options& o) {
 
 // ---- one attempt
 
+// The option that a restart adds. The last --resume on a command line counts, so it repeats the user's choice.
+static const char* resume_flag(const Options& o) { return o.resume_strict ? "--resume=strict" : "--resume"; }
+
 // A rank in a process of its own. resume: after a restart, which continues from the newest checkpoint.
 static int run_rank(const Launch& own, Options options, char** argv, bool resume, const RunCommand& run_command) {
     return report_errors(own, [&](const Launch& launch, std::unique_ptr<Comm>& comm) {
-        static char flag[] = "--resume";
+        std::string flag = resume_flag(options);
         std::vector<char*> arguments;
         for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
-        if (resume) arguments.push_back(flag);
+        if (resume) arguments.push_back(flag.data());
         arguments.push_back(nullptr);
         if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
         return run_command(options, arguments.data(), launch, comm);
@@ -131,14 +135,14 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, c
 // Replaces this process by mpirun, which starts this program's command line as ranks.
 static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
-    const std::string first = attempt > 0 ? std::to_string(first_step) : "";
+    const std::string first = attempt > 0 ? std::to_string(first_step) : "", start = format("%.3f", command_start());
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
         const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
         if (!colon) words.push_back(*word);
         if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
     }
-    if (attempt > 0) words.push_back("--resume");
+    if (attempt > 0) words.push_back(resume_flag(o));
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
     // this machine if a scheduler has granted several. mpirun adds no summary of notices about ranks that end, which
     // the supervisor reads.
@@ -151,7 +155,8 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
                                       {"TRAIN_GPT2_RESTARTS", restarts.c_str()},
-                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()}})
+                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()},
+                                      {COMMAND_START, start.c_str()}})
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
@@ -246,6 +251,10 @@ int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
             print_message(format("error: the ranks have failed after %d restarts (--max-restarts)", attempt));
         if (stuck == ATTEMPTS_WITHOUT_PROGRESS || attempt == o.max_restarts) return outcome.exit_code;
         const double seconds = std::min(LONGEST_PAUSE, double(1 << std::min(stuck, 6)));
+        if (o.max_time > 0.0 && seconds_now() + seconds >= command_start() + o.max_time) {
+            print_message("error: the ranks have failed, and --max-time leaves no time for a restart");
+            return outcome.exit_code;
+        }
         print_message(format("restart %d of %d in %g s: %s; %s", attempt + 1, o.max_restarts, seconds,
                              outcome.failure.c_str(), newest.empty() ? "there is no checkpoint yet" : newest.c_str()));
         if (!supervisor.pause(seconds)) return 128 + supervisor.request();

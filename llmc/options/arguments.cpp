@@ -73,6 +73,30 @@ INSTANTIATE_VALUE(int64_t);
 INSTANTIATE_VALUE(uint64_t);
 INSTANTIATE_VALUE(double);
 
+double parse_duration(const std::string& name, const std::string& text) {
+    constexpr std::pair<char, double> units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+    const auto is_number = [](const std::string& digits, double& value) {
+        const auto [stop, error] = read_number(digits, value);
+        return error == std::errc() && stop == digits.data() + digits.size();
+    };
+    double seconds = 0.0, shortest = std::numeric_limits<double>::infinity();
+    if (double number; is_number(text, number)) return number;
+    bool valid = !text.empty();
+    for (size_t at = 0; valid && at < text.size();) {
+        const size_t letter = std::min(text.find_first_not_of("0123456789.", at), text.size());
+        double number = 0.0, length = 0.0;
+        for (const auto& [unit, seconds_of_unit] : units)
+            if (text[letter] == unit) length = seconds_of_unit;
+        valid = is_number(text.substr(at, letter - at), number) && length > 0.0 && length < shortest;
+        seconds += number * length;
+        shortest = length;  // each unit once, and the longest first
+        at = letter + 1;
+    }
+    ENSURE(valid, "%s: '%s' is not a time; give days, hours, minutes or seconds, as in 1d, 3h50m or 90s", name.c_str(),
+           text.c_str());
+    return seconds;
+}
+
 // ---- the command line
 
 // Refuses "--output --steps 5": CLI11 would take --steps for the value of --output.
@@ -236,7 +260,8 @@ std::string list_options(const OptionSpecs& all) {
     for (const OptionSpec& d : all) {
         if (d.section != section) out += "\n" + d.section + ":\n";
         section = d.section;
-        const std::string left = "  " + d.names + (d.unit.empty() ? "" : " " + d.unit);
+        const std::string word = d.word.empty() ? "" : "[=" + d.word + "]";
+        const std::string left = "  " + d.names + word + (d.unit.empty() ? "" : " " + d.unit);
         out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
                                                      : std::string(column - left.size(), ' '));
         out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";

@@ -23,6 +23,7 @@ struct OptionSpec {
     ValueKind kind;
     std::string old_name;                          // "--head-chunks"; still accepted, with a note
     std::string llmc_alias;                        // llm.c's letter for a flag, with a value: -y 0, -y 1
+    std::string word;                              // "strict": a flag also takes this value, as --resume=strict
     std::function<void()> reset;                   // sets the field to its default
     std::function<void(const std::string&)> read;  // sets the field from text; throws if the text is not a value
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
@@ -52,6 +53,8 @@ T parse_value(const std::string& name, const std::string& text);
 // Text from which parse_value gives the same value: 0.0006, 1e-08, 524288.
 template <class T>
 std::string value_text(const T& value);
+// Seconds of a duration: 3h50m, 1d12h, 90s, 1.5h, or 90. Refuses other text.
+double parse_duration(const std::string& name, const std::string& text);
 
 // Adds checks and properties to an option that was just declared, and changes how --help shows its default.
 template <class T>
@@ -104,6 +107,33 @@ struct OptionBuilder {
         };
         spec.checks.clear();
         spec.text = [text = spec.text, word, value, &field = field] { return field == value ? word : text(); };
+        return *this;
+    }
+
+    // For a number of seconds: also accepts a duration such as 3h50m.
+    OptionBuilder& is_duration() {
+        spec.read = [name = spec.long_name(), &field = field](const std::string& text) {
+            field = parse_duration(name, text);
+        };
+        return *this;
+    }
+
+    // For a flag: --name=word sets the flag, and `with_word` too.
+    OptionBuilder& or_equals(const std::string& word, bool& with_word) {
+        spec.word = word;
+        spec.reset = [reset = spec.reset, &with_word] {
+            reset();
+            with_word = false;
+        };
+        spec.read = [read = spec.read, name = spec.long_name(), word, &with_word](const std::string& text) {
+            with_word = text == word;
+            try {
+                read(with_word ? "1" : text);
+            } catch (const Error&) {
+                fail(EXIT_USAGE, "%s: '%s' is neither 0, 1 nor %s", name.c_str(), text.c_str(), word.c_str());
+            }
+        };
+        spec.text = [text = spec.text, word, &with_word] { return with_word ? word : text(); };
         return *this;
     }
 

@@ -212,6 +212,12 @@ static void optimizer_options(OptionSpecs& all, Options& o) {
           "end this run after N more steps, without changing the schedule; 0 = off")
         .at_least(0)
         .of_one_start();
+    s.add("--max-time", o.max_time, 0.0, "TIME",
+          "save and end, as at SIGTERM, before this command has run for TIME: 1d, 3h50m, 90s, or a number of seconds; "
+          "0 = off")
+        .is_duration()
+        .between(0.0, 1e9)
+        .of_one_start();
     s.add("-l,--lr", o.lr, 6e-4, "RATE", "peak learning rate").between(0.0, 100.0);
     s.add("-k,--schedule", o.schedule, "cosine", "cosine|linear|constant|wsd",
           "learning rate after warmup; wsd = constant, then 1 - sqrt in the last fifth")
@@ -257,18 +263,29 @@ static void checkpoint_options(OptionSpecs& all, Options& o) {
     s.add("-n,--checkpoint-every", o.checkpoint_every, 1000, "STEPS",
           "save every N steps and after the last; 0 = never")
         .at_least(0)
+        .planned()
         .may_change();
     s.add("--checkpoint-async", o.checkpoint_async, "auto", "auto|on|off",
           "write checkpoints while training goes on, from a copy in memory; auto = if there is memory for it")
         .one_of_unit()
         .planned()
         .may_change();
-    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of checkpoints to keep; 0 = all")
+    s.add("--keep", o.keep, 3, "CHECKPOINTS", "number of newest checkpoints to keep; 0 = all")
         .at_least(0)
         .planned()
         .may_change();
+    s.add("--keep-every", o.keep_every, 0, "STEPS", "also keep the checkpoints of every N steps; 0 = off")
+        .at_least(0)
+        .planned()
+        .may_change();
+    s.add_flag("--keep-best", o.keep_best, "also keep the checkpoint with the lowest validation loss")
+        .planned()
+        .may_change();
     s.add_flag("--resume", o.resume,
-               "continue from the newest checkpoint in --output (-y 1); options not given come from that run", "-y")
+               "continue from the newest checkpoint in --output (-y 1); options not given come from that run; strict = "
+               "never from an older one because the newest is damaged",
+               "-y")
+        .or_equals("strict", o.resume_strict)
         .planned()
         .of_one_start();
     s.add("--export-dtype", o.export_dtype, "fp32", "fp32|bf16", "dtype of model.safetensors").one_of_unit().planned();
@@ -412,6 +429,9 @@ OptionSpecs declare(Command command, Options& o) {
             break;
         case Command::tokenize:
             tokenize_options(all, o);
+            break;
+        case Command::verify:
+            quiet_option(all, o);
             break;
         case Command::explain:
         case Command::help:

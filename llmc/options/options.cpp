@@ -10,7 +10,8 @@
 
 using Json = nlohmann::ordered_json;
 
-static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "explain", "help"};
+static constexpr const char* command_names[] = {"train",    "generate", "eval",    "plan",
+                                                "tokenize", "verify",   "explain", "help"};
 
 const char* command_name(Command command) { return command_names[int(command)]; }
 
@@ -46,8 +47,17 @@ static void refuse_llmc_pairs(const OptionSpecs& all, const std::vector<std::str
     }
 }
 
-static const std::vector<Command> commands = {Command::train, Command::generate, Command::eval,
-                                              Command::plan,  Command::tokenize, Command::explain};
+static const std::vector<Command> commands = {Command::train,    Command::generate, Command::eval,   Command::plan,
+                                              Command::tokenize, Command::verify,   Command::explain};
+
+// What --help says about the arguments of a command that are no options; empty if there are none.
+static std::string inputs_of(Command command) {
+    if (command == Command::tokenize) return "INPUT... [options]    files, or folders of them";
+    if (command == Command::verify)
+        return "DIR... [options]    a checkpoint, a run's output, or a Hugging Face directory";
+    if (command == Command::explain) return "DIR    the output of a run that ended with exit code 124";
+    return "";
+}
 
 static Command find_command(const std::string& first_argument) {
     if (first_argument.empty() || first_argument[0] == '-') return Command::train;
@@ -64,13 +74,17 @@ static Command find_command(const std::string& first_argument) {
         first_argument.c_str());
     fail(EXIT_USAGE,
          "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan, tokenize and "
-         "explain, each with its own --help)",
+         "verify, explain, each with its own --help)",
          first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
 }
 
 // Refuses an unknown argument. The error suggests the other commands that have such an option, or the nearest option of
 // this command.
 [[noreturn]] static void refuse_unknown(Command command, const OptionSpecs& all, const std::string& argument) {
+    for (const OptionSpec& d : all)
+        if (!d.word.empty() && argument == d.word)
+            fail(EXIT_USAGE, "unexpected argument '%s'; did you mean %s=%s?", argument.c_str(), d.long_name().c_str(),
+                 argument.c_str());
     if (argument.size() < 2 || argument[0] != '-')
         fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
              argument.c_str());
@@ -98,14 +112,12 @@ static std::string help_text(Command command, const std::string& program, const 
     std::string out;
     if (command == Command::train) {
         out = format("usage: %s [train] [options]\n", p);
-        out +=
-            format("       %s generate | eval | plan | tokenize | explain [options]    each with its own --help\n", p);
+        out += format(
+            "       %s generate | eval | plan | tokenize | verify | explain [options]    each with its own --help\n",
+            p);
     } else {
-        const char* arguments = command == Command::tokenize ? "INPUT... [options]    files, or folders of them"
-                                : command == Command::explain
-                                    ? "DIR    the output of a run that ended with exit code 124"
-                                    : "[options]";
-        out = format("usage: %s %s %s\n", p, command_name(command), arguments);
+        const std::string inputs = inputs_of(command);
+        out = format("usage: %s %s %s\n", p, command_name(command), inputs.empty() ? "[options]" : inputs.c_str());
     }
     OptionSpecs shown = all;
     if (command == Command::plan) std::erase_if(shown, [](const OptionSpec& d) { return !d.planned; });
@@ -184,6 +196,10 @@ static void check_training(Options& o, bool plan) {
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
+    ENSURE(plan || o.max_time == 0.0 || (!o.output.empty() && o.checkpoint_every > 0),
+           "--max-time saves before it ends the run: it needs an --output, and --checkpoint-every above 0");
+    ENSURE(plan || !o.keep_best || o.needs_saved || (!o.val_data.empty() && o.val_every > 0),
+           "--keep-best needs validation losses: give --val-data, and --val-every above 0");
     check_start(o, plan);
     check_tensor_parallel(o);
 }
@@ -215,6 +231,9 @@ static void check_together(Options& o) {
                    "--val-tokens %lld and --val-fraction %g are two ways to hold out text; give one",
                    static_cast<long long>(o.val_tokens), o.val_fraction);
             if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
+            break;
+        case Command::verify:
+            ENSURE(!o.inputs.empty(), "no DIR: name a checkpoint, a run's output, or a Hugging Face directory");
             break;
         case Command::explain:
             ENSURE(o.inputs.size() == 1, "explain needs one DIR, the --output of a run that a watchdog has ended");
@@ -310,8 +329,7 @@ Options parse_options(int argc, const char* const* argv, const std::string& save
     const OptionSpecs all = declare(o.command, o);
     if (o.command == Command::train || o.command == Command::plan)
         refuse_llmc_pairs(all, std::vector<std::string>(argv + std::min(first, argc), argv + argc));
-    const bool takes_inputs = o.command == Command::tokenize || o.command == Command::explain;
-    ParsedArgs given = split_arguments(all, takes_inputs, std::max(0, argc - first), argv + first);
+    ParsedArgs given = split_arguments(all, !inputs_of(o.command).empty(), std::max(0, argc - first), argv + first);
     if (given.help || given.version) {
         o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
         o.command = Command::help;
@@ -357,6 +375,7 @@ std::string options_json(const Options& options) {
         Json& value = json[d.long_name().substr(2)];
         if (d.kind == ValueKind::text) value = d.text();
         if (d.kind == ValueKind::flag) value = d.text() == "1";
+        if (!d.word.empty() && d.text() == d.word) value = d.word;
         if (d.kind == ValueKind::number) value = Json::parse(d.text());
     }
     if (!o.inputs.empty()) json["inputs"] = o.inputs;

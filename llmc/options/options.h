@@ -12,7 +12,7 @@
 #include "model/params.h"
 
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
-enum class Command { train, generate, eval, plan, tokenize, explain, help };
+enum class Command { train, generate, eval, plan, tokenize, verify, explain, help };
 
 const char* command_name(Command command);
 
@@ -64,7 +64,7 @@ struct Options {
     // ranks; -1 or empty: set by the launcher
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;
-    double rendezvous_timeout;  // seconds
+    double rendezvous_timeout;                               // seconds
     double timeout_start, timeout_step, timeout_checkpoint;  // seconds, see Timeouts
     bool print_launch;
     int zero;                // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
@@ -82,6 +82,7 @@ struct Options {
     std::string optimizer;  // adamw
     int64_t steps;          // 0: one epoch, which resolve_steps sets
     int64_t stop_after;     // 0: off
+    double max_time;        // seconds; 0: off
     double lr, final_lr_fraction;
     std::string schedule;
     int64_t given_warmup;  // steps; -1: not given, so each start of a run computes it from its own --steps
@@ -95,8 +96,11 @@ struct Options {
     int sample_tokens;
     std::string sample_prompt;
     std::string checkpoint_async;  // auto, on, off
-    int keep;                      // checkpoints; 0: all
+    int keep;                      // newest checkpoints; 0: all
+    int64_t keep_every;            // also checkpoints of steps that are multiples of this; 0: off
+    bool keep_best;
     bool resume;
+    bool resume_strict;  // refuse a damaged checkpoint, instead of taking an older one
 
     // run
     uint64_t seed;
@@ -114,7 +118,8 @@ struct Options {
     int top_k;           // 0: off
     double top_p;        // 1: off
 
-    std::vector<std::string> inputs;  // of tokenize: files and folders; of explain: one directory
+    // tokenize, verify, explain
+    std::vector<std::string> inputs;
 
     // tokenize
     int train_bpe;        // vocabulary size; 0: off

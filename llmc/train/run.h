@@ -41,7 +41,8 @@ struct Run {
     bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
-    int64_t first_step = 0;   // at the start of the run; restarts by --max-restarts do not change it
+    int64_t first_step = 0;                      // at the start of the run; restarts by --max-restarts do not change it
+    double longest_save = 0.0, last_step = 0.0;  // seconds, of this start
     int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
     bool saves_in_background = false;
     bool warned_of_data = false;  // warn_of_changed_data has printed its warning
@@ -67,6 +68,9 @@ int device_of(const Options& options, const Launch& launch);
 
 // Starts the timer of a step.
 void start_clock(Run& run);
+// Chooses when the first rank asks the run to stop, so that the last save ends within --max-time. Called when a step or
+// a save has ended, because their times enter.
+void set_stop_time(const Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
 // Warns once, on the first rank, if a shard was changed or replaced since the run opened it.

@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
 #include "parallel/trace_file.h"
+#include "train/keep.h"
 #include "train/measure.h"
 #include "train/report.h"
 #include "train/save.h"
@@ -47,7 +48,7 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T) {
 
 void check_trace(const Options& o) {
     const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
-    for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest"})
+    for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest", "best"})
         ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
                "--trace %s is a file of the run itself; give another name", o.trace.c_str());
     check_trace_file(o.trace);
@@ -118,7 +119,7 @@ void make_room_to_resume(const Options& o, const RunSource& source, int64_t step
     const int64_t bytes =
         checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o, find_update_rule<float>(o.optimizer).state));
     try {
-        make_room(o.output, o.keep, step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
+        make_room(o.output, keep_rules(o), step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
     } catch (const Error& error) {
         notes.push_back(error.what());
     }

@@ -149,9 +149,19 @@ static void check_output(const Options& options) {
            options.output.c_str(), options.output.c_str());
 }
 
+// --resume=strict refuses what --resume skips.
+static void refuse_damaged(const FoundCheckpoint& found) {
+    if (found.damaged.empty()) return;
+    const std::string all =
+        found.damaged.size() > 1 ? format("; in all %zu checkpoints are damaged", found.damaged.size()) : "";
+    fail(EXIT_BAD_DATA, "%s%s; --resume=strict refuses to skip it, --resume would continue from %s",
+         found.damaged[0].what.c_str(), all.c_str(), found.dir.c_str());
+}
+
 static void find_training_start(RunSource& source, const Options& options) {
     if (options.resume && is_directory(options.output)) {
         const FoundCheckpoint found = find_resumable(options.output);
+        if (options.resume_strict) refuse_damaged(found);
         note_damaged(found, source.notes);
         source.resume = source.weights = found.dir;
     }

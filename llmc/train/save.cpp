@@ -1,9 +1,11 @@
 #include "train/save.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/common.h"
 #include "base/host_memory.h"
+#include "train/keep.h"
 
 CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
     return {o.export_dtype == "bf16", state};
@@ -19,7 +21,7 @@ bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.o
 static SaveOptions save_options(const Run& run, const std::vector<std::string>& state, SaveResult& result) {
     SaveOptions save_options;
     save_options.output = run.options.output;
-    save_options.keep = run.options.keep;
+    save_options.keep = keep_rules(run.options);
     save_options.format = checkpoint_format(run.options, state);
     save_options.end_of_text = run.source.end_of_text;
     if (run.source.tokenizer) {
@@ -66,12 +68,15 @@ static void print_lines(Run& run, const SaveResult& result) {
         line.warning ? run.log->warn(line.text) : run.log->note(line.text);
 }
 
-// Writes the loss of a validation into the checkpoint of the last saved step.
+// Writes the loss of a validation into the checkpoint of the last saved step, which may now be the best one. No save is
+// in flight.
 static void write_val_loss(Run& run, double val_loss) {
     const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
     try {
         check_lock(*run.lock, run.options.output);
         set_val_loss(dir, val_loss);
+        apply_keep_rules(run.options.output, keep_rules(run.options), run.saved_step,
+                         [&](const std::string& line) { run.log->warn(line); });
     } catch (const Error& error) {
         run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
     }
@@ -81,6 +86,7 @@ static void write_val_loss(Run& run, double val_loss) {
 static void record_saved(Run& run, const SaveResult& result) {
     run.saved_step = result.step;
     warn_of_changed_data(run);
+    run.longest_save = std::max(run.longest_save, 1e-3 * result.ms);
     run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
     if (result.val_loss) write_val_loss(run, *result.val_loss);
 }

@@ -34,5 +34,6 @@ void save_in_background(Run& run, const StateReader& reader);
 // failure as save_or_warn does.
 void report_background_save(Run& run);
 // Called after a validation. Writes its loss into the checkpoint of the same step, which was saved before that
-// validation. If this save is still in flight, the loss is written when it is complete.
+// validation, and deletes the best checkpoint before it if no other rule keeps that one. If this save is still in
+// flight, this is done when it is complete.
 void save_val_loss(Run& run);

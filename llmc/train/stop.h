@@ -1,4 +1,4 @@
-// stop.h: signals that ask a run to stop: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU.
+// stop.h: what asks a run to stop: the signals SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU, and --max-time.
 //
 // After the first signal, training leaves its step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A
 // second signal ends the process at once. SIGUSR1 is a scheduler's notice that SIGTERM will follow, and Linux repeats
@@ -13,4 +13,12 @@ void end_on_signals(bool announce);
 void stop_on_signals(bool announce);
 // Prints nothing about later signals: mpirun sends SIGTERM if another rank fails, when this rank has already saved.
 void stop_quietly();
+// From this time on (seconds_now()), the run is asked to stop, as by a first signal that does not count as one of two.
+// A later call replaces the time. Call it on one rank only: the ranks' votes tell the others.
+void stop_at(double time);
 bool stop_requested();
+
+// seconds_now() when the command started: this process, or the one that started it as a rank with this environment
+// variable. A rank that is a fork has the value of its parent.
+double command_start();
+inline constexpr const char* COMMAND_START = "TRAIN_GPT2_STARTED";

@@ -35,6 +35,7 @@ Trainer<floatX>::Trainer(Run& run)
     }
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
+    run.state.seed = run.options.seed;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
     prepare_background_saves(run, reader);
@@ -46,7 +47,6 @@ void Trainer<floatX>::load_state() {
         run.watchdog.reached("loading of a tensor");
         optimizer.set_state(slot, p, l, host);
     };
-    run.state.seed = run.options.seed;
     if (!run.source.resume.empty()) {
         run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
     } else if (!run.source.weights.empty()) {
@@ -80,6 +80,8 @@ static void log_step(Run& run, PendingStep& step) {
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
     run.log->step(record);
+    run.last_step = 1e-3 * record.step_ms;
+    set_stop_time(run);
     const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
 }
@@ -137,6 +139,7 @@ void Trainer<floatX>::validate(int64_t step) {
         run.stop |= !loss;
         if (!loss) return;
         run.state.val_loss = *loss;
+        run.state.val_step = step;
         run.log->val(step, *loss);
         save_val_loss(run);
     } catch (const Error& error) {

@@ -171,7 +171,7 @@ check "rank 1 killed, no restart: no lines of mpirun" test "$(grep -c '^---\|mpi
 mkdir "$scratch/stand_in"
 cat >"$scratch/stand_in/mpirun" <<'END'
 #!/usr/bin/env bash
-echo "$TRAIN_GPT2_RESTARTS ${*: -1} $EPOCHREALTIME" >>"$STARTS"
+echo "$TRAIN_GPT2_RESTARTS ${*: -1} $EPOCHREALTIME $TRAIN_GPT2_STARTED" >>"$STARTS"
 if [ -n "$SAVES" ]; then  # makes a checkpoint, like a run that comes further each time
     step=$SAVES/step_00000$((TRAIN_GPT2_RESTARTS + 1))
     mkdir -p "$step" && touch "$step/trainer.json"
@@ -179,14 +179,17 @@ fi
 exit "$ENDS_WITH"
 END
 chmod +x "$scratch/stand_in/mpirun"
-# gives_up NAME CODE STARTS RESTARTS SAVES LINE: with --max-restarts RESTARTS, ranks that end with this code are started so many times.
+# gives_up NAME CODE STARTS RESTARTS SAVES LINE [OPTION...]: with --max-restarts RESTARTS, ranks that end with this code are started so
+# many times. $resumed is the option that restarts add.
+resumed=--resume
 gives_up() {
     local out=$scratch/gives_up
     rm -rf "$out" "$scratch/starts"
     refused "$1" "$2" "$6" env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH="$2" SAVES="${5:+$out}" \
-        "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out"
+        "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out" "${@:7}"
     check "$1: $3 starts" test "$(awk '{ print $1 }' "$scratch/starts" | tr '\n' ' ')" = "$(seq -s ' ' 0 $(($3 - 1))) "
-    check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "--resume"
+    check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "$resumed"
+    check "$1: --max-time counts from the first start" test "$(awk '{ print $4 }' "$scratch/starts" | sort -u | wc -l)" = 1
 }
 # pauses SECONDS...: these are the pauses that the lines name, and the starts are at least so far apart.
 pauses() {
@@ -201,6 +204,10 @@ check "restarts used: with progress the pause does not grow" pauses 1 1
 check "restarts used: the last restart names its number and the checkpoint" grep -q \
     '^restart 2 of 2 in 1 s: mpirun ended with exit code 74; .*step_000002$' "$scratch/err"
 gives_up "a watchdog has ended the ranks" 124 3 2 saves "error: the ranks have failed after 2 restarts (--max-restarts)"
+resumed=--resume=strict
+gives_up "--resume=strict" 74 2 1 saves "error: the ranks have failed after 1 restarts (--max-restarts)" --resume=strict
+resumed=
+gives_up "no time left" 74 1 9 saves "error: the ranks have failed, and --max-time leaves no time for a restart" --max-time 1s
 for code in 0 2 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \

@@ -3,7 +3,11 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -24,7 +28,8 @@ inline TrainerState trainer_state(int64_t step) {
 
 inline SaveOptions save_options(const std::string& output, int keep = 0, bool bf16_weights = false) {
     SaveOptions options;
-    options.output = output, options.keep = keep, options.format.bf16_weights = bf16_weights, options.end_of_text = 6;
+    options.output = output, options.keep.newest = keep, options.format.bf16_weights = bf16_weights,
+    options.end_of_text = 6;
     options.write_tokenizer = [](const std::string& dir) {
         write_bytes(dir + "/vocab.json", R"({"a":0})");
         write_bytes(dir + "/merges.txt", "#version: 0.2\n");
@@ -62,6 +67,21 @@ inline bool holds(const std::string& dir, int64_t step) { return holds(dir, step
 // The error that verify_checkpoint throws, as "65 message". Empty if the checkpoint is whole.
 inline std::string verify_error(const std::string& dir) {
     return refusal([&] { verify_checkpoint(dir); });
+}
+
+// Writes a trainer.json with a checksum that matches.
+inline void write_sealed(const std::string& path, nlohmann::json state) {
+    state.erase("xxh3_64");
+    const std::string text = state.dump();
+    state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
+    write_bytes(path, state.dump());
+}
+
+// Changes values in the trainer.json of a checkpoint, whose checksum matches again afterwards.
+inline void write_changed_state(const std::string& dir, const std::function<void(nlohmann::json& state)>& change) {
+    nlohmann::json state = nlohmann::json::parse(read_bytes(dir + "/trainer.json"));
+    change(state);
+    write_sealed(dir + "/trainer.json", state);
 }
 
 // Puts later temporary directories into memory, so that hundreds of saves are fast.

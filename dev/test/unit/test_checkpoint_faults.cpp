@@ -158,6 +158,23 @@ TEST_CASE("on a full disk a save that --keep cannot make room for is refused and
     CHECK(failed_check == 0);
 }
 
+TEST_CASE("on a full disk no checkpoint is deleted that --keep-best or --keep-every keeps") {
+    const int failed_check = on_full_disk([](const std::string& out) {
+        for (int step : {1, 2}) set_val_loss(format("%s/step_00000%d", out.c_str(), step), step);
+        SaveOptions options = save_options(out);
+        options.keep = {1, 2, true};  // keeps 1, the best, and 2; 3 is damaged
+        const Saved saved = save(options, 4);
+        if (list_directory(out) != Names{"best", "latest", "step_000001", "step_000002", "step_000004"}) return 1;
+        if (saved.notes.size() != 1 || !has(saved.notes[0], "step_000003: deleted before the next save")) return 2;
+        write_bytes(out + "/more", std::string(size_t(free_bytes(out) - (40 << 10)), 'x'));
+        const std::string error = refusal([&] { save(options, 5); });
+        if (!error.starts_with("74 ") || !has(error, "are free; free ")) return 3;
+        return list_directory(out) == Names{"best", "latest", "more", "step_000001", "step_000002", "step_000004"} ? 0
+                                                                                                                   : 4;
+    });
+    CHECK(failed_check == 0);
+}
+
 TEST_CASE("on a full disk a save of the damaged step replaces its checkpoint") {
     const int failed_check = on_full_disk([](const std::string& out) {
         const Saved saved =

@@ -2,7 +2,6 @@
 // impossible counts, another shape, or without read permission are refused.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -51,14 +50,6 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
         doctest::Contains("model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers "
                           "and 8 channels needs [7, 8]; wrong --model?"),
         Error);
-}
-
-// Writes a trainer.json with a checksum that matches.
-static void write_sealed(const std::string& path, nlohmann::json state) {
-    state.erase("xxh3_64");
-    const std::string text = state.dump();
-    state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
-    write_bytes(path, state.dump());
 }
 
 TEST_CASE("trainer.json has the empty object that version 0.1.0 requires, and is read without it") {
@@ -161,6 +152,21 @@ TEST_CASE("a trainer.json of another program or version is refused") {
     CHECK(verify_error(ckpt).starts_with("65 "));
     remove_tree(ckpt + "/trainer.json");
     CHECK(verify_error(ckpt).find("give it with --init") != std::string::npos);
+}
+
+TEST_CASE("verify_checkpoint counts files and bytes, and reports its progress") {
+    const TemporaryDirectory dir;
+    const Saved saved = save(save_options(dir / "out"), 5);
+    std::set<std::string> read;
+    const VerifiedFiles found = verify_checkpoint(saved.dir, [&](const std::string& file, int64_t done, int64_t of) {
+        CHECK(done <= of);
+        if (done == of) read.insert(file.substr(saved.dir.size() + 1));
+    });
+    CHECK(found.files == int(list_directory(saved.dir).size()));
+    CHECK(found.bytes == saved.bytes);
+    read.insert("trainer.json");  // its checksum is in itself
+    const Names names = list_directory(saved.dir);
+    CHECK(read == std::set<std::string>(names.begin(), names.end()));
 }
 
 TEST_CASE("a flipped bit in any file is found, the file is named, and the previous checkpoint is used") {

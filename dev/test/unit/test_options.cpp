@@ -75,7 +75,7 @@ TEST_CASE("a flag alone is on, and takes a value after an equals sign") {
     CHECK_FALSE(train({"--resume=0"}).resume);
     CHECK_FALSE(train({"--resume=false"}).resume);
     CHECK(train({"--quiet"}).quiet);
-    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0 nor 1"));
+    CHECK(contains(refusal({"--train-data", "x", "--share-gpu=maybe"}), "--share-gpu: 'maybe' is neither 0 nor 1"));
 }
 
 TEST_CASE("--rendezvous-timeout is 300 s by default, and --print-launch needs no data") {
@@ -306,8 +306,9 @@ TEST_CASE("the help of a command lists each of its options once, with unit, text
 TEST_CASE("the help of plan lists the options that it uses, and plan accepts all others of train") {
     const std::string help = parse({"plan", "--help"}).text;
     int shown = 0;
-    for (const Setting& s : settings(parse({"plan"}))) shown += contains(help, "--" + s.name + " ");
-    CHECK(shown == 34);
+    for (const Setting& s : settings(parse({"plan"})))
+        shown += contains(help, "--" + s.name + " ") || contains(help, "--" + s.name + "[=");
+    CHECK(shown == 37);
     for (const char* name : {"--model", "--micro-batch", "--global-batch", "--recompute", "--world-size", "--steps"})
         CHECK(contains(help, name));
     for (const char* name : {"--lr", "--val-every", "--sample-prompt", "--rendezvous", "--trace"})
@@ -419,4 +420,58 @@ TEST_CASE("--gpus, --ranks, --nnodes and --max-restarts are checked together") {
     CHECK(refused({"--gpus", "2", "--max-restarts", "1", "--output", ""}, "needs checkpoints"));
     CHECK(refused({"--ranks", "2", "--max-restarts", "1", "--checkpoint-every", "0"}, "needs checkpoints"));
     CHECK(refused({"--gpus", "2", "--share-gpu"}, "--share-gpu is for ranks that mpirun starts"));
+}
+
+TEST_CASE("--keep-best needs a validation") {
+    CHECK(train({"--keep-best", "--val-data", "y"}).keep_best);
+    CHECK(contains(refusal({"--train-data", "x", "--keep-best"}), "--keep-best needs validation losses"));
+    CHECK(contains(refusal({"--train-data", "x", "--val-data", "y", "--val-every", "0", "--keep-best"}),
+                   "--keep-best needs validation losses"));
+    CHECK(parse({"plan", "--keep-best"}).keep_best);
+}
+
+TEST_CASE("verify takes directories") {
+    const Options o = parse({"verify", "out", "other", "--quiet"});
+    CHECK(o.command == Command::verify);
+    CHECK(o.inputs == std::vector<std::string>{"out", "other"});
+    CHECK(o.quiet);
+    CHECK(refusal({"verify"}) == "no DIR: name a checkpoint, a run's output, or a Hugging Face directory");
+    CHECK(contains(parse({"verify", "--help"}).text, "usage: train_gpt2 verify DIR... [options]"));
+    CHECK(contains(refusal({"verify", "out", "--steps", "3"}), "verify has no option --steps"));
+}
+
+TEST_CASE("--resume also takes the word strict, after an equals sign only") {
+    CHECK_FALSE(train({"--resume"}).resume_strict);
+    const Options strict = train({"--resume=strict"});
+    CHECK(strict.resume);
+    CHECK(strict.resume_strict);
+    CHECK(nlohmann::json::parse(options_json(strict))["resume"] == "strict");
+    CHECK_FALSE(train({"--resume=strict", "--resume"}).resume_strict);  // the last one counts
+    CHECK(train({"--resume", "--resume=strict"}).resume_strict);
+    CHECK_FALSE(train({"--resume=strict", "--resume=0"}).resume);
+    const Options next = train({"--resume=strict", "--steps", "7"});
+    CHECK((next.resume_strict && next.steps == 7));
+    CHECK(contains(refusal({"--train-data", "x", "--resume=maybe"}), "--resume: 'maybe' is neither 0, 1 nor strict"));
+    CHECK(refusal({"--train-data", "x", "--resume", "strict"}) ==
+          "unexpected argument 'strict'; did you mean --resume=strict?");
+    CHECK(contains(parse({"--help"}).text, "--resume[=strict] "));
+}
+
+TEST_CASE("--max-time is a duration, or a number of seconds") {
+    const std::pair<const char*, double> good[] = {{"3h50m", 13800}, {"90s", 90},         {"45m", 2700},  {"2h", 7200},
+                                                   {"1d", 86400},    {"1d2h3m4s", 93784}, {"1.5h", 5400}, {"90", 90},
+                                                   {"0", 0},         {"1e+06", 1e6},      {"0.5", 0.5}};
+    for (const auto& [text, seconds] : good) CHECK(train({"--max-time", text}).max_time == seconds);
+    CHECK(train({}).max_time == 0.0);
+    for (const char* bad : {"", "h", "5x", "3:50:00", "3h50", "50m3h", "1h1h", "1.2.3h", "3H", "3 h", "-5m", "1h "}) {
+        CAPTURE(bad);
+        CHECK(refusal({"--train-data", "x", "--max-time", bad}) ==
+              format("--max-time: '%s' is not a time; give days, hours, minutes or seconds, as in 1d, 3h50m or 90s",
+                     bad));
+    }
+    CHECK(refusal({"--train-data", "x", "--max-time", "-5"}) == "--max-time -5 must be at least 0 and at most 1e+09");
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "nan"}), "--max-time nan must be"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "99999d"}), "must be at least 0 and at most 1e+09"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "1h", "--output", ""}), "--max-time saves before"));
+    CHECK(contains(refusal({"--train-data", "x", "--max-time", "1h", "--checkpoint-every", "0"}), "needs an --output"));
 }

@@ -123,11 +123,41 @@ TEST_CASE("a resumed run names the options that changed, except those that may c
     const std::string saved = options_json(options);
     CHECK(changed_options(saved, options) == "");
     options.quiet = true, options.trace_steps = 7, options.threads = 3, options.keep = 9;
+    options.keep_every = 50, options.keep_best = true;
+    options.resume_strict = true;
+    options.max_time = 60;
     CHECK(changed_options(saved, options) == "");
     options.weight_decay = 0.2, options.given_warmup = 5, options.schedule = "wsd";
     CHECK(changed_options(saved, options) ==
           R"(--schedule "wsd" (was "cosine"), --warmup 5 (was not given), --weight-decay 0.2 (was 0.1))");
     CHECK(changed_options("{}", options) == "");
+}
+
+TEST_CASE("a resumed run names each parameter of the schedule and of the update rule that changed") {
+    Options options = parse_options(int(std::size(arguments)), arguments);
+    const std::string saved = options_json(options);
+    const std::pair<std::string, std::string> changed[] = {{"steps", "31"},
+                                                           {"lr", "0.5"},
+                                                           {"schedule", "linear"},
+                                                           {"warmup", "3"},
+                                                           {"final-lr-fraction", "0.5"},
+                                                           {"weight-decay", "0.25"},
+                                                           {"beta1", "0.5"},
+                                                           {"beta2", "0.5"},
+                                                           {"eps", "1e-06"},
+                                                           {"grad-clip", "2"},
+                                                           {"seed", "7"},
+                                                           {"precision", "bf16"},
+                                                           {"global-batch", "4096"}};
+    for (const auto& [name, value] : changed) {
+        std::vector<const char*> given(std::begin(arguments), std::end(arguments));
+        const std::string option = "--" + name;
+        given.insert(given.end(), {option.c_str(), value.c_str()});
+        const std::string text = changed_options(saved, parse_options(int(given.size()), given.data()));
+        CAPTURE(text);
+        CHECK(text.starts_with(option + " "));
+        CHECK(text.find(value) != std::string::npos);
+    }
 }
 
 TEST_CASE("an older run's renamed option, or option that was a flag, is no change where its value is the same") {

@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -105,3 +108,40 @@ TEST_CASE_FIXTURE(DefaultSignals, "after a scheduler's warning and one signal th
             CHECK(read_bytes(dir / "said").starts_with("stopping: "));
         }
 }
+
+TEST_CASE_FIXTURE(DefaultSignals,
+                  "a time that has passed asks to stop once, with a line, and a signal after it does not end the run") {
+    const TemporaryDirectory dir;
+    const std::string said = dir / "said";
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+        stop_on_signals(true);
+        stop_at(seconds_now() + 3600.0);
+        if (stop_requested()) _exit(1);
+        stop_at(seconds_now());
+        if (!stop_requested() || !stop_requested()) _exit(2);
+        raise(SIGTERM);
+        stop_at(seconds_now() + 3600.0);
+        _exit(stop_requested() ? 0 : 3);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(read_bytes(said) == "stopping: --max-time has passed, apart from the time for a last save\n");
+}
+
+TEST_CASE("the command started when its process did, or when the process did that started it as a rank") {
+    CHECK(command_start() <= seconds_now());
+    CHECK(command_start() > seconds_now() - 3600.0);
+    const TemporaryDirectory dir;
+    setenv(COMMAND_START, "12.5", 1);
+    const std::string self = std::filesystem::canonical("/proc/self/exe").string();
+    const std::string list = "'" + self + "' --no-skip --test-case='prints the start' >" + dir / "out";
+    CHECK(system(list.c_str()) == 0);
+    unsetenv(COMMAND_START);
+    CHECK(read_bytes(dir / "out").find("command started at 12.500") != std::string::npos);
+}
+
+TEST_CASE("prints the start" * doctest::skip()) { printf("command started at %.3f\n", command_start()); }

@@ -1,0 +1,88 @@
+// sources: llmc/checkpoint/*.cpp llmc/model/params.cpp llmc/base/json.cpp llmc/base/files.cpp llmc/base/common.cpp
+//
+// fuzz_trainer_state.cpp: reads any text as the trainer.json of a checkpoint, or, by the first byte, any text as one
+// value of a valid one. The target writes the checksum that matches, to reach the checks after it. The text must be
+// refused by an Error, or give a state whose values are possible, and in which set_val_loss changes the validation loss
+// alone.
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "checkpoint/checkpoint.h"
+
+// OUTPUT, with a checkpoint of which only trainer.json exists.
+static std::string make_output() {
+    std::string path = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";
+    if (!mkdtemp(path.data())) abort();
+    make_directories(checkpoint_directory(path, 1));
+    static std::string output = path;
+    atexit([] { remove_tree(output); });
+    return output;
+}
+
+static const nlohmann::json valid = {{"format", 1},
+                                     {"step", 20},
+                                     {"position", 640},
+                                     {"tokens", 10240},
+                                     {"seed", 42},
+                                     {"val_loss", 3.5},
+                                     {"val_step", 20},
+                                     {"options", {{"lr", 0.001}}},
+                                     {"data", {{"train", "00ff"}}},
+                                     {"extra", nlohmann::json::object()},
+                                     {"files", {{"config.json", {{"size", 1}, {"xxh3_64", "00"}}}}}};
+
+// trainer.json with a checksum that matches; the text itself if it is no JSON.
+static std::string make_state(const uint8_t* data, size_t size) {
+    if (size == 0) return "";
+    const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    auto value = std::next(valid.begin(), data[0] % (valid.size() + 1));
+    try {
+        nlohmann::json state = valid;
+        if (value == valid.end())
+            state = parse_json(text, "trainer.json");
+        else
+            state[value.key()] = parse_json(text, "a value");
+        if (!state.is_object()) return text;
+        state.erase("xxh3_64");
+        const std::string rest = state.dump();
+        state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(rest.data(), rest.size())));
+        return state.dump();
+    } catch (const Error&) {
+        return text;
+    }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const std::string output = make_output(), dir = checkpoint_directory(output, 1);
+    std::ofstream(dir + "/trainer.json", std::ios::binary) << make_state(data, size);
+    try {
+        verify_checkpoint(dir);  // reads the list of files
+    } catch (const Error&) {
+    }
+    TrainerState state;
+    try {
+        state = read_trainer_state(dir);
+    } catch (const Error&) {
+        return 0;
+    }
+    const bool possible = 0 <= state.step && state.step <= state.position && state.position <= state.tokens &&
+                          -1 <= state.val_step && state.val_step <= state.step;
+    if (!possible || !parse_json(state.options, "options").is_object()) abort();
+    parse_json(state.data, "data");
+    set_val_loss(dir, 2.5);
+    const TrainerState again = read_trainer_state(dir);
+    if (again.val_loss != 2.5 || again.val_step != state.step || again.position != state.position ||
+        again.tokens != state.tokens || again.seed != state.seed || again.options != state.options ||
+        again.data != state.data || best_checkpoint(output) != dir)
+        abort();
+    return 0;
+}

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, --resume=strict, and --max-time.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" || fail "no shards"
+run=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --precision fp32
+     --val-batches 4 --val-every 2 --checkpoint-every 2)
+steps_of() { find "$1" -maxdepth 1 -name 'step_*' | sort | sed 's/.*step_0*//' | tr '\n' ' '; }
+# best_step RUN: the step with the lowest validation loss after the first step, by the log.
+best_step() { sed -n 's/.*"kind":"val","step":\([1-9][0-9]*\),"val_loss":\([0-9.]*\).*/\2 \1/p' "$1/log.jsonl" | sort -g | head -n 1 | cut -d' ' -f2; }
+file_of() { find "$1" -name "$2"; }
+
+# ---- --keep, --keep-every and --keep-best, over a restart: the learning rate of the second start ruins the weights
+kept=("${run[@]}" --output "$scratch/kept" --keep 1 --keep-every 6 --keep-best)
+check "--keep-best: 8 steps" "${kept[@]}" --steps 8 --warmup 1
+best=$(best_step "$scratch/kept")
+check "--keep-best: the file best names the step with the lowest loss" test "$(cat "$scratch/kept/best")" = "step_00000$best"
+check "--keep-best: resumed with a larger --lr" "${kept[@]}" --steps 20 --warmup 1 --lr 1 --resume
+check "--keep-best: the best step is of the first start" test "$(best_step "$scratch/kept")" = "$best"
+check "--keep-best: the file best still names it" test "$(cat "$scratch/kept/best")" = "step_00000$best"
+check "--keep-best: it is kept beyond --keep 1 and --keep-every 6" test "$(steps_of "$scratch/kept")" = \
+    "$(printf '%s\n' "$best" 6 12 18 20 | sort -nu | tr '\n' ' ')"
+check "--keep-best: the options may change without a warning" test "$(grep -c 'changed since.*keep' "$scratch/kept/log.jsonl")" = 0
+check "--keep-best: the best checkpoint is intact" "$program" verify "$scratch/kept/$(cat "$scratch/kept/best")"
+check "without --keep-best and --keep-every: resumed" "${run[@]}" --output "$scratch/kept" --steps 22 --keep 2 --keep-every 0 --keep-best=0 --resume
+check "without --keep-best and --keep-every: the newest are kept" test "$(steps_of "$scratch/kept")" = "20 22 "
+check "without --keep-best: no file best" test ! -e "$scratch/kept/best"
+refused "--keep-best without --val-data" 2 "--keep-best needs validation losses" "$program" --train-data x --keep-best
+check "plan counts the kept checkpoints" grep -q "^disk .* 3 kept, and the best, and those of every 8 steps: .* for 6 at the same time$" \
+    <("$program" plan "${tiny[@]}" --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best)
+
+# ---- verify
+out=$scratch/three
+check "a run with 3 checkpoints" "${run[@]}" --output "$out" --steps 6
+"$program" verify "$out" >"$scratch/said" 2>&1
+check "verify a run: exit code 0" test $? = 0
+check "verify a run: a line for each checkpoint, oldest first" diff <(sed 's/, [0-9.]* KiB, /, SIZE, /' "$scratch/said") - <<END
+$out/step_000002: $(file_of "$out/step_000002" '*.*' | wc -l) files, SIZE, intact
+$out/step_000004: $(file_of "$out/step_000004" '*.*' | wc -l) files, SIZE, intact
+$out/step_000006: $(file_of "$out/step_000006" '*.*' | wc -l) files, SIZE, intact
+END
+check "verify --quiet prints nothing" test -z "$("$program" verify "$out" --quiet 2>&1)"
+refused "verify a directory that does not exist" 66 "$scratch/none: cannot open the directory" "$program" verify "$scratch/none"
+mkdir "$scratch/empty"
+refused "verify an empty directory" 66 "$scratch/empty: is neither a Hugging Face directory" "$program" verify "$scratch/empty"
+check "a run without checkpoints" "${run[@]}" --output "$scratch/unsaved" --steps 2 --checkpoint-every 0
+refused "verify a run without checkpoints" 66 "this run has saved no checkpoint yet" "$program" verify "$scratch/unsaved"
+
+damage() { printf x | dd of="$1" bs=1 seek=5000 conv=notrunc status=none; }
+cp -r "$out" "$scratch/damaged"
+damage "$scratch/damaged/step_000006/optimizer.safetensors"
+refused "verify a run with a damaged checkpoint" 65 "$scratch/damaged/step_000006/optimizer.safetensors: its checksum does not match" "$program" verify "$scratch/damaged"
+check "verify a run with a damaged checkpoint: the others are intact" test "$(sed 's/.*step_/step_/; s/:.*, /: /' "$scratch/out" | tr '\n' ' ')" = \
+    "step_000002: intact step_000004: intact step_000006: damaged "
+rm "$scratch/damaged/step_000004/trainer.json"
+refused "verify a run with two damaged checkpoints" 65 "2 of 3 are not intact" "$program" verify "$scratch/damaged"
+check "verify a run with two damaged checkpoints: both files are named" test "$(grep -cE 'step_000004/trainer.json: is missing|step_000006/optimizer.safetensors: ' "$scratch/err")" = 2
+refused "verify a checkpoint without trainer.json" 65 "step_000004/trainer.json: is missing" "$program" verify "$scratch/damaged/step_000004"
+refused "verify a damaged and a missing directory" 65 "2 of 3 are not intact" "$program" verify "$out/step_000002" "$scratch/damaged/step_000006" "$scratch/none"
+
+hf=$scratch/hf
+mkdir "$hf" && cp -L "$out/step_000006/"{config.json,model.safetensors} "$hf"
+check "verify a Hugging Face directory" grep -q "^$hf: 28 tensors, readable and finite; a Hugging Face directory has no checksums$" <("$program" verify "$hf")
+truncate -s -4 "$hf/model.safetensors"
+refused "verify a Hugging Face directory with a short file" 65 "$hf/model.safetensors: its header describes" "$program" verify "$hf"
+printf '\377\377\377\377' >>"$hf/model.safetensors"
+refused "verify a Hugging Face directory with NaN" 65 "is NaN" "$program" verify "$hf"
+
+# A run that saves and deletes at the same time.
+"${run[@]}" --val-every 0 --steps 1000000 --checkpoint-every 1 --keep 1 --output "$scratch/live" &
+owner=$!
+check "a run with --keep 1 saves in the background" wait_for "$scratch/live/latest"
+for _ in $(seq 40); do "$program" verify "$scratch/live" || echo "exit code $?"; done >"$scratch/said" 2>&1
+check "verify works while a run saves and deletes" test "$(grep -vcE '^/.*/step_[0-9]+: [0-9]+ files, .*, intact$' "$scratch/said")" = 0
+check "verify finds a checkpoint each time" test "$(grep -c intact "$scratch/said")" -ge 40
+kill -9 $owner
+wait $owner 2>/dev/null
+
+# ---- --resume=strict
+more=("${run[@]}" --output "$scratch/strict" --steps 8)
+check "--resume=strict continues from an intact checkpoint" bash -c 'cp -r "$1" "$2" && "${@:3}" --resume=strict' strict "$out" "$scratch/strict" "${more[@]}"
+damage "$scratch/strict/step_000008/model.safetensors"
+tree_of() { (cd "$1" && find . -type f -exec sha256sum {} + | sort | sha256sum); }
+before=$(tree_of "$scratch/strict")
+refused "--resume=strict refuses a damaged checkpoint" 65 \
+    "$scratch/strict/step_000008/model.safetensors: its checksum does not match what was written; the checkpoint is damaged; --resume=strict refuses to skip it, --resume would continue from $scratch/strict/step_000006" \
+    "${more[@]}" --resume=strict
+check "--resume=strict changes no file" test "$(tree_of "$scratch/strict")" = "$before"
+refused "plan --resume=strict refuses it, too" 65 "--resume=strict refuses to skip it" "$program" plan --resume=strict --output "$scratch/strict"
+refused "--resume strict, without =" 2 "did you mean --resume=strict?" "${more[@]}" --resume strict
+check "--resume takes the older checkpoint" "${more[@]}" --resume
+check "--resume takes the older checkpoint: the last one is whole again" "$program" verify "$scratch/strict"
+
+# ---- the data of a resume
+cp -r "$scratch/data" "$scratch/changed" && cp "$(file_of "$scratch/data" 'val_*.bin')" "$(file_of "$scratch/changed" 'train_*.bin')"
+"${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 10 --seed 7 --resume >"$scratch/said" 2>&1
+check "a resume with other data gives a warning" grep -q "^warning: the training data differ from those of the checkpoint" "$scratch/said"
+check "a resume with another seed gives a warning" grep -q "^warning: changed since the checkpoint: .*--seed 7 (was 42)" "$scratch/said"
+check "the checkpoint of a resume has its seed" grep -q '"seed": 7,' "$scratch/strict/step_000010/trainer.json"
+"${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 12 --seed 7 --resume >"$scratch/said" 2>&1
+check "a second resume with the same data and seed gives no warning" test "$(grep -cE 'data differ|--seed' "$scratch/said")" = 0
+
+# ---- --max-time. A run that did not stop by itself would be ended by timeout, with another exit code.
+limited=(timeout $((60 * slower)) "${run[@]}" --steps 100000000 --val-every 0 --checkpoint-every 100000000)
+"${limited[@]}" --output "$scratch/limited" --max-time $((3 * slower))s 2>"$scratch/said"
+check "--max-time: exit code 75" test $? = 75
+check "--max-time: a line says why" grep -q '^stopping: --max-time has passed' "$scratch/said"
+check "--max-time: the last step is saved" "$program" verify "$scratch/limited"
+check "--max-time: the run continues" "${run[@]}" --val-every 0 --output "$scratch/limited" --resume --stop-after 3
+env TRAIN_GPT2_STARTED=0 "${limited[@]}" --quiet=0 --output "$scratch/late" --max-time 1s >"$scratch/said" 2>&1
+check "--max-time counts from the start of the command: exit code 75" test $? = 75
+check "--max-time counts from the start of the command: nothing to save" grep -q "^stopped on request, before the first step" "$scratch/said"
+refused "--max-time in another form" 2 "--max-time: '3:50:00' is not a time" "${limited[@]}" --output "$scratch/late" --max-time 3:50:00
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then
+    skip "--max-time with ranks" "$reason"
+else
+    several_ranks_here
+    "${limited[@]}" --threads 1 --output "$scratch/ranks" --ranks 2 --max-restarts 2 --max-time $((5 * slower))s >"$scratch/said" 2>&1
+    check "--max-time with ranks: exit code 75" test $? = 75
+    check "--max-time with ranks: no restart" test "$(grep -c '^restart' "$scratch/said")" = 0
+    check "--max-time with ranks: one line, of rank 0" test "$(grep -c 'stopping: --max-time has passed' "$scratch/said")" = 1
+    check "--max-time with ranks: the last step is saved" "$program" verify "$scratch/ranks"
+fi
+finish
