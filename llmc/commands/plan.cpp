@@ -118,7 +118,7 @@ static std::string fit_command(const Options& o, const Layout& layout, const Ran
         const bool of_ranks = is_one_of(name, {"gpus", "ranks", "nnodes", "world-size"});
         if (setting.is_default || of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
         text += format(" --%s", name.c_str());
-        if (!setting.is_flag) text += " " + message_text(shell_word(setting.value));
+        if (!setting.is_flag) text += format(" %s", message_text(shell_word(setting.value)).c_str());
         if (setting.is_flag && setting.value != "1") text += "=" + setting.value;
     }
     if (gpus && world_size > 1) text += format(" --gpus %d", together);
