@@ -26,7 +26,8 @@
 // A program that ends a job may send its signal to a process and then to the process's group: that is one request.
 static constexpr double SAME_REQUEST = 0.5;  // seconds
 // mpirun loses a signal that it gets before it has started its ranks, so a request is repeated after this time, then
-// after twice the time, and so on. A rank takes all of them as one request.
+// after twice the time, and so on, until a rank says that it stops. A rank takes all of them as one request, but they
+// would end an mpirun whose ranks have ended.
 static constexpr double FIRST_REPEAT = 1;        // seconds
 static constexpr size_t LONGEST_LINE = 1 << 16;  // bytes; a longer line is printed in pieces
 // An error waits this long for other ranks that print the same, unless all ranks end before.
@@ -260,6 +261,7 @@ static double next_error_time(const Ranks& ranks) {
 static void print_line(Ranks& ranks, const RankProcess& process, Stream& stream, const std::string& line) {
     const int to = stream.to;
     const std::string name = format("rank %d", process.rank);
+    if (line.starts_with(STOPPING)) ranks.repeat_time = INFINITY;
     if (keep_error(ranks, stream, line)) return;
     if (ranks.options.program.empty() && find_rank(line, name) == std::string::npos)
         return print_whole_line(ranks, to, name + ": " + line);

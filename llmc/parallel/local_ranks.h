@@ -11,9 +11,12 @@
 #include <csignal>
 #include <functional>
 #include <string>
+#include <string_view>
 
 constexpr double LAST_SECONDS = 8;  // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
 constexpr int MAX_LOCAL_RANKS = 256;
+// A rank prints a line that begins so when it has a request to stop (train/stop.cpp). The request is then not repeated.
+inline constexpr std::string_view STOPPING = "stopping: ";
 
 struct LocalRanks {
     int count = 1;

@@ -360,6 +360,27 @@ TEST_CASE("a request to stop that is lost is repeated") {
     CHECK(result.seconds < 10);
 }
 
+TEST_CASE("a request to stop is not repeated when a rank has said that it stops") {
+    const TemporaryDirectory dir;
+    const std::string ready = dir / "ready";
+    LocalRanks ranks = running([=](int) {
+        signal(SIGUSR1, [](int) {
+            signal(SIGUSR1, SIG_DFL);  // as an mpirun that is about to end
+            const std::string line = std::string(STOPPING) + "the step is abandoned\n";
+            if (write(2, line.data(), line.size()) < 0) _exit(EXIT_IO);
+        });
+        std::ofstream(ready) << "x" << std::flush;
+        for (const double end = seconds_now() + 2.5; seconds_now() < end;) usleep(100000);
+        return int(EXIT_PREEMPTED);
+    });
+    ranks.program = "mpirun";
+    const Result result = supervise(ranks, 1, [&](pid_t pid) {
+        wait_until_file_has(ready, 1);
+        kill(pid, SIGTERM);
+    });
+    CHECK(result.exit_code == EXIT_PREEMPTED);
+}
+
 TEST_CASE("ranks are refused if pselect could not wait for their output") {
     std::vector<int> files;
     for (int file = 0; file >= 0 && file < FD_SETSIZE;) files.push_back(file = open("/dev/null", O_RDONLY));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "parallel/local_ranks.h"
 #include "support/temporary.h"
 
 // nohup and shell scripts start a test with ignored signals, which stop.h does not handle.
@@ -105,7 +106,7 @@ TEST_CASE_FIXTURE(DefaultSignals, "after a scheduler's warning and one signal th
             const int status = status_after({warning, SIGTERM}, dir / "said");
             REQUIRE(WIFEXITED(status));
             CHECK(WEXITSTATUS(status) == 0);
-            CHECK(read_bytes(dir / "said").starts_with("stopping: "));
+            CHECK(read_bytes(dir / "said").starts_with(STOPPING));
         }
 }
 
