@@ -87,7 +87,7 @@ static FitDevices fit_devices(Dtype dtype, const Options& o, const RankPlaces& p
     ENSURE(o.gpu_memory == 0.0 || asked > 0, "--gpu-memory %g: more than 1 GiB is needed, which libraries take",
            o.gpu_memory);
     const int sharing = places.world_size / places.hosts;
-    // This process has the threads of a launched rank, which are its share of the cores.
+    // The peak was measured with the threads of this process. As a launched rank it has only a share of the cores.
     if (device_memory_is_host()) peak *= double(std::max(1, launch.local_world_size)) / sharing;
     return {places, o.gpu_memory > 0.0 ? asked : device_bytes_free(sharing), peak,
             device_memory_is_host() ? SHARED_MEMORY : NVLINK, device_memory_is_host() ? ETHERNET : NETWORK};

@@ -250,7 +250,7 @@ static void print_errors(Ranks& ranks, double time) {
     }
 }
 
-// When print_errors has something to print; INFINITY: no error waits.
+// The time at which print_errors will have something to print; INFINITY: no error waits.
 static double next_error_time(const Ranks& ranks) {
     double next = INFINITY;
     for (const RankError& error : ranks.errors)

@@ -155,7 +155,8 @@ void Trainer<floatX>::sample(int64_t step) {
     const bool together = optimizer.weights.sharded() || model.tensor_ranks;
     const Options& o = run.options;
     run.watchdog.begin(Phase::sample, step);
-    // The other ranks wait for rank 0 in the next step. A token takes less time than a step.
+    // The other ranks wait in the next step until rank 0 has the text. The watchdog permits the time of a step for each
+    // token, which takes less.
     if (!together && !run.first_rank())
         return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()));
     const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_groups.sh: tests groups of ranks and collectives of activations: on CPU ranks by mpirun, and on GPU ranks in the emulator by NCCL
-# and through host memory. A rank that is killed during a group's collective, and tensor-parallel ranks on several hosts.
+# and through host memory. It also tests a rank that is killed during a group's collective, and tensor-parallel ranks on several hosts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
