@@ -383,7 +383,7 @@ warned "another tokenizer on resume gives a warning" "the tokenizer $scratch/oth
     --steps 32 --tokenizer "$scratch/other"
 if can_drop_root; then
     mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
-    refused "no thread can be started" 1 "Resource temporarily unavailable" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
+    refused "no thread can be started" 1 "no thread can be started, which needs" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
         "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run" --threads 1
 else
     skip "no thread can be started" "only root can become another user, by setpriv"
