@@ -1,6 +1,7 @@
 #include "base/terminal.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -121,7 +122,20 @@ std::string message_text(const std::string& text) {
     return out;
 }
 
-void print_message(const std::string& text) { fprintf(stderr, "%s\n", message_text(text).c_str()); }
+static bool is_file(int descriptor) {
+    struct stat info;
+    return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+ReaderWait::ReaderWait() {
+    static const bool of_files = is_file(STDOUT_FILENO) && is_file(STDERR_FILENO);
+    waiting = !of_files;
+}
+
+void print_message(const std::string& text) {
+    const ReaderWait wait;
+    fprintf(stderr, "%s\n", message_text(text).c_str());
+}
 
 std::string shell_word(const std::string& text) {
     const auto harmless = [](char c) { return isalnum(static_cast<unsigned char>(c)) || strchr("_@%+=:,./-", c); };

@@ -1,5 +1,6 @@
 // terminal.h: output to stdout and to a terminal.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -22,6 +23,15 @@ std::string terminal_text(const std::string& text);
 std::string message_text(const std::string& text);
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);
+
+// While it exists, this process may wait for a reader of its stdout or stderr: a terminal that Ctrl-S has stopped, or a
+// full pipe. With both in files, it waits for a disk instead, and `waiting` remains false.
+struct ReaderWait {
+    static inline std::atomic<bool> waiting = false;
+    ReaderWait();
+    ReaderWait(const ReaderWait&) = delete;
+    ~ReaderWait() { waiting = false; }
+};
 
 // Quotes a word for a POSIX shell, unless all its characters are harmless.
 std::string shell_word(const std::string& text);

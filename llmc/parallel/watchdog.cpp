@@ -144,7 +144,7 @@ void Watchdog::watch() {
     std::unique_ptr<Lookout> lookout;  // while this rank has waited for more than half its limit
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::duration<double>(TICK), [&] { return ending; })) {
-        const double limit_now = limit, waited = clock.tick(seconds_now(), flights.progress);
+        const double limit_now = limit, waited = clock.tick(seconds_now(), flights.progress, ReaderWait::waiting);
         if (waited < limit_now / 2) lookout.reset();
         if (waited >= limit_now / 2 && !lookout && options.launch.world_size > 1)
             lookout = std::make_unique<Lookout>(new_reports);

@@ -52,9 +52,10 @@ struct StallClock {
     double last = 0.0, waited = 0.0;
     int64_t progress = -1;
 
-    // now: seconds_now(). progress: FlightRecorder::progress. Returns the seconds without progress.
-    double tick(double now, int64_t new_progress) {
-        const double passed = std::clamp(now - last, 0.0, LONGEST_TICK);
+    // now: seconds_now(). progress: FlightRecorder::progress. excused: the time since the last call does not count.
+    // Returns the seconds without progress.
+    double tick(double now, int64_t new_progress, bool excused = false) {
+        const double passed = excused ? 0.0 : std::clamp(now - last, 0.0, LONGEST_TICK);
         waited = new_progress == progress ? waited + passed : 0.0;
         last = now;
         progress = new_progress;

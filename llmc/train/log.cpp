@@ -94,6 +94,7 @@ static void draw_live_line(Log& log) {
     const int columns = terminal_columns() - 1;
     std::string line = fit_line(log.live_line, size_t(columns));
     if (line.find("loss") == std::string::npos && !log.short_line.empty()) line = log.short_line;
+    const ReaderWait wait;
     fprintf(stderr, "\r%.*s\033[K", columns, line.c_str());
     fflush(stderr);
     log.last_drawn = seconds_now();
@@ -102,6 +103,7 @@ static void draw_live_line(Log& log) {
 // A failed write to stdout does not stop the run: it is reported once, and later lines are not printed.
 static void print_line(Log& log, const std::string& text) {
     if (log.options.quiet || log.options.silent || log.stdout_broken) return;
+    const ReaderWait wait;
     clear_live_line(log);
     const bool ok = fputs((text + "\n").c_str(), stdout) >= 0 && fflush(stdout) == 0;
     const int error = errno;

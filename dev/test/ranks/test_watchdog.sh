@@ -130,6 +130,13 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
+# ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
+"${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
+    { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
+check "a run whose reader pauses is not ended" test "${PIPESTATUS[0]}" = 0
+check "a run whose reader pauses has waited for it" awk -v s=$deadline -F'"step_ms":' '
+    /"kind":"step"/ { split($2, ms, ","); if (ms[1] > most) most = ms[1] } END { exit !(most > 1000 * s) }' "$scratch/read/log.jsonl"
+
 # ---- a rank that waits for its data: its pattern is the same, but its folder is its own
 out=$scratch/late
 mkdir "$scratch/in0" "$scratch/in1"

@@ -51,6 +51,9 @@ TEST_CASE("time in which the process did not run does not count") {
     clock.tick(1000.1, 1);
     CHECK(clock.tick(9000.0, 1) < 1.0);  // stopped for 8,000 s
     CHECK(clock.tick(9000.1, 1) < 1.0);
+    const double waited = clock.waited;
+    for (int i = 2; i < 100; i++) clock.tick(9000.0 + 0.1 * i, 1, true);  // waits for a reader of its output
+    CHECK(clock.waited == waited);
     CHECK(clock.tick(8000.0, 1) >= 0);  // no clock runs backwards, but if one did, nothing would be subtracted
     CHECK(clock.waited < 1.0);
 }
