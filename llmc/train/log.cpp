@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <limits>
 #include <fcntl.h>
 #include <optional>
 #include <sys/ioctl.h>
@@ -234,6 +235,7 @@ static std::optional<int64_t> step_of(const std::string& line) {
     if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
     if (!object.contains("step") || !object["step"].is_number_integer()) return -1;
     const int64_t step = object["step"].get<int64_t>();
+    if (step < 0 || step > std::numeric_limits<int>::max()) return {};  // no run has such a step
     return object["kind"] == "step" ? step + 1 : step;
 }
 
