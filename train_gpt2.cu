@@ -161,7 +161,8 @@ static void train_loop(Trainer<floatX>& t) {
         // CPU the answer is always yes.
         const bool same_answer = run.comm.world_size == 1 || device_memory_is_host();
         if (same_answer && event_done(p.done)) t.finish_step(p);
-        t.contention.adapt();
+        // The thread that writes a checkpoint is no other program: it has a lower priority.
+        if (!saves_now(run)) t.contention.adapt();
         step++;
     }
     t.finish_steps(run.state.step);

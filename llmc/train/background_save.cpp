@@ -1,5 +1,8 @@
 #include "train/background_save.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <system_error>
 #include <utility>
 
@@ -33,10 +36,19 @@ void Snapshot::take(const TensorReader& read) {
 
 TensorReader Snapshot::reader() const { return read_from_flat(layout, {slots.begin(), slots.end()}); }
 
+// Gives this thread a lower priority. If it shared a core evenly with a thread of training, the other threads of
+// training would wait for that one.
+static void yield_to_training() {
+#if defined(__linux__)
+    setpriority(PRIO_PROCESS, id_t(gettid()), 10);
+#endif
+}
+
 void BackgroundSave::start(int64_t step_of_save, std::function<SaveResult()> write) {
     INVARIANT(!in_flight(), "a save begins while the one of step %lld is in flight", static_cast<long long>(step));
     step = step_of_save;
     const auto run = [this, write = std::move(write)] {
+        yield_to_training();
         result = write();
         done = true;
     };

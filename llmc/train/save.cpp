@@ -234,6 +234,8 @@ static void report(Run& run, const SaveResult& result) {
     record_saved(run, result);
 }
 
+bool saves_now(const Run& run) { return run.background_save && run.background_save->in_flight(); }
+
 void report_background_save(Run& run) {
     if (!run.background_save) return;
     if (const std::optional<SaveResult> result = run.background_save->finish(false)) report(run, *result);

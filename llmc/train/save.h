@@ -33,6 +33,7 @@ void save_in_background(Run& run, const StateReader& reader);
 // Called between steps on all ranks. If the save in flight is complete, prints its lines into the log, and counts a
 // failure as save_or_warn does.
 void report_background_save(Run& run);
+bool saves_now(const Run& run);  // whether a save is in flight, on the first rank
 // Called after a validation. Writes its loss into the checkpoint of the same step, which was saved before that
 // validation, and deletes the best checkpoint before it if no other rule keeps that one. If this save is still in
 // flight, this is done when it is complete.
