@@ -43,7 +43,8 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     return batch.world_size * o.tensor_parallel == 1 ? text : text + ", on one rank alone, without the network";
 }
 
-// The machines of the ranks. Ranks that were not launched here, CPU ranks of --world-size, have a machine each.
+// Places the ranks on machines. CPU ranks that were not launched, but are only asked for by --world-size, have a
+// machine each.
 static RankPlaces places_of(const Options& o, int world_size, const Launch& launch) {
     return rank_places_of(o, world_size, world_size == launch.world_size ? launch.local_world_size : 0);
 }

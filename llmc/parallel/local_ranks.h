@@ -26,7 +26,7 @@ struct LocalRanks {
     int end_signal = SIGKILL;       // sent before SIGKILL to a rank that must end
     bool own_group = false;         // in its own process group, so that the terminal's signals do not end the rank
     std::string program = "";       // not empty: the only process is this program, which starts the ranks
-    // What to do about a rank that was ended by a signal, for the error; empty: nothing is known.
+    // Returns the advice that ends the error about a rank that a signal has ended; "" if there is none.
     std::function<std::string()> advice = {};
     bool stdout_is_result = false;  // if the ranks' stdout cannot be written, they are ended: EXIT_IO
 };
