@@ -41,7 +41,8 @@ include mk/sanitize.mk
 
 # ---- what is built from what
 
-LIB_SOURCES := $(filter-out llmc/cuda/% $(if $(MPI_FOUND),,llmc/parallel/comm_mpi.cpp),$(wildcard llmc/*/*.cpp))
+MPI_SOURCES := $(addprefix llmc/parallel/,comm_mpi.cpp mpi_group.cpp mpi_thread.cpp)
+LIB_SOURCES := $(filter-out llmc/cuda/% $(if $(MPI_FOUND),,$(MPI_SOURCES)),$(wildcard llmc/*/*.cpp))
 LIB_OBJECTS := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS       := $(patsubst dev/test/unit/%.cpp,$(BUILD)/%,$(wildcard dev/test/unit/test_*.cpp))
 BENCHES     := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
@@ -57,14 +58,14 @@ QUICK := $(BUILD)/dev/test/%.o $(BUILD)/dev/fuzz/%.o $(QUICK:%=$(BUILD)/llmc/%.o
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
 # With a sanitizer g++ compiles these twice as fast at -O0 as at -O1, and no test is slow because of them.
-SLOW_INSTRUMENTED := checkpoint/checkpoint checkpoint/hf_weights parallel/comm parallel/comm_mpi parallel/rendezvous \
-                     parallel/missing_ranks text/text_reader text/tokenizer_files
+SLOW_INSTRUMENTED := checkpoint/checkpoint checkpoint/hf_weights parallel/comm parallel/comm_mpi parallel/mpi_group \
+                     parallel/mpi_thread parallel/rendezvous parallel/missing_ranks text/text_reader text/tokenizer_files
 ifneq ($(SANITIZE),)
 $(SLOW_INSTRUMENTED:%=$(BUILD)/llmc/%.o): OPT := -O0
 endif
 
 $(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
-%/llmc/parallel/comm.o %/llmc/parallel/comm_mpi.o: CXXFLAGS += $(MPI_FLAGS)
+%/llmc/parallel/comm.o $(addprefix %/,$(MPI_SOURCES:.cpp=.o)): CXXFLAGS += $(MPI_FLAGS)
 
 # One source for each instruction set. The program chooses one when it starts (llmc/cpu/isa.h).
 ifeq ($(ARCH),x86_64)

@@ -39,7 +39,8 @@ $(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
 KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/algorithm_choices base/common base/files base/host \
                       base/host_memory base/terminal base/trace base/unicode base/xxhash model/params parallel/comm \
                       parallel/comm_mpi parallel/flight_recorder parallel/groups parallel/launch parallel/missing_ranks \
-                      parallel/rendezvous parallel/rendezvous_messages parallel/trace_file train/plan train/update_rule)
+                      parallel/mpi_group parallel/mpi_thread parallel/rendezvous parallel/rendezvous_messages \
+                      parallel/trace_file train/plan train/update_rule)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 
