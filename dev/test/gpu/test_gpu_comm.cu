@@ -13,20 +13,13 @@
 
 #if defined(SIMT_EMULATOR) && defined(USE_NCCL)
 #define SEVERAL_RANKS 1
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <nccl.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <functional>
-#include <map>
 #include <thread>
 
+#include "gpu/rank_processes.h"
 #include "parallel/rendezvous.h"
 #endif
 
@@ -208,109 +201,7 @@ TEST_CASE("device_id is unique for each GPU, and two ranks on the same GPU are r
 
 #ifdef SEVERAL_RANKS
 
-// ---- Several ranks, each a process that runs this program
-
-struct Ending {
-    int status = 0;
-    std::string output;
-};
-
-struct Ranks {
-    int number = 2;
-    const char* streams = "now";
-    bool one_gpu = false, deaf = false;
-};
-
-// The name of the running test case as a doctest filter. A comma would end the filter, so it becomes a wildcard.
-static std::string this_test_case() {
-    std::string name = doctest::getContextOptions()->currentTest->m_name;
-    std::replace(name.begin(), name.end(), ',', '*');
-    return name;
-}
-
-static Ending read_all(pid_t child, int end) {
-    Ending e;
-    char buffer[4096];
-    for (ssize_t n; (n = read(end, buffer, sizeof(buffer))) > 0;) e.output.append(buffer, size_t(n));
-    close(end);
-    waitpid(child, &e.status, 0);
-    e.status = WIFSIGNALED(e.status) ? 128 + WTERMSIG(e.status) : WEXITSTATUS(e.status);
-    return e;
-}
-
-// A free port below the range of ephemeral ports. Each call returns another one.
-static int free_port() {
-    static int next = 11000 + getpid() % 8000;
-    for (;;) {
-        const int socket_fd = socket(AF_INET, SOCK_STREAM, 0), port = next++;
-        sockaddr_in address = {};
-        address.sin_family = AF_INET;
-        address.sin_port = htons(uint16_t(port));
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        const bool is_free = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-        close(socket_fd);
-        if (is_free) return port;
-    }
-}
-
-// Runs body(launch) as each of the ranks, in new processes (fork and exec). In merely forked processes, ThreadSanitizer
-// would ignore the host's accesses.
-static std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<void(const Launch&)>& body) {
-    static std::map<std::string, int> calls_of;  // by test case, because the new processes run only one test case
-    const std::string test_case = this_test_case();
-    const int call = calls_of[test_case]++;
-    if (const char* wanted = getenv("TEST_COMM_CALL")) {
-        if (atoi(wanted) != call) return {};
-        signal(SIGABRT, SIG_DFL);  // removes doctest's handler
-        alarm(60);
-        Launch launch;
-        launch.launcher = "options";
-        launch.master_addr = "127.0.0.1";
-        launch.rank = atoi(getenv("TEST_COMM_RANK"));
-        launch.world_size = atoi(getenv("TEST_COMM_RANKS"));
-        launch.master_port = atoi(getenv("TEST_COMM_PORT"));
-        try {
-            device_init(ranks.one_gpu ? 0 : launch.rank, 1);
-            body(launch);
-        } catch (const Error& error) {
-            fprintf(stderr, "error: %s\n", error.what());
-            fflush(nullptr);
-            _exit(error.exit_code);
-        }
-        exit(0);
-    }
-    const int port = free_port();
-    std::vector<std::pair<pid_t, int>> children;
-    for (int r = 0; r < ranks.number; r++) {
-        int ends[2];
-        REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
-        const pid_t child = fork();
-        REQUIRE(child >= 0);
-        if (child == 0) {
-            dup2(ends[1], 1);
-            dup2(ends[1], 2);
-            setenv("TEST_COMM_CALL", std::to_string(call).c_str(), 1);
-            setenv("TEST_COMM_RANK", std::to_string(r).c_str(), 1);
-            setenv("TEST_COMM_RANKS", std::to_string(ranks.number).c_str(), 1);
-            setenv("TEST_COMM_PORT", std::to_string(port).c_str(), 1);
-            setenv("SIMT_DEVICES", std::to_string(ranks.number).c_str(), 1);
-            setenv("SIMT_STREAMS", ranks.streams, 1);
-            if (ranks.deaf) setenv("SIMT_NCCL", "deaf", 1);
-            execl("/proc/self/exe", "test_gpu_comm", ("--test-case=" + test_case).c_str(), nullptr);
-            _exit(127);
-        }
-        close(ends[1]);
-        children.push_back({child, ends[0]});
-    }
-    std::vector<Ending> endings;
-    for (const auto& [child, end] : children) endings.push_back(read_all(child, end));
-    return endings;
-}
-
-static void expect_success(const std::vector<Ending>& endings) {
-    for (size_t r = 0; r < endings.size(); r++)
-        CHECK_MESSAGE(endings[r].status == 0, "rank " << r << ": " << endings[r].status << " " << endings[r].output);
-}
+// ---- Several ranks (rank_processes.h)
 
 TEST_CASE("ranks: every collective is correct on 2 and 3 ranks, with immediate and with deferred streams") {
     for (const int number : {2, 3})
@@ -459,7 +350,8 @@ static void lose_a_rank(const Launch& launch, WaitForRank wait) {
 // The same with a group of all ranks and a group of pairs. Collectives of the groups and of the world are pending on
 // different streams when the last rank ends, and the other rank of its pair waits for its pair.
 static void lose_a_rank_of_groups(const Launch& launch, WaitForRank) {
-    const std::unique_ptr<Comm> comm = make_device_comm(launch), all = comm->split(0), pair = comm->split(launch.rank / 2);
+    const std::unique_ptr<Comm> comm = make_device_comm(launch), all = comm->split(0),
+                                pair = comm->split(launch.rank / 2);
     exchange_texts(*pair);
     comm->all_gather_text("");
     if (launch.rank == launch.world_size - 1) _exit(9);
@@ -486,7 +378,8 @@ static void lose_a_rank_of_groups(const Launch& launch, WaitForRank) {
     _exit(98);
 }
 
-static void expect_loss(const Ranks& ranks, WaitForRank wait, const char* text, decltype(lose_a_rank)* lose = lose_a_rank) {
+static void expect_loss(const Ranks& ranks, WaitForRank wait, const char* text,
+                        decltype(lose_a_rank)* lose = lose_a_rank) {
     const double start = seconds_now();
     const std::vector<Ending> endings = run_ranks(ranks, [=](const Launch& launch) { lose(launch, wait); });
     for (size_t r = 0; r + 1 < endings.size(); r++) {
@@ -523,6 +416,15 @@ static void until_done(ncclComm_t comm, ncclResult_t result) {
     if (result == ncclSuccess) return;
     fprintf(stderr, "%s\n", ncclGetErrorString(result));
     _exit(1);  // an exception would free device memory, which waits for the device, and would hang
+}
+
+// Ends this rank when the other rank has ended.
+static void until_lost(ncclComm_t comm) {
+    for (ncclResult_t state = ncclSuccess; state == ncclSuccess;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        ncclCommGetAsyncError(comm, &state);
+    }
+    _exit(9);
 }
 
 static ncclUniqueId common_id(const Launch& launch) {
@@ -701,7 +603,7 @@ TEST_CASE("ranks: a split during a collective, a wrong order of ends, and a sing
     expect_report(2, "ncclCommAbort outside an NCCL group", [](const Launch& launch) {
         const ncclComm_t comm = joined(launch), group = split_all(comm, launch.rank);
         const DeviceBuffer<float> x(64, "x");
-        if (launch.rank == 1) _exit(9);
+        if (launch.rank == 1) until_lost(comm);
         const OwnedStream stream;
         ncclAllReduce(x.data, x.data, 8, ncclFloat, ncclSum, group, stream.stream);
         ncclCommAbort(comm);
