@@ -111,7 +111,7 @@ check "--max-time: the last step is saved" "$program" verify "$scratch/limited"
 check "--max-time: the run continues" "${run[@]}" --val-every 0 --output "$scratch/limited" --resume --stop-after 3
 env TRAIN_GPT2_STARTED=0 "${limited[@]}" --quiet=0 --output "$scratch/late" --max-time 1s >"$scratch/said" 2>&1
 check "--max-time counts from the start of the command: exit code 75" test $? = 75
-check "--max-time counts from the start of the command: nothing to save" grep -q "^stopped on request, before the first step" "$scratch/said"
+check "--max-time counts from the start of the command: nothing to save" grep -q "^stopped on request (--max-time), before the first step" "$scratch/said"
 refused "--max-time in another form" 2 "--max-time: '3:50:00' is not a time" "${limited[@]}" --output "$scratch/late" --max-time 3:50:00
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then
