@@ -84,6 +84,7 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         // The batch comes first, so that the vote includes a failure to read it. Several ranks hold no vote before the
         // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
         if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
+        report_background_save(run);
         run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
         // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2,
         // ZeRO-3 and tensor parallelism, which communicate in every micro-step.

@@ -49,7 +49,7 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
     const auto message = [&](const std::string& line) {
         if (prints) print_message(line);
     };
-    const RunSource source = find_trained_model(o, false);
+    RunSource source = find_trained_model(o, false);
     for (const std::string& line : source.notes) message("warning: " + line);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
@@ -64,7 +64,7 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
     if (!warning.empty()) message("warning: " + warning);
     compare_ranks(comm, o, source, &loader.corpus);
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
-    load_model(model, source, groups.tp);
+    load_model(model, source, o, comm, groups.tp);
     ProgressLine progress;
     loader.config.note = [&](const std::string& line) {
         progress.clear();

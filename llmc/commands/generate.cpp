@@ -13,7 +13,7 @@ template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
-    const RunSource source = find_trained_model(o, true);
+    RunSource source = find_trained_model(o, true);
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
     const Tokenizer& tokenizer = *source.tokenizer;
@@ -22,7 +22,7 @@ static int generate_text(const Options& o, Comm& comm) {
     check_prompt(prompt, source.config.max_T);  // before the prompt is printed
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
-    load_model(model, source, groups.tp);
+    load_model(model, source, o, comm, groups.tp);
     Sampler sampler;
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;

@@ -21,8 +21,8 @@ struct SaveResult {
     };
     int64_t step = 0;
     std::string dir;
-    double ms = 0.0;                 // time of the whole save
-    double stall_ms = 0.0;           // the part of it in which training waited
+    double ms = 0.0;                 // to copy and write the state
+    double stall_ms = 0.0;           // in which training waited, also for the save before
     std::vector<Line> lines;         // notes and warnings, in order
     std::optional<Error> error;      // why nothing was saved
     std::optional<double> val_loss;  // of a validation in the same step, which ended during the save

@@ -239,7 +239,19 @@ void warn_of_changed_data(Run& run) {
         changed[0].c_str(), more.c_str()));
 }
 
+// Says what asked which rank to stop: " (SIGTERM to rank 1)"; with one rank " (SIGTERM)".
+static std::string describe_request(Run& run) {
+    const std::vector<std::string> reasons = run.comm.all_gather_text(stop_reason());
+    const auto first = std::find_if(reasons.begin(), reasons.end(), [](const auto& reason) { return !reason.empty(); });
+    if (first == reasons.end()) return "";  // a rank that could not continue
+    if (reasons.size() == 1 || *first == "--max-time") return " (" + *first + ")";
+    const auto same = std::count(reasons.begin(), reasons.end(), *first);
+    const std::string more = same > 1 ? format(" and %td more", same - 1) : "";
+    return format(" (%s to rank %td%s)", first->c_str(), first - reasons.begin(), more.c_str());
+}
+
 static int end_of_stopped(Run& run) {
+    const std::string request = describe_request(run);
     const std::vector<std::string> codes =
         run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
     const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
@@ -250,8 +262,9 @@ static int end_of_stopped(Run& run) {
                    : format("the run ends at step %lld", step).c_str());
     for (const std::string& code : codes)
         if (code != "0") return std::stoi(code);
-    run.log->note(saved ? format("stopped on request; step %lld is saved, --resume continues", step)
-                        : "stopped on request, before the first step was complete: there is nothing to save");
+    run.log->note("stopped on request" + request +
+                  (saved ? format("; step %lld is saved, --resume continues", step)
+                         : ", before the first step was complete: there is nothing to save"));
     return EXIT_PREEMPTED;
 }
 

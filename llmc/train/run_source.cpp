@@ -204,6 +204,28 @@ RunSource find_trained_model(const Options& options, bool need_tokenizer) {
     return find_again_if_deleted([&](RunSource& source) { find_trained_model(source, options, need_tokenizer); });
 }
 
+void load_from(RunSource& source, const Options& options, Comm& comm,
+               const std::function<void(const std::string& dir)>& load,
+               const std::function<void(const std::string& line)>& note) {
+    const bool chosen = source.resume.empty() && !is_same_path(source.weights, options.init);  // not named by the user
+    for (int i = 1;; i++) {
+        bool deleted = false;
+        try {
+            load(source.weights);
+        } catch (const Error&) {
+            deleted = chosen && i < READ_ATTEMPTS && is_deleted(source.weights);
+            if (!deleted) throw;
+        }
+        const std::vector<std::string> ranks = comm.all_gather_text(deleted ? "deleted" : "");
+        if (std::find(ranks.begin(), ranks.end(), "deleted") == ranks.end()) return;
+        const std::string before = source.weights;
+        std::vector<std::string> ignored;  // a newer checkpoint is as intact as the one that was verified first
+        source.weights = comm.all_gather_text(comm.rank == 0 ? resolve_init(options.init, ignored) : "")[0];
+        note(format("%s was deleted by its run while it was read: %s is read instead", before.c_str(),
+                    source.weights.c_str()));
+    }
+}
+
 bool differ_as_tokenizers(const std::string& path, const std::string& other_path) {
     try {
         const Tokenizer tokenizer = load_tokenizer(path), other = load_tokenizer(other_path);

@@ -1,11 +1,13 @@
 // run_source.h: finds what a command starts from: the shape of its model, its weights and its tokenizer.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "model/params.h"
 #include "options/options.h"
+#include "parallel/comm.h"
 #include "text/tokenizer.h"
 
 struct RunSource {
@@ -25,6 +27,13 @@ RunSource find_training_start(const Options& options);
 // For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
 // newest checkpoint is used. If `need_tokenizer`, refuses a model without a tokenizer.
 RunSource find_trained_model(const Options& options, bool need_tokenizer);
+
+// Called by all ranks of `comm` with the same source. Calls `load` with the directory source.weights. If that is a
+// checkpoint of the run's output --init, and the run deletes it meanwhile, source.weights becomes the newest checkpoint
+// on all ranks, and `load` is called again, READ_ATTEMPTS times in all. `note` prints a line for each.
+void load_from(RunSource& source, const Options& options, Comm& comm,
+               const std::function<void(const std::string& dir)>& load,
+               const std::function<void(const std::string& line)>& note);
 
 // Whether two tokenizers (paths as for load_tokenizer) differ in tokens or merges. False if one cannot be read.
 bool differ_as_tokenizers(const std::string& path, const std::string& other_path);

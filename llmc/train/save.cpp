@@ -255,12 +255,13 @@ void save_in_background(Run& run, const StateReader& reader) {
         report(run, *before);
         warn_of_wait(run, before->step, seconds_now() - begin);
     }
+    const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
     background.snapshot.take(reader.read);
-    const double stall_ms = 1e3 * (seconds_now() - begin);
-    background.start(run.state.step, [&run, &background, stall_ms, state = reader.state, trainer = run.state] {
+    const double copy_ms = 1e3 * (seconds_now() - begin_copy), stall_ms = 1e3 * (seconds_now() - begin);
+    background.start(run.state.step, [&run, &background, copy_ms, stall_ms, state = reader.state, trainer = run.state] {
         SaveResult result =
             write_checkpoint(run, background.snapshot.layout, state, background.snapshot.reader(), trainer);
-        result.ms += stall_ms;
+        result.ms += copy_ms;
         result.stall_ms = stall_ms;
         return result;
     });

@@ -9,7 +9,8 @@
 // Until stop_on_signals is called, a signal ends the process, which has nothing to save yet. announce: print a line
 // about this on stderr; set it on one rank only.
 void end_on_signals(bool announce);
-// Handles the signals from now on. announce: print a line on stderr when the run stops; set it on one rank only.
+// Handles the signals from now on. announce: print a line on stderr when the run stops, with the signal and its sender;
+// set it on rank 0 only.
 void stop_on_signals(bool announce);
 // Prints nothing about later signals: mpirun sends SIGTERM if another rank fails, when this rank has already saved.
 void stop_quietly();
@@ -17,6 +18,8 @@ void stop_quietly();
 // A later call replaces the time. Call it on one rank only: the ranks' votes tell the others.
 void stop_at(double time);
 bool stop_requested();
+// What asked this process to stop: "SIGTERM", "--max-time"; "" before a request.
+const char* stop_reason();
 
 // seconds_now() when the command started: this process, or the one that started it as a rank with this environment
 // variable. A rank that is a fork has the value of its parent.

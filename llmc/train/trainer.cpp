@@ -50,7 +50,10 @@ void Trainer<floatX>::load_state() {
     if (!run.source.resume.empty()) {
         run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
     } else if (!run.source.weights.empty()) {
-        load_weights(run.source.weights, optimizer.whole, write);
+        load_from(
+            run.source, run.options, run.comm,
+            [&](const std::string& dir) { load_weights(dir, optimizer.whole, write); },
+            [&](const std::string& line) { run.log->note(line); });
     } else {
         init_weights(optimizer, run.options.seed);
     }

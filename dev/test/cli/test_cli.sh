@@ -595,18 +595,20 @@ wait $owner 2>/dev/null
 check "after kill -9 the run can be resumed" "${in_busy[@]}" --steps 1000000 --resume --stop-after 5
 check "a run that ends leaves no lock" test ! -e "$busy/run.lock"
 
-# generate and eval during a run that deletes its checkpoints: they read the newest one, or report that it was deleted.
-live=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/live" --val-every 0)
-"${live[@]}" --steps 1000000 --checkpoint-every 1 --keep 1 &
-owner=$!
-check "a run with --keep 1 saves in the background" wait_for "$scratch/live/latest"
-for command in "generate --max-tokens 1" "eval ${val_data[*]} --batches 1"; do
+# generate, eval and train --init while a run deletes its newest checkpoint: the next one is read. One that is named is not replaced.
+check "a library that deletes a checkpoint" make_vanishes
+live=("$program" "${data[@]}" "${tiny[@]}" --val-every 0)
+check "a run with 2 checkpoints" "${live[@]}" --output "$scratch/two" --steps 4 --checkpoint-every 2
+for command in "generate --max-tokens 1" "eval ${val_data[*]} --batches 1" "train ${data[*]} --output $scratch/from_live --steps 1 --checkpoint-every 0"; do
+    rm -rf "$scratch/live" && cp -r "$scratch/two" "$scratch/live"
     # shellcheck disable=SC2086  # words
-    for _ in $(seq 60); do "$program" $command --init "$scratch/live"; done >/dev/null 2>"$scratch/err"
-    check "${command%% *} reads the checkpoints of a run that deletes them" test "$(grep -vcE '^error: .*/step_[0-9]+: was deleted while it was read, probably by a run' "$scratch/err")" = 0
+    "${vanishes[@]}" VANISHES=step_000004/model.safetensors VANISHES_AT=2 "$program" $command --init "$scratch/live" >"$scratch/out" 2>&1
+    check "${command%% *} --init RUN while a checkpoint is deleted: exit code 0" test $? = 0
+    check "${command%% *} --init RUN while a checkpoint is deleted: a line says what is read" \
+        grep -q "$scratch/live/step_000004 was deleted by its run while it was read: $scratch/live/step_000002 is read instead$" "$scratch/out"
 done
-kill -9 $owner
-wait $owner 2>/dev/null
+refused "generate --init CHECKPOINT that is deleted" 66 "$scratch/two/step_000004: was deleted while it was read, probably by a run" \
+    "${vanishes[@]}" VANISHES=step_000004/model.safetensors VANISHES_AT=2 "$program" generate --init "$scratch/two/step_000004"
 
 # A run whose output directory is moved must not write into a new run of that name, and can be resumed where it is now.
 in_moved=("$program" "${data[@]}" "${tiny[@]}" --output "$scratch/moved" --val-every 0)

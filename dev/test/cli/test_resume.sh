@@ -91,7 +91,7 @@ begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
-check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the step is abandoned" "$scratch/said"
+check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: SIGTERM from bash; the step is abandoned" "$scratch/said"
 check "SIGTERM in a long step: the step is not saved" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
 check "SIGTERM in a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
@@ -105,7 +105,7 @@ else
     kill -TERM $pid
     wait $pid
     check "SIGTERM in the first step: exit code 75" test $? = 75
-    check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: the step is abandoned after this micro-step, to save the steps before it; .*" "$scratch/said"
+    check "SIGTERM in the first step: no checkpoint is promised" grep -qx "stopping: SIGTERM from bash; the step is abandoned after this micro-step, to save the steps before it; .*" "$scratch/said"
     check "SIGTERM in the first step: nothing is saved" grep -q "there is nothing to save" "$scratch/out"
     # A signal before the first step: there is nothing to save, and a line says that nothing is lost.
     large=("${slow[@]}" --layers 4 --channels 512 --global-batch 64 --checkpoint-every 1 --keep 1)

@@ -39,6 +39,12 @@ for every in 1 4; do
             awk -v a="$loss" -v b="$saved" 'BEGIN { exit !(a > 0 && a - b < 1e-4 && b - a < 1e-4) }'
     done
 done
+# The save of step 8 begins while that of step 4 is written, which takes more than 1 s.
+save_ms=$(checkpoint_field "$scratch/val4" 8 ms) stall_ms=$(checkpoint_field "$scratch/val4" 8 stall_ms)
+check "the time of a save ($save_ms ms) has no wait for the save before ($stall_ms ms)" test "$save_ms" -lt $((stall_ms + 900))
+check "a save that is complete before the next step" "${train[@]}" --steps 2 --global-batch 8192 --checkpoint-every 1 --checkpoint-async on --output "$scratch/long"
+check "the log has the checkpoint when it is complete, not when the next step is" \
+    test "$(sed -n 's/.*"kind":"\(step\|checkpoint\)".*/\1/p' "$scratch/long/log.jsonl" | tr '\n' ' ')" = "step checkpoint step checkpoint "
 
 # ---- kill -9 and a request to stop, at a moment in which a save is in flight
 # in_flight RUN: waits for a file of a save that is being written, after a checkpoint is there.

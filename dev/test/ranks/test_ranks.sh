@@ -170,11 +170,13 @@ done
 # A signal during a step that takes seconds: all ranks abandon the step at the same micro-step, and the resumed run repeats it.
 slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
 check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
-start_ranks 2 "${slow[@]}" --output "$scratch/given_up"
+start_ranks 2 "${slow[@]}" --quiet=0 --progress plain --output "$scratch/given_up"
 check "a long step: the ranks train" wait_for "$scratch/given_up/log.jsonl" '"step":0,'
-kill -USR1 "$job"
+kill -TERM "${processes[1]}"
 check "a long step: all end, and leave nothing" job_ends 15
 check "a long step: exit code 75" test "$status" = 75
+check "a long step: a line says which rank has the signal" \
+    grep -q "^stopped on request (SIGTERM to rank 1); step 1 is saved" "$scratch/background.log"
 check "a signal in a long step: the step is not saved" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
 check "a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3

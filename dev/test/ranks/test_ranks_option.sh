@@ -94,7 +94,7 @@ for signal in INT TERM; do
     check "SIG$signal: exit code $status" test $status = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
     if [ -n "$adds_lines" ]; then skip "SIG$signal: no line of mpirun" "$adds_lines" && continue; fi
-    check "SIG$signal: no line of mpirun" test "$(grep -c '[Pp]rimary job\|mpirun\|[Ee]xit code' "$scratch/job.log")" = 0
+    check "SIG$signal: no line of mpirun" test "$(grep -v '^stopping: ' "$scratch/job.log" | grep -c '[Pp]rimary job\|mpirun\|[Ee]xit code')" = 0
 done
 
 # mpirun loses a signal that it gets before it has started its ranks.
@@ -165,7 +165,9 @@ check "rank 1 killed, no restart: all end" job_ends 15
 check "rank 1 killed, no restart: exit code $status" test $status = 137
 check "rank 1 killed, no restart: an error" grep -qx "error: rank 1 was ended by signal 9 (Killed; out of memory?); there is no checkpoint yet" \
     "$scratch/job.log"
-check "rank 1 killed, no restart: no lines of mpirun" test "$(grep -c '^---\|mpirun\|exit code' "$scratch/job.log")" = 0
+check "rank 1 killed, no restart: rank 0 says why it stops" grep -Eq \
+    "^stopping: SIGTERM from (mpirun|orted|prterun|prted), as when another rank has ended;" "$scratch/job.log"
+check "rank 1 killed, no restart: no lines of mpirun" test "$(grep -v '^stopping: ' "$scratch/job.log" | grep -c '^---\|mpirun\|exit code')" = 0
 
 # ---- --max-restarts gives up: a stand-in for mpirun notes each start, and ends as it is told
 mkdir "$scratch/stand_in"

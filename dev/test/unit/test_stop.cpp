@@ -24,6 +24,9 @@ struct DefaultSignals {
     }
 };
 
+// Changes the name by which the system knows this process.
+static void rename_self(const std::string& name) { write_bytes("/proc/self/comm", name); }
+
 // Runs until a signal asks it to stop, then ends with status 0 after a pause in which a second signal arrives.
 [[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready, void (*handle)(bool)) {
     dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
@@ -110,6 +113,16 @@ TEST_CASE_FIXTURE(DefaultSignals, "after a scheduler's warning and one signal th
         }
 }
 
+TEST_CASE_FIXTURE(DefaultSignals, "the line about a signal names it, and its sender if that still exists") {
+    const TemporaryDirectory dir;
+    rename_self("mpirun");
+    status_after({SIGUSR1}, dir / "said");
+    CHECK(read_bytes(dir / "said").starts_with("stopping: SIGUSR1 from mpirun; the step is abandoned"));
+    status_after({SIGTERM}, dir / "said");
+    rename_self("test_stop");
+    CHECK(read_bytes(dir / "said").starts_with("stopping: SIGTERM from mpirun, as when another rank has ended; the"));
+}
+
 TEST_CASE_FIXTURE(DefaultSignals,
                   "a time that has passed asks to stop once, with a line, and a signal after it does not end the run") {
     const TemporaryDirectory dir;
@@ -119,10 +132,11 @@ TEST_CASE_FIXTURE(DefaultSignals,
         dup2(open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
         stop_on_signals(true);
         stop_at(seconds_now() + 3600.0);
-        if (stop_requested()) _exit(1);
+        if (stop_requested() || stop_reason() != std::string()) _exit(1);
         stop_at(seconds_now());
         if (!stop_requested() || !stop_requested()) _exit(2);
         raise(SIGTERM);
+        if (stop_reason() != std::string("--max-time")) _exit(4);
         stop_at(seconds_now() + 3600.0);
         _exit(stop_requested() ? 0 : 3);
     }
