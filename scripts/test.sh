@@ -13,8 +13,8 @@
 # run here is skipped: its program prints a line "SKIP  <what>: <reason>", and the result lists all of these. Only failures
 # decide the exit code.
 #
-# LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh and
-# a part of test_ranks.sh, which start ranks by srun and torchrun. Without these packages they are skipped.
+# LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh,
+# test_elastic.sh and a part of test_ranks.sh, which start ranks by srun and torchrun. Without these packages they are skipped.
 #
 # ARM=1 installs a cross compiler and qemu-user (g++-aarch64-linux-gnu, qemu-user; some 300 MB), builds the CPU program
 # for arm64, and runs its unit tests, test_gpt2 and test_resume.sh there.

@@ -2,9 +2,10 @@
 // emulator.cpp.
 //
 // The topology is a star: every rank sends to rank 0, which adds in rank order and sends the results back. The ranks
-// are connected by abstract Unix-domain sockets, whose name is the unique id. There is no background thread: a
-// collective makes progress when its stream is stepped (simt::enqueue_external), everything else when
-// ncclCommGetAsyncError is called.
+// are connected by abstract Unix-domain sockets, whose name is the unique id. Network namespaces do not share these, so
+// with SIMT_NCCL_FOLDER=DIR the sockets are files in DIR, which ranks in several namespaces can reach. There is no
+// background thread: a collective makes progress when its stream is stepped (simt::enqueue_external), everything else
+// when ncclCommGetAsyncError is called.
 #include "nccl.h"
 
 #include <fcntl.h>
@@ -110,8 +111,10 @@ std::map<std::string, int>& listeners() {
 sockaddr_un address_of(const std::string& name, socklen_t& length) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    name.copy(address.sun_path + 1, sizeof(address.sun_path) - 2);
-    length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const char* folder = getenv("SIMT_NCCL_FOLDER");
+    const std::string path = folder ? std::string(folder) + "/" + name : std::string(1, '\0') + name;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    length = socklen_t(offsetof(sockaddr_un, sun_path) + path.size());
     return address;
 }
 

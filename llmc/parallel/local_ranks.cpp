@@ -148,6 +148,7 @@ struct RankProcess {
     int rank = 0;
     pid_t pid = -1;
     bool running = false;
+    bool stopped = false;  // by SIGSTOP or the like
     Stream out, err;
 };
 
@@ -173,7 +174,8 @@ struct Ranks {
     bool ended = false;             // by a second signal
     double repeat_time = INFINITY;  // when the request to stop is repeated
     double repeat_pause = FIRST_REPEAT;
-    double kill_time = INFINITY;  // when the remaining ranks are killed
+    double kill_time = INFINITY;          // when the remaining ranks are killed
+    double stopped_kill_time = INFINITY;  // when those of them are killed that are stopped
 };
 }  // namespace
 
@@ -409,12 +411,19 @@ static void request_stop(Ranks& ranks) {
     ranks.repeat_pause *= 2;
 }
 
+// Gives the remaining ranks the time to end by themselves.
+static void limit_rest(Ranks& ranks) {
+    const double now = seconds_now();
+    ranks.kill_time = std::min(ranks.kill_time, now + LAST_SECONDS);
+    ranks.stopped_kill_time = std::min(ranks.stopped_kill_time, now + LAST_SECONDS_STOPPED);
+}
+
 // Asks the remaining ranks to end, and kills them if they do not.
 static void end_all(Ranks& ranks) {
     ranks.ended = true;
     ranks.repeat_time = INFINITY;
     signal_all(ranks, ranks.options.end_signal);
-    ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
+    limit_rest(ranks);
 }
 
 // Writes as much as cannot block, once pselect has found room for it.
@@ -452,14 +461,16 @@ static void note_end(Ranks& ranks, const RankProcess& process, int status) {
         const std::string advice = ranks.options.advice ? ranks.options.advice() : "";
         if (first_request == 0) print_message("error: " + outcome.failure + (advice.empty() ? "" : "; ") + advice);
     }
-    ranks.kill_time = std::min(ranks.kill_time, seconds_now() + LAST_SECONDS);
+    limit_rest(ranks);
 }
 
 static void reap(Ranks& ranks) {
     int status = 0;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;)
         for (RankProcess& process : ranks.processes) {
             if (process.pid != pid) continue;
+            process.stopped = WIFSTOPPED(status);
+            if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
             process.running = false;
             for (Stream* stream : {&process.out, &process.err}) {
                 relay(ranks, process, *stream);
@@ -469,6 +480,29 @@ static void reap(Ranks& ranks) {
         }
 }
 
+// Kills the ranks whose time to end by themselves is over.
+static void kill_late(Ranks& ranks) {
+    const double now = seconds_now();
+    for (RankProcess& process : ranks.processes) {
+        const bool stopped = process.stopped && now >= ranks.stopped_kill_time;
+        if (!process.running || (!stopped && now < ranks.kill_time)) continue;
+        if (first_request == 0)
+            print_message(stopped ? format("warning: rank %d is stopped, and is killed", process.rank)
+                                  : format("warning: rank %d did not end within %g s, and is killed", process.rank,
+                                           LAST_SECONDS));
+        kill(process.pid, SIGKILL);
+        process.stopped = false;
+    }
+    if (now >= ranks.kill_time) ranks.kill_time = INFINITY;
+}
+
+// The time at which kill_late will have something to do; INFINITY: no rank has failed.
+static double next_kill_time(const Ranks& ranks) {
+    const bool any_stopped = std::any_of(ranks.processes.begin(), ranks.processes.end(),
+                                         [](const auto& p) { return p.running && p.stopped; });
+    return any_stopped ? std::min(ranks.kill_time, ranks.stopped_kill_time) : ranks.kill_time;
+}
+
 // Waits for the next event, for at most a second.
 static void supervise(Ranks& ranks) {
     std::vector<int> files;
@@ -476,7 +510,7 @@ static void supervise(Ranks& ranks) {
         for (const int file : {process.out.file, process.err.file})
             if (file >= 0) files.push_back(file);
     const std::vector<int> written = files_to_write(ranks);
-    const double next = std::min(ranks.kill_time, next_error_time(ranks));
+    const double next = std::min(next_kill_time(ranks), next_error_time(ranks));
     const Ready ready = wait_for_files(files, written, std::clamp(next - seconds_now(), 0.01, 1.0));
     for (int to : written)
         if (FD_ISSET(to, &ready.writable)) write_some(ranks, to);
@@ -497,13 +531,7 @@ static void supervise(Ranks& ranks) {
     if (seconds_now() >= ranks.repeat_time) request_stop(ranks);
     reap(ranks);
     print_errors(ranks, seconds_now());
-    if (seconds_now() < ranks.kill_time || !any_running(ranks)) return;
-    for (const RankProcess& process : ranks.processes)
-        if (process.running && first_request == 0)
-            print_message(
-                format("warning: rank %d did not end within %g s, and is killed", process.rank, LAST_SECONDS));
-    signal_all(ranks, SIGKILL);
-    ranks.kill_time = INFINITY;
+    kill_late(ranks);
 }
 
 // Writes what the ranks have printed last. If a signal has asked to stop, it waits for a reader only this long: a

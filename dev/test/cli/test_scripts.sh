@@ -25,6 +25,8 @@ check "recipe GPT-3 6.7B: tokens per step and parameters" planned run_gpt3_6.7B.
 check "recipe GPT-3 13B: tokens per step and parameters" planned run_gpt3_13B.sh 8 2097152 12,853,386,240 2048
 check "recipe 124M by torchrun: tokens per step and parameters" planned run_gpt2_124M_torchrun.sh 8 524288 124,439,808
 check "recipe 124M by torchrun on 2 nodes: tokens per step" env NODES=2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
+check "recipe 124M by torchrun on 1 or 2 nodes: tokens per step" \
+    env NODES=1:2 bash -c "$(declare -f planned); planned run_gpt2_124M_torchrun.sh 16 524288 124,439,808"
 check "recipe 124M by Slurm on 2 nodes: tokens per step" planned run_gpt2_124M.sbatch 16 524288 124,439,808
 check "recipe 124M by Slurm on 4 nodes: tokens per step" env NODES=4 bash -c "$(declare -f planned); planned run_gpt2_124M.sbatch 32 524288 124,439,808"
 for ranks in 1 2 4; do

@@ -197,5 +197,5 @@ start "$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 
     --gpus 2 --output "$out" --timeout-step $deadline
 check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP "$(children "$job" | tail -n 1)"
-hangs "a GPU rank that is stopped" $((deadline + 12)) 1 "on $(hostname) did not answer"
+hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
 finish

@@ -134,18 +134,34 @@ TEST_CASE("a line of dashes on a program's stdout is text") {
     CHECK(supervise(ranks, 1).out == text);
 }
 
-TEST_CASE("a rank that does not end after another rank's failure is killed, also if it is stopped") {
-    const Result result = supervise(running([](int index) {
-                                        if (index == 0) return EXIT_BAD_DATA + 0;
-                                        signal(SIGTERM, SIG_IGN);
-                                        raise(SIGSTOP);
-                                        return 0;
-                                    }),
-                                    2);
+// The first rank fails. The others ignore requests to end: `stopped` of them stop, the rest sleeps.
+static Result run_after_failure(int count, int stopped) {
+    return supervise(running([stopped](int index) {
+                         if (index == 0) return EXIT_BAD_DATA + 0;
+                         signal(SIGTERM, SIG_IGN);
+                         if (index <= stopped) raise(SIGSTOP);
+                         sleep(60);
+                         return 0;
+                     }),
+                     count);
+}
+
+TEST_CASE("a rank that does not end after another rank's failure is killed") {
+    const Result result = run_after_failure(3, 1);
     CHECK(result.exit_code == EXIT_BAD_DATA);
     CHECK(result.seconds > LAST_SECONDS - 0.1);
     CHECK(result.seconds < LAST_SECONDS + 5);
-    CHECK(result.err == format("warning: rank 1 did not end within %g s, and is killed\n", LAST_SECONDS));
+    CHECK(result.err == format("warning: rank 1 is stopped, and is killed\n"
+                               "warning: rank 2 did not end within %g s, and is killed\n",
+                               LAST_SECONDS));
+}
+
+TEST_CASE("a stopped rank is killed soon after another rank's failure") {
+    const Result result = run_after_failure(2, 1);
+    CHECK(result.exit_code == EXIT_BAD_DATA);
+    CHECK(result.seconds > LAST_SECONDS_STOPPED - 0.1);
+    CHECK(result.seconds < LAST_SECONDS_STOPPED + 3);
+    CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
 }
 
 TEST_CASE("lines of other ranks are whole and name their rank") {
