@@ -13,6 +13,7 @@
 #include <omp.h>
 
 #include "base/common.h"
+#include "base/fault.h"
 #include "base/host.h"
 #include "base/terminal.h"
 #include "base/threads.h"
@@ -38,8 +39,12 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int number, int i
     const Span span(trace, Track::training, model.stream, {.name = "backward"});
     t.run.watchdog.reached("backward of micro-step", number);
     GradientSum& gradients = t.optimizer.gradients;
-    const auto complete = [&](int bucket) {
-        if (last) gradients.reduce_bucket(bucket, v);
+    const auto complete = [&](int b) {
+        const Bucket bucket = model.layout.bucket(b);
+        const int64_t bytes = (bucket.end - bucket.begin) * int64_t(sizeof(float));
+        fault_point(
+            {.point = FaultPoint::gradients, .data = model.grads.bucket(b), .bytes = bytes, .stream = model.stream});
+        if (last) gradients.reduce_bucket(b, v);
     };
     model.backward(batch.tokens, batch.targets, batch.B, batch.T, index, scale, complete,
                    [&](int bucket) { gradients.begin_bucket(bucket); });
@@ -69,7 +74,8 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
     GPT2<floatX>& model = t.model;
     GradientSum& gradients = t.optimizer.gradients;
     Trace* trace = run.comm.trace.get();
-    const bool graphs = device_has_graphs() && run.options.cuda_graph == "on";
+    // A graph would repeat a fault in each step.
+    const bool graphs = device_has_graphs() && run.options.cuda_graph == "on" && !fault_hook;
     const int virtual_ranks = gradients.own_virtual_ranks(), micro_steps = run.batch.grad_accum_steps / virtual_ranks;
     // ZeRO-2 sums over all virtual ranks in every micro-step, so this rank's virtual ranks take turns.
     const bool in_turns = model.shard_gradients;
@@ -128,6 +134,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     Trace* trace = run.comm.trace.get();
     if (trace) trace->begin_step(step);
     run.watchdog.begin(Phase::step, step);
+    fault_point({.point = FaultPoint::step, .rank = run.comm.rank, .step = step});
     const Span whole(trace, Track::training, t.model.stream, {"step", step, step, run.batch.tokens_per_step});
     const int64_t sent_before = run.groups.bytes_sent();
     if (!accumulate_gradients(t, step)) return false;
@@ -138,6 +145,9 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     t.optimizer.clip(float(run.options.grad_clip), status);
     t.optimizer.step(float(learning_rate(run.schedule, step)), narrow(step + 1));
+    const DeviceBuffer<floatX>& weights = t.model.weights.memory;
+    fault_point(
+        {.point = FaultPoint::update, .data = weights.data, .bytes = weights.bytes(), .stream = t.model.stream});
     queue_results(t, step, run.groups.bytes_sent() - sent_before);
     return true;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/fault.h"
 #include "ops/ops.h"
 
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
@@ -147,6 +148,8 @@ void GradientSum::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
+    fault_point(
+        {.point = FaultPoint::allreduce, .data = own, .bytes = count * int64_t(sizeof(float)), .stream = *stream});
     comm.label_next("reduce bucket", b);
     tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.grad_dtype, *stream)
                                      : comm.all_reduce(own, count, division.grad_dtype, *stream);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/common.h"
+#include "base/fault.h"
 #include "base/host_memory.h"
 #include "train/keep.h"
 
@@ -53,6 +54,7 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
     const double begin = seconds_now();
     try {
         check_lock(*run.lock, run.options.output);
+        fault_point({.point = FaultPoint::save, .rank = run.comm.rank, .step = trainer.step});
         result.dir = save_checkpoint(save_options(run, state, result), layout, read, trainer).dir;
     } catch (const Error& error) {
         result.error = error;

@@ -228,6 +228,7 @@ fi
 
 # ---- usage
 refused "unknown option" 2 "did you mean --micro-batch?" "$program" --mirco-batch 4
+refused "the option of a test program" 2 "unknown option --fault" "$program" --fault kill:rank=0,step=1
 refused "no training data" 2 "--train-data is missing" "$program"
 refused "unknown model" 2 "d12 (gpt2), d24 (gpt2-medium), d36 (gpt2-large), d48 (gpt2-xl)" "$program" "${data[@]}" --model d13
 refused "no master weights in fp32" 2 "--master-weights off, but --precision auto is fp32 on this device" env CPU_ISA=plain \

@@ -1,0 +1,28 @@
+// fault.h: places in training at which a test makes something fail. Only the program train_gpt2_faults
+// (dev/test/support/train_gpt2_faults.cpp) sets the hook; for all others a place costs a comparison with null.
+#pragma once
+#include <cstdint>
+
+#include "base/dtype.h"
+
+enum class FaultPoint {
+    step,       // before a step; the other places up to the next step are in this one
+    gradients,  // the gradients of a bucket are complete on this rank; data: the bucket, of floats
+    allreduce,  // the bucket is sent next; data: the bucket, of floats
+    update,     // the weights are updated; data: those of this rank
+    save,       // a checkpoint is written next, maybe in a thread; step: its own
+};
+
+struct FaultSite {
+    FaultPoint point;
+    int rank = -1;      // given at `step` and `save`
+    int64_t step = -1;  // given at `step` and `save`
+    void* data = nullptr;
+    int64_t bytes = 0;
+    Stream stream = nullptr;
+};
+
+inline void (*fault_hook)(const FaultSite& site) = nullptr;
+inline void fault_point(const FaultSite& site) {
+    if (fault_hook) fault_hook(site);
+}
