@@ -22,14 +22,15 @@ start_options() {
         pids+=($!)
     done
 }
-# The same with the variables of torchrun.
+# The same with the variables of torchrun. `local_rank` is LOCAL_RANK of every rank, if it is not the rank. With devices=1: every rank
+# sees one GPU, its own.
 start_torchrun() {
     local n=$1 rank
     shift
     port=$((port + 20)) pids=()  # the rendezvous uses the ports above it
     for ((rank = 0; rank < n; rank++)); do
-        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port TORCHELASTIC_RUN_ID=$$ \
-            SIMT_DEVICES=$n timeout 60 "$@" >"$scratch/rank_$rank.log" 2>&1 </dev/null &
+        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=${local_rank:-$rank} LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            TORCHELASTIC_RUN_ID=$$ SIMT_DEVICES=${devices:-$n}${devices:+$rank} timeout 60 "$@" >"$scratch/rank_$rank.log" 2>&1 </dev/null &
         pids+=($!)
     done
 }
@@ -85,6 +86,13 @@ done
 check "2 GPUs by options use NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
 check "2 GPUs by torchrun's variables" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
 check "2 GPUs by torchrun's variables give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
+devices=1: check "LOCAL_RANK=RANK, and each rank sees one GPU" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/one_visible"
+check "LOCAL_RANK=RANK, and each rank sees one GPU: rank 1 takes it, and says so" \
+    grep -qx "note: process 1 of this machine sees one GPU and uses it" "$scratch/rank_1.log"
+devices=1: local_rank=0 check "LOCAL_RANK=0 on all ranks, and each sees one GPU" by_torchrun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/local_0"
+for run in one_visible local_0; do
+    check "ranks that see one GPU each give the same bits as 1 ($run)" same_run "$scratch/1_fp32" "$scratch/$run" 4
+done
 export SIMT_STREAMS=deferred:3
 check "2 GPUs with another order of streams" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
 check "2 GPUs with another order of streams, --zero 2" by_options 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 2 --output "$scratch/deferred_2"
@@ -227,6 +235,7 @@ if [ -z "$mpi" ]; then
     check "two ranks that see one GPU each give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
 fi
 unset CUDA_VISIBLE_DEVICES
+local_rank=0 refused_ranks "LOCAL_RANK=0 on all ranks, and each sees all GPUs" "ranks 0 and 1 are both on GPU-" start_torchrun 2 "${never[@]}"
 if [ -z "$mpi" ]; then
     SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2 >"$scratch/mpirun.log" 2>&1
     check "another learning rate: exit code 2" test $? = 2

@@ -147,6 +147,8 @@ check "--stop-after with a restart: all end" job_ends 60
 check "--stop-after with a restart: exit code $status" test "$status" = 0
 check "--stop-after with a restart: one restart" test "$(grep -c '^restart ' "$scratch/job.log")" = 1
 check "--stop-after with a restart: the last step" test "$(cat "$out/latest")" = step_000404
+check "the same run without a restart" "${endless[@]}" --ranks 2 --stop-after 404 --output "$scratch/undisturbed"
+check "a run that was restarted has the bits of one that was not disturbed" same_run "$scratch/undisturbed" "$out" 404
 
 out=$scratch/killed_later
 start "${endless[@]}" --ranks 2 --checkpoint-every 20 --output "$out"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_slurm.sh: ranks under Slurm on two hosts (slurm.sh): the rank that each process finds under srun, sbatch and salloc,
-# training by srun with PMIx, the TCP rendezvous without it, a job that is asked to stop, and one that is queued again.
+# training by srun with PMIx, the TCP rendezvous without it, a job that is asked to stop, and jobs that are queued again.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -159,22 +159,38 @@ check "exit code 75 queues the recipe again" wait_for "$scratch/recipe.out" 'end
 # of the first attempt are gone, which slurmd would take for those of the job: its script, and the sockets of its steps,
 # HOST_JOB.STEP.
 first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
+# starts_again FILE TEXT: a second attempt of $job writes TEXT into FILE.
 starts_again() {
     for _ in $(seq 60); do
-        if grep -q 'restart 1' "$scratch/recipe.out"; then return; fi
+        if grep -q -- "$2" "$1"; then return; fi
         if slurm squeue --noheader --jobs="$job" --format=%r | grep -q BeginTime && ! first_attempt_is_there; then
             slurm scontrol update "JobId=$job" StartTime=now
         fi
         sleep 0.5
     done
-    tail -n 3 "$scratch/recipe.out"  # why not
+    tail -n 3 "$1"  # why not
     slurm scontrol show job "$job" | grep -E 'JobState|Restarts|StartTime'
     return 1
 }
-check "the recipe starts again" starts_again
+check "the recipe starts again" starts_again "$scratch/recipe.out" 'restart 1'
 for rank in 0 1 2 3; do
     check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: joins the others"
 done
+
+# ---- a job that is queued again while it trains: Slurm sends SIGTERM, and the ranks save
+long=("${train[@]}" --steps 200 --val-every 0 --checkpoint-every 100000)
+check "1 process, 200 steps" "${long[@]}" --output "$scratch/long"
+out=$scratch/requeued
+printf '#!/usr/bin/env bash\nexec srun --mpi=pmix %s\n' "${long[*]} --output $out --resume" >"$scratch/requeued.sh"
+job=$(slurm sbatch --parsable "${two_by_two[@]}" --requeue --open-mode=append --output="$scratch/requeued.out" "$scratch/requeued.sh")
+check "a job that is queued again trains" wait_for "$out/log.jsonl" '"step":3,'
+check "scontrol requeue" slurm scontrol requeue "$job"
+check "scontrol requeue: the run saves" wait_for "$out/latest"
+saved=$(cat "$out/latest")
+check "scontrol requeue: the run saves in between, $saved" test "$saved" != step_000200
+check "scontrol requeue: the job resumes at the step that it has saved" starts_again "$out/log.jsonl" "\"resumed_at\":$((10#${saved#step_}))[,}]"
+check "scontrol requeue: the run is complete" wait_for "$out/latest" step_000200
+check "scontrol requeue: the run has the bits of one that was not disturbed" same_run "$scratch/long" "$out" 200
 
 # ---- no process is left
 check "Slurm stops" dev/test/ranks/slurm.sh down "$scratch" 2
