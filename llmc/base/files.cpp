@@ -129,8 +129,13 @@ FileSum write_file(const std::string& path, const std::string& content) {
 void replace_file(const std::string& path, const std::string& content) {
     const std::string temporary = path + ".tmp";
     remove_tree(temporary);
-    write_file(temporary, content);
-    rename_path(temporary, path);
+    try {
+        write_file(temporary, content);
+        rename_path(temporary, path);
+    } catch (const Error&) {
+        unlink(temporary.c_str());  // frees the space
+        throw;
+    }
     sync_directory(parent_directory(path));
 }
 
@@ -225,6 +230,11 @@ void make_directories(const std::string& dir) {
         fail_errno(EXIT_CANNOT_CREATE, dir, "follow this link");
     if (error) fail_code(EXIT_CANNOT_CREATE, dir, "create the directory", error);
     sync_directory(parent);
+}
+
+void make_new_directory(const std::string& dir) {
+    if (mkdir(dir.c_str(), 0777) != 0) fail_errno(EXIT_CANNOT_CREATE, dir, "create the directory");
+    sync_directory(parent_directory(dir));
 }
 
 void sync_directory(const std::string& dir) {

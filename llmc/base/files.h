@@ -54,6 +54,7 @@ std::string read_file(const std::string& path, int64_t max_bytes);
 // Writes a new file; its content is on disk when the call returns.
 FileSum write_file(const std::string& path, const std::string& content);
 // Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
+// A failure leaves the old content and no other file.
 void replace_file(const std::string& path, const std::string& content);
 // `progress` is called for each part of the file that was read, with the number of bytes read so far.
 FileSum checksum_file(const std::string& path, const std::function<void(int64_t done, int64_t of)>& progress = {});
@@ -71,8 +72,9 @@ void check_directory(const std::string& dir);
 bool is_denied(const std::string& dir);  // this user may not read dir or a file in it
 // Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.
 std::vector<std::string> list_directory(const std::string& dir);
-void make_directories(const std::string& dir);  // also makes the parents, and syncs them; dir may exist
-void sync_directory(const std::string& dir);    // makes the directory's entries durable
+void make_directories(const std::string& dir);    // also makes the parents, and syncs them; dir may exist
+void make_new_directory(const std::string& dir);  // refuses a path that exists, also a link to a directory
+void sync_directory(const std::string& dir);      // makes the directory's entries durable
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);              // path may be missing; links are not followed
 int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system

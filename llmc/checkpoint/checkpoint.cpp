@@ -350,7 +350,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     const std::string tmp = temporary_name(saved.dir);
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
     try {
-        make_directories(tmp);
+        make_new_directory(tmp);
         saved.bytes = write_files(tmp, options, layout, read, state);
         set_aside_later(options.output, state.step, note);
         put_in_place(tmp, saved.dir, warn);

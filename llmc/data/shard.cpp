@@ -155,6 +155,29 @@ static std::vector<std::string> matches(const std::string& pattern, const char* 
     return files;
 }
 
+// glob() expands braces into separate patterns before it reads a directory: {a,b}{a,b} is four. Their product, an upper
+// bound, is limited here, and their number, because glob() calls itself for each group.
+static void check_braces(const std::string& pattern, const char* option) {
+    constexpr int MOST_PATTERNS = 4096, MOST_GROUPS = 64;
+    double patterns = 1.0;
+    int groups = 0;
+    std::vector<int> open;  // alternatives of the groups around this character
+    for (size_t i = 0; i < pattern.size(); i++) {
+        const char c = pattern[i];
+        if (c == '\\') i++;
+        if (c == '{') open.push_back(1), groups++;
+        if (c == ',' && !open.empty()) open.back()++;
+        if (c != '}' || open.empty()) continue;
+        patterns *= open.back();
+        open.pop_back();
+    }
+    ENSURE(
+        groups <= MOST_GROUPS && patterns <= MOST_PATTERNS,
+        "%s '%s': its braces stand for more than %d patterns, or are more than %d; put the files into one folder, and "
+        "give a pattern with * and ?",
+        option, printable(pattern).c_str(), MOST_PATTERNS, MOST_GROUPS);
+}
+
 std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
     struct stat info;
     if (stat(pattern.c_str(), &info) == 0) {  // a file whose name may contain brackets, not a pattern
@@ -164,6 +187,7 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
         return {pattern};
     }
     if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
+    check_braces(pattern, option);
     for (const std::string& unfinished : matches(temporary_name(pattern), option))
         fail(
             EXIT_BAD_DATA,

@@ -4,6 +4,7 @@
 
 #include "model/mfu.h"
 #include "train/report.h"
+#include "train/run_checks.h"
 
 // FLOPs that backward repeats per token. --recompute layer repeats, for all layers but the last, attention and 8/12 of
 // a layer's matmuls (Recompute in model/gpt2.h). GELU's are not counted, as in mfu.h.
@@ -39,6 +40,20 @@ static int least_micro_batch(const Options& o) {
     return is_given(o, "micro-batch") && o.micro_batch > 0 ? o.micro_batch : 1;
 }
 
+// Refuses a micro-batch with which no run starts on this many data-parallel ranks.
+static void check_batch(const Options& o, int B, int T, int data_parallel) {
+    check_virtual_ranks(o, plan_batch(B, T, o.global_batch_tokens, data_parallel, o.default_global_batch));
+}
+
+static bool can_start(const Options& o, int B, int T, int data_parallel) {
+    try {
+        check_batch(o, B, T, data_parallel);
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 // The numbers of tensor-parallel ranks that the model, the hosts, and a global batch in the smallest micro-batches
 // allow. Refuses a global batch that allows none.
 static std::vector<int> possible_tensor_parallel(const Options& o, const GPT2Config& config, int T,
@@ -48,12 +63,9 @@ static std::vector<int> possible_tensor_parallel(const Options& o, const GPT2Con
     std::vector<int> all, possible;
     for (int tp = 1; tp <= most; tp++) all.push_back(tp);
     for (const int tp : values_of(o, "tensor-parallel", o.tensor_parallel, all))
-        if (config.NH % tp == 0 && on_host % tp == 0 &&
-            o.global_batch_tokens % (int64_t(B) * T * places.world_size / tp) == 0)
+        if (config.NH % tp == 0 && on_host % tp == 0 && can_start(o, B, T, places.world_size / tp))
             possible.push_back(tp);
-    if (possible.empty())
-        plan_batch(B, T, o.global_batch_tokens, places.world_size / o.tensor_parallel,
-                   o.default_global_batch);  // says why
+    if (possible.empty()) check_batch(o, B, T, places.world_size / o.tensor_parallel);  // says why
     ENSURE(!possible.empty(), "--tensor-parallel %d does not divide the %d heads and the %d rank%s of a machine",
            o.tensor_parallel, config.NH, on_host, on_host == 1 ? "" : "s");
     return possible;

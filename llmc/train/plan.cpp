@@ -81,7 +81,8 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
 
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         MemoryOptions options, int64_t available, const std::string& optimizer, bool own_memory) {
-    const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * world_size);  // per rank and step
+    const int shares = std::max(world_size, options.virtual_ranks);  // of a step, in whole micro-batches
+    const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * shares);
     const auto bytes = [&](int B) {
         const BatchPlan batch = plan_batch(B, seq_len, 0, world_size);
         return device_bytes(training_memory(dtype, config, batch, options, optimizer), own_memory);

@@ -94,17 +94,48 @@ static void print_table(Run& run, const Launch& launch, const DeviceInfo& device
     run.log->table(rows);
 }
 
-// Warns if a resumed run has other training data than its checkpoint, and names the files if the checkpoint does.
-static void check_fingerprint(Run& run, const RunInfo& info) {
-    const std::string files = files_json(&run.loader->corpus);
-    run.data_fingerprint = "{\"train\":\"" + info.data_fingerprint + "\",\"files\":" + files + "}";
-    if (run.source.resume.empty()) return;
-    const nlohmann::json before = parse_json(run.state.data, "the data in trainer.json");
-    if (before.value("train", "") == info.data_fingerprint) return;
+// Warns if the data `name` of a resumed run are not those of its checkpoint, and names the files if the checkpoint
+// does.
+static void compare_data(Run& run, const nlohmann::json& before, const nlohmann::json& now, const char* name,
+                         const char* files, const std::string& title, const std::string& consequence) {
+    if (!now.contains(name) || before.value(name, "") == now[name]) return;
     std::string which;
-    if (before.contains("files")) which = differing_files(files, before["files"].dump(), "now", "in the checkpoint");
-    run.log->warn("the training data differ from those of the checkpoint" + (which.empty() ? "" : " (" + which + ")") +
-                  "; training continues at the same position in the new data");
+    if (before.contains(files))
+        which = differing_files(now[files].dump(), before[files].dump(), "now", "in the checkpoint");
+    run.log->warn("the " + title + " data differ from those of the checkpoint" +
+                  (which.empty() ? "" : " (" + which + ")") + "; " + consequence);
+}
+
+// Compares the data with those of the checkpoint that the run resumes. A checkpoint of an older version describes no
+// validation data.
+static void compare_with_checkpoint(Run& run, nlohmann::json& now) {
+    const nlohmann::json before = parse_json(run.state.data, "the data in trainer.json");
+    try {
+        compare_data(run, before, now, "train", "files", "training",
+                     "training continues at the same position in the new data");
+        if (!before.contains("val")) return;
+        compare_data(run, before, now, "val", "val_files", "validation",
+                     "losses before and after this start cannot be compared");
+        if (now.contains("val")) return;
+        now["val"] = before["val"];  // this start does not validate; a later one may
+        now["val_files"] = before.value("val_files", nlohmann::json::object());
+    } catch (const nlohmann::json::exception&) {
+        fail(EXIT_BAD_DATA, "%s/trainer.json: its description of the data cannot be read; the checkpoint is damaged",
+             run.source.resume.c_str());
+    }
+}
+
+// Describes the data for the next checkpoint.
+static void describe_data_of(Run& run) {
+    nlohmann::json now;
+    const auto add = [&](const char* name, const char* files, const Corpus& corpus) {
+        now[name] = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
+        now[files] = parse_json(files_json(&corpus), "the files of the data");
+    };
+    add("train", "files", run.loader->corpus);
+    if (run.val_loader) add("val", "val_files", run.val_loader->corpus);
+    if (!run.source.resume.empty()) compare_with_checkpoint(run, now);
+    run.data_fingerprint = now.dump();
 }
 
 // Returns notes on leftovers of an earlier run that were removed.
@@ -191,7 +222,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
-    check_fingerprint(run, info);
+    describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
     return started;
 }

@@ -97,10 +97,18 @@ check "--resume takes the older checkpoint: the last one is whole again" "$progr
 cp -r "$scratch/data" "$scratch/changed" && cp "$(file_of "$scratch/data" 'val_*.bin')" "$(file_of "$scratch/changed" 'train_*.bin')"
 "${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 10 --seed 7 --resume >"$scratch/said" 2>&1
 check "a resume with other data gives a warning" grep -q "^warning: the training data differ from those of the checkpoint" "$scratch/said"
+check "a resume with the same validation data gives no warning about them" test "$(grep -c 'the validation data differ' "$scratch/said")" = 0
 check "a resume with another seed gives a warning" grep -q "^warning: changed since the checkpoint: .*--seed 7 (was 42)" "$scratch/said"
 check "the checkpoint of a resume has its seed" grep -q '"seed": 7,' "$scratch/strict/step_000010/trainer.json"
 "${more[@]}" --train-data "$scratch/changed/train_*.bin" --steps 12 --seed 7 --resume >"$scratch/said" 2>&1
 check "a second resume with the same data and seed gives no warning" test "$(grep -cE 'data differ|--seed' "$scratch/said")" = 0
+
+cp "$(file_of "$scratch/data" 'train_*.bin')" "$(file_of "$scratch/changed" 'val_*.bin')"
+"${run[@]}" --output "$scratch/strict" --val-every 0 --steps 14 --resume >"$scratch/said" 2>&1
+check "a resume without validation keeps the description of the validation data" grep -q '"val_files": {' "$scratch/strict/step_000014/trainer.json"
+"${run[@]}" --output "$scratch/strict" --val-data "$scratch/changed/val_*.bin" --steps 16 --resume >"$scratch/said" 2>&1
+check "a resume with other validation data gives a warning" \
+    grep -q "^warning: the validation data differ from those of the checkpoint (val_.*); losses before and after" "$scratch/said"
 
 # ---- --max-time. A run that did not stop by itself would be ended by timeout, with another exit code.
 limited=(timeout $((60 * slower)) "${run[@]}" --steps 100000000 --val-every 0 --checkpoint-every 100000000)

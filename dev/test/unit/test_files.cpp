@@ -94,6 +94,15 @@ TEST_CASE("a write that fails is an I/O error, and the file to be replaced keeps
     });
     CHECK(code == EXIT_IO);
     CHECK(read_bytes(dir / "a") == "old");
+    CHECK(list_directory(dir.path) == std::vector<std::string>{"a"});  // nothing takes the space that is missing
+}
+
+TEST_CASE("a new directory is not a link that someone else has made") {
+    const TemporaryDirectory dir;
+    std::filesystem::create_directory(dir / "outside");
+    std::filesystem::create_symlink(dir / "outside", dir / "new");
+    CHECK(exit_code_of([&] { make_new_directory(dir / "new"); }) == EXIT_CANNOT_CREATE);
+    CHECK(exit_code_of([&] { make_new_directory(dir / "outside"); }) == EXIT_CANNOT_CREATE);
 }
 
 TEST_CASE("a full disk is an I/O error that names the file") {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "train/report.h"
+#include "train/run_checks.h"
 
 static constexpr FitDevices eight = {{8}, int64_t(4) << 30, 1e15, 300e9};
 
@@ -146,6 +147,19 @@ TEST_CASE("a given option of the layout keeps its value, also that of its defaul
     CHECK(layouts(options_of({"--micro-batch", "auto"}), eight).size() == layouts(options_of({}), eight).size());
 }
 
+TEST_CASE("with --deterministic-ranks every layout that is listed can start") {
+    for (const char* n : {"4", "8"})
+        for (const Layout& layout : layouts(options_of({"--deterministic-ranks", n}), eight)) {
+            CAPTURE(layout_options(layout));
+            check_virtual_ranks(options_of({"--deterministic-ranks", n}), layout.batch);
+        }
+    const Options twelve = options_of({"--deterministic-ranks", "8", "--global-batch", "196608"});
+    const FitDevices devices = {{12}, int64_t(4) << 30, 1e15, 300e9};
+    for (const Layout& layout : layouts(twelve, devices)) CHECK(layout.tensor_parallel % 3 == 0);
+    CHECK_THROWS_WITH_AS(layouts(options_of({"--deterministic-ranks", "6"}), eight),
+                         doctest::Contains("--deterministic-ranks 6 on 8 ranks: both must be powers of two"), Error);
+}
+
 TEST_CASE("the smallest layout has the given options, and options without a layout are refused") {
     FitDevices devices = eight;
     devices.memory = 100 << 20;
@@ -157,7 +171,8 @@ TEST_CASE("the smallest layout has the given options, and options without a layo
           "--zero 1 --recompute none --micro-batch 4");
     CHECK_THROWS_WITH_AS(smallest({"--tensor-parallel", "5"}),
                          "--tensor-parallel 5 does not divide the 12 heads and the 8 ranks of a machine", Error);
-    CHECK_THROWS_WITH_AS(smallest({"--micro-batch", "3"}), doctest::Contains("--micro-batch 3 x --seq-len 1024 x 8 ranks"), Error);
+    CHECK_THROWS_WITH_AS(smallest({"--micro-batch", "3"}),
+                         doctest::Contains("--micro-batch 3 x --seq-len 1024 x 8 ranks"), Error);
     devices.places = {1};
     CHECK_THROWS_WITH_AS(smallest({"--sequence-parallel"}),
                          doctest::Contains("divides 12 heads, 1 ranks of a machine and 1024 tokens"), Error);

@@ -334,6 +334,20 @@ TEST_CASE("a pattern in a directory that may not be read is refused for that rea
     CHECK(failed == 0);
 }
 
+TEST_CASE("braces that stand for too many patterns are refused before glob() makes them") {
+    std::string many, deep, groups = "x";
+    for (int i = 0; i < 40; i++) many += "{a,b}";
+    for (int i = 0; i < 100'000; i++) deep += "{";
+    for (int i = 0; i < 65; i++) groups += "{}";
+    for (const std::string& pattern : {many, deep, groups})
+        CHECK_THROWS_WITH_AS(glob_files(pattern, "--train-data"),
+                             doctest::Contains("its braces stand for more than 4096 patterns, or are more than 64"),
+                             Error);
+    const TemporaryDirectory dir;
+    write_bytes(dir / "bb.bin", "");
+    CHECK(glob_files(dir / "{a,b,{c,d}}{a,b}.bin", "--train-data") == std::vector<std::string>{dir / "bb.bin"});
+}
+
 TEST_CASE("a pattern is refused if it would match a shard that is not finished") {
     const TemporaryDirectory dir;
     for (const char* name : {"train_000002.bin", "train_000001.bin.tmp", "val_000000.bin"}) write_bytes(dir / name, "");
