@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -143,7 +144,8 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     run.watchdog.reached("update");
     RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(t.last_own_ms)};
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
-    t.optimizer.clip(float(run.options.grad_clip), status);
+    if (run.options.on_nan != "halt") t.optimizer.forget_failure();
+    t.optimizer.clip(float(run.options.grad_clip), status, run.health.limits_of(step));
     t.optimizer.step(float(learning_rate(run.schedule, step)), narrow(step + 1));
     const DeviceBuffer<floatX>& weights = t.model.weights.memory;
     fault_point(
@@ -157,13 +159,16 @@ template <class floatX>
 static void train_loop(Trainer<floatX>& t) {
     Run& run = t.run;
     const Options& o = run.options;
-    const int64_t first = run.state.step, rest = o.steps - run.first_step;
+    const int64_t rest = o.steps - run.first_step;
+    int64_t first = run.state.step;
     const int64_t stop_at = o.stop_after > 0 && o.stop_after < rest ? run.first_step + o.stop_after : o.steps;
     start_clock(run);
     for (int64_t step = first;;) {
+        if (std::exchange(t.rolled_back, false)) first = step = run.state.step;
         if (run.comm.world_size == 1) run.stop |= stop_requested();
         const bool stop = step >= stop_at || run.stop;
         t.between_steps(step, first, stop);
+        if (t.rolled_back) continue;
         if (stop) break;
         if (run.stop || !train_step(t, step)) continue;  // the next iteration saves and ends
         t.finish_step(t.pending[(step + 1) % 2]);

@@ -68,6 +68,7 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"val_step", state.val_step},
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
+                {"health", parse_json(state.health, "the run's health")},
                 {"extra", json::object()}};  // version 0.1.0 requires this key
     for (const auto& [name, sum] : files)
         out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
@@ -570,6 +571,7 @@ TrainerState read_trainer_state(const std::string& dir) {
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", out.step);
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object
         out.data = state.at("data").dump();
+        if (state.contains("health")) out.health = json(state["health"].get_ref<const json::object_t&>()).dump();
         return out;
     } catch (const json::exception&) {
         bad_state(dir + "/trainer.json", "a value is missing or of the wrong type");

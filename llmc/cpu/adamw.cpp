@@ -10,7 +10,7 @@ template <class floatX>
 void cpu::plain::adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,
                        int64_t begin, int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step,
                        Stream) {
-    if (std::isnan(*factor)) return;
+    if (!std::isfinite(*factor)) return;
     if constexpr (std::is_same_v<floatX, float>) master = weight;
     const Philox random{config.seed, ROUNDING_STREAMS + uint64_t(step)};
     const float correction1 = float(1.0 - std::pow(double(config.beta1), step));

@@ -25,10 +25,13 @@ void cpu::widen_gradients(float* out, const bf16* x, int64_t count, Stream) {
     for (int64_t i = 0; i < count; i++) out[i] = float(x[i]);
 }
 
-void cpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream) {
+void cpu::clip_factor(float* norm, float* factor, const float* squares, const float* loss, float max_norm,
+                      StepLimits limits, Stream) {
     *norm = std::sqrt(*squares);
-    const bool stopped = std::isnan(*factor) || !std::isfinite(*norm);
-    *factor = stopped                               ? std::numeric_limits<float>::quiet_NaN()
-              : max_norm > 0.0f && *norm > max_norm ? max_norm / *norm
-                                                    : 1.0f;
+    if (std::isnan(*factor) || !std::isfinite(*norm) || !std::isfinite(*loss))
+        *factor = std::numeric_limits<float>::quiet_NaN();
+    else if (*norm > limits.norm || *loss > limits.loss)
+        *factor = std::numeric_limits<float>::infinity();
+    else
+        *factor = max_norm > 0.0f && *norm > max_norm ? max_norm / *norm : 1.0f;
 }

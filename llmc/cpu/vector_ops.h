@@ -402,7 +402,7 @@ static void adamw_all(floatX* weight, float* master, float* m, float* v, const f
 template <class floatX>
 void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
-    if (*factor != *factor) return;
+    if (!(*factor <= 1.0f)) return;  // NaN or infinite
     const AdamWStep s = {*factor,
                          config.beta1,
                          config.beta2,

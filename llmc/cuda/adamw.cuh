@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256)
     constexpr bool stochastic = !has_master && sizeof(floatX) != sizeof(float);  // rounding of the weights
     static_assert(FLAT_ALIGN % per_thread == 0);
     const float f = *factor;
-    if (std::isnan(f)) return;  // the same for all threads: the step is skipped
+    if (!std::isfinite(f)) return;  // the same for all threads: the step is skipped
     const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * per_thread;
     if (first >= count) return;
     // All elements of a thread have the same decay, because runs are multiples of FLAT_ALIGN.

@@ -79,13 +79,19 @@ __global__ void __launch_bounds__(NORM_THREADS) widen_kernel(float* out, const b
 }
 
 // norm (1) = sqrt(squares (1)). factor (1) = max_norm / norm if norm > max_norm > 0, else 1; it becomes NaN if it was
-// NaN or if the norm is not finite. Grid: one warp, of which one thread works.
-__global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, float max_norm) {
+// NaN or if the norm or the loss is not finite, and infinite if one of them exceeds its limit. Grid: one warp, of which
+// one thread works.
+__global__ void clip_factor_kernel(float* norm, float* factor, const float* squares, const float* loss, float max_norm,
+                                   StepLimits limits) {
     if (threadIdx.x > 0) return;
     const float n = sqrtf(*squares);
-    const bool skip_step = std::isnan(*factor) || !std::isfinite(n);
     *norm = n;
-    *factor = skip_step ? nanf("") : max_norm > 0.0f && n > max_norm ? max_norm / n : 1.0f;
+    if (std::isnan(*factor) || !std::isfinite(n) || !std::isfinite(*loss))
+        *factor = nanf("");
+    else if (n > limits.norm || *loss > limits.loss)
+        *factor = INFINITY;
+    else
+        *factor = max_norm > 0.0f && n > max_norm ? max_norm / n : 1.0f;
 }
 
 inline void gpu::sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
@@ -118,6 +124,7 @@ inline void gpu::widen_gradients(float* out, const bf16* x, int64_t count, Strea
     if (blocks > 0) simt::launch(widen_kernel, blocks, NORM_THREADS, 0, stream, out, x, count);
 }
 
-inline void gpu::clip_factor(float* norm, float* factor, const float* squares, float max_norm, Stream stream) {
-    simt::launch(clip_factor_kernel, 1, WARP_SIZE, 0, stream, norm, factor, squares, max_norm);
+inline void gpu::clip_factor(float* norm, float* factor, const float* squares, const float* loss, float max_norm,
+                             StepLimits limits, Stream stream) {
+    simt::launch(clip_factor_kernel, 1, WARP_SIZE, 0, stream, norm, factor, squares, loss, max_norm, limits);
 }

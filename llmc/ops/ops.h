@@ -6,6 +6,7 @@
 // cpu::VECTOR_VARIANT::op; cpu/avx2.cpp sets this macro to avx2 and includes the file. The matmuls are chosen in
 // cpu/matmul.cpp, and bf16 attention on matrix units by MATRIX_VARIANT_OF (cpu/variants.h).
 #pragma once
+#include <cfloat>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -43,6 +44,12 @@ inline void check_vocab_shard(const char* op, VocabShard shard) {
     INVARIANT(shard.first >= 0 && shard.count >= 0, "%s: a shard of %d rows from row %d of the vocabulary on", op,
               shard.count, shard.first);
 }
+
+// The largest loss and gradient norm of a step that changes the weights.
+struct StepLimits {
+    float loss = FLT_MAX, norm = FLT_MAX;
+};
+constexpr StepLimits SKIP_STEP = {-FLT_MAX, -1.0f};  // every step exceeds these
 
 // Alignment, in elements, of the tensors, buckets and shards in a flat parameter buffer (params.h).
 constexpr int64_t FLAT_ALIGN = 64;

@@ -93,7 +93,7 @@ static constexpr ForeignOption table[] = {
     {"-h 0 -h 1", llmc, "there is no HellaSwag; leave it out"},
     {"-nk", llmc, "it is --keep"},
     {"-nm", llmc, "there is none: --keep 0 keeps all checkpoints"},
-    {"-sl -sg", llmc, "there is none: a run stops before the first gradient that is not finite"},
+    {"-sl -sg", llmc, "it is --on-spike skip --spike-z Z, for the loss and the norm"},
     {"-ge", llmc, "there is none: leave it out"},
     {"-lg", llmc, "there is none: leave it out"},
     {"-pn", llmc, "it is --world-size, which launchers give by themselves"},

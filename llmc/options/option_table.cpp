@@ -203,6 +203,18 @@ static void fit_options(OptionSpecs& all, Options& o) {
         .planned();
 }
 
+static void health_options(Section& s, Options& o) {
+    s.add("--on-nan", o.on_nan, "halt", "halt|skip|rollback",
+          "at a loss or gradient norm that is not finite: end the run, leave out the step, or go back to the newest "
+          "checkpoint and leave out the step")
+        .one_of_unit();
+    s.add("--on-spike", o.on_spike, "warn", "warn|skip|rollback",
+          "at a step whose loss or gradient norm is far above that of the last 128 steps (--spike-z)")
+        .one_of_unit();
+    s.add("--spike-z", o.spike_z, 6.0, "Z", "a spike is Z standard deviations above the mean; 0 = off")
+        .between(0.0, 1e6);
+}
+
 static void optimizer_options(OptionSpecs& all, Options& o) {
     Section s{all, "optimizer"};
     s.add("-x,--steps", o.steps, 0, "STEPS", "optimizer steps of the whole run; 0 or -1 = one epoch")
@@ -236,6 +248,7 @@ static void optimizer_options(OptionSpecs& all, Options& o) {
     s.add("--beta2", o.beta2, 0.95, "FACTOR", "AdamW's decay rate of the second moment").from_to_below(0.0, 1.0);
     s.add("--eps", o.eps, 1e-8, "VALUE", "AdamW's epsilon").between(1e-30, 1.0);
     s.add("--grad-clip", o.grad_clip, 1.0, "NORM", "clip gradients to this global norm; 0 = off").between(0.0, 1e9);
+    health_options(s, o);
 }
 
 static void report_options(OptionSpecs& all, Options& o) {

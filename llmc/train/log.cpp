@@ -391,6 +391,7 @@ static Json step_json(const LogOptions& o, const StepRecord& r) {
     json["loss"] = number(r.loss, "loss", json);
     json["grad_norm"] = number(r.grad_norm, "grad_norm", json);
     json["lr"] = number(r.lr, "lr", json);
+    if (!r.skipped.empty()) json["skipped"] = r.skipped;
     const double rate = r.step_ms > 0 ? 1e3 * double(r.step_tokens) / r.step_ms : 0.0;
     json["step_ms"] = std::round(10.0 * r.step_ms) / 10.0;
     json["tokens_per_s"] = std::llround(rate);

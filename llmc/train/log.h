@@ -2,7 +2,8 @@
 //
 // log.jsonl has one JSON object per line, flushed line by line. The field "kind" is one of:
 //   run          first line of each start: the content of run.json
-//   step         step, tokens, loss, grad_norm, lr, then the fields that depend on time: step_ms, tokens_per_s, mfu,
+//   step         step, tokens, loss, grad_norm, lr, if the step did not change the weights `skipped` (why), then the
+//   fields that depend on time: step_ms, tokens_per_s, mfu,
 //                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
 //   val          step, val_loss                        sample      step, text
 //   checkpoint   step, dir, then ms, stall_ms          warning     text
@@ -40,6 +41,7 @@ struct StepRecord {
     double step_ms = 0.0;
     double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // the parts of step_ms in which this rank waited
     int64_t comm_bytes = -1;                             // bytes sent by this rank; -1: single rank
+    std::string skipped = {};                            // why the step did not change the weights; empty: it did
 };
 
 // Content of run.json. Strings are plain text, except that options is JSON.

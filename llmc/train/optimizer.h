@@ -50,8 +50,9 @@ struct Optimizer {
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
-    // clipping). For NaN and infinity see ops.inc.
-    void clip(float max_norm, RankStatus status = {});
+    // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc).
+    void clip(float max_norm, RankStatus status = {}, StepLimits limits = {});
+    void forget_failure();  // the next steps may change the weights again after one that was not finite
     // step counts from 1.
     void step(float lr, int step);
     // Waits for collectives that a later step would have waited for. Call it before the memory is freed.

@@ -215,6 +215,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     info.world_size = comm.world_size;
     run.watchdog.set_first_step(longest_micro_step(run.batch, info.flops_per_token));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
+    run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
     open_log(run, info, notes);
     print_table(run, launch, device, rank_infos);

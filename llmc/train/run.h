@@ -14,6 +14,7 @@
 #include "parallel/straggler.h"
 #include "parallel/watchdog.h"
 #include "train/background_save.h"
+#include "train/health.h"
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/run_source.h"
@@ -38,6 +39,7 @@ struct Run {
     double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
     Straggler straggler;
+    Health health;
     bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;

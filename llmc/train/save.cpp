@@ -140,6 +140,7 @@ static void finish_background_save(Run& run) {
 }
 
 static void save(Run& run, const StateReader& reader) {
+    run.state.health = run.health.json();
     if (!saves_checkpoints(run.options) || (!run.first_rank() && !reader.sharded)) return;
     finish_background_save(run);
     // Only the first rank knows whether a save in the background has succeeded.
@@ -238,12 +239,13 @@ static void report(Run& run, const SaveResult& result) {
 
 bool saves_now(const Run& run) { return run.background_save && run.background_save->in_flight(); }
 
-void report_background_save(Run& run) {
+void report_background_save(Run& run, bool wait) {
     if (!run.background_save) return;
-    if (const std::optional<SaveResult> result = run.background_save->finish(false)) report(run, *result);
+    if (const std::optional<SaveResult> result = run.background_save->finish(wait)) report(run, *result);
 }
 
 void save_in_background(Run& run, const StateReader& reader) {
+    run.state.health = run.health.json();
     if (!run.saves_in_background) return save_or_warn(run, reader);
     if (!run.first_rank()) {  // takes part in the reads
         std::vector<float> unused = one_tensor(reader.layout);
@@ -267,6 +269,15 @@ void save_in_background(Run& run, const StateReader& reader) {
         result.stall_ms = stall_ms;
         return result;
     });
+}
+
+std::string newest_saved(Run& run) {
+    std::string newest;
+    if (run.first_rank()) {
+        report_background_save(run, true);
+        newest = find_latest(run.options.output).dir;
+    }
+    return run.comm.all_gather_text(newest)[0];
 }
 
 void save_val_loss(Run& run) {

@@ -35,10 +35,16 @@ Trainer<floatX>::Trainer(Run& run)
     }
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
+    describe_run();
+    prepare_background_saves(run, reader);
+}
+
+// What later checkpoints say of the run, which a loaded checkpoint may say of an earlier start.
+template <class floatX>
+void Trainer<floatX>::describe_run() {
     run.state.seed = run.options.seed;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
-    prepare_background_saves(run, reader);
 }
 
 template <class floatX>
@@ -49,6 +55,7 @@ void Trainer<floatX>::load_state() {
     };
     if (!run.source.resume.empty()) {
         run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
+        run.health.restore(run.state.health, run.source.resume + "/trainer.json");
     } else if (!run.source.weights.empty()) {
         load_from(
             run.source, run.options, run.comm,
@@ -89,14 +96,53 @@ static void log_step(Run& run, PendingStep& step) {
     if (!slow.empty()) run.log->warn(slow);
 }
 
-[[noreturn]] static void fail_not_finite(const Run& run, const StepRecord& record) {
+[[noreturn]] static void fail_after_step(const Run& run, const std::string& why) {
     const std::string saved = run.saved_step == run.state.step
                                   ? format(", which are saved as of step %lld", static_cast<long long>(run.state.step))
                                   : "";
-    fail(EXIT_INTERNAL,
-         "step %lld: loss %g, gradient norm %g; the step did not change the weights%s. A lower --lr%s may help",
-         static_cast<long long>(record.step), std::fabs(double(record.loss)), std::fabs(double(record.grad_norm)),
+    fail(EXIT_INTERNAL, "%s; the step did not change the weights%s. A lower --lr%s may help", why.c_str(),
          saved.c_str(), run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
+}
+
+template <class floatX>
+void Trainer<floatX>::halt(const std::string& why) {
+    save_or_warn(run, reader);
+    stop_quietly();
+    // No rank may end before rank 0 has saved: a rank that fails ends the others.
+    run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
+    end_trace(run);
+    fail_after_step(run, why);
+}
+
+// Loads the newest checkpoint, as a resume does. The failed step will be computed again, but will not change the
+// weights: training goes on with the data after it.
+template <class floatX>
+void Trainer<floatX>::roll_back(int64_t failed_step, const std::string& why) {
+    for (PendingStep& step : pending) {
+        if (step.waiting) wait_for_event(step.done);  // its results are of weights that are given up
+        step.waiting = false;
+    }
+    optimizer.finish_collectives();
+    wait_for_device();
+    const std::string from = newest_saved(run);
+    if (from.empty()) halt(why + ", and there is no checkpoint to go back to");
+    run.source.resume = from;
+    run.watchdog.begin(Phase::start, failed_step);
+    load_state();
+    describe_run();
+    optimizer.forget_failure();
+    run.health.roll_back(failed_step);
+    run.loader->seek(run.state.position);
+    run.saved_step = run.state.step;
+    LogOptions again = run.log->options;
+    again.resume_step = run.state.step;
+    run.log.reset();
+    run.log = std::make_unique<Log>(again);
+    run.log->warn(format("%s; the run goes back to %s, and leaves out step %lld (rollback %d of %d)", why.c_str(),
+                         from.c_str(), static_cast<long long>(failed_step), run.health.rollbacks,
+                         Health::MOST_ROLLBACKS));
+    rolled_back = true;
+    start_clock(run);
 }
 
 template <class floatX>
@@ -106,16 +152,15 @@ void Trainer<floatX>::finish_step(PendingStep& step) {
     wait_for_event(step.done);
     step.waiting = false;
     if (!read_rank_statuses(run, step)) return;
+    const PendingStep::Results& results = step.results;
+    const Finding finding = run.health.examine({step.record.step, results.loss, results.grad_norm, results.factor});
+    step.record.skipped = finding.skipped;
     log_step(run, step);
     last_own_ms = step.record.step_ms - step.record.comm_exposed_ms;
-    if (std::isnan(step.results.factor)) {
-        save_or_warn(run, reader);
-        stop_quietly();
-        // No rank may end before rank 0 has saved: a rank that fails ends the others.
-        run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
-        end_trace(run);
-        fail_not_finite(run, step.record);
-    }
+    if (finding.verdict == Verdict::halt) halt(finding.text);
+    if (finding.verdict == Verdict::rollback) return roll_back(step.record.step, finding.text);
+    if (finding.verdict == Verdict::skip) run.log->warn(finding.text + "; the step did not change the weights");
+    if (finding.verdict == Verdict::warn) run.log->warn(finding.text);
     run.state.step = step.record.step + 1;
     run.state.position += run.loader->config.windows_per_step;
     run.state.tokens = step.record.tokens;
@@ -191,6 +236,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
     if (!save_due && !val_due && !sample_due && !trace_due) return;
     finish_steps(step);
+    if (rolled_back) return;
     contention.restart();  // validation and sampling look for themselves
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});

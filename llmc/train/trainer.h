@@ -65,14 +65,16 @@ struct Trainer {
     MicroStepGraph graphs[2];  // graph of the first micro-step, which overwrites gradients; graph of the others
     StateReader reader;
     ContentionGuard contention;
+    bool rolled_back = false;  // a step that was finished has made the run go back: the next step is run.state.step
     double last_own_ms = 0.0;  // own time of the last finished step, as in RankStatus
 
     // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
     // initialization. Called by all ranks.
     explicit Trainer(Run& run);
 
-    // Waits for the results of a step, logs them, and counts the step in run.state. Throws an error if the gradients
-    // were not finite. All ranks finish the same steps at the same point, so that they make the same decisions.
+    // Waits for the results of a step, logs them, and counts the step in run.state. If the step did not change the
+    // weights, does what --on-nan or --on-spike says: throws an error, or goes back to a checkpoint. All ranks finish
+    // the same steps at the same point, so that they make the same decisions.
     void finish_step(PendingStep& step);
     void finish_steps(int64_t step);  // finishes all pending steps, which are before step `step`
     // Does what is due before step `step` begins, after `step` updates: checkpoint, validation, generated text, trace.
@@ -82,6 +84,9 @@ struct Trainer {
 
   private:
     void load_state();
+    void describe_run();
+    [[noreturn]] void halt(const std::string& why);
+    void roll_back(int64_t failed_step, const std::string& why);
     void validate(int64_t step);
     void sample(int64_t step);
 };

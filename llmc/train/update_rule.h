@@ -24,7 +24,7 @@ struct UpdateArgs {
     float* master;              // null: no separate master weights
     std::vector<float*> state;  // in the order of UpdateRule::state
     const float* grads;
-    const float* factor;  // (1) on the device: scales the gradients; NaN: nothing changes
+    const float* factor;  // (1) on the device: scales the gradients; not finite: nothing changes
     int64_t begin, count;
     DecayPattern decay;
     Hyperparameters constants;

@@ -146,8 +146,8 @@ TEST_CASE("without master weights a zero stays zero, and a NaN stays NaN") {
     adamw_cases::zeros_and_nan_without_masters(gpu_backend);
 }
 
-TEST_CASE_TEMPLATE("AdamW with a NaN factor changes nothing", floatX, float, bf16) {
-    adamw_cases::nan_factor<floatX>(gpu_backend);
+TEST_CASE_TEMPLATE("AdamW with a factor that is not finite changes nothing", floatX, float, bf16) {
+    for (float value : {NAN, INFINITY}) adamw_cases::factor_not_finite<floatX>(gpu_backend, value);
 }
 
 TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") {

@@ -326,8 +326,8 @@ void zeros_and_nan_without_masters(const Backend& backend) {
 // ---- nothing to do
 
 template <class floatX, class Backend>
-void nan_factor(const Backend& backend) {
-    const auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, NAN);
+void factor_not_finite(const Backend& backend, float value) {
+    const auto grad = random_tensor<float>(128, 3), factor = filled<float>(1, value);
     for (const Master where : {Master::apart, Master::weight_itself})
         backend.on_each_variant([&] {
             State<floatX> s(128, where);

@@ -90,20 +90,38 @@ void converted_gradients(const Backend& backend, std::initializer_list<int64_t> 
 
 template <class Backend>
 void clip_factors(const Backend& backend) {
-    const float cases[][4] = {// squares, largest norm, factor before, factor
-                              {16.0f, 1.0f, 0.5f, 0.25f}, {0.25f, 1.0f, 0.5f, 1.0f}, {16.0f, 4.0f, 0.5f, 1.0f},
-                              {16.0f, 0.0f, 0.5f, 1.0f},  {0.0f, 1.0f, 0.5f, 1.0f},  {INFINITY, 1.0f, 0.5f, NAN},
-                              {NAN, 1.0f, 0.5f, NAN},     {NAN, 0.0f, 0.5f, NAN},    {16.0f, 1.0f, NAN, NAN},
-                              {16.0f, 0.0f, NAN, NAN}};
-    for (const auto& c : cases) {
-        CAPTURE(c[0]);
-        CAPTURE(c[1]);
-        const auto squares = filled<float>(1, c[0]);
-        auto factor = filled<float>(1, c[2]), norm = poisoned<float>(1);
-        backend.call(ops::clip_factor, norm, factor, squares, c[1]);
+    struct Case {
+        float squares, max_norm, before, factor, loss = 2.0f;
+        StepLimits limits = {};
+    };
+    const Case cases[] = {{16.0f, 1.0f, 0.5f, 0.25f},
+                          {0.25f, 1.0f, 0.5f, 1.0f},
+                          {16.0f, 4.0f, 0.5f, 1.0f},
+                          {16.0f, 0.0f, 0.5f, 1.0f},
+                          {0.0f, 1.0f, 0.5f, 1.0f},
+                          {INFINITY, 1.0f, 0.5f, NAN},
+                          {NAN, 1.0f, 0.5f, NAN},
+                          {NAN, 0.0f, 0.5f, NAN},
+                          {16.0f, 1.0f, NAN, NAN},
+                          {16.0f, 0.0f, NAN, NAN},
+                          {16.0f, 1.0f, 0.5f, NAN, NAN},
+                          {16.0f, 1.0f, 0.5f, NAN, INFINITY},
+                          {16.0f, 1.0f, 0.5f, 0.25f, 2.0f, {2.0f, 4.0f}},
+                          {16.0f, 1.0f, 0.5f, INFINITY, 2.1f, {2.0f, 4.0f}},
+                          {16.1f, 0.0f, 0.5f, INFINITY, 2.0f, {2.0f, 4.0f}},
+                          {16.0f, 1.0f, INFINITY, 0.25f},  // a step after one that exceeded a limit
+                          {16.0f, 1.0f, NAN, NAN, 2.1f, {2.0f, 4.0f}},
+                          {NAN, 1.0f, 0.5f, NAN, 2.1f, {2.0f, 4.0f}},
+                          {0.0f, 1.0f, 0.5f, INFINITY, 0.0f, SKIP_STEP}};
+    for (const Case& c : cases) {
+        CAPTURE(c.squares);
+        CAPTURE(c.loss);
+        const auto squares = filled<float>(1, c.squares), loss = filled<float>(1, c.loss);
+        auto factor = filled<float>(1, c.before), norm = poisoned<float>(1);
+        backend.call(ops::clip_factor, norm, factor, squares, loss, c.max_norm, c.limits);
         const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
-        CHECK(same(factor[0], c[3]));
-        CHECK(same(norm[0], std::sqrt(c[0])));
+        CHECK(same(factor[0], c.factor));
+        CHECK(same(norm[0], std::sqrt(c.squares)));
     }
 }
 

@@ -47,6 +47,8 @@ TEST_CASE("without master weights a zero stays zero, and a NaN stays NaN") {
     zeros_and_nan_without_masters(cpu_backend);
 }
 
-TEST_CASE_TEMPLATE("AdamW with a NaN factor changes nothing", floatX, float, bf16) { nan_factor<floatX>(cpu_backend); }
+TEST_CASE_TEMPLATE("AdamW with a factor that is not finite changes nothing", floatX, float, bf16) {
+    for (float value : {NAN, INFINITY}) factor_not_finite<floatX>(cpu_backend, value);
+}
 
 TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") { no_elements_and_impossible_steps(); }

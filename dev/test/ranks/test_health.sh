@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# test_health.sh: tests what a run does about faults that train_gpt2_faults makes: gradients that are not finite on one rank,
+# and spikes of the loss.
+# shellcheck source=dev/test/support/functions.sh
+source "$(dirname "$0")/../support/functions.sh"
+
+make_shards "$scratch/data" 30000 || fail "no shards"
+with_faults=${program}_faults
+if [ ! -x "$with_faults" ]; then skip "faults" "$with_faults is not built" && finish; fi
+options=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 48)
+train=("$with_faults" "${options[@]}" --steps 16 --checkpoint-every 5)
+skipped() { sed -n 's/.*"step":\([0-9]*\),.*"skipped":"\([a-z_]*\)".*/\1 \2/p' "$1/log.jsonl" | tr '\n' ' '; }
+skips() { test "$(skipped "$1")" = "$2 "; }
+
+# ---- gradients that are not finite
+check "--on-nan skip" "${train[@]}" --on-nan skip --fault nan:rank=0,step=7 --output "$scratch/skip"
+check "--on-nan skip: the log names the step" skips "$scratch/skip" "7 non_finite"
+check "--on-nan rollback" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7 --output "$scratch/rollback"
+check "--on-nan rollback: the step is left out" skips "$scratch/rollback" "7 left_out"
+steps_of() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.jsonl"; }
+check "--on-nan rollback: the log has each step once" diff <(steps_of "$scratch/rollback") <(seq 0 15)
+check "--on-nan rollback: the weights are those of skip" cmp "$scratch/skip/step_000016/model.safetensors" \
+    "$scratch/rollback/step_000016/model.safetensors"
+check "--on-nan rollback with saves in the background" "${train[@]}" --on-nan rollback --checkpoint-async on \
+    --fault nan:rank=0,step=12,times=3 --output "$scratch/twice"
+# NaN in step 12, in step 12 again, which is left out, and in step 13.
+check "--on-nan rollback: two steps are left out" skips "$scratch/twice" "12 left_out 13 left_out"
+refused "ten steps in a row" 1 "step 12: loss 4.8" "${train[@]}" --on-nan skip --fault nan:rank=0,step=3,times=12 --output "$scratch/ten"
+check "ten steps in a row: the sentence" grep -q "the last of 10 steps in a row" "$scratch/err"
+refused "four rollbacks" 1 "after 3 rollbacks" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7,times=9 --output "$scratch/four"
+refused "a rollback without a checkpoint" 1 "there is no checkpoint to go back to" "${train[@]}" --on-nan rollback \
+    --fault nan:rank=0,step=3 --output "$scratch/none"
+refused "rollback without checkpoints" 2 "rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
+
+# ---- spikes: nearly every second loss is half a standard deviation above the mean
+spikes=("$program" "${options[@]}" --steps 150 --checkpoint-every 1000 --on-spike skip --spike-z 0.5 --lr 0)
+check "--on-spike skip" "${spikes[@]}" --output "$scratch/spikes"
+check "--on-spike skip: there are spikes after step 140: $(skipped "$scratch/spikes")" \
+    test "$(skipped "$scratch/spikes" | tr ' ' '\n' | awk '/^[0-9]/ && $1 > 140' | wc -l)" -gt 0
+check "--on-spike skip: 140 steps" "${spikes[@]}" --output "$scratch/resumed" --stop-after 140
+check "--on-spike skip: the other steps" "${spikes[@]}" --output "$scratch/resumed" --resume
+check "--on-spike skip: a resumed run finds the same spikes" same_run "$scratch/spikes" "$scratch/resumed" 150
+
+reason=$(no_ranks_because)
+if [ -n "$reason" ]; then skip "ranks" "$reason" && finish; fi
+several_ranks_here
+
+for policy in skip rollback; do
+    check "3 ranks, --on-nan $policy, NaN on one" ranks 3 "${train[@]}" --on-nan $policy --fault nan:rank=2,step=7,phase=allreduce \
+        --zero 1 --output "$scratch/${policy}_3"
+done
+check "3 ranks, --on-nan skip: the log names the step" skips "$scratch/skip_3" "7 non_finite"
+check "3 ranks: the weights after a rollback are those of skip" cmp "$scratch/skip_3/step_000016/model.safetensors" \
+    "$scratch/rollback_3/step_000016/model.safetensors"
+finish
