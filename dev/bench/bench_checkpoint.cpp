@@ -35,7 +35,7 @@ int main(int argc, char** argv) try {
             at = seconds_now();
         };
         TrainerState trainer;
-        trainer.step = step;
+        trainer.step = trainer.position = trainer.tokens = step;
         saved = save_checkpoint(options, layout, read, trainer);
         report("save");
         verify_checkpoint(saved.dir);

@@ -37,6 +37,9 @@ static ssize_t retry_interrupted(auto&& call) {
 }
 
 // The number of bytes for one call of read or write, which the system limits to 2 GiB.
+constexpr int64_t WRITE_PIECE = 256 << 10;
+constexpr int64_t FLUSH_BYTES = 32 << 20;  // at most so many written bytes wait until the disk is told
+
 static size_t limit_call(int64_t bytes) { return size_t(std::min<int64_t>(bytes, 1 << 30)); }
 
 InputFile::InputFile(const std::string& path) : path(path) {
@@ -89,11 +92,22 @@ OutputFile::~OutputFile() {
     if (fd >= 0) close(fd);
 }
 
+// In pieces that fit into the cache, because each is read twice: by the hash and by the kernel.
 void OutputFile::write(const void* data, int64_t bytes) {
-    XXH3_64bits_update(hash.get(), data, size_t(bytes));
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
-        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, limit_call(bytes)); });
+        const int64_t piece = std::min(bytes, WRITE_PIECE);
+        XXH3_64bits_update(hash.get(), from, size_t(piece));
+        write_piece(from, piece);
+        from += piece;
+        bytes -= piece;
+        if (size - flushed >= FLUSH_BYTES) begin_flush();
+    }
+}
+
+void OutputFile::write_piece(const char* from, int64_t bytes) {
+    while (bytes > 0) {
+        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, size_t(bytes)); });
         if (put < 0)
             fail_errno(EXIT_IO, path,
                        format("write %lld bytes at %lld", static_cast<long long>(bytes), static_cast<long long>(size)));
@@ -101,6 +115,15 @@ void OutputFile::write(const void* data, int64_t bytes) {
         size += put;
         bytes -= put;
     }
+}
+
+// Lets the disk write while the rest of the file is prepared. fsync would otherwise begin with the whole file. Errors
+// are fsync's to report.
+void OutputFile::begin_flush() {
+#if defined(__linux__)
+    sync_file_range(fd, flushed, size - flushed, SYNC_FILE_RANGE_WRITE);
+#endif
+    flushed = size;
 }
 
 FileSum OutputFile::finish() {

@@ -47,6 +47,12 @@ struct OutputFile {
     ~OutputFile();
     void write(const void* data, int64_t bytes);
     FileSum finish();  // fsync and close
+
+  private:
+    int64_t flushed = 0;  // bytes that the disk has been told to write
+
+    void write_piece(const char* from, int64_t bytes);
+    void begin_flush();
 };
 
 // Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA).

@@ -13,14 +13,14 @@
 
 TEST_CASE("a file reads back as it was written, with the checksum of its bytes") {
     const TemporaryDirectory dir;
-    std::string content(3'000'000, '\0');
+    std::string content(40'000'000, '\0');  // the disk is told to write after 32 MiB
     for (size_t i = 0; i < content.size(); i++) content[i] = char(i * 2654435761u >> 24);
     OutputFile file(dir / "a");
     file.write(content.data(), 1);
-    file.write(content.data() + 1, 2'000'000);
-    file.write(content.data() + 2'000'001, 999'999);
+    file.write(content.data() + 1, 39'000'000);
+    file.write(content.data() + 39'000'001, 999'999);
     const FileSum sum = file.finish();
-    CHECK(sum.size == 3'000'000);
+    CHECK(sum.size == 40'000'000);
     CHECK(sum.xxh3 == XXH3_64bits(content.data(), content.size()));
     CHECK(read_file(dir / "a", 1 << 30) == content);
     CHECK(checksum_file(dir / "a") == sum);
