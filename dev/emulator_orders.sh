@@ -28,7 +28,7 @@ execute() {
 make -j"$(nproc)" train_gpt2 || exit 1
 head -c 40000 README.md >"$work/text.txt"
 ./train_gpt2 tokenize "$work/text.txt" --output "$work/data" --train-bpe 300 --quiet || exit 1
-ranks=(--train-data "$work/data/train_*.bin" --layers 3 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1
+ranks=(--train-data "$work/data/train_*.bin" --layers 3 --heads 2 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1
        --global-batch 64 --deterministic-ranks 2 --steps 3 --checkpoint-every 3 --threads 1 --gpus 2)
 
 for sanitizer in "$@"; do
@@ -46,7 +46,8 @@ for sanitizer in "$@"; do
             if [[ $name == test_simt* ]]; then continue; fi  # these set the order themselves
             execute "$sanitizer $order $name" env "$order" "$in/emulator/$name"
         done
-        for options in "--zero 0" "--zero 1" "--zero 3" "--precision fp8"; do
+        for options in "--zero 0" "--zero 1" "--zero 3" "--precision fp8" "--tensor-parallel 2" \
+            "--tensor-parallel 2 --sequence-parallel"; do
             # shellcheck disable=SC2086
             execute "$sanitizer $order two ranks $options" env "$order" SIMT_DEVICES=2 "$in/emulator/train_gpt2cu" \
                 "${ranks[@]}" --precision bf16 $options --output "$work/$sanitizer $order $options"

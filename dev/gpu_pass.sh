@@ -43,14 +43,14 @@ small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --globa
 d12=(--model d12 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 d48=(--model d48 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 micro_batch=64 batch=131072 large_batch=524288 vocabulary=4096
-steps=200 few=20 d12_steps=300
+steps=200 few=20 d12_steps=300 d48_steps=5 nccl_sms=(0 8 16)
 if [ "${SHAPES:-}" = tiny ]; then
-    small=(--layers 1 --heads 1 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2
+    small=(--layers 1 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2
            --sample-every 0 --checkpoint-every 0)
-    d12=(--layers 2 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --sample-every 0)
+    d12=(--layers 2 --heads 2 --channels 32 --vocab-size 384 --seq-len 16 --sample-every 0)
     d48=("${d12[@]}")
     micro_batch=2 batch=64 large_batch=64 vocabulary=320
-    steps=8 few=4 d12_steps=4
+    steps=6 few=3 d12_steps=2 d48_steps=2 nccl_sms=(8)
 fi
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
@@ -168,28 +168,46 @@ near_losses() {
 # Two ranks by MPI on one GPU have the same losses, bit for bit, as one rank.
 shared_gpu() {
     if ! command -v mpirun >/dev/null || ! make found CUDA=1 | grep -q '| Open MPI [0-9]'; then return; fi
-    local ranks=("${small[@]}" --steps "$steps" --stop-after 5 --deterministic-ranks 2)
+    local ranks=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     train_run one-of-two "${ranks[@]}"
     rm -rf "$out/two"
     run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
         mpirun -np 2 ./train_gpt2cu "${data[@]}" --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
-    claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two 5
+    claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two $few
 }
 
-# two_ranks NAME ARGUMENTS...: train_run on two GPUs by NCCL. Both ranks get the same options; rank 0 alone writes.
+# two_ranks NAME ARGUMENTS...: train_run on two GPUs by NCCL. Both ranks get the same options; rank 0 alone writes. If rank 0
+# has ended and rank 1 has not after 10 s, rank 1 is ended: it would take the time of the next programs.
 two_ranks() {
-    local name=$1
+    local name=$1 other
     shift
     set -- "$@" --world-size 2 --rendezvous 127.0.0.1:29411
     rm -rf "${out:?}/$name"
-    timeout 200 ./train_gpt2cu "${data[@]}" "$@" --rank 1 --local-rank 1 --output "$out/$name" >"$out/$name-rank-1.log" \
-        2>&1 </dev/null &
+    timeout --kill-after=5 200 ./train_gpt2cu "${data[@]}" "$@" --rank 1 --local-rank 1 --output "$out/$name" \
+        >"$out/$name-rank-1.log" 2>&1 </dev/null &
+    other=$!
     train_run "$name" "$@" --rank 0 --local-rank 0
-    wait
+    timeout 10 tail --pid=$other -f /dev/null || kill $other
+}
+
+# Two GPUs with --tensor-parallel and --sequence-parallel: the losses, which differ from one GPU's in the order of the sums,
+# and the speed.
+split_layers() {
+    local whole=("${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps "$few" --warmup 1 --val-every 0
+        --checkpoint-every 0)
+    two_ranks two-gpus-tensor-parallel "${small[@]}" --steps "$steps" --stop-after "$few" --tensor-parallel 2
+    claim "two GPUs with --tensor-parallel 2 have one GPU's losses within 1 %" \
+        near_losses one-of-two-gpus two-gpus-tensor-parallel $few 0.01
+    two_ranks two-gpus-sequence-parallel "${small[@]}" --steps "$steps" --stop-after "$few" --tensor-parallel 2 \
+        --sequence-parallel
+    claim "two GPUs with --sequence-parallel have one GPU's losses within 1 %" \
+        near_losses one-of-two-gpus two-gpus-sequence-parallel $few 0.01
+    two_ranks d12-tensor-parallel "${whole[@]}" --tensor-parallel 2
+    two_ranks d12-sequence-parallel "${whole[@]}" --tensor-parallel 2 --sequence-parallel
 }
 
 # On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. Also the
-# speed with several numbers of multiprocessors for NCCL.
+# speed with several numbers of multiprocessors for NCCL, and layers split between the GPUs.
 two_gpus() {
     local zero sms name one options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
@@ -201,10 +219,11 @@ two_gpus() {
         two_ranks $name "${options[@]}" --zero $zero
         claim "two GPUs with --zero $zero have the same losses as one" same_losses $one $name $few
     done
-    for sms in 0 8 16; do
+    for sms in "${nccl_sms[@]}"; do
         two_ranks two-gpus-comm-sms-$sms "${d12[@]}" --micro-batch $micro_batch --global-batch 0 --steps "$few" --warmup 1 \
             --val-every 0 --checkpoint-every 0 --comm-sms $sms
     done
+    split_layers
 }
 
 train() {
@@ -240,9 +259,9 @@ train() {
         --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
     train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
         --val-every 0 --autotune off --checkpoint-every 0
-    train_run d48-fp8 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
+    train_run d48-fp8 "${d48[@]}" --micro-batch auto --global-batch $batch --steps $d48_steps --warmup 1 --val-every 0 \
         --checkpoint-every 0 --precision fp8
-    train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps 5 --warmup 1 --val-every 0 \
+    train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps $d48_steps --warmup 1 --val-every 0 \
         --checkpoint-every 0
 }
 
