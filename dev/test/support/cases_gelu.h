@@ -28,9 +28,9 @@ Gelu<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Tensor<fl
     return r;
 }
 
-// With u = sqrt(2/pi) (x + 0.044715 x^3), the definition computes 0.5 x (1 + tanh u). 1 + tanh u cancels where tanh u
-// is near -1: its error of 2 roundings of 1 is multiplied by |x| <= 12, and in the derivative also by u', as long as 1
-// - tanh^2 u is not 0.
+// With u = sqrt(2/pi) (x + 0.044715 x^3), the definition computes 0.5 x (1 + tanh u). Where tanh u is near -1, the sum
+// cancels, and an error of 2 epsilon remains. The output multiplies it by |x| <= 12. The derivative multiplies it also
+// by u', except where 1 - tanh^2 u is 0.
 template <class floatX, class Backend>
 void compare(const Backend& backend, int64_t count) {
     CAPTURE(count);
