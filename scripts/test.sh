@@ -16,6 +16,8 @@
 # LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh,
 # test_elastic.sh and a part of test_ranks.sh, which start ranks by srun and torchrun. Without these packages they are skipped.
 #
+# FAULTS=1 runs the tests of faults that take longer (dev/test/faults/test_*.sh); FAULT_COUNT=20 makes test_random_faults.sh shorter.
+#
 # ARM=1 installs a cross compiler and qemu-user (g++-aarch64-linux-gnu, qemu-user; some 300 MB), builds the CPU program
 # for arm64, and runs its unit tests, test_gpt2 and test_resume.sh there.
 set -uo pipefail
@@ -190,7 +192,7 @@ built() {
 }
 
 heading "packages"
-: "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}" "${ARM:=0}"
+: "${FUZZ_SECONDS:=0}" "${LAUNCHERS:=0}" "${FAULTS:=0}" "${ARM:=0}"
 more=()
 if [ "$FUZZ_SECONDS" != 0 ]; then more+=(clang); fi
 if [ "$LAUNCHERS" != 0 ]; then more+=(slurm-wlm munge python3-torch); fi
@@ -284,6 +286,11 @@ heading "the command line"
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
     if [ -e "$script" ]; then run "$(basename "$script")" 300 bash "$script"; fi
 done
+
+if [ "$FAULTS" != 0 ]; then
+    heading "faults"
+    for script in dev/test/faults/test_*.sh; do run "$(basename "$script")" 7200 bash "$script"; done
+fi
 
 if [ ${#sanitized[@]} != 0 ]; then
     built "address,undefined"

@@ -120,9 +120,11 @@ sleep 0.\$((5 * SLURM_PROCID))
 exec $PWD/$rank_program
 EOF
 chmod +x "$scratch/late"
+# Not in the same instant, at which Debian 12's slurmd has crashed with a segmentation fault.
 # shellcheck disable=SC2016  # for the job's shell
 two_steps='for step in 1 2; do
     srun --nodelist='$h0' --ntasks=2 --nodes=1 --overlap --mpi=none '$scratch/late' >'$scratch'/step$step &
+    sleep 0.2
 done
 wait'
 check "two steps of a job at once" batch steps "${two_by_two[@]}" -- "$two_steps"
