@@ -156,7 +156,7 @@ static std::vector<std::string> prepare_output(Run& run) {
 static void resolve_batch(Run& run, const Launch& launch) {
     Options& o = run.options;
     const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
-    check_tensor_parallel(o, run.source.config, T);
+    check_tensor_parallel(o, run.source.config, T, run.comm.world_size);
     resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
     run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size, o.default_global_batch);
