@@ -109,6 +109,8 @@ ranks_refuse "--sequence-parallel alone" "--sequence-parallel needs --tensor-par
 ranks_refuse "2 ranks share 31 tokens" "give --seq-len 32 and --global-batch 128$" 2 --seq-len 31 --global-batch 124 --tensor-parallel 2 --sequence-parallel
 check "2 ranks share 32 tokens, as the message says" ranks 2 "${train[@]}" --output "$scratch/advised" --seq-len 32 --global-batch 128 \
     --tensor-parallel 2 --sequence-parallel --steps 2
+ranks 3 "$program" eval --init "$scratch/advised" --val-data "$scratch/data/train_*.bin" --tensor-parallel 3 >"$scratch/refused.log" 2>&1
+check "eval on 3 ranks with 4 heads: the advice divides both" grep -q "does not divide the model's 4 heads; give 1$" "$scratch/refused.log"
 ranks_refuse "FP8" "--precision fp8 does not combine with --tensor-parallel 2; give --precision bf16" 2 --precision fp8 --tensor-parallel 2
 check "refused starts write nothing" test ! -e "$scratch/never"
 
