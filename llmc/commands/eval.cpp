@@ -51,6 +51,7 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
     };
     RunSource source = find_trained_model(o, false);
     for (const std::string& line : source.notes) message("warning: " + line);
+    check_heads(o.tensor_parallel, source.config, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
     check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, local_ranks));

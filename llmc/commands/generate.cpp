@@ -8,6 +8,7 @@
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "train/report.h"
+#include "train/run_checks.h"
 
 template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
@@ -16,6 +17,7 @@ static int generate_text(const Options& o, Comm& comm) {
     RunSource source = find_trained_model(o, true);
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
+    check_heads(o.tensor_parallel, source.config, comm.world_size);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);

@@ -179,13 +179,14 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const RunSource source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     if (o.fit) {
-        if (o.tensor_parallel > 1) check_tensor_parallel(o, source.config, T);
-        const RankPlaces places = places_of(o, fit_world_size(o, launch.world_size), launch);
+        const int world_size = fit_world_size(o, launch.world_size);
+        if (o.tensor_parallel > 1) check_tensor_parallel(o, source.config, T, world_size);
+        const RankPlaces places = places_of(o, world_size, launch);
         return run_fit(dtype, o, source, T, fit_devices(dtype, o, places, launch));
     }
     const int world_size = o.world_size > 0 ? o.world_size : launch.world_size;
-    check_tensor_parallel(o, source.config, T);
-    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel);
+    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);
+    check_tensor_parallel(o, source.config, T, world_size);
     const RankPlaces places = places_of(o, world_size, launch);
     const int sharing = world_size / places.hosts;  // of ranks, a machine
     Comm single_rank;

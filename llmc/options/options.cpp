@@ -179,7 +179,9 @@ static void check_start(const Options& o, bool plan) {
 static void check_tensor_parallel(const Options& o) {
     const bool several = o.tensor_parallel > 1;
     ENSURE(several || !o.sequence_parallel || (o.fit && !is_given(o, "tensor-parallel")),
-           "--sequence-parallel needs --tensor-parallel 2 or more; --sequence-parallel=false switches it off");
+           "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
+           "switches it "
+           "off");
     ENSURE(several || !o.tp_across_hosts, "--tp-across-hosts needs --tensor-parallel 2 or more");
     ENSURE(!several || o.precision != "fp8",
            "--precision fp8 does not combine with --tensor-parallel %d; give --precision bf16", o.tensor_parallel);
@@ -385,6 +387,11 @@ std::string options_json(const Options& options) {
 }
 
 // ---- values that follow from the options
+
+int heads_of(const Options& o) {
+    const bool described = o.init.empty() && (!o.model.empty() || o.layers > 0);
+    return described ? model_config(o).NH : 0;
+}
 
 GPT2Config model_config(const Options& o, int default_vocab) {
     GPT2Config config;

@@ -161,6 +161,8 @@ std::string in_present_form(const std::string& saved, const Options& options);
 // The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
+// The attention heads of the model that the options describe. 0: that of --init, which is not read here.
+int heads_of(const Options& options);
 
 // Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default
 // 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the

@@ -6,11 +6,10 @@
 #include "base/common.h"
 #include "base/host.h"
 
-// "1, 2 or 4"
-static std::string divisors_of(int number) {
+std::string possible_tensor_parallel(int world_size, int heads) {
     std::vector<int> divisors;
-    for (int d = 1; d <= number; d++)
-        if (number % d == 0) divisors.push_back(d);
+    for (int d = 1; d <= world_size; d++)
+        if (world_size % d == 0 && heads % d == 0) divisors.push_back(d);
     std::string text;
     for (size_t i = 0; i < divisors.size(); i++)
         text += format("%s%d", i == 0 ? "" : i + 1 == divisors.size() ? " or " : ", ", divisors[i]);
@@ -47,12 +46,14 @@ void check_tensor_parallel_hosts(const std::vector<std::string>& hosts, int tens
     }
 }
 
-int count_data_parallel(int world_size, int tensor_parallel) {
+int count_data_parallel(int world_size, int tensor_parallel, int heads) {
     ENSURE(tensor_parallel >= 1, "--tensor-parallel %d: must be at least 1", tensor_parallel);
-    ENSURE(world_size % tensor_parallel == 0,
-           "--tensor-parallel %d does not divide %d rank%s; give %s, or start %d ranks", tensor_parallel, world_size,
-           world_size == 1 ? "" : "s", divisors_of(world_size).c_str(), round_up(world_size, tensor_parallel));
-    return world_size / tensor_parallel;
+    if (world_size % tensor_parallel == 0) return world_size / tensor_parallel;
+    const bool divides_heads = heads % tensor_parallel == 0;
+    const std::string more = divides_heads ? format(", or start %d ranks", round_up(world_size, tensor_parallel)) : "";
+    fail(EXIT_USAGE, "--tensor-parallel %d does not divide %d rank%s%s; give %s%s", tensor_parallel, world_size,
+         world_size == 1 ? "" : "s", divides_heads ? "" : format(" and %d heads", heads).c_str(),
+         possible_tensor_parallel(world_size, heads).c_str(), more.c_str());
 }
 
 // Ranks that divide the layers differently would wait for each other.
@@ -64,9 +65,9 @@ static void check_same_tensor_parallel(Comm& world, int tensor_parallel, bool ac
                all[0].c_str());
 }
 
-Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts) {
+Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts, int heads) {
     check_same_tensor_parallel(world, tensor_parallel, across_hosts);
-    count_data_parallel(world.world_size, tensor_parallel);
+    count_data_parallel(world.world_size, tensor_parallel, heads);
     if (tensor_parallel == 1) {
         auto alone = std::make_unique<Comm>();
         alone->parent = &world;

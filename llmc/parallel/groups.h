@@ -22,13 +22,17 @@ struct Groups {
     double exposed(const Waits& first_waits) const;  // Comm::exposed of all communicators
 };
 
-// The number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size.
-int count_data_parallel(int world_size, int tensor_parallel);
+// "1, 2 or 4": the numbers that divide the ranks and the heads, so that --tensor-parallel can have them. heads 0:
+// unknown.
+std::string possible_tensor_parallel(int world_size, int heads);
+// The number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size, and says
+// which numbers a model with this many heads can have.
+int count_data_parallel(int world_size, int tensor_parallel, int heads = 0);
 
 // All ranks of `world` call it. With tensor_parallel = 1, dp is the world, and no group is made. Refuses (EXIT_USAGE) a
 // number that does not divide the ranks, and without across_hosts (--tp-across-hosts) a tensor-parallel group on
 // several hosts. Groups must not outlive the world.
-Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts);
+Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts, int heads = 0);
 
 // The part of make_groups that compares hosts. hosts: "ID NAME" for each rank, ID as by host_id.
 void check_tensor_parallel_hosts(const std::vector<std::string>& hosts, int tensor_parallel);

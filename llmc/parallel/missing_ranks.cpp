@@ -4,7 +4,6 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <vector>
 
@@ -18,7 +17,11 @@ static constexpr size_t MOST_NAMED = 8;  // ranks in one message
 // Content of a file of a process. Empty if the process has ended, or belongs to another user.
 static std::string content_of(const fs::path& path) {
     std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    std::string content;
+    char buffer[4096];
+    // A process that ends meanwhile is an error of read, which read() keeps to itself and a stream iterator throws.
+    while (file.read(buffer, sizeof buffer), file.gcount() > 0) content.append(buffer, size_t(file.gcount()));
+    return content;
 }
 
 static std::string target_of(const fs::path& link) {

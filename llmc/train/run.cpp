@@ -156,7 +156,7 @@ static std::vector<std::string> prepare_output(Run& run) {
 static void resolve_batch(Run& run, const Launch& launch) {
     Options& o = run.options;
     const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
-    check_tensor_parallel(o, run.source.config, T);
+    check_tensor_parallel(o, run.source.config, T, run.comm.world_size);
     resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
     check_tokens_at_once(o.micro_batch, T);
     run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size, o.default_global_batch);
@@ -240,9 +240,12 @@ void set_stop_time(const Run& run) {
     if (!run.first_rank() || max_time == 0.0) return;
     // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
     const double save = std::max(run.longest_save, std::min(5.0, 0.1 * max_time));
-    // Several GPU ranks do not leave a step: they finish this one, and the next one, which is queued already.
-    const double steps = run.comm.world_size > 1 && !device_memory_is_host() ? 2.0 * run.last_step : 0.0;
-    stop_at(command_start() + max_time - save - steps);
+    // On the CPU the ranks leave the step after this micro-step, or after the next one, if the votes of all ranks were
+    // on their way. Several GPU ranks do not leave a step: they finish this one, the next one, which is queued already,
+    // the one that tells all ranks of the request, and the one that is queued before its result is known.
+    const bool host = device_memory_is_host();
+    const double steps = host ? 2.0 / run.batch.grad_accum_steps : run.comm.world_size > 1 ? 4.0 : 2.0;
+    stop_at(command_start() + max_time - save - steps * run.last_step);
 }
 
 void end_trace(Run& run) {

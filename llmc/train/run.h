@@ -55,7 +55,7 @@ struct Run {
         : options(options),
           comm(comm),
           watchdog(*comm.watchdog),
-          groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts)),
+          groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts, heads_of(options))),
           dtype(dtype) {}
     bool first_rank() const { return comm.rank == 0; }
     MemoryOptions memory_options() const;  // of this rank

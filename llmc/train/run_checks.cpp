@@ -34,12 +34,21 @@ void check_tokens_at_once(int B, int T) {
            with_commas(int64_t(B) * T).c_str());
 }
 
-void check_tensor_parallel(const Options& o, const GPT2Config& config, int T) {
+void check_heads(int N, const GPT2Config& config, int world_size) {
+    ENSURE(config.NH % N == 0, "--tensor-parallel %d does not divide the model's %d heads; give %s", N, config.NH,
+           possible_tensor_parallel(world_size, config.NH).c_str());
+}
+
+void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, int world_size) {
     const int N = o.tensor_parallel;
-    const ParamLayout layout(config, 1, {0, N});     // refuses heads
+    check_heads(N, config, world_size);
     const bool fixed = !o.init.empty() || o.resume;  // else a new model has as many positions as --seq-len
     const int above = round_up(T, N), nearest = !fixed || above <= config.max_T ? above : config.max_T / N * N;
-    const std::string advice = nearest > 0 ? format("give --seq-len %d", nearest) : "leave it out";
+    const int64_t least = int64_t(std::max(1, o.micro_batch)) * nearest * std::max(1, world_size / N);
+    const int64_t global = o.global_batch_tokens;
+    std::string advice = nearest > 0 ? format("give --seq-len %d", nearest) : "leave it out";
+    if (nearest > 0 && global % least != 0)
+        advice += format(" and --global-batch %lld", static_cast<long long>(round_up(global, least)));
     ENSURE(!o.sequence_parallel || T % N == 0,
            "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
            "%d; %s",

@@ -17,8 +17,10 @@
 void resolve_micro_batch(Dtype dtype, Options& options, const RunSource& source, int T, const Groups& groups,
                          int data_parallel, int local_ranks);
 void check_tokens_at_once(int B, int T);
-// Refuses heads or, with --sequence-parallel, T that --tensor-parallel does not divide.
-void check_tensor_parallel(const Options& options, const GPT2Config& config, int T);
+// Refuses a --tensor-parallel that does not divide the heads. The advice fits this many ranks, too.
+void check_heads(int tensor_parallel, const GPT2Config& config, int world_size);
+// Refuses heads or, with --sequence-parallel, T that --tensor-parallel does not divide. The run has world_size ranks.
+void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
 // Refuses a --trace that names a file of the run itself.
 void check_trace(const Options& options);
 // With --deterministic-ranks: refuses a number of ranks that is not a power of two. Refuses a --deterministic-ranks

@@ -96,6 +96,10 @@ kill -TERM "$job"
 check "SIGTERM: all end" job_ends 20
 check "SIGTERM: exit code $status" test $status = 75
 check "SIGTERM: a checkpoint" test -e "$out/latest"
+timeout 60 "${endless[@]}" --gpus 2 --output "$scratch/limited" --max-time $((4 * slower))s >"$scratch/job.log" 2>&1
+check "--max-time with --gpus 2: exit code 75" test $? = 75
+check "--max-time with --gpus 2: one line says why" test "$(grep -c '^stopping: --max-time has passed' "$scratch/job.log")" = 1
+check "--max-time with --gpus 2: a checkpoint" test -e "$scratch/limited/latest"
 out=$scratch/terminal
 if command -v python3 >/dev/null; then
     # A Ctrl-C reaches this process and its ranks: it is one request, not two.

@@ -69,6 +69,9 @@ TEST_CASE("the message names a missing rank, its process and the program that it
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
     std::ofstream(mine / "task/103/comm") << WAITING_THREAD << "\n";  // a rank that waited, and was then stopped
     CHECK(proc.call(4, 4).ends_with("process 102" + here + " is stopped)"));
+    fs::remove(mine / "stat");
+    fs::create_directory(mine / "stat");  // cannot be read, as the file of a process that ends meanwhile
+    CHECK(proc.call(4, 4).find("process 102") == std::string::npos);
     fs::remove(other / "exe");  // as for a process whose link this user may not read
     CHECK(proc.call(4, 4).starts_with("rank 1 (process 101" + here + " has not called MPI_Init yet)"));
 }

@@ -205,14 +205,20 @@ TEST_CASE("the advice on --seq-len keeps to the positions of a model that exists
     Options options = parse_options(int(std::size(arguments)), arguments);
     options.tensor_parallel = 4, options.sequence_parallel = true;
     const auto refused = [&](int T, const char* advice) {
-        CHECK_THROWS_WITH_AS(check_tensor_parallel(options, config, T), doctest::Contains(advice), Error);
+        CHECK_THROWS_WITH_AS(check_tensor_parallel(options, config, T, 4), doctest::Contains(advice), Error);
     };
     refused(9, "; give --seq-len 12");  // a new model has that many positions
     options.init = "x";
     refused(9, "; give --seq-len 8");
     refused(7, "; give --seq-len 8");
     options.tensor_parallel = 2;
-    check_tensor_parallel(options, config, 10);
+    check_tensor_parallel(options, config, 10, 4);
+    options.micro_batch = 2, options.global_batch_tokens = 18;
+    refused(9, "; give --seq-len 10 and --global-batch 40");
+    options.global_batch_tokens = 80;
+    refused(9, "; give --seq-len 10");
+    options.tensor_parallel = 8;
+    refused(8, "does not divide the model's 4 heads; give 1, 2 or 4");
 }
 
 TEST_CASE("counts of one are in the singular") {
