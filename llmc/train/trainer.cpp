@@ -121,6 +121,8 @@ void Trainer<floatX>::roll_back(int64_t failed_step, const std::string& why) {
     }
     optimizer.finish_collectives();
     wait_for_device();
+    run.watchdog.begin(Phase::checkpoint,
+                       failed_step);  // rank 0 may wait for its save in flight, the others for rank 0
     const std::string from = newest_saved(run);
     if (from.empty()) halt(why + ", and there is no checkpoint to go back to");
     run.source.resume = from;
@@ -172,7 +174,7 @@ void Trainer<floatX>::finish_steps(int64_t step) {
 // Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
 template <class floatX>
 bool Trainer<floatX>::compares_weights() const {
-    return run.groups.dp.world_size > 1 && !optimizer.weights.sharded();
+    return run.groups.dp.world_size > 1 && run.same_instructions && !optimizer.weights.sharded();
 }
 
 template <class floatX>

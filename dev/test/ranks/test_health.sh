@@ -72,6 +72,9 @@ refused "3 ranks, a bit in the weights of one" 17 "step 8: rank 2 on $(hostname)
 check "3 ranks, a bit in the weights: the last checkpoint is older" test "$(cat "$scratch/flipped/latest")" = step_000005
 refused "4 ranks in 2 groups, a bit in the weights of one" 17 "rank 1 on $(hostname), rank 3 on $(hostname): their weights differ" "${hashed[@]}" --ranks 4 --tensor-parallel 2 \
     --global-batch 32 --fault bitflip:rank=1,step=7 --output "$scratch/flipped_tp"
+mixed=("${hashed[@]}" --global-batch 32 --precision fp32 --output "$scratch/isas")
+check "ranks with other instruction sets: no comparison" mpirun --timeout 60 -np 2 "$each_rank" \
+    env CPU_ISA=plain "${mixed[@]}" + "${mixed[@]}"
 check "3 ranks, --recompute-check with --zero 2" ranks 3 "${again[@]}" --zero 2 --output "$scratch/again_3"
 refused "3 ranks, a bit in a gradient" 16 "rank 1 on $(hostname): step 9: the gradients of bucket" "${again[@]}" --ranks 3 \
     --fault bitflip:rank=1,step=9,phase=gradients --output "$scratch/bit_3"
