@@ -45,10 +45,21 @@ static void micro_step(Trainer<floatX>& t, const Batch& batch, int number, int i
         const int64_t bytes = (bucket.end - bucket.begin) * int64_t(sizeof(float));
         fault_point(
             {.point = FaultPoint::gradients, .data = model.grads.bucket(b), .bytes = bytes, .stream = model.stream});
+        t.recompute_check.bucket_complete(b, model.grads.bucket(b), bytes, model.stream);
         if (last) gradients.reduce_bucket(b, v);
     };
     model.backward(batch.tokens, batch.targets, batch.B, batch.T, index, scale, complete,
                    [&](int bucket) { gradients.begin_bucket(bucket); });
+}
+
+// Computes the gradients of the step's first micro-batch, which are computed again next and compared
+// (--recompute-check).
+template <class floatX>
+static void compute_in_advance(Trainer<floatX>& t, const Batch& batch, int64_t step, Trace* trace) {
+    t.recompute_check.begin_first(step);
+    micro_step(t, batch, 0, 0, 0, false, trace);
+    t.model.zero_gradients();
+    t.recompute_check.begin_second();
 }
 
 // Votes with all ranks between two micro-steps. Returns whether all ranks leave the step here. With several ranks the
@@ -92,13 +103,16 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         // first micro-step: with one micro-step, RankStatus alone tells the others of a request or a failure.
         if ((number > 0 || run.comm.world_size == 1) && vote_to_leave(run)) return false;
         report_background_save(run);
+        const bool twice = number == 0 && run.options.recompute_check > 0 && step % run.options.recompute_check == 0;
+        if (twice) compute_in_advance(t, batch, step, trace);
         run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
         // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2,
         // ZeRO-3 and tensor parallelism, which communicate in every micro-step.
-        const bool as_graph = graphs && !in_turns && !model.tensor_ranks && !t.optimizer.weights.pending() &&
+        const bool as_graph = graphs && !twice && !in_turns && !model.tensor_ranks && !t.optimizer.weights.pending() &&
                               !(last && gradients.needs_reduction());
         t.graphs[i > 0].call_or_replay(as_graph, model.stream,
                                        [&] { micro_step(t, batch, number, i, v, last, as_graph ? nullptr : trace); });
+        t.recompute_check.end();
         if (last) gradients.virtual_rank_done(v);
     }
     return true;

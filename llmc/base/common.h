@@ -7,14 +7,16 @@
 
 // Exit codes of the process. The values are those of sysexits.h where it has one.
 enum ExitCode {
-    EXIT_INTERNAL = 1,        // a bug, no memory, a failed device or network, or gradients that are not finite
-    EXIT_USAGE = 2,           // invalid options
-    EXIT_BAD_DATA = 65,       // a file exists, but its content is invalid
-    EXIT_NO_INPUT = 66,       // a file is missing
-    EXIT_CANNOT_CREATE = 73,  // an output cannot be created
-    EXIT_IO = 74,             // reading or writing failed
-    EXIT_PREEMPTED = 75,      // stopped on request after a save: --resume continues
-    EXIT_WATCHDOG = 124,      // no progress until a deadline, because a rank, a device or a disk hangs
+    EXIT_INTERNAL = 1,         // a bug, no memory, a failed device or network, or gradients that are not finite
+    EXIT_USAGE = 2,            // invalid options
+    EXIT_RECOMPUTED = 16,      // the same gradients, computed twice, have different bits: run again from a checkpoint
+    EXIT_WEIGHTS_DIFFER = 17,  // ranks that must have the same weights have different ones: a machine is faulty
+    EXIT_BAD_DATA = 65,        // a file exists, but its content is invalid
+    EXIT_NO_INPUT = 66,        // a file is missing
+    EXIT_CANNOT_CREATE = 73,   // an output cannot be created
+    EXIT_IO = 74,              // reading or writing failed
+    EXIT_PREEMPTED = 75,       // stopped on request after a save: --resume continues
+    EXIT_WATCHDOG = 124,       // no progress until a deadline, because a rank, a device or a disk hangs
 };
 
 struct Error : std::runtime_error {

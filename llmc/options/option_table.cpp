@@ -213,6 +213,15 @@ static void health_options(Section& s, Options& o) {
         .one_of_unit();
     s.add("--spike-z", o.spike_z, 6.0, "Z", "a spike is Z standard deviations above the mean; 0 = off")
         .between(0.0, 1e6);
+    s.add("--hash-check", o.hash_check, 1000, "STEPS",
+          "compare the ranks' weights every N steps, and end with exit code 17 if they differ; 0 = never")
+        .at_least(0)
+        .may_change();
+    s.add("--recompute-check", o.recompute_check, 0, "STEPS",
+          "compute the gradients of a micro-batch twice every N steps, and end with exit code 16 if they differ; 0 = "
+          "never")
+        .at_least(0)
+        .may_change();
 }
 
 static void optimizer_options(OptionSpecs& all, Options& o) {

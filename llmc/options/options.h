@@ -88,10 +88,11 @@ struct Options {
     int64_t given_warmup;  // steps; -1: not given, so each start of a run computes it from its own --steps
     int64_t warmup;        // steps, set by resolve_steps
     double weight_decay, beta1, beta2, eps;
-    double grad_clip;      // 0: off
-    std::string on_nan;    // halt, skip, rollback
-    std::string on_spike;  // warn, skip, rollback
-    double spike_z;        // 0: off
+    double grad_clip;                     // 0: off
+    std::string on_nan;                   // halt, skip, rollback
+    std::string on_spike;                 // warn, skip, rollback
+    double spike_z;                       // 0: off
+    int64_t hash_check, recompute_check;  // steps; 0: never
 
     // evaluation, samples, checkpoints; *_every are in steps, 0: never
     int64_t val_every, sample_every, checkpoint_every;

@@ -210,6 +210,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const DeviceInfo device = device_info();
     const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
     align_trace(comm);
+    for (const std::string& isa : comm.all_gather_text(device.cpu_isa)) run.same_instructions &= isa == device.cpu_isa;
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
     info.world_size = comm.world_size;
@@ -223,6 +224,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
+    if (!run.same_instructions && o.hash_check > 0)
+        run.log->note("--hash-check is off: ranks with other instruction sets (CPU_ISA) round differently");
     describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
     return started;

@@ -124,6 +124,8 @@ void Trainer<floatX>::roll_back(int64_t failed_step, const std::string& why) {
     }
     optimizer.finish_collectives();
     wait_for_device();
+    run.watchdog.begin(Phase::checkpoint,
+                       failed_step);  // rank 0 may wait for its save in flight, the others for rank 0
     const std::string from = newest_saved(run);
     if (from.empty()) halt(why + ", and there is no checkpoint to go back to");
     run.source.resume = from;
@@ -170,6 +172,21 @@ template <class floatX>
 void Trainer<floatX>::finish_steps(int64_t step) {
     finish_step(pending[step % 2]);
     finish_step(pending[(step + 1) % 2]);
+}
+
+// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
+template <class floatX>
+bool Trainer<floatX>::compares_weights() const {
+    return run.groups.dp.world_size > 1 && run.same_instructions && !optimizer.weights.sharded();
+}
+
+template <class floatX>
+void Trainer<floatX>::check_weights(int64_t step) {
+    const Span span(run.comm.trace.get(), Track::host, {.name = "comparison of weights", .step = step});
+    run.watchdog.reached("comparison of weights");
+    optimizer.weights.finish();
+    const DeviceBuffer<floatX>& weights = model.weights.memory;
+    compare_weights(run.groups, weights.data, weights.bytes(), step, model.stream);
 }
 
 // The validation has no result if a rank leaves the pass early, because it was asked to stop or cannot read its data.
@@ -232,12 +249,14 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
     const bool save_due = step > first && (due(o.checkpoint_every) || stop);
     const bool val_due = run.val_loader && due(o.val_every) && !run.stop;
     const bool sample_due = run.source.tokenizer && step > 0 && due(o.sample_every) && !run.stop;
+    const bool check_due = step > first && compares_weights() && due(o.hash_check);
     Trace* trace = run.comm.trace.get();
     const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
-    if (!save_due && !val_due && !sample_due && !trace_due) return;
+    if (!save_due && !val_due && !sample_due && !trace_due && !check_due) return;
     finish_steps(step);
     if (rolled_back) return;
-    contention.restart();  // validation and sampling look for themselves
+    contention.restart();                // validation and sampling look for themselves
+    if (check_due) check_weights(step);  // weights that differ are not saved
     if (save_due) {
         const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
         run.watchdog.begin(Phase::checkpoint, step);

@@ -8,6 +8,7 @@
 #include "train/optimizer.h"
 #include "train/run.h"
 #include "train/save.h"
+#include "train/silent_errors.h"
 
 // The results of a step, which the device copies to the host asynchronously.
 struct PendingStep {
@@ -64,6 +65,7 @@ struct Trainer {
     PendingStep pending[2];    // results of even and of odd steps
     MicroStepGraph graphs[2];  // graph of the first micro-step, which overwrites gradients; graph of the others
     StateReader reader;
+    RecomputeCheck recompute_check;
     ContentionGuard contention;
     bool rolled_back = false;  // a step that was finished has made the run go back: the next step is run.state.step
     double last_own_ms = 0.0;  // own time of the last finished step, as in RankStatus
@@ -77,7 +79,8 @@ struct Trainer {
     // the same steps at the same point, so that they make the same decisions.
     void finish_step(PendingStep& step);
     void finish_steps(int64_t step);  // finishes all pending steps, which are before step `step`
-    // Does what is due before step `step` begins, after `step` updates: checkpoint, validation, generated text, trace.
+    // Does what is due before step `step` begins, after `step` updates: comparison of the ranks' weights, checkpoint,
+    // validation, generated text, trace.
     // The checkpoint comes first, so that a later crash loses nothing. A run that was asked to stop does not validate
     // or sample; the resumed run does. first: the step with which this start of the run began.
     void between_steps(int64_t step, int64_t first, bool stop);
@@ -87,6 +90,8 @@ struct Trainer {
     void describe_run();
     [[noreturn]] void halt(const std::string& why);
     void roll_back(int64_t failed_step, const std::string& why);
+    bool compares_weights() const;
+    void check_weights(int64_t step);
     void validate(int64_t step);
     void sample(int64_t step);
 };

@@ -27,7 +27,7 @@ check "--on-nan rollback with saves in the background" "${train[@]}" --on-nan ro
 check "--on-nan rollback: two steps are left out" skips "$scratch/twice" "12 left_out 13 left_out"
 refused "ten steps in a row" 1 "step 12: loss 4.8" "${train[@]}" --on-nan skip --fault nan:rank=0,step=3,times=12 --output "$scratch/ten"
 check "ten steps in a row: the sentence" grep -q "the last of 10 steps in a row" "$scratch/err"
-refused "four rollbacks" 1 "after 3 rollbacks" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7,times=9 --output "$scratch/four"
+refused "four rollbacks" 1 "after 3 rollbacks" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7,times=10 --output "$scratch/four"
 refused "a rollback without a checkpoint" 1 "there is no checkpoint to go back to" "${train[@]}" --on-nan rollback \
     --fault nan:rank=0,step=3 --output "$scratch/none"
 refused "rollback without checkpoints" 2 "rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
@@ -41,6 +41,16 @@ check "--on-spike skip: 140 steps" "${spikes[@]}" --output "$scratch/resumed" --
 check "--on-spike skip: the other steps" "${spikes[@]}" --output "$scratch/resumed" --resume
 check "--on-spike skip: a resumed run finds the same spikes" same_run "$scratch/spikes" "$scratch/resumed" 150
 
+# ---- gradients that are computed twice
+again=("${train[@]}" --recompute-check 3)
+check "--recompute-check" "${again[@]}" --global-batch 16 --output "$scratch/again"
+check "without --recompute-check" "${train[@]}" --global-batch 16 --output "$scratch/once"
+check "--recompute-check changes no bit" same_run "$scratch/once" "$scratch/again" 16
+refused "--recompute-check, a bit in a gradient" 16 "step 9: the gradients of bucket 2 have other bits" "${again[@]}" \
+    --fault bitflip:rank=0,step=9,phase=gradients --output "$scratch/bit"
+check "--recompute-check does not see a step that it does not check" "${again[@]}" --fault bitflip:rank=0,step=8,phase=gradients \
+    --output "$scratch/other"
+
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "ranks" "$reason" && finish; fi
 several_ranks_here
@@ -52,4 +62,20 @@ done
 check "3 ranks, --on-nan skip: the log names the step" skips "$scratch/skip_3" "7 non_finite"
 check "3 ranks: the weights after a rollback are those of skip" cmp "$scratch/skip_3/step_000016/model.safetensors" \
     "$scratch/rollback_3/step_000016/model.safetensors"
+# ---- weights that differ between ranks: a bit of rank 2 is flipped in step 7
+hashed=("${train[@]}" --hash-check 4)
+for zero in 0 1 2; do
+    check "3 ranks, --hash-check with --zero $zero" ranks 3 "${hashed[@]}" --zero $zero --output "$scratch/hashed_$zero"
+done
+refused "3 ranks, a bit in the weights of one" 17 "step 8: rank 2 on $(hostname) differs in its weights" \
+    "${hashed[@]}" --ranks 3 --fault bitflip:rank=2,step=7 --output "$scratch/flipped"
+check "3 ranks, a bit in the weights: the last checkpoint is older" test "$(cat "$scratch/flipped/latest")" = step_000005
+refused "4 ranks in 2 groups, a bit in the weights of one" 17 "rank 1 on $(hostname), rank 3 on $(hostname): their weights differ" "${hashed[@]}" --ranks 4 --tensor-parallel 2 \
+    --global-batch 32 --fault bitflip:rank=1,step=7 --output "$scratch/flipped_tp"
+mixed=("${hashed[@]}" --global-batch 32 --precision fp32 --output "$scratch/isas")
+check "ranks with other instruction sets: no comparison" mpirun --timeout 60 -np 2 "$each_rank" \
+    env CPU_ISA=plain "${mixed[@]}" + "${mixed[@]}"
+check "3 ranks, --recompute-check with --zero 2" ranks 3 "${again[@]}" --zero 2 --output "$scratch/again_3"
+refused "3 ranks, a bit in a gradient" 16 "rank 1 on $(hostname): step 9: the gradients of bucket" "${again[@]}" --ranks 3 \
+    --fault bitflip:rank=1,step=9,phase=gradients --output "$scratch/bit_3"
 finish

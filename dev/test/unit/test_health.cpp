@@ -5,6 +5,7 @@
 #include "support/refusal.h"
 #include "support/test.h"
 #include "train/health.h"
+#include "train/silent_errors.h"
 
 static Health health_of(const std::string& on_nan, const std::string& on_spike, double z = 6.0) {
     Health health;
@@ -111,4 +112,25 @@ TEST_CASE("a damaged health is refused") {
     text.replace(text.find(R"("losses":[)"), 11, R"("losses":[1])");
     CHECK(refusal([&] { health.restore(text, "x"); }) ==
           "65 x: 1 losses and 0 norms; at most 128, and as many of both");
+}
+
+TEST_CASE("ranks whose weights differ from the majority are named") {
+    const auto compare = [](const std::vector<char>& hashes, int tensor_parallel) {
+        std::vector<std::string> of_ranks;
+        for (char hash : hashes) of_ranks.push_back(std::string(16, hash) + " host" + std::to_string(of_ranks.size()));
+        const std::string text = refusal([&] { check_weight_hashes(of_ranks, tensor_parallel, 9); });
+        return text.substr(0, text.find(", although"));
+    };
+    CHECK(compare({'a', 'a', 'a'}, 1) == "");
+    CHECK(compare({'a', 'a', 'b'}, 1) ==
+          "17 step 9: rank 2 on host2 differs in its weights from the majority of the ranks");
+    CHECK(compare({'b', 'a', 'a'}, 1) ==
+          "17 step 9: rank 0 on host0 differs in its weights from the majority of the ranks");
+    CHECK(compare({'a', 'b', 'a', 'c', 'a'}, 1).find(": rank 1 on host1, rank 3 on host3 differ in their") !=
+          std::string::npos);
+    CHECK(compare({'a', 'b'}, 1) ==
+          "17 step 9: rank 0 on host0, rank 1 on host1: their weights differ, and no majority has "
+          "the same");
+    CHECK(compare({'a', 'b', 'a', 'b'}, 2) == "");
+    CHECK(compare({'a', 'b', 'a', 'b', 'a', 'c'}, 2).find(": rank 5 on host5 differs") != std::string::npos);
 }
