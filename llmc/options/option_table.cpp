@@ -209,7 +209,7 @@ static void health_options(Section& s, Options& o) {
           "checkpoint and leave out the step")
         .one_of_unit();
     s.add("--on-spike", o.on_spike, "warn", "warn|skip|rollback",
-          "at a step whose loss or gradient norm is far above that of the last 128 steps (--spike-z)")
+          "at a step with a loss or gradient norm far above the last 128 steps (--spike-z); warn: only the loss")
         .one_of_unit();
     s.add("--spike-z", o.spike_z, 6.0, "Z", "a spike is Z standard deviations above the mean; 0 = off")
         .between(0.0, 1e6);

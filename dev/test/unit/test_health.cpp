@@ -50,6 +50,7 @@ TEST_CASE("--on-spike warn changes no step, and its spikes enter the window") {
     CHECK(spike.skipped == "");
     CHECK(step(health, 132, 100.0f).verdict == Verdict::warn);
     CHECK(step(health, 134, 50.0f).verdict == Verdict::good);
+    CHECK(step(health, 136, 3.0f, 100.0f).verdict == Verdict::good);  // a spike of the norm only
 }
 
 TEST_CASE("--spike-z 0 and equal losses find no spike") {
