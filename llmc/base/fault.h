@@ -6,9 +6,9 @@
 #include "base/dtype.h"
 
 enum class FaultPoint {
-    step,       // before a step; the other places up to the next step are in this one
+    step,       // before a step; the points below then belong to this step
     gradients,  // the gradients of a bucket are complete on this rank; data: the bucket, of floats
-    allreduce,  // the bucket is sent next; data: the bucket, of floats
+    allreduce,  // just before the all-reduce of a bucket; data: the bucket, of floats
     update,     // the weights are updated; data: those of this rank
     save,       // a checkpoint is written next, maybe in a thread; step: its own
 };

@@ -46,7 +46,7 @@ struct Health {
 
     HealthOptions options;
     OutlierWindow losses, norms;
-    StepLimits limits[2];           // of the next even and the next odd step
+    StepLimits limits[2];           // [step % 2]: the limits of the next two steps
     std::vector<int64_t> left_out;  // steps that will not change the weights, because they failed before a rollback
     int skipped_in_row = 0;
     int rollbacks = 0;

@@ -52,7 +52,8 @@ struct Optimizer {
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc).
     void clip(float max_norm, RankStatus status = {}, StepLimits limits = {});
-    void forget_failure();  // the next steps may change the weights again after one that was not finite
+    // Called after a step that was not finite, which stops all updates: the next steps may change the weights again.
+    void forget_failure();
     // step counts from 1.
     void step(float lr, int step);
     // Waits for collectives that a later step would have waited for. Call it before the memory is freed.

@@ -167,9 +167,9 @@ make_shards() {
     "$program" tokenize "$1.txt" --output "$1" --train-bpe 300 --quiet
 }
 
-# Makes a library under which a checkpoint is deleted while it is read, as by a run that keeps fewer: use as
-# "${vanishes[@]}" VANISHES=step_000006/model.safetensors VANISHES_AT=2 COMMAND... Before the process opens that file for the
-# second time, the file's folder is renamed.
+# Makes a library that deletes a checkpoint while a command reads it, as a run with --keep does. Use:
+# "${vanishes[@]}" VANISHES=step_000006/model.safetensors VANISHES_AT=2 COMMAND... The library renames the checkpoint's folder
+# just before COMMAND opens that file for the second time.
 make_vanishes() {
     cat >"$scratch/vanishes.cpp" <<'END'
 #include <cstdarg>
