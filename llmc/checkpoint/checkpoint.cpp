@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 
@@ -400,12 +401,16 @@ static int64_t verify_file(const std::string& dir, const std::string& name, cons
     const json sum = files.value(name, json());
     if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
     if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
+    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+    // Compared first, because the checksum of a file that has grown may take hours. checksum_file refuses what is no
+    // file.
+    std::error_code no_file;
+    const auto bytes = int64_t(std::filesystem::file_size(file, no_file));
+    if (!no_file && size != bytes)
+        bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), size.dump().c_str()));
     const FileSum found = checksum_file(file, [&](int64_t done, int64_t of) {
         if (progress) progress(file, done, of);
     });
-    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
-    if (size != found.size)
-        bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
     if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
     return found.size;
 }

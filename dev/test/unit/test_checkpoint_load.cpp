@@ -213,6 +213,22 @@ TEST_CASE("a file that is cut, longer, empty or missing is found and named") {
     }
 }
 
+TEST_CASE("a file of another size is refused before it is read") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/config.json";
+    std::filesystem::resize_file(path, uintmax_t(1) << 40);  // sparse; its checksum would take minutes
+    bool read = false;
+    const auto progress = [&](const std::string& file, int64_t, int64_t) {
+        if (file == path) throw Error(EXIT_INTERNAL, "the file is read");
+        read = true;
+    };
+    CHECK_THROWS_WITH_AS(verify_checkpoint(ckpt, progress), doctest::Contains("has 1,099,511,627,776 bytes, not "),
+                         Error);
+    std::filesystem::resize_file(path, 0);
+    CHECK_THROWS_WITH_AS(verify_checkpoint(ckpt, progress), doctest::Contains("has 0 bytes, not "), Error);
+    CHECK_FALSE(read);  // config.json is the first file
+}
+
 TEST_CASE("find_latest and find_model take the newest whole checkpoint") {
     const TemporaryDirectory dir;
     const auto model = [&](const std::string& path) {
