@@ -224,6 +224,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
+    note_keep_rules(*run.log, o);
     if (!run.same_instructions && o.hash_check > 0)
         run.log->note("--hash-check is off: ranks with other instruction sets (CPU_ISA) round differently");
     describe_data_of(run);
