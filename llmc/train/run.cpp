@@ -13,6 +13,7 @@
 #include "parallel/trace_file.h"
 #include "train/report.h"
 #include "train/run_checks.h"
+#include "train/save.h"
 #include "train/stop.h"
 
 int device_of(const Options& o, const Launch& launch) {
@@ -239,17 +240,22 @@ void start_clock(Run& run) {
     set_stop_time(run);
 }
 
+double time_for_saves(double max_time, double longest_save, bool in_flight) {
+    // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
+    const double save = std::max(longest_save, std::min(5.0, 0.1 * max_time));
+    return in_flight ? 2.0 * save : save;
+}
+
 void set_stop_time(const Run& run) {
     const double max_time = run.options.max_time;
     if (!run.first_rank() || max_time == 0.0) return;
-    // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
-    const double save = std::max(run.longest_save, std::min(5.0, 0.1 * max_time));
     // On the CPU the ranks leave the step after this micro-step, or after the next one, if the votes of all ranks were
     // on their way. Several GPU ranks do not leave a step: they finish this one, the next one, which is queued already,
     // the one that tells all ranks of the request, and the one that is queued before its result is known.
     const bool host = device_memory_is_host();
     const double steps = host ? 2.0 / run.batch.grad_accum_steps : run.comm.world_size > 1 ? 4.0 : 2.0;
-    stop_at(command_start() + max_time - save - steps * run.last_step);
+    stop_at(command_start() + max_time - time_for_saves(max_time, run.longest_save, saves_now(run)) -
+            steps * run.last_step);
 }
 
 void end_trace(Run& run) {

@@ -71,6 +71,8 @@ int device_of(const Options& options, const Launch& launch);
 
 // Starts the timer of a step.
 void start_clock(Run& run);
+// The seconds that --max-time leaves for the last save, and for a save in flight, which must end before it.
+double time_for_saves(double max_time, double longest_save, bool in_flight);
 // Chooses when the first rank asks the run to stop, so that the last save ends within --max-time. Called when a step or
 // a save has ended, because their times enter.
 void set_stop_time(const Run& run);
