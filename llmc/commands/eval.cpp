@@ -36,8 +36,9 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
         const int B = fits + (too_large - fits) / 2;
         (bytes(B) <= available ? fits : too_large) = B;
     }
-    const std::string advice =
-        fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len, or --tensor-parallel on more ranks";
+    std::string advice = fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len";
+    // CPU ranks that share a layer also share the memory of their machine.
+    if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";
     fail(EXIT_USAGE, "--micro-batch %d with --seq-len %d needs %s of memory, and %s are free; try %s", o.micro_batch, T,
          gib(bytes(o.micro_batch)).c_str(), gib(available).c_str(), advice.c_str());
 }

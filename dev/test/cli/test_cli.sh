@@ -74,6 +74,8 @@ check "plan --fit: plan gives the command the memory of the list" grep -q "^memo
 "$program" plan --fit --world-size 2 --gpu-memory 80 --model d48 --global-batch 1048576 >"$scratch/out"
 check "plan --fit prints long times as plain numbers" test "$(awk '$1 == 1 && $11 ~ /^[0-9]*,[0-9]*$/' "$scratch/out" | wc -l)" = 12
 check "plan prints large numbers without an exponent" grep -q "^work .* [0-9,]*,[0-9]* TFLOP per step" <("$program" plan --model d48 -d 1048576)
+refused "plan --fit where nothing fits: more ranks would share the same memory" 2 "; try more machines (--world-size) or a smaller model" \
+    "$program" plan --fit --ranks 2 --model gpt3-13b --gpu-memory 4
 refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
     "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
 refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
@@ -102,6 +104,8 @@ check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 toke
 "$program" plan "${data[@]}" "${tiny[@]}" --world-size 2 >"$scratch/out"
 check "plan of 2 ranks shows the memory per rank" grep -q "^memory .* per rank of .* available" "$scratch/out"
 check "plan of 2 ranks assumes a machine for each" grep -q "^ranks  *2, each with a machine like this one to itself" "$scratch/out"
+check "plan of ranks that share a machine: so do they its cores" grep -q "^time .* on one rank alone with all cores, which the ranks share" \
+    <("$program" plan "${data[@]}" "${tiny[@]}" --threads 0 --world-size 2 --tensor-parallel 2)
 check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at most .* per checkpoint, 3 kept" <("$program" plan "${data[@]}" "${tiny[@]}")
 check "plan says that it does not measure a step that is too large" grep -q "estimated at 30 % of the peak: a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
