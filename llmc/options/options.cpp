@@ -174,7 +174,8 @@ static void check_start(const Options& o, bool plan) {
     ENSURE(o.recompute_check == 0 || o.deterministic == "on",
            "--recompute-check compares bits, which --deterministic off does not keep; give --deterministic on");
     ENSURE((o.on_nan != "rollback" && o.on_spike != "rollback") || (!o.output.empty() && o.checkpoint_every > 0),
-           "rollback needs checkpoints to go back to: an --output, and --checkpoint-every above 0");
+           "--%s rollback needs checkpoints to go back to: an --output, and --checkpoint-every above 0",
+           o.on_nan == "rollback" ? "on-nan" : "on-spike");
     ENSURE(!o.share_gpu || !gpus, "--share-gpu is for ranks that mpirun starts; --gpus gives each rank its own GPU");
 }
 

@@ -78,7 +78,7 @@ std::string Health::describe(const StepResult& r) const {
     if (!std::isfinite(r.loss) || !std::isfinite(r.norm))
         return format("step %lld: loss %g, gradient norm %g", step, std::fabs(double(r.loss)),
                       std::fabs(double(r.norm)));
-    if (leaves_out(r.step)) return format("step %lld: is left out, because it has failed before", step);
+    if (leaves_out(r.step)) return format("step %lld is left out, because it has failed before", step);
     const StepLimits& limit = limits[r.step % 2];
     const bool of_loss = r.loss > limit.loss;
     return format("step %lld: the %s is %g, above %g, the limit of the last %zu steps (--spike-z %g)", step,

@@ -30,7 +30,7 @@ check "ten steps in a row: the sentence" grep -q "the last of 10 steps in a row"
 refused "four rollbacks" 1 "after 3 rollbacks" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7,times=10 --output "$scratch/four"
 refused "a rollback without a checkpoint" 1 "there is no checkpoint to go back to" "${train[@]}" --on-nan rollback \
     --fault nan:rank=0,step=3 --output "$scratch/none"
-refused "rollback without checkpoints" 2 "rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
+refused "rollback without checkpoints" 2 "--on-nan rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
 
 # ---- spikes: nearly every second loss is half a standard deviation above the mean
 spikes=("$program" "${options[@]}" --steps 150 --checkpoint-every 1000 --on-spike skip --spike-z 0.5 --lr 0)
