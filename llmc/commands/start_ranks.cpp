@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "base/common.h"
@@ -132,6 +133,14 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, c
     return ranks;
 }
 
+static bool is_in_path(const std::string& program) {
+    const char* path = getenv("PATH");
+    std::istringstream folders(path ? path : "");
+    for (std::string folder; std::getline(folders, folder, ':');)
+        if (access((folder + "/" + program).c_str(), X_OK) == 0) return true;
+    return false;
+}
+
 // Replaces this process by mpirun, which starts this program's command line as ranks.
 static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
@@ -158,6 +167,8 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
                                       {"TRAIN_GPT2_FIRST_STEP", first.c_str()},
                                       {COMMAND_START, start.c_str()}})
         setenv(name, value, 0);
+    // Without ssh and rsh mpirun refuses to start, although it needs neither for ranks of this machine.
+    if (!is_in_path("ssh") && !is_in_path("rsh")) setenv("OMPI_MCA_plm_rsh_agent", "", 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
     std::vector<char*> pointers;

@@ -244,5 +244,11 @@ refused "little address space" 1 "need 268,435,456 bytes of address space, but t
     "${limited[@]}" -v 100000 "${never[@]}" --ranks 2
 mkdir "$scratch/no_programs"
 refused "no mpirun" 2 "needs mpirun, which cannot be started" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
+mkdir "$scratch/few_programs"
+for name in mpirun orterun orted prterun prte prted sh; do
+    if path=$(command -v $name); then ln -s "$path" "$scratch/few_programs/$name"; fi
+done
+check "no ssh: mpirun starts ranks of this machine without it" env PATH="$scratch/few_programs" "$program" \
+    --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --output "$scratch/no_ssh" --ranks 2 --steps 2
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
 finish
