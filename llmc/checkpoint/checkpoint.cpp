@@ -553,11 +553,13 @@ static void check_counts(const std::string& path, const TrainerState& state) {
 
 TrainerState read_trainer_state(const std::string& dir) {
     const json state = read_state_json(dir);
+    const auto refuse = [&](const char* name, const json& value) {
+        bad_state(dir + "/trainer.json",
+                  format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
+    };
     const auto count = [&](const char* name, int64_t max) {
         const json& value = state.at(name);
-        if (!value.is_number_integer() || value < 0 || value > max)
-            bad_state(dir + "/trainer.json",
-                      format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
+        if (!value.is_number_integer() || value < 0 || value > max) refuse(name, value);
         return value.get<int64_t>();
     };
     try {
@@ -566,7 +568,8 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
         check_counts(dir + "/trainer.json", out);
-        out.seed = state.at("seed").get<uint64_t>();
+        if (!state.at("seed").is_number_unsigned()) refuse("seed", state["seed"]);
+        out.seed = state["seed"].get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", out.step);
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object

@@ -184,9 +184,11 @@ std::string files_json(const Corpus* corpus) {
 std::string differing_files(const std::string& here, const std::string& there, const std::string& here_name,
                             const std::string& there_name) {
     const auto now = nlohmann::ordered_json::parse(here), other = nlohmann::ordered_json::parse(there);
-    const auto size = [](const nlohmann::ordered_json& file) {
-        return with_commas(file.value("bytes", int64_t(0))) + " bytes";
+    const auto number = [](const nlohmann::ordered_json& file, const char* what) {
+        const nlohmann::ordered_json value = file.value(what, nlohmann::ordered_json(0));
+        return value.is_number_integer() ? value.get<int64_t>() : 0;
     };
+    const auto size = [&](const nlohmann::ordered_json& file) { return with_commas(number(file, "bytes")) + " bytes"; };
     std::vector<std::string> differences;
     for (const auto& [name, file] : now.items()) {
         const char* n = name.c_str();
@@ -195,7 +197,8 @@ std::string differing_files(const std::string& here, const std::string& there, c
         else if (size(file) != size(other[name]))
             differences.push_back(format("%s has %s %s, %s %s", n, size(file).c_str(), here_name.c_str(),
                                          size(other[name]).c_str(), there_name.c_str()));
-        else if (file["places"] == other[name].value("places", 0) && file["hash"] != other[name].value("hash", ""))
+        else if (number(file, "places") == number(other[name], "places") &&
+                 file["hash"] != other[name].value("hash", ""))
             differences.push_back(format("%s has %s in both, but other tokens", n, size(file).c_str()));
     }
     for (const auto& [name, file] : other.items())

@@ -82,6 +82,11 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
                                          ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
+    for (const nlohmann::json& bad :
+         {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json(1e300), nlohmann::json("1")})
+        CHECK(said("seed", bad) ==
+              "65 " + path + ": seed is " + bad.dump() + ", which is impossible; the checkpoint is damaged");
+    CHECK(said("seed", UINT64_MAX) == "");
 
     // Step 1 has position 20 and 2^40 tokens. A step takes at least one window, and a window at least one token.
     const auto contradicts = [&](const char* name, int64_t value) {

@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 
+#include <nlohmann/json.hpp>
+
 #include "base/terminal.h"
 #include "base/threads.h"
 #include "cpu/isa.h"
@@ -198,6 +200,14 @@ TEST_CASE("files that differ are named with their sizes") {
     for (size_t i = 0; i < many.size(); i++) many[i].path = format("x/%zu.bin", i);
     CHECK(differing(many, {}) == "0.bin is only here; 1.bin is only here; 2.bin is only here; and 2 more");
     CHECK(files_json(nullptr) == "{}");
+    // As in a trainer.json of another program. run.cpp refuses what makes the JSON library throw.
+    const Corpus own = corpus({a});
+    const auto from_file = [&](const std::string& there) {
+        return differing_files(files_json(&own), there, "here", "there");
+    };
+    CHECK(from_file(R"({"a.bin":{"bytes":1e300,"places":-1e300}})") == "a.bin has 1,224 bytes here, 0 bytes there");
+    CHECK_THROWS_AS(from_file(R"({"a.bin":7})"), nlohmann::json::exception);
+    CHECK_THROWS_AS(from_file(R"({"a.bin":{"bytes":1224,"places":4,"hash":7}})"), nlohmann::json::exception);
 }
 
 TEST_CASE("the advice on --seq-len keeps to the positions of a model that exists") {
