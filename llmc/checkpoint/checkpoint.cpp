@@ -157,7 +157,7 @@ static std::string temporary_name(const std::string& dir) {
 
 // Writes and syncs all files of the checkpoint into dir. Returns their total size in bytes.
 static int64_t write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
-                           const TensorReader& read, const TrainerState& state) {
+                           const TensorView& view, const TrainerState& state) {
     const bool bf16_weights = options.format.bf16_weights;
     const HFConfig config = {layout.config, options.end_of_text};
     const Metadata metadata = state_metadata(state);
@@ -166,7 +166,7 @@ static int64_t write_files(const std::string& dir, const SaveOptions& options, c
         files[name] = write_file(dir + "/" + name, content);
     };
     const auto tensors = [&](const char* name, const std::vector<TensorGroup>& groups, const char* dtype) {
-        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, read, metadata);
+        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, view, metadata);
     };
     text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
     text("generation_config.json", hf_generation_config_json(config));
@@ -341,7 +341,7 @@ void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
         for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
 }
 
-SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);
     SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
@@ -352,7 +352,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
     try {
         make_new_directory(tmp);
-        saved.bytes = write_files(tmp, options, layout, read, state);
+        saved.bytes = write_files(tmp, options, layout, view, state);
         set_aside_later(options.output, state.step, note);
         put_in_place(tmp, saved.dir, warn);
     } catch (...) {

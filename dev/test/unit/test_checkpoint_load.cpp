@@ -33,7 +33,7 @@ TEST_CASE("a NaN in weights or moments is refused, even if the checksum matches"
         FlatState state(small_model, 1), got(small_model, 0);
         (state.*buffer)[size_t(state.layout.offset(fcb, 1) + 3)] = NAN;
         const std::string saved =
-            save_checkpoint(save_options(dir / "out"), state.layout, state.reader(), trainer_state(1)).dir;
+            save_checkpoint(save_options(dir / "out"), state.layout, state.view(), trainer_state(1)).dir;
         CHECK(verify_error(saved) == "");
         CHECK_THROWS_WITH_AS(load_checkpoint(saved, got.layout, {"m", "v"}, got.writer()),
                              doctest::Contains("transformer.h.1.mlp.c_fc.bias[3] is NaN"), Error);
