@@ -184,6 +184,7 @@ static void train_loop(Trainer<floatX>& t) {
         t.between_steps(step, first, stop);
         if (t.rolled_back) continue;
         if (stop) break;
+        const bool saves = saves_now(run);
         if (run.stop || !train_step(t, step)) continue;  // the next iteration saves and ends
         t.finish_step(t.pending[(step + 1) % 2]);
         PendingStep& p = t.pending[step % 2];
@@ -191,8 +192,9 @@ static void train_loop(Trainer<floatX>& t) {
         // CPU the answer is always yes.
         const bool same_answer = run.comm.world_size == 1 || device_memory_is_host();
         if (same_answer && event_done(p.done)) t.finish_step(p);
-        // The thread that writes a checkpoint is no other program: it has a lower priority.
-        if (!saves_now(run)) t.contention.adapt();
+        // The thread that writes a checkpoint is no other program: it has a lower priority. The waits for it count in
+        // no window.
+        saves ? t.contention.restart() : t.contention.adapt();
         step++;
     }
     t.finish_steps(run.state.step);

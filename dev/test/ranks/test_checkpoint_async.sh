@@ -156,8 +156,8 @@ check "--output is moved and the run stopped: the error names the step that is l
 # ---- memory
 # saves RUN: number of complete saves.
 saves() { grep -c '"kind":"checkpoint"' "$1/log.jsonl"; }
-# resident PID: its memory in KiB.
-resident() { awk '/^VmRSS:/ { print $2 }' "/proc/$1/status"; }
+# resident PID: the most memory that it has had, in KiB. A save in flight has blocks that another moment does not have.
+resident() { awk '/^VmHWM:/ { print $2 }' "/proc/$1/status"; }
 # saved RUN N: waits until the run has made N saves.
 saved() {
     local tries
