@@ -83,7 +83,7 @@ void InputFile::read_at(void* out, int64_t offset, int64_t bytes) const {
 }
 
 constexpr size_t DIRECT_ALIGN = 4096;  // what O_DIRECT needs of addresses, offsets and sizes, on any usual disk
-constexpr int64_t BLOCK = 4 << 20;     // bytes in one write
+constexpr int64_t BLOCK = 16 << 20;    // bytes in one write
 constexpr int64_t CACHED = 64 << 10;  // bytes that are hashed and then copied, so that the copy finds them in the cache
 
 using Block = std::unique_ptr<char, void (*)(void*)>;

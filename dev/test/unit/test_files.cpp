@@ -30,10 +30,10 @@ TEST_CASE("a file reads back as it was written, with the checksum of its bytes")
 
 TEST_CASE("an error in the thread that writes a file is that of a later call") {
     const TemporaryDirectory dir;
-    const std::string block(4 << 20, 'x');
+    const std::string block(16 << 20, 'x');
     for (int blocks : {2, 4}) {  // the second one fails: finish() has the error, or write()
         const int failed = in_child([&] {
-            limit_file_size(6 << 20);
+            limit_file_size(24 << 20);
             OutputFile file(dir / format("%d", blocks));
             const std::string error = refusal([&] {
                 for (int i = 0; i < blocks; i++) file.write(block.data(), int64_t(block.size()));
@@ -48,7 +48,7 @@ TEST_CASE("an error in the thread that writes a file is that of a later call") {
 
 TEST_CASE("a file is written without a thread where the process may not have one more") {
     const TemporaryDirectory dir;
-    const std::string content(9 << 20, 'x');
+    const std::string content(33 << 20, 'x');
     const int failed = as_ordinary_user(dir.path, [&] {
         const rlimit none{0, 0};
         setrlimit(RLIMIT_NPROC, &none);
