@@ -170,10 +170,16 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     const Options& o = run.options;
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = run.comm.all_gather_text(
-        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device.name, gpu));
+        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device, gpu));
     check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
     check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
     check_same(rank_infos, fields_of_one_rank(o));
+    const std::string differing = differing_rounding(rank_infos);
+    run.same_rounding = differing.empty();
+    ENSURE(run.same_rounding || o.virtual_ranks == 0,
+           "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
+           "the same program and CPU_ISA",
+           differing.c_str());
     run.watchdog.set_hosts(hosts_of(rank_infos));
     return rank_infos;
 }
@@ -193,6 +199,15 @@ static double longest_micro_step(const BatchPlan& batch, double flops_per_token)
     return double(batch.B) * batch.T * flops_per_token / slow_flops;
 }
 
+// With ZeRO each weight is computed by one rank, and the others receive its bits.
+static void warn_of_rounding(Run& run, const std::vector<std::string>& rank_infos) {
+    if (run.same_rounding || run.options.zero > 0) return;
+    run.log->warn(differing_rounding(rank_infos) +
+                  ": they may round differently, so each rank's weights differ from the others' by rounding errors; "
+                  "--zero 1 keeps them equal" +
+                  (run.options.hash_check > 0 ? "; --hash-check is off" : ""));
+}
+
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
     start_watchdog(options, launch, comm);
@@ -210,7 +225,6 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const DeviceInfo device = device_info();
     const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
     align_trace(comm);
-    for (const std::string& isa : comm.all_gather_text(device.cpu_isa)) run.same_instructions &= isa == device.cpu_isa;
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
     info.world_size = comm.world_size;
@@ -224,8 +238,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
-    if (!run.same_instructions && o.hash_check > 0)
-        run.log->note("--hash-check is off: ranks with other instruction sets (CPU_ISA) round differently");
+    warn_of_rounding(run, rank_infos);
     describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
     return started;

@@ -40,9 +40,9 @@ struct Run {
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
     Straggler straggler;
     Health health;
-    bool same_instructions = true;  // all ranks compute with the same CPU_ISA, so equal weights stay equal bit by bit
-    bool stop = false;              // some rank was asked to stop or must stop; all ranks have the same value
-    std::optional<Error> failure;   // why this rank must stop
+    bool same_rounding = true;     // all ranks have the same CPU_ISA and build, so equal weights stay equal bit by bit
+    bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
+    std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t first_step = 0;                      // at the start of the run; restarts by --max-restarts do not change it
     double longest_save = 0.0, last_step = 0.0;  // seconds, of this start

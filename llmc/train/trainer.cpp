@@ -174,10 +174,11 @@ void Trainer<floatX>::finish_steps(int64_t step) {
     finish_step(pending[(step + 1) % 2]);
 }
 
-// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
+// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own. With ZeRO-1 and 2 each
+// weight is computed by one rank, so the ranks have the same weights even if they round differently.
 template <class floatX>
 bool Trainer<floatX>::compares_weights() const {
-    return run.groups.dp.world_size > 1 && run.same_instructions && !optimizer.weights.sharded();
+    return run.groups.dp.world_size > 1 && (run.same_rounding || run.options.zero > 0) && !optimizer.weights.sharded();
 }
 
 template <class floatX>

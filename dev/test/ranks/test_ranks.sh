@@ -293,6 +293,24 @@ printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bi
 check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
 refused_ranks "training data with one other bit" "bytes in both, but other tokens" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
+# Another program: a digit of the checksum of its sources is changed. Another build of the same sources: a byte is added.
+sources=$(awk '{ print $NF }' "${program%/*}/commit")
+sed "s/$sources/$(tr 0-9 1-90 <<<"$sources")/" "$program" >"$scratch/other_program"
+cat "$program" <(echo) >"$scratch/other_build"
+chmod +x "$scratch/other_program" "$scratch/other_build"
+refused_ranks "another program" "rank 1 differs from rank 0: program \"$("$program" --version) for the CPU, sources $(tr 0-9 1-90 <<<"$sources")\" there, \"" \
+    mpirun -np 2 "$each_rank" "${never[@]}" + "$scratch/other_program" "${never[@]:1}"
+evaluate=(eval --init "$scratch/1_fp32" --val-data "$scratch/data/val_*.bin" --threads 1)
+refused_ranks "eval by another program" "rank 1 differs from rank 0: program \"" \
+    mpirun -np 2 "$each_rank" "$program" "${evaluate[@]}" + "$scratch/other_program" "${evaluate[@]}"
+refused_ranks "--deterministic-ranks, another build" "rank 1 runs another build of the sources than rank 0: they may round differently, and --deterministic-ranks needs" \
+    mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + "$scratch/other_build" "${never[@]:1}" --deterministic-ranks 2
+if "$program" plan "${small[@]}" | grep -q '^device .*, plain;'; then
+    skip "ranks with another CPU_ISA" "this machine has plain only"
+else
+    refused_ranks "--deterministic-ranks, another CPU_ISA" "rank 1 has CPU_ISA=plain, rank 0 has " \
+        mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + env CPU_ISA=plain "${never[@]}" --deterministic-ranks 2
+fi
 refused_ranks "a batch that does not divide" \
     "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try --global-batch 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
