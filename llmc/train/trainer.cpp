@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/common.h"
+#include "base/fault.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
@@ -199,6 +200,7 @@ void Trainer<floatX>::validate(int64_t step) {
         const auto go_on = [&](int64_t done, int64_t of, bool failed) {
             run.log->working(step, "validation batch", done, of);
             run.watchdog.reached("validation batch", done);
+            fault_point({.point = FaultPoint::validation, .rank = run.comm.rank, .step = step});
             return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
         };
         const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
