@@ -73,12 +73,14 @@ void Watchdog::begin(Phase new_phase, int64_t step) {
 void Watchdog::step_done(double seconds) {
     steps.add(seconds);
     permitted = 0.0;
+    permitted_phase = Phase::step;
     flights.progress++;
     set_limit();
 }
 
-void Watchdog::permit(double seconds) {
+void Watchdog::permit(double seconds, Phase of_rank_0) {
     permitted += seconds;
+    if (permitted_phase != Phase::checkpoint) permitted_phase = of_rank_0;
     set_limit();
 }
 
@@ -207,7 +209,11 @@ std::string Watchdog::sentence(const StallReport& own, bool own_limit, const std
     const char* option = is_start ? "start" : saves ? "checkpoint" : "step";
     std::string text = own.world_size > 1 ? format("rank %d on %s: ", own.rank, own.host.c_str()) : "";
     text += format("no progress in %s for %.0f s", phase_text(own).c_str(), own.waited);
-    if (own_limit) text += format(" (--timeout-%s)", option);
+    const Phase of_rank_0 = permitted_phase;
+    const char* longer = of_rank_0 == Phase::checkpoint ? " and, because rank 0 saves before it, --timeout-checkpoint"
+                         : of_rank_0 == Phase::sample   ? ", and the time of rank 0's sample before it"
+                                                        : "";
+    if (own_limit) text += format(" (--timeout-%s%s)", option, longer);
     text += ": " + explain_stall(reports);
     if (!options.output.empty()) text += "; train_gpt2 explain " + shell_word(options.output) + " says more";
     return text;

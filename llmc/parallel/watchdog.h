@@ -95,8 +95,9 @@ struct Watchdog {
     void begin(Phase phase, int64_t step);
     void reached(const char* name, int64_t number = -1) { flights.reached(name, number); }
     void step_done(double seconds);  // ends what permit() has added
-    // Until the end of the next step, this rank may wait longer for others, which do something that it does not do.
-    void permit(double seconds);
+    // Until the end of the next step, this rank may wait longer for rank 0, which first saves (Phase::checkpoint) or
+    // writes a sample.
+    void permit(double seconds, Phase of_rank_0);
     void set_first_step(double seconds);  // the time that a micro-step takes at most on a slow device
 
     double median_step() const { return steps.median(); }
@@ -126,6 +127,7 @@ struct Watchdog {
     // never compares a new limit with the time of an earlier phase.
     std::atomic<double> limit;
     std::atomic<Phase> phase = Phase::start;
+    std::atomic<Phase> permitted_phase = Phase::step;  // of rank 0; step: nothing is permitted
     std::atomic<bool> printed = false;
 
     std::mutex mutex;  // guards the fields below; the watchdog's thread holds it while it works

@@ -226,7 +226,7 @@ void Trainer<floatX>::sample(int64_t step) {
     // The other ranks wait in the next step until rank 0 has the text. The watchdog permits the time of a step for each
     // token, which takes less.
     if (!together && !run.first_rank())
-        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()));
+        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()), Phase::sample);
     const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
@@ -268,7 +268,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
         else
             run.failure ? save_or_warn(run, reader) : save_last(run, reader);
         // The other ranks wait in the next step until rank 0 has saved.
-        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit());
+        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit(), Phase::checkpoint);
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

@@ -130,6 +130,23 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
+# ---- rank 0 is stopped by the fault just before it saves: the others wait --timeout-checkpoint longer, and say so. With --zero 1
+# they take part in the save.
+with_faults=${program}_faults
+if [ ! -x "$with_faults" ]; then
+    skip "a rank that is stopped while it saves" "$with_faults is not built"
+else
+    for zero in 0 1; do
+        out=$scratch/stopped_save_$zero
+        start mpirun -np 3 "$with_faults" "${train[@]:1}" --steps 1000 --checkpoint-every 5 --checkpoint-async off --zero $zero --output "$out" \
+            --timeout-step $deadline --timeout-checkpoint $deadline --fault hang:rank=0,phase=save,step=5
+        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 10)) 0 "on $(hostname) did not answer"
+        phase="no progress in step 5 for [0-9]* s (--timeout-step and, because rank 0 saves before it, --timeout-checkpoint)"
+        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for [0-9]* s (--timeout-checkpoint)"; fi
+        check "--zero $zero, rank 0 stopped while it saves: the phase is named" says "$phase"
+    done
+fi
+
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
