@@ -170,9 +170,21 @@ TEST_CASE("an older run's renamed option, or option that was a flag, is no chang
 
 TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
     const Options options = parse_options(int(std::size(arguments)), arguments);
-    CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "--gpus",
-                                                                  "--node-rank", "--rank", "--local-rank",
-                                                                  "--threads"});
+    CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "CPU_ISA",
+                                                                  "build", "--gpus", "--node-rank", "--rank",
+                                                                  "--local-rank", "--threads"});
+}
+
+TEST_CASE("the first rank that may round differently than rank 0 is named") {
+    const auto rank_info = [](const char* isa, const char* build) {
+        return std::string(R"({"CPU_ISA":")") + isa + R"(","build":")" + build + R"("})";
+    };
+    const std::string a = rank_info("avx2", "1"), other_isa = rank_info("amx", "1"),
+                      other_build = rank_info("avx2", "2");
+    CHECK(differing_rounding({a}) == "");
+    CHECK(differing_rounding({a, a, a}) == "");
+    CHECK(differing_rounding({a, a, other_isa, other_build}) == "rank 2 has CPU_ISA=amx, rank 0 has avx2");
+    CHECK(differing_rounding({a, other_build, other_isa}) == "rank 1 runs another build of the sources than rank 0");
 }
 
 TEST_CASE("files that differ are named with their sizes") {
