@@ -78,4 +78,25 @@ check "ranks with other instruction sets: no comparison" mpirun --timeout 60 -np
 check "3 ranks, --recompute-check with --zero 2" ranks 3 "${again[@]}" --zero 2 --output "$scratch/again_3"
 refused "3 ranks, a bit in a gradient" 16 "rank 1 on $(hostname): step 9: the gradients of bucket" "${again[@]}" --ranks 3 \
     --fault bitflip:rank=1,step=9,phase=gradients --output "$scratch/bit_3"
+
+# ---- --max-restarts: one restart tells a passing fault from a lasting one
+restarted() {  # NAME CODE RESTARTS COMMAND...: the command ends with this code after so many restarts
+    local name=$1 code=$2 restarts=$3 status=0
+    shift 3
+    timeout 120 "$@" >"$scratch/job.log" 2>&1 </dev/null || status=$?
+    check "$name: exit code $status" test $status = "$code"
+    check "$name: $restarts restarts" test "$(grep -c '^restart ' "$scratch/job.log")" = "$restarts"
+}
+again=("${train[@]}" --global-batch 32 --recompute-check 3 --ranks 2 --max-restarts 5)
+flip=bitflip:rank=1,step=9,phase=gradients
+restarted "a passing fault in a gradient" 0 1 "${again[@]}" --fault $flip --output "$scratch/passing"
+check "a passing fault: $(grep '^restart ' "$scratch/job.log")" grep -q \
+    '^restart 1 of 5 in [12] s: mpirun ended with exit code 16; .*step_000005$' "$scratch/job.log"
+check "a passing fault: a note says so" grep -q '^note: the attempt after exit code 16 had no such fault' "$scratch/job.log"
+restarted "a lasting fault in a gradient" 16 1 "${again[@]}" --fault $flip,times=9 --output "$scratch/lasting"
+check "a lasting fault: $(grep '^error: two' "$scratch/job.log")" grep -q \
+    '^error: two attempts in a row ended with exit code 16: the fault lasts' "$scratch/job.log"
+check "a lasting fault: both attempts name the rank" test "$(grep -c "^error: rank 1 on $(hostname): step 9: " "$scratch/job.log")" = 2
+restarted "--max-restarts, a bit in the weights" 17 0 "${hashed[@]}" --global-batch 32 --ranks 2 --max-restarts 5 \
+    --fault bitflip:rank=1,step=7 --output "$scratch/no_restart"
 finish
