@@ -34,6 +34,14 @@ static void note_on_rank(Run& run, const std::string& line) {
 
 static void open_data(Run& run) {
     const Options& o = run.options;
+void report_gpu_error(Run& run) {
+    const std::string error = run.gpu.take_error();
+    if (error.empty()) return;
+    const std::string text = format("rank %d on %s: the log lacks a value of its GPU: %s; training continues",
+                                    run.comm.rank, host_name().c_str(), error.c_str());
+    run.first_rank() ? run.log->warn(text) : print_message("warning: " + text);
+}
+
     const int world_size = run.groups.dp.world_size, T = run.batch.T, V = run.source.config.V;
     DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
     data.rank = run.groups.dp.rank;
@@ -174,7 +182,8 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
     check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
     check_same(rank_infos, fields_of_one_rank(o));
-    run.watchdog.set_hosts(hosts_of(rank_infos));
+    run.hosts = hosts_of(rank_infos);
+    run.watchdog.set_hosts(run.hosts);
     return rank_infos;
 }
 
@@ -200,6 +209,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Run& run = *started;
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
+    info.driver = run.gpu.driver;
     const std::vector<std::string> notes = prepare_output(run);
     run.source = find_training_start(o);
     resolve_batch(run, launch);
@@ -215,6 +225,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
     info.world_size = comm.world_size;
     run.watchdog.set_first_step(longest_micro_step(run.batch, info.flops_per_token));
+    if (!run.gpu.why_no_reading.empty() && launch.local_rank <= 0)  // the same for all ranks of a host
+        note_on_rank(run, "the log lacks the GPU's temperature, clock and power: " + run.gpu.why_no_reading);
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;

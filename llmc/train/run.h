@@ -6,6 +6,7 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/gpu_monitor.h"
 #include "base/output_lock.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
@@ -38,6 +39,9 @@ struct Run {
     TrainerState state;                              // state after the last step that is known to be finite
     double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
+    GpuMonitor gpu{device_bus_id()};
+    std::vector<std::string> hosts;  // of all ranks
+    SlowdownWarnings slowdowns;
     Straggler straggler;
     Health health;
     bool same_instructions = true;  // all ranks compute with the same CPU_ISA, so equal weights stay equal bit by bit
@@ -77,6 +81,8 @@ void set_stop_time(const Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
 // Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
+// Warns if NVML has failed on this rank, once for each of its functions.
+void report_gpu_error(Run& run);
 void warn_of_changed_data(Run& run);
 // Called after the loop. Returns the exit code: 0 if the run is complete. If the run was stopped: the exit code of
 // the first rank that could not continue, else EXIT_PREEMPTED. A rank that could not continue throws its error instead.

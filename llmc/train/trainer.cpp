@@ -89,11 +89,14 @@ static void log_step(Run& run, PendingStep& step) {
     run.clock = now;
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
+    record.gpu = summarize_gpus(step.results.statuses, run.comm.world_size);
     run.log->step(record);
     run.last_step = 1e-3 * record.step_ms;
     set_stop_time(run);
     const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
+    for (const std::string& line : run.slowdowns.add(step.results.statuses, run.hosts)) run.log->warn(line);
+    report_gpu_error(run);
 }
 
 [[noreturn]] static void fail_after_step(const Run& run, const std::string& why) {
