@@ -254,7 +254,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         case Command::plan:
             return run_plan(options, dtype, launch);
         case Command::generate:
-            return run_generate(options, dtype, *comm);
+            return run_generate(options, dtype, *comm, launch);
         case Command::eval:
             return run_eval(options, dtype, *comm, launch);
         default:

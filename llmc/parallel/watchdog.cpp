@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/common.h"
+#include "base/device.h"
 #include "base/files.h"
 #include "base/host.h"
 #include "base/terminal.h"
@@ -16,7 +17,8 @@ static constexpr double LEAST_STEP_LIMIT = 120;  // seconds
 static constexpr double STEPS_IN_LIMIT = 20;
 
 const char* phase_name(Phase phase) {
-    static constexpr const char* names[] = {"start", "step", "validation", "sample", "checkpoint", "end"};
+    static constexpr const char* names[] = {"start",      "step", "validation", "sample",
+                                            "checkpoint", "end",  "evaluation", "generation"};
     return names[int(phase)];
 }
 
@@ -246,3 +248,13 @@ void Watchdog::expire(double waited, bool own_limit) {
     options.abort();
     _exit(EXIT_WATCHDOG);
 }
+
+// ---- start
+
+void start_watchdog(Comm& comm, WatchdogOptions options) {
+    if (!comm.flights) comm.flights = std::make_unique<FlightRecorder>();
+    options.abort = [&comm] { comm.abort(EXIT_WATCHDOG); };
+    comm.watchdog = std::make_shared<Watchdog>(options, *comm.flights);
+}
+
+double slow_device_seconds(double flops) { return flops / (device_memory_is_host() ? 2e9 : 1e12); }

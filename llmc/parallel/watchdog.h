@@ -18,18 +18,20 @@
 #include <thread>
 #include <vector>
 
+#include "parallel/comm.h"
 #include "parallel/flight_recorder.h"
 #include "parallel/launch.h"
 #include "parallel/stall_report.h"
 
-// `end`: after the last step, until the ranks have disconnected.
-enum class Phase { start, step, validation, sample, checkpoint, end };
+// `end`: after the last step, until the ranks have disconnected. evaluation, generation: of the commands eval and
+// generate.
+enum class Phase { start, step, validation, sample, checkpoint, end, evaluation, generation };
 const char* phase_name(Phase phase);
 
 // Seconds without progress after which a run ends, --timeout-*. 0: no limit.
 struct Timeouts {
     double start = 300, checkpoint = 600;
-    double step = -1;  // of the phases step, validation, sample and end; negative: follows from the run's own steps
+    double step = -1;  // of the other phases; negative: follows from the run's own steps
 };
 
 // The durations of the last steps.
@@ -77,7 +79,8 @@ struct WatchdogOptions {
     std::string output;  // empty: no files
     Launch launch;
     int tensor_parallel = 1;
-    std::function<void()> abort;  // ends all ranks with EXIT_WATCHDOG; called on the watchdog's thread, and may hang
+    std::function<void()> abort =
+        {};  // ends all ranks with EXIT_WATCHDOG; called on the watchdog's thread, and may hang
 };
 
 struct Watchdog {
@@ -134,3 +137,9 @@ struct Watchdog {
     std::condition_variable changed;
     std::thread thread;
 };
+
+// Starts the watchdog of a rank that has joined the others, in place of an earlier one. Sets options.abort.
+void start_watchdog(Comm& comm, WatchdogOptions options);
+// The longest time in seconds that so many FLOPs take on a slow device, for a first step, whose duration is not known
+// yet.
+double slow_device_seconds(double flops);

@@ -20,6 +20,8 @@ int device_of(const Options& o, const Launch& launch) {
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
+Timeouts timeouts_of(const Options& o) { return {o.timeout_start, o.timeout_checkpoint, o.timeout_step}; }
+
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
@@ -32,8 +34,6 @@ static void note_on_rank(Run& run, const std::string& line) {
         print_message(format("note: rank %d on %s: %s", run.comm.rank, host_name().c_str(), line.c_str()));
 }
 
-static void open_data(Run& run) {
-    const Options& o = run.options;
 void report_gpu_error(Run& run) {
     const std::string error = run.gpu.take_error();
     if (error.empty()) return;
@@ -42,6 +42,8 @@ void report_gpu_error(Run& run) {
     run.first_rank() ? run.log->warn(text) : print_message("warning: " + text);
 }
 
+static void open_data(Run& run) {
+    const Options& o = run.options;
     const int world_size = run.groups.dp.world_size, T = run.batch.T, V = run.source.config.V;
     DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
     data.rank = run.groups.dp.rank;
@@ -187,29 +189,13 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     return rank_infos;
 }
 
-// The watchdog of a rank that has joined the others.
-static void start_watchdog(const Options& o, const Launch& launch, Comm& comm) {
-    comm.flights = std::make_unique<FlightRecorder>();
-    const Timeouts timeouts = {o.timeout_start, o.timeout_checkpoint, o.timeout_step};
-    const WatchdogOptions options = {timeouts, o.output, launch, o.tensor_parallel,
-                                     [&comm] { comm.abort(EXIT_WATCHDOG); }};
-    comm.watchdog = std::make_shared<Watchdog>(options, *comm.flights);
-}
-
-// The longest time that a micro-step takes on a slow device, for the first one, whose duration is not known yet.
-static double longest_micro_step(const BatchPlan& batch, double flops_per_token) {
-    const double slow_flops = device_memory_is_host() ? 2e9 : 1e12;  // per second
-    return double(batch.B) * batch.T * flops_per_token / slow_flops;
-}
-
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
-    start_watchdog(options, launch, comm);
+    start_watchdog(comm, {timeouts_of(options), options.output, launch, options.tensor_parallel});
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
-    info.driver = run.gpu.driver;
     const std::vector<std::string> notes = prepare_output(run);
     run.source = find_training_start(o);
     resolve_batch(run, launch);
@@ -223,10 +209,9 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     for (const std::string& isa : comm.all_gather_text(device.cpu_isa)) run.same_instructions &= isa == device.cpu_isa;
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
+    info.driver = run.gpu.driver;
     info.world_size = comm.world_size;
-    run.watchdog.set_first_step(longest_micro_step(run.batch, info.flops_per_token));
-    if (!run.gpu.why_no_reading.empty() && launch.local_rank <= 0)  // the same for all ranks of a host
-        note_on_rank(run, "the log lacks the GPU's temperature, clock and power: " + run.gpu.why_no_reading);
+    run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * info.flops_per_token));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
@@ -240,6 +225,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
         run.log->note("--hash-check is off: ranks with other instruction sets (CPU_ISA) round differently");
     describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
+    if (!run.gpu.why_no_reading.empty() && launch.local_rank <= 0)  // the same for all ranks of a host
+        note_on_rank(run, "the log lacks the GPU's temperature, clock and power: " + run.gpu.why_no_reading);
     return started;
 }
 

@@ -72,6 +72,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
                                const std::string& command_line);
 // Index of this rank's GPU among the GPUs of its host.
 int device_of(const Options& options, const Launch& launch);
+Timeouts timeouts_of(const Options& options);
 
 // Starts the timer of a step.
 void start_clock(Run& run);
@@ -80,9 +81,9 @@ void start_clock(Run& run);
 void set_stop_time(const Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
-// Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
 // Warns if NVML has failed on this rank, once for each of its functions.
 void report_gpu_error(Run& run);
+// Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
 void warn_of_changed_data(Run& run);
 // Called after the loop. Returns the exit code: 0 if the run is complete. If the run was stopped: the exit code of
 // the first rank that could not continue, else EXIT_PREEMPTED. A rank that could not continue throws its error instead.
