@@ -157,6 +157,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Span span(trace, Track::training, t.model.stream, {.name = "update", .step = step});
     run.watchdog.reached("update");
     RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(t.last_own_ms)};
+    status.gpu = run.gpu.reading();
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     if (run.options.on_nan != "halt") t.optimizer.forget_failure();
     t.optimizer.clip(float(run.options.grad_clip), status, run.health.limits_of(step));
@@ -184,6 +185,7 @@ static void train_loop(Trainer<floatX>& t) {
         t.between_steps(step, first, stop);
         if (t.rolled_back) continue;
         if (stop) break;
+        const bool saves = saves_now(run);
         if (run.stop || !train_step(t, step)) continue;  // the next iteration saves and ends
         t.finish_step(t.pending[(step + 1) % 2]);
         PendingStep& p = t.pending[step % 2];
@@ -191,8 +193,9 @@ static void train_loop(Trainer<floatX>& t) {
         // CPU the answer is always yes.
         const bool same_answer = run.comm.world_size == 1 || device_memory_is_host();
         if (same_answer && event_done(p.done)) t.finish_step(p);
-        // The thread that writes a checkpoint is no other program: it has a lower priority.
-        if (!saves_now(run)) t.contention.adapt();
+        // The thread that writes a checkpoint is no other program: it has a lower priority. The waits for it count in
+        // no window.
+        saves ? t.contention.restart() : t.contention.adapt();
         step++;
     }
     t.finish_steps(run.state.step);
@@ -253,7 +256,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         case Command::plan:
             return run_plan(options, dtype, launch);
         case Command::generate:
-            return run_generate(options, dtype, *comm);
+            return run_generate(options, dtype, *comm, launch);
         case Command::eval:
             return run_eval(options, dtype, *comm, launch);
         default:

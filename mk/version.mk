@@ -1,4 +1,5 @@
-# version.mk: the version of the program, and the commit that it is built from, for --version and run.json.
+# version.mk: the version of the program, and the commit that it is built from, for --version and run.json. The checksum
+# of the sources tells the ranks of a run whether they are the same program, also without a commit.
 
 VERSION := $(shell sed -n 's/^version: //p' CITATION.cff)
 
@@ -8,9 +9,11 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 COMMIT := $(if $(COMMIT),$(COMMIT)$(if $(shell git --no-optional-locks status --porcelain --untracked-files=no),-dirty))
 endif
 
-# This file changes only with the commit, so a new commit compiles version.cpp and nothing else.
+SOURCES := $(shell cat train_gpt2.cu $(sort $(wildcard $(addprefix llmc/*/*.,cpp h inc cu cuh))) | cksum | cut -d ' ' -f 1)
+
+# This file changes only with the commit and the sources, so a new commit compiles version.cpp and nothing else.
 $(BUILD)/commit: always
 	@mkdir -p $(@D)
-	@echo "$(COMMIT)" | cmp -s - $@ || echo "$(COMMIT)" >$@
-$(BUILD)/llmc/options/version.o: CXXFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
+	@echo "$(COMMIT) $(SOURCES)" | cmp -s - $@ || echo "$(COMMIT) $(SOURCES)" >$@
+$(BUILD)/llmc/options/version.o: CXXFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
 $(BUILD)/llmc/options/version.o: $(BUILD)/commit

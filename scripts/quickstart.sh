@@ -70,6 +70,7 @@ choose_model() {
 measure() {
     local scratch speed
     scratch=$(mktemp -d)
+    echo "measuring the speed of 8 steps"
     "$program" "${options[@]}" --output "$scratch" --steps 8 --warmup 1 --val-every 0 --checkpoint-every 0 --quiet
     speed=$(sed -n 's/.*"tokens_per_s": *\([0-9]*\).*/\1/p' "$scratch/log.jsonl" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
     rm -r "$scratch"

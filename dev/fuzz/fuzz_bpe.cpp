@@ -1,11 +1,13 @@
-// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
+// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/terminal.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
 // fuzz_bpe.cpp: runs the tokenizer on any bytes as text. The pieces must cover the text. Decoding must restore the
 // text, with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens.
-// Text for a terminal must be valid UTF-8 without control characters, no matter in which parts the bytes arrive.
+// Text for a terminal, and of a message, must be valid UTF-8 without characters that control a terminal. The parts in
+// which the bytes of a text arrive must not matter.
 #include <algorithm>
 #include <cstdlib>
 
 #include "base/common.h"
+#include "base/terminal.h"
 #include "text/tokenizer.h"
 
 static void require(bool condition) {
@@ -31,6 +33,17 @@ static void check(const Tokenizer& tokenizer, std::string_view text) {
     require(parts == tokens);
 }
 
+// The length of the character at p, which must not control a terminal.
+static int harmless_char(const char* p, const char* end) {
+    const Char c = char_at(p, end);
+    require(c.valid && uint8_t(*p) >= 0x20 && *p != 0x7f);
+    const std::string_view bytes(p, size_t(c.bytes));  // UTF-8 has the order of the code points
+    require(bytes < "\u0080" || bytes > "\u009f");
+    require(bytes < "\u202a" || bytes > "\u202e");  // these override the direction of text, as do the next
+    require(bytes < "\u2066" || bytes > "\u2069");
+    return c.bytes;
+}
+
 static void check_terminal(std::string_view text) {
     TerminalText whole, bytewise;
     std::string at_once = whole.add(text), one_by_one;
@@ -38,12 +51,11 @@ static void check_terminal(std::string_view text) {
     for (const char byte : text) one_by_one += bytewise.add({&byte, 1});
     one_by_one += bytewise.finish();
     require(at_once == one_by_one);
-    for (const char *p = at_once.data(), *end = p + at_once.size(); p < end;) {
-        const Char c = char_at(p, end);
-        require(c.valid && (uint8_t(*p) >= 0x20 || *p == '\n' || *p == '\t') && *p != 0x7f);
-        require(c.bytes != 2 || uint8_t(p[0]) != 0xc2 || uint8_t(p[1]) >= 0xa0);  // control characters in UTF-8
-        p += c.bytes;
-    }
+    for (const char *p = at_once.data(), *end = p + at_once.size(); p < end;)
+        p += *p == '\n' || *p == '\t' ? 1 : harmless_char(p, end);
+    const std::string message = message_text(std::string(text));
+    for (const char *p = message.data(), *end = p + message.size(); p < end;)
+        p += std::string_view(p, size_t(end - p)).starts_with("\n  ") ? 1 : harmless_char(p, end);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -57,6 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(fixed, text);
     check_terminal(text);
     PieceCounts counts;
+    counts.slots.resize(4);  // so that it grows
     counts.add_text(text);
     try {
         check(train_bpe(counts, 257 + int(size % 64)), text);

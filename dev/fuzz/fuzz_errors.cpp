@@ -16,14 +16,14 @@
 #include "base/json.h"
 #include "parallel/stall_report.h"
 
-static std::string valid_report() {
+static nlohmann::json valid_report() {
     StallReport report;
     report.world_size = 2;
     report.hosts = {"h0", "h1"};
     report.last_entered[0] = 7;
     report.events = {{2.0, FlightEvent::reached, "forward", 41},
                      {1.0, FlightEvent::entered, "all-reduce of bucket 3", 41, 4096, RankGroup::world, 7}};
-    return stall_report_json(report);
+    return nlohmann::json::parse(stall_report_json(report));
 }
 
 static void read_report(const std::string& text, std::vector<StallReport>& reports) {
@@ -35,13 +35,14 @@ static void read_report(const std::string& text, std::vector<StallReport>& repor
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const nlohmann::json valid = valid_report();
     std::vector<StallReport> reports;
     const std::string all(reinterpret_cast<const char*>(data), size);
     for (size_t begin = 0; begin <= size;) {
         const size_t end = std::min(all.find('\0', begin), size);
         const std::string text = all.substr(begin, end - begin);
         try {
-            nlohmann::json changed = nlohmann::json::parse(valid_report());
+            nlohmann::json changed = valid;
             changed.merge_patch(parse_json(text, "rank_0.json"));
             read_report(changed.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), reports);
             read_report(text, reports);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "support/temporary.h"
+#include "memory_directory.h"
 #include "train/log.h"
 
 // The content of log.jsonl after a resume at step 3.
@@ -30,7 +30,7 @@ static bool are_lines_of(const std::string& kept, const std::string& text) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const TemporaryDirectory directory;
+    const TemporaryDirectory& directory = memory_directory();
     const std::string text(reinterpret_cast<const char*>(data), size);
     write_bytes(directory / "log.jsonl", text);
     const std::string kept = resumed(directory.path);

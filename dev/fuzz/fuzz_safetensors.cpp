@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "support/temporary.h"
+#include "memory_directory.h"
 
 static void put(const std::string& path, const std::string& bytes) {
     unlink(path.c_str());
@@ -32,7 +32,7 @@ static void read_all(const Safetensors& file) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const TemporaryDirectory dir;
+    const TemporaryDirectory& dir = memory_directory();
     if (size == 0) return 0;
     const int choice = data[0] % 3;
     std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);

@@ -4,7 +4,6 @@
 // value of a valid one. The target writes the checksum that matches, to reach the checks after it. The text must be
 // refused by an Error, or give a state whose values are possible, and in which set_val_loss changes the validation loss
 // alone.
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <cstdint>
@@ -17,15 +16,12 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
+#include "memory_directory.h"
 
 // OUTPUT, with a checkpoint of which only trainer.json exists.
 static std::string make_output() {
-    std::string path = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";
-    if (!mkdtemp(path.data())) abort();
-    make_directories(checkpoint_directory(path, 1));
-    static std::string output = path;
-    atexit([] { remove_tree(output); });
-    return output;
+    make_directories(checkpoint_directory(memory_directory().path, 1));
+    return memory_directory().path;
 }
 
 static const nlohmann::json valid = {{"format", 1},

@@ -8,7 +8,6 @@ cd "$(dirname "$0")/../.."
 
 name=${1:?give the name of a fuzzer: bpe for dev/fuzz/fuzz_bpe.cpp} seconds=${2:-300}
 found=build/fuzz/corpus_fuzz_$name kept=dev/fuzz/corpus/$name
-if [ -w /dev/shm ]; then export TMPDIR=/dev/shm; fi  # some fuzzers write files
 mkdir -p "$found" "$kept"
 "build/fuzz/fuzz_$name" "$found" "$kept" -max_len=1024 -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 \
     -malloc_limit_mb=256

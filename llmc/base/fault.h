@@ -6,17 +6,18 @@
 #include "base/dtype.h"
 
 enum class FaultPoint {
-    step,       // before a step; the points below then belong to this step
-    gradients,  // the gradients of a bucket are complete on this rank; data: the bucket, of floats
-    allreduce,  // just before the all-reduce of a bucket; data: the bucket, of floats
-    update,     // the weights are updated; data: those of this rank
-    save,       // a checkpoint is written next, maybe in a thread; step: its own
+    step,        // before a step; the points below then belong to this step
+    gradients,   // the gradients of a bucket are complete on this rank; data: the bucket, of floats
+    allreduce,   // just before the all-reduce of a bucket; data: the bucket, of floats
+    update,      // the weights are updated; data: those of this rank
+    save,        // a checkpoint is written next, maybe in a thread; step: its own
+    validation,  // before a batch of a validation; step: its own
 };
 
 struct FaultSite {
     FaultPoint point;
-    int rank = -1;      // given at `step` and `save`
-    int64_t step = -1;  // given at `step` and `save`
+    int rank = -1;      // given at `step`, `save` and `validation`
+    int64_t step = -1;  // given at `step`, `save` and `validation`
     void* data = nullptr;
     int64_t bytes = 0;
     Stream stream = nullptr;

@@ -9,8 +9,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <future>
 #include <limits>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -36,10 +40,7 @@ static ssize_t retry_interrupted(auto&& call) {
     return result;
 }
 
-// The number of bytes for one call of read or write, which the system limits to 2 GiB.
-constexpr int64_t WRITE_PIECE = 256 << 10;
-constexpr int64_t FLUSH_BYTES = 32 << 20;  // at most so many written bytes wait until the disk is told
-
+// The number of bytes for one call of read, which the system limits to 2 GiB.
 static size_t limit_call(int64_t bytes) { return size_t(std::min<int64_t>(bytes, 1 << 30)); }
 
 InputFile::InputFile(const std::string& path) : path(path) {
@@ -81,55 +82,111 @@ void InputFile::read_at(void* out, int64_t offset, int64_t bytes) const {
     }
 }
 
+constexpr size_t DIRECT_ALIGN = 4096;  // what O_DIRECT needs of addresses, offsets and sizes, on any usual disk
+constexpr int64_t BLOCK = 16 << 20;    // bytes in one write
+constexpr int64_t CACHED = 64 << 10;  // bytes that are hashed and then copied, so that the copy finds them in the cache
+
+using Block = std::unique_ptr<char, void (*)(void*)>;
+
+static Block allocate_block() {
+    char* block = static_cast<char*>(std::aligned_alloc(DIRECT_ALIGN, size_t(BLOCK)));
+    if (!block) throw std::bad_alloc();
+    return {block, std::free};
+}
+
+struct OutputFile::BlockWriter {
+    const std::string& path;
+    int fd;
+    Block filling = allocate_block(), full = allocate_block();  // the caller fills one, the thread writes the other
+    int64_t filled = 0;                                         // bytes in `filling`
+    int64_t written = 0;                                        // bytes that the system has taken
+    bool direct = false;                                        // O_DIRECT is set
+    std::future<void> writing;                                  // of `full`
+
+    BlockWriter(const std::string& path, int fd) : path(path), fd(fd) {}
+    ~BlockWriter() {
+        if (writing.valid()) writing.wait();
+        if (fd >= 0) close(fd);
+    }
+
+    void wait_for_block() {
+        if (writing.valid()) writing.get();
+    }
+
+    // Lets a thread write the block that is full, as soon as the one before it is written.
+    void begin_block() {
+        wait_for_block();
+        std::swap(filling, full);
+        filled = 0;
+        const auto write_block = [this] {
+            if (written == 0) set_direct(true);
+            write_bytes(full.get(), BLOCK);
+        };
+        try {
+            writing = std::async(std::launch::async, write_block);
+        } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
+            write_block();
+        }
+    }
+
+    // Some file systems refuse O_DIRECT here, others at the first write.
+    void set_direct([[maybe_unused]] bool on) {
+#ifdef O_DIRECT
+        const int flags = fcntl(fd, F_GETFL);
+        direct = fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && on;
+#endif
+    }
+
+    void write_bytes(const char* from, int64_t bytes) {
+        while (bytes > 0) {
+            const ssize_t put = retry_interrupted([&] { return ::write(fd, from, size_t(bytes)); });
+            if (put < 0 && direct && errno == EINVAL) {
+                set_direct(false);
+                continue;
+            }
+            if (put < 0)
+                fail_errno(
+                    EXIT_IO, path,
+                    format("write %lld bytes at %lld", static_cast<long long>(bytes), static_cast<long long>(written)));
+            from += put;
+            written += put;
+            bytes -= put;
+        }
+    }
+};
+
 OutputFile::OutputFile(const std::string& path)
     : path(path), hash(XXH3_createState(), [](XXH3_state_s* state) { XXH3_freeState(state); }) {
     XXH3_64bits_reset(hash.get());
-    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) fail_errno(EXIT_CANNOT_CREATE, path, "create");
+    blocks = std::make_unique<BlockWriter>(this->path, fd);
 }
 
-OutputFile::~OutputFile() {
-    if (fd >= 0) close(fd);
-}
+OutputFile::~OutputFile() = default;
 
-// In pieces that fit into the cache, because each is read twice: by the hash and by the kernel.
 void OutputFile::write(const void* data, int64_t bytes) {
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
-        const int64_t piece = std::min(bytes, WRITE_PIECE);
+        const int64_t piece = std::min({bytes, CACHED, BLOCK - blocks->filled});
         XXH3_64bits_update(hash.get(), from, size_t(piece));
-        write_piece(from, piece);
+        std::memcpy(blocks->filling.get() + blocks->filled, from, size_t(piece));
         from += piece;
+        size += piece;
         bytes -= piece;
-        if (size - flushed >= FLUSH_BYTES) begin_flush();
+        blocks->filled += piece;
+        if (blocks->filled == BLOCK) blocks->begin_block();
     }
-}
-
-void OutputFile::write_piece(const char* from, int64_t bytes) {
-    while (bytes > 0) {
-        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, size_t(bytes)); });
-        if (put < 0)
-            fail_errno(EXIT_IO, path,
-                       format("write %lld bytes at %lld", static_cast<long long>(bytes), static_cast<long long>(size)));
-        from += put;
-        size += put;
-        bytes -= put;
-    }
-}
-
-// Lets the disk write while the rest of the file is prepared. fsync would otherwise begin with the whole file. Errors
-// are fsync's to report.
-void OutputFile::begin_flush() {
-#if defined(__linux__)
-    sync_file_range(fd, flushed, size - flushed, SYNC_FILE_RANGE_WRITE);
-#endif
-    flushed = size;
 }
 
 FileSum OutputFile::finish() {
+    BlockWriter& b = *blocks;
+    b.wait_for_block();
+    if (b.direct) b.set_direct(false);  // the last bytes may be less than a sector
+    b.write_bytes(b.filling.get(), b.filled);
     // A failed fsync is never retried: the system reports lost pages once, and then treats the file as clean.
-    if (fsync(fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
-    if (close(std::exchange(fd, -1)) != 0) fail_errno(EXIT_IO, path, "close");
+    if (fsync(b.fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
+    if (close(std::exchange(b.fd, -1)) != 0) fail_errno(EXIT_IO, path, "close");
     return {size, XXH3_64bits_digest(hash.get())};
 }
 

@@ -36,11 +36,13 @@ struct InputFile {
 
 // A new file, written sequentially. Data are on disk only after finish(). The destructor of an unfinished file only
 // closes it.
+//
+// A thread writes one block while the caller fills the next, past the file cache where the file system permits that
+// (O_DIRECT): the disk begins at once, and no core copies the bytes into that cache. An error in the thread is thrown
+// by a later call.
 struct OutputFile {
     std::string path;
-    int fd = -1;
     int64_t size = 0;
-    std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
 
     explicit OutputFile(const std::string& path);  // refuses a path that exists
     OutputFile(const OutputFile&) = delete;
@@ -49,10 +51,9 @@ struct OutputFile {
     FileSum finish();  // fsync and close
 
   private:
-    int64_t flushed = 0;  // bytes that the disk has been told to write
-
-    void write_piece(const char* from, int64_t bytes);
-    void begin_flush();
+    struct BlockWriter;
+    std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
+    std::unique_ptr<BlockWriter> blocks;
 };
 
 // Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA).

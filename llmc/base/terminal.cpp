@@ -113,11 +113,13 @@ std::string message_text(const std::string& text) {
     for (Char c; p < end; p += c.bytes) {
         c = char_at(p, end);
         const bool starts_list_line = std::string_view(p, size_t(end - p)).starts_with("\n  ");
-        const bool c1_control = c.bytes == 2 && uint8_t(p[0]) == 0xc2 && uint8_t(p[1]) < 0xa0;
-        if (starts_list_line || (c.valid && !c1_control && uint8_t(*p) >= 0x20 && *p != 0x7f))
+        const std::string escape = starts_list_line ? ""
+                                   : c.valid        ? escape_of(p, c)
+                                                    : format("\\x%02x", unsigned(uint8_t(*p)));
+        if (escape.empty())
             out.append(p, size_t(c.bytes));
         else
-            out += format("\\x%02x", unsigned(uint8_t(p[c.bytes - 1])));
+            out += escape;
     }
     return out;
 }

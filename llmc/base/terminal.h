@@ -18,8 +18,9 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days,
 // The text in a form that is safe to send to a terminal (TerminalText in unicode.h).
 std::string terminal_text(const std::string& text);
 
-// The text of a message with control characters and bytes that are not UTF-8 written out, as \x1b: names from the user
-// and from files can contain them. A newline remains if two spaces follow it, as in a message that contains a list.
+// The text of a message with the characters of escape_of (unicode.h) and bytes that are not UTF-8 written out, as \x1b:
+// names from the user and from files can contain them. A newline remains if two spaces follow it, as in a message that
+// contains a list.
 std::string message_text(const std::string& text);
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);

@@ -188,16 +188,25 @@ static bool may_become_valid(const char* p, const char* end) {
     return valid(lowest) || valid(highest);
 }
 
+std::string escape_of(const char* p, Char c) {
+    const auto byte = [&](int i) { return uint8_t(p[i]); };
+    if (c.bytes == 1 && (byte(0) < 0x20 || byte(0) == 0x7f)) return format("\\x%02x", byte(0));
+    if (c.bytes == 2 && byte(0) == 0xc2 && byte(1) < 0xa0)
+        return format("\\x%02x", byte(1));  // U+0080-009F; U+009B starts escape codes like ESC [
+    if (c.bytes != 3 || byte(0) != 0xe2) return "";
+    const int code = 0x2000 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
+    const bool overrides = (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+    return overrides ? format("\\u%04x", code) : "";
+}
+
 static void append_escaped(std::string& out, const char* p, Char c) {
-    const uint8_t first = uint8_t(p[0]), second = c.bytes > 1 ? uint8_t(p[1]) : 0;
-    if (!c.valid)
-        out += "\xef\xbf\xbd";  // U+FFFD
-    else if (c.bytes == 1 && (first < 0x20 || first == 0x7f) && first != '\n' && first != '\t')
-        out += format("\\x%02x", first);
-    else if (c.bytes == 2 && first == 0xc2 && second < 0xa0)
-        out += format("\\x%02x", second);  // U+0080-009F; U+009B starts escape codes like ESC [
-    else
+    const std::string escape = !c.valid                   ? "\xef\xbf\xbd"  // U+FFFD
+                               : *p == '\n' || *p == '\t' ? ""
+                                                          : escape_of(p, c);
+    if (escape.empty())
         out.append(p, size_t(c.bytes));
+    else
+        out += escape;
 }
 
 std::string TerminalText::add(std::string_view bytes) {

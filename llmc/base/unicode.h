@@ -20,6 +20,11 @@ Char char_before(const char* begin, const char* p);  // begin < p; the result of
 
 bool is_utf8(std::string_view text);
 
+// The form in which a terminal gets a valid character that it must not get as it is; empty for other characters.
+// Control characters become \x1b. Characters that override the direction of text become \u202e: with these, a name can
+// look like another one.
+std::string escape_of(const char* p, Char c);
+
 // The end of the piece that starts at p < end, by GPT-2's pattern:
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // Pieces are split off the front of a text one after another. Time is linear in the piece's length.
@@ -30,7 +35,7 @@ const char* piece_end(const char* p, const char* end);
 size_t last_safe_cut(std::string_view text);
 
 // Converts a stream of token bytes into text that is safe for a terminal: only whole characters, invalid bytes as
-// U+FFFD, and control characters other than \n and \t written out, as \x1b, so that a model cannot send escape codes.
+// U+FFFD, and the characters of escape_of other than \n and \t written out, so that a model cannot send escape codes.
 struct TerminalText {
     std::string pending;  // the start of an incomplete character
 

@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 
@@ -157,7 +158,7 @@ static std::string temporary_name(const std::string& dir) {
 
 // Writes and syncs all files of the checkpoint into dir. Returns their total size in bytes.
 static int64_t write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
-                           const TensorReader& read, const TrainerState& state) {
+                           const TensorView& view, const TrainerState& state) {
     const bool bf16_weights = options.format.bf16_weights;
     const HFConfig config = {layout.config, options.end_of_text};
     const Metadata metadata = state_metadata(state);
@@ -166,7 +167,7 @@ static int64_t write_files(const std::string& dir, const SaveOptions& options, c
         files[name] = write_file(dir + "/" + name, content);
     };
     const auto tensors = [&](const char* name, const std::vector<TensorGroup>& groups, const char* dtype) {
-        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, read, metadata);
+        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, view, metadata);
     };
     text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
     text("generation_config.json", hf_generation_config_json(config));
@@ -341,7 +342,7 @@ void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
         for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
 }
 
-SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,
                                 const TrainerState& state) {
     const std::string name = step_name(state.step);
     SavedCheckpoint saved{checkpoint_directory(options.output, state.step), 0};
@@ -352,7 +353,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
     try {
         make_new_directory(tmp);
-        saved.bytes = write_files(tmp, options, layout, read, state);
+        saved.bytes = write_files(tmp, options, layout, view, state);
         set_aside_later(options.output, state.step, note);
         put_in_place(tmp, saved.dir, warn);
     } catch (...) {
@@ -400,12 +401,16 @@ static int64_t verify_file(const std::string& dir, const std::string& name, cons
     const json sum = files.value(name, json());
     if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
     if (!path_exists(file)) fail(EXIT_BAD_DATA, "%s: is missing; the checkpoint is damaged", file.c_str());
+    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+    // Compared first, because the checksum of a file that has grown may take hours. checksum_file refuses what is no
+    // file.
+    std::error_code no_file;
+    const auto bytes = int64_t(std::filesystem::file_size(file, no_file));
+    if (!no_file && size != bytes)
+        bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), size.dump().c_str()));
     const FileSum found = checksum_file(file, [&](int64_t done, int64_t of) {
         if (progress) progress(file, done, of);
     });
-    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
-    if (size != found.size)
-        bad_state(file, format("has %s bytes, not %s", with_commas(found.size).c_str(), size.dump().c_str()));
     if (hash != format("%016" PRIx64, found.xxh3)) bad_state(file, "its checksum does not match what was written");
     return found.size;
 }
@@ -553,11 +558,13 @@ static void check_counts(const std::string& path, const TrainerState& state) {
 
 TrainerState read_trainer_state(const std::string& dir) {
     const json state = read_state_json(dir);
+    const auto refuse = [&](const char* name, const json& value) {
+        bad_state(dir + "/trainer.json",
+                  format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
+    };
     const auto count = [&](const char* name, int64_t max) {
         const json& value = state.at(name);
-        if (!value.is_number_integer() || value < 0 || value > max)
-            bad_state(dir + "/trainer.json",
-                      format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
+        if (!value.is_number_integer() || value < 0 || value > max) refuse(name, value);
         return value.get<int64_t>();
     };
     try {
@@ -566,7 +573,8 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
         check_counts(dir + "/trainer.json", out);
-        out.seed = state.at("seed").get<uint64_t>();
+        if (!state.at("seed").is_number_unsigned()) refuse("seed", state["seed"]);
+        out.seed = state["seed"].get<uint64_t>();
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", out.step);
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object

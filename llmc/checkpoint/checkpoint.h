@@ -79,10 +79,10 @@ void make_room(const std::string& output, const KeepRules& keep, int64_t step, i
 // because checkpoints are found by their directories' names: a warning says so, and the checkpoint that `latest` names
 // stays. Checkpoints of later steps (of a run that was continued from an older one) are renamed to step_N.stale.
 //
-// `read` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
-SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorReader& read,
+// `view` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
+SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,
                                 const TrainerState& state);
-// Calls f for each of the reads of save_checkpoint, in the same order.
+// Calls f for each of the views of save_checkpoint, in the same order.
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f);
 // Bytes that a save will write. The tokenizer counts as 128 bytes per token of the vocabulary (GPT-2's files take 72).

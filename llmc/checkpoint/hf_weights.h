@@ -19,6 +19,8 @@ constexpr Slot WEIGHTS = 0;
 // Copies one tensor to or from `host`: layout.size(p) floats in ParamLayout's memory layout, padded rows included.
 // The callback is called from one thread, in a fixed order: the tensors of the model, then layer by layer.
 using TensorReader = std::function<void(float* host, Slot slot, Param p, int l)>;
+// Returns one such tensor, in memory that stays valid until the next call.
+using TensorView = std::function<const float*(Slot slot, Param p, int l)>;
 using TensorWriter = std::function<void(const float* host, Slot slot, Param p, int l)>;
 
 // Calls f for each tensor in the order of the files: the tensors of the model, then layer by layer.
@@ -31,7 +33,10 @@ void for_each_tensor(const ParamLayout& layout, F f) {
             if (spec.scope == Scope::layer) f(spec.id, l);
 }
 
-// Readers and writers for flat host buffers of layout.total floats, one buffer per slot.
+// A view of what `read` copies into a buffer for one tensor, which the first call allocates.
+TensorView view_copies(const ParamLayout& layout, const TensorReader& read);
+// Views, readers and writers for flat host buffers of layout.total floats, one buffer per slot.
+TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
 TensorReader read_from_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
 TensorWriter write_to_flat(const ParamLayout& layout, const std::vector<float*>& slots);
 
@@ -44,7 +49,7 @@ struct TensorGroup {
 std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vector<TensorGroup>& groups,
                                      const char* dtype);
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const std::vector<TensorGroup>& groups,
-                      const char* dtype, const TensorReader& read, const Metadata& metadata);
+                      const char* dtype, const TensorView& view, const Metadata& metadata);
 // Refuses a missing tensor or a wrong shape (EXIT_BAD_DATA) before the first call of `write`, and a NaN or infinite
 // value before the call for its tensor.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,

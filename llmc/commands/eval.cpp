@@ -7,6 +7,8 @@
 #include "base/terminal.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
+#include "commands/watch_ranks.h"
+#include "model/mfu.h"
 #include "train/report.h"
 #include "train/run_checks.h"
 
@@ -36,14 +38,16 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
         const int B = fits + (too_large - fits) / 2;
         (bytes(B) <= available ? fits : too_large) = B;
     }
-    const std::string advice =
-        fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len, or --tensor-parallel on more ranks";
+    std::string advice = fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len";
+    // CPU ranks that share a layer also share the memory of their machine.
+    if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";
     fail(EXIT_USAGE, "--micro-batch %d with --seq-len %d needs %s of memory, and %s are free; try %s", o.micro_batch, T,
          gib(bytes(o.micro_batch)).c_str(), gib(available).c_str(), advice.c_str());
 }
 
 template <class floatX>
-static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
+static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
+    watch_ranks(o, launch, comm);
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
     const auto message = [&](const std::string& line) {
@@ -54,7 +58,7 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
     check_heads(o.tensor_parallel, source.config, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
-    check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, local_ranks));
+    check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, launch.local_world_size));
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
@@ -71,12 +75,17 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
         progress.clear();
         message("note: " + line);
     };
+    WatchedUnits batches{comm.watchdog.get(), "batch"};
+    batches.begin_phase(Phase::evaluation,
+                        slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));
     const auto show = [&](int64_t done, int64_t of, bool failed) {
+        batches.next();
         if (!failed && prints && progress.due())
             progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
         return !comm.any_rank(failed);
     };
     const std::optional<double> result = evaluate(model, loader, groups.dp, show);
+    batches.begin_phase(Phase::end);
     progress.clear();
     if (!result) fail(EXIT_BAD_DATA, "another rank could not read its part of %s", o.val_data.c_str());
     const double loss = *result;
@@ -92,5 +101,5 @@ static int eval_loss(const Options& o, Comm& comm, int local_ranks) {
 }
 
 int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm, launch.local_world_size); });
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm, launch); });
 }

@@ -7,11 +7,14 @@
 #include "base/unicode.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
+#include "commands/watch_ranks.h"
+#include "model/mfu.h"
 #include "train/report.h"
 #include "train/run_checks.h"
 
 template <class floatX>
-static int generate_text(const Options& o, Comm& comm) {
+static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
+    watch_ranks(o, launch, comm);
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
     RunSource source = find_trained_model(o, true);
@@ -25,6 +28,9 @@ static int generate_text(const Options& o, Comm& comm) {
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
+    WatchedUnits tokens{comm.watchdog.get(), "token"};
+    const int T = source.config.max_T;
+    tokens.begin_phase(Phase::generation, slow_device_seconds(double(T) * flops_per_token(source.config, T)));
     Sampler sampler;
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;
@@ -34,12 +40,14 @@ static int generate_text(const Options& o, Comm& comm) {
         TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) {
+            const ReaderWait wait;
             if (prints) print_stdout(raw ? bytes : terminal.add(bytes));
         };
         const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };
         print(o.prompt);
         try {
             generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+                tokens.next();
                 if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
                 print(tokenizer.tokens[token]);
                 return true;
@@ -51,9 +59,10 @@ static int generate_text(const Options& o, Comm& comm) {
         end_line();
         if (i + 1 < o.num_samples) print("---\n");
     }
+    tokens.begin_phase(Phase::end);
     return 0;
 }
 
-int run_generate(const Options& o, Dtype dtype, Comm& comm) {
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
+int run_generate(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm, launch); });
 }

@@ -4,6 +4,7 @@
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"
 #include "parallel/groups.h"
+#include "parallel/watchdog.h"
 #include "train/run_source.h"
 
 // This rank's shard of the layers.
@@ -19,6 +20,7 @@ void load_model(GPT2<floatX>& model, RunSource& source, const Options& options, 
     if (tensor_ranks.world_size > 1) model.tensor_ranks = &tensor_ranks;
     std::vector<float> own;
     const TensorWriter write = [&](const float* host, Slot, Param p, int l) {
+        if (comm.watchdog) comm.watchdog->reached("loading of a tensor");
         own.resize(size_t(model.layout.size(p)));
         take_shard(own.data(), host, model.layout, p);
         model.set_param(p, l, own.data());

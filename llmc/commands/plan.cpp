@@ -1,8 +1,12 @@
 // plan.cpp: the command `plan`: prints the batch, memory, time and disk space of a training run without starting it.
+#include <omp.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/common.h"
 #include "base/terminal.h"
+#include "base/threads.h"
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
@@ -24,23 +28,33 @@ static std::string describe_steps(int64_t steps, int64_t steps_done, double step
     return text + with_commas(steps) + " steps";
 }
 
+// The part of this process's FLOP/s that a rank has when `sharing` ranks run on this machine.
+static double share_of_cores(int sharing, const Launch& launch) {
+    if (!device_memory_is_host()) return 1.0;
+    const bool bound = launch.local_world_size > 1 && omp_get_num_procs() < int(sysconf(_SC_NPROCESSORS_ONLN));
+    return bound ? 1.0 : std::min(1.0, double(omp_get_num_procs()) / (double(openmp_threads()) * sharing));
+}
+
 // Describes the time of a step and of the run. It measures a step here, or else assumes 30 % of the peak. `peak` is the
-// peak FLOP/s of one rank.
+// peak FLOP/s of this process, of which a rank has `share`.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
-                             double peak, int64_t steps_done) {
+                             double peak, double share, int64_t steps_done) {
     if (o.autotune == "on") recall_algorithms();
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak, o.optimizer);
     const double flops =
         flops_per_token(config, batch.T) * double(batch.tokens_per_step) / (batch.world_size * o.tensor_parallel);
     double seconds = flops / (0.3 * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
+    seconds /= share;
     std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step";
     if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
     if (!measured) return text + ", estimated at 30 % of the peak: a step is too large to be measured here";
-    text +=
-        format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
-               with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(), 100.0 * flops / (seconds * peak));
-    return batch.world_size * o.tensor_parallel == 1 ? text : text + ", on one rank alone, without the network";
+    text += format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
+                   with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(),
+                   100.0 * flops / (seconds * share * peak));
+    if (batch.world_size * o.tensor_parallel == 1) return text;
+    return text + (share < 1.0 ? ", on one rank alone with all cores, which the ranks share, without the network"
+                               : ", on one rank alone, without the network");
 }
 
 // Places the ranks on machines. CPU ranks that were not launched, but are only asked for by --world-size, have a
@@ -88,8 +102,7 @@ static FitDevices fit_devices(Dtype dtype, const Options& o, const RankPlaces& p
     ENSURE(o.gpu_memory == 0.0 || asked > 0, "--gpu-memory %g: more than 1 GiB is needed, which libraries take",
            o.gpu_memory);
     const int sharing = places.world_size / places.hosts;
-    // The peak was measured with the threads of this process. As a launched rank it has only a share of the cores.
-    if (device_memory_is_host()) peak *= double(std::max(1, launch.local_world_size)) / sharing;
+    peak *= share_of_cores(sharing, launch);  // the peak was measured with the threads of this process
     return {places, o.gpu_memory > 0.0 ? asked : device_bytes_free(sharing), peak,
             device_memory_is_host() ? SHARED_MEMORY : NVLINK, device_memory_is_host() ? ETHERNET : NETWORK};
 }
@@ -143,9 +156,9 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
         std::string given;
         for (const char* name : LAYOUT_OPTIONS)
             if (is_given(o, name)) given += format("%s--%s", given.empty() ? ", or leave out " : " and ", name);
-        fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try more ranks or a smaller model%s",
+        fail(EXIT_USAGE, "nothing fits into %s per rank: the least, %s, needs %s; try %s or a smaller model%s",
              human_bytes(devices.memory).c_str(), layout_options(least).c_str(), human_bytes(least.bytes).c_str(),
-             given.c_str());
+             device_memory_is_host() ? "more machines (--world-size)" : "more ranks", given.c_str());
     }
     const int hosts = devices.places.hosts;
     std::vector<Row> rows = {
@@ -203,11 +216,13 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
         resolve_steps(o, corpus.num_windows * T / batch.tokens_per_step);
     }
     const double flops = flops_per_token(source.config, T), per_step = flops * double(batch.tokens_per_step);
-    const double peak = world_size * (dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16);
+    const double peak = dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16;
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " + plain_number(per_step / 1e12, 4) +
                                 " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
-    if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak / world_size, done)});
+    if (peak > 0)
+        rows.push_back(
+            {"time", plan_time(dtype, o, source.config, batch, peak, share_of_cores(sharing, launch), done)});
     if (world_size > 1) rows.push_back({"network", describe_traffic(dtype, source.config, o, batch, places)});
     const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);

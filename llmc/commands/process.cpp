@@ -106,7 +106,9 @@ void check_processes(const Options& o, const Launch& launch) {
 void start_device(const Options& o, const Launch& launch) {
     device_debug_sync = o.debug_sync;
     if (o.command == Command::eval) batch_memory_advice = "lower --micro-batch or --seq-len";
-    if (o.command == Command::generate) batch_memory_advice = "free memory, or try --tensor-parallel on more ranks";
+    if (o.command == Command::generate)
+        batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
+                                                      : "free memory, or try --tensor-parallel on more ranks";
     device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
     ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",

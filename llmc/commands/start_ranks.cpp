@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "base/common.h"
@@ -35,7 +36,8 @@ static std::vector<Launch> gpu_launches(const Options& o) {
     if (o.command == Command::train)
         return launch_gpus({o.gpus, o.nnodes, o.node_rank, o.rendezvous}, gpus, launch_options(o), getenv);
     std::vector<Launch> launches = launch_gpus({o.gpus}, gpus, {}, getenv);
-    for (Launch& launch : launches) launch.world_size *= o.nnodes;
+    if (o.command == Command::plan)
+        for (Launch& launch : launches) launch.world_size *= o.nnodes;
     return launches;
 }
 
@@ -45,13 +47,13 @@ static bool started_by_ranks(const Options& o, const Launch& launch) {
 }
 
 Launch launch_of(const Options& o) {
-    if (o.command != Command::train && o.command != Command::plan) return find_launch({}, getenv);
-    const bool plans = o.command == Command::plan;
+    const bool trains = o.command == Command::train, plans = o.command == Command::plan;
     if (!o.gpus.empty() && !o.fit) {  // --fit may ask for more GPUs than this machine has
         Launch launch = gpu_launches(o)[0];
         if (launch.world_size == 1) launch.launcher = "single";
         return launch;
     }
+    if (!trains && !plans) return find_launch({}, getenv);
     ENSURE(
         o.ranks == 0 ||
             (o.rank < 0 && o.world_size < 0 && o.local_rank < 0 && o.rendezvous.empty() && o.run_id.empty()),
@@ -132,6 +134,14 @@ static LocalRanks gpu_ranks(const Options& o, int attempt, int64_t first_step, c
     return ranks;
 }
 
+static bool is_in_path(const std::string& program) {
+    const char* path = getenv("PATH");
+    std::istringstream folders(path ? path : "");
+    for (std::string folder; std::getline(folders, folder, ':');)
+        if (access((folder + "/" + program).c_str(), X_OK) == 0) return true;
+    return false;
+}
+
 // Replaces this process by mpirun, which starts this program's command line as ranks.
 static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
@@ -158,6 +168,8 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
                                       {"TRAIN_GPT2_FIRST_STEP", first.c_str()},
                                       {COMMAND_START, start.c_str()}})
         setenv(name, value, 0);
+    // Without ssh and rsh mpirun refuses to start, although it needs neither for ranks of this machine.
+    if (!is_in_path("ssh") && !is_in_path("rsh")) setenv("OMPI_MCA_plm_rsh_agent", "", 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
     std::vector<char*> pointers;
@@ -221,9 +233,23 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, c
 
 // ---- restarts
 
-static bool may_restart(const Outcome& outcome) {
+// last_code: the exit code of the attempt before; 0: there was none. A passing fault of a machine makes
+// --recompute-check end one attempt; a lasting one ends the next, too, and no further restart would help.
+static bool may_restart(const Outcome& outcome, int last_code) {
     const int code = outcome.exit_code;
-    return outcome.request == 0 && (code == EXIT_INTERNAL || code == EXIT_IO || code == EXIT_WATCHDOG || code > 128);
+    if (outcome.request != 0) return false;
+    if (code == EXIT_RECOMPUTED) return last_code != EXIT_RECOMPUTED;
+    return code == EXIT_INTERNAL || code == EXIT_IO || code == EXIT_WATCHDOG || code > 128;
+}
+
+// Says why no restart follows, where the ranks' own error does not.
+static void say_end(int code, int last_code) {
+    if (code == EXIT_RECOMPUTED && last_code == EXIT_RECOMPUTED)
+        print_message(
+            "error: two attempts in a row ended with exit code 16: the fault lasts, so there is no restart; leave out "
+            "the machine that the errors name, or test its memory and processor");
+    if (last_code == EXIT_RECOMPUTED && code == 0)
+        print_message("note: the attempt after exit code 16 had no such fault: it was a passing one");
 }
 
 // The step at which the first attempt begins, from which --stop-after counts. Other runs do not need it, so their
@@ -237,12 +263,17 @@ static int64_t find_first_step(const Options& o) {
 int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
     const int64_t first_step = find_first_step(o);
     Supervisor supervisor;
-    int stuck = 0;  // attempts in a row after which there was no newer checkpoint
+    int last_code = 0;  // of the attempt before; 0: there was none
+    int stuck = 0;      // attempts in a row after which there was no newer checkpoint
     std::string newest = newest_directory(o.output);
     for (int attempt = 0;; attempt++) {
         const Outcome outcome = supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, first_step, argv)
                                                               : gpu_ranks(o, attempt, first_step, argv, run_command));
-        if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
+        if (o.max_restarts == 0 || !may_restart(outcome, last_code)) {
+            say_end(outcome.exit_code, last_code);
+            return outcome.exit_code;
+        }
+        last_code = outcome.exit_code;
         const std::string before = std::exchange(newest, newest_directory(o.output));
         stuck = newest == before ? stuck + 1 : 0;
         if (stuck == ATTEMPTS_WITHOUT_PROGRESS)

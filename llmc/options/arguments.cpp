@@ -99,12 +99,21 @@ double parse_duration(const std::string& name, const std::string& text) {
 
 // ---- the command line
 
+bool OptionSpec::is_called(std::string_view name) const {
+    for (std::string_view rest = names;;) {
+        const size_t comma = rest.find(',');
+        if (rest.substr(0, comma) == name) return true;
+        if (comma == rest.npos) return false;
+        rest.remove_prefix(comma + 1);
+    }
+}
+
 // Refuses "--output --steps 5": CLI11 would take --steps for the value of --output.
 static void check_values_follow(const OptionSpecs& all, const ParsedArgs& given) {
     for (const auto& [i, text] : given.values)
         for (const OptionSpec& other : all)
-            ENSURE(text != other.long_name(), "%s needs a value (%s), but the option %s follows",
-                   all[i].long_name().c_str(), all[i].unit.c_str(), text.c_str());
+            ENSURE(text != other.long_name(), "%s needs a value (%s), but the option %s follows", all[i].long_name(),
+                   all[i].unit, text.c_str());
 }
 
 // Refuses "-output=x": CLI11 would read it as -o with the value "utput=x".
@@ -112,7 +121,7 @@ static void refuse_single_dash(const OptionSpecs& all, const std::string& argume
     if (argument.size() < 3 || argument[0] != '-' || argument[1] == '-') return;
     const std::string name = "-" + argument.substr(0, argument.find('='));
     for (const OptionSpec& d : all)
-        ENSURE(d.long_name() != name, "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
+        ENSURE(name != d.long_name(), "%s: a long option takes two dashes: %s", argument.c_str(), name.c_str());
 }
 
 // The option that the argument names, if the option was a flag in earlier releases and no value follows. Else null.
@@ -134,8 +143,8 @@ static std::vector<std::string> prepare_arguments(const OptionSpecs& all, const 
         refuse_single_dash(all, *argument);
         if (const OptionSpec* flag = flag_without_value(all, *argument, argument + 1 < end ? argument[1] : "--")) {
             arguments.push_back("on");
-            renamed.push_back(flag->long_name() + " is now " + flag->long_name() +
-                              " on; the next release will accept only this form");
+            renamed.push_back(format("%s is now %s on; the next release will accept only this form", flag->long_name(),
+                                     flag->long_name()));
         }
         std::string& name = arguments.back();
         if (!name.starts_with("--") || name.size() == 3 || name.find('=') != name.size() - 1) continue;
@@ -157,11 +166,8 @@ static void parse_or_refuse(CLI::App& app, std::vector<std::string> arguments) {
     }
 }
 
-ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv) {
-    ParsedArgs given;
+struct ArgumentSplitter::Names {
     CLI::App app;
-    app.set_help_flag();
-    app.allow_extras();
     struct Target {
         size_t spec;
         bool by_old_name;
@@ -169,31 +175,45 @@ ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, 
         std::string text = {};
     };
     std::deque<Target> targets;  // CLI11 keeps references to the texts
-    const auto add = [&](size_t i, const std::string& names, bool flag) {
+    CLI::Option *help, *version;
+
+    void add(const OptionSpecs& all, size_t i, const char* names, bool flag) {
         Target& target = targets.emplace_back(Target{i, names == all[i].old_name});
         target.option = flag ? app.add_flag(names, target.text) : app.add_option(names, target.text);
         target.option->take_last()->type_name(all[i].unit);
-    };
-    for (size_t i = 0; i < all.size(); i++) {
-        add(i, all[i].names, all[i].kind == ValueKind::flag);
-        if (!all[i].llmc_alias.empty()) add(i, all[i].llmc_alias, false);
-        if (!all[i].old_name.empty()) add(i, all[i].old_name, all[i].kind == ValueKind::flag);
     }
-    app.add_flag("-h,--help", given.help);
-    app.add_flag("--version", given.version);
+};
 
+ArgumentSplitter::ArgumentSplitter(const OptionSpecs& all, bool takes_inputs)
+    : all(all), takes_inputs(takes_inputs), names(new Names) {
+    names->app.set_help_flag();
+    names->app.allow_extras();
+    for (size_t i = 0; i < all.size(); i++) {
+        names->add(all, i, all[i].names, all[i].kind == ValueKind::flag);
+        if (*all[i].llmc_alias) names->add(all, i, all[i].llmc_alias, false);
+        if (*all[i].old_name) names->add(all, i, all[i].old_name, all[i].kind == ValueKind::flag);
+    }
+    names->help = names->app.add_flag("-h,--help");
+    names->version = names->app.add_flag("--version");
+}
+
+ArgumentSplitter::~ArgumentSplitter() = default;
+
+ParsedArgs ArgumentSplitter::split(int argc, const char* const* argv) {
+    ParsedArgs given;
     // Everything after "--" is an input, also if it looks like an option.
     const char* const* end = takes_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
-    parse_or_refuse(app, prepare_arguments(all, argv, end, given.renamed));
-    for (const Target& target : targets)
+    parse_or_refuse(names->app, prepare_arguments(all, argv, end, given.renamed));
+    given.help = names->help->count() > 0, given.version = names->version->count() > 0;
+    for (const Names::Target& target : names->targets)
         if (target.option->count() > 0) {
             const OptionSpec& spec = all[target.spec];
             given.values[target.spec] = target.text;
             if (target.by_old_name)
-                given.renamed.push_back(spec.old_name + " is now " + spec.long_name() +
-                                        "; the next release will accept only the new name");
+                given.renamed.push_back(format("%s is now %s; the next release will accept only the new name",
+                                               spec.old_name, spec.long_name()));
         }
-    for (const std::string& extra : app.remaining())
+    for (const std::string& extra : names->app.remaining())
         (takes_inputs && !extra.starts_with("-") ? given.inputs : given.unknown).push_back(extra);
     if (end < argv + argc) given.inputs.insert(given.inputs.end(), end + 1, argv + argc);
     check_values_follow(all, given);
@@ -232,11 +252,13 @@ std::string nearest_name(const std::vector<std::string>& known, const std::strin
     std::string nearest;
     int distance = std::max(2, (int(name.size()) - 2) / 3) + 1;  // a name at a larger distance is not similar
     if (name.size() < 6) distance = 2;
-    for (const std::string& candidate : known)
+    for (const std::string& candidate : known) {
+        if (std::abs(int(name.size()) - int(candidate.size())) >= distance) continue;  // the least that they differ
         if (const int e = edit_distance(name, candidate); e < distance) {
             distance = e;
             nearest = candidate;
         }
+    }
     return nearest;
 }
 
@@ -258,13 +280,15 @@ std::string list_options(const OptionSpecs& all) {
     constexpr int column = 36;
     std::string section;
     for (const OptionSpec& d : all) {
-        if (d.section != section) out += "\n" + d.section + ":\n";
+        if (d.section != section) out += format("\n%s:\n", d.section);
         section = d.section;
-        const std::string word = d.word.empty() ? "" : "[=" + d.word + "]";
-        const std::string left = "  " + d.names + word + (d.unit.empty() ? "" : " " + d.unit);
+        const std::string word = *d.word ? format("[=%s]", d.word) : "";
+        const std::string left = format("  %s%s%s%s", d.names, word.c_str(), *d.unit ? " " : "", d.unit);
         out += left + (int(left.size()) + 2 > column ? "\n" + std::string(column, ' ')
                                                      : std::string(column - left.size(), ' '));
-        out += d.help + (d.default_text.empty() ? "" : (d.help.empty() ? "[" : " [") + d.default_text + "]") + "\n";
+        out += d.help;
+        if (!d.default_text.empty()) out += (*d.help ? " [" : "[") + d.default_text + "]";
+        out += "\n";
     }
     return out;
 }

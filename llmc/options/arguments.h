@@ -1,10 +1,13 @@
 // arguments.h: parses a command line with a table of options. The table is in option_table.cpp.
 #pragma once
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -13,17 +16,17 @@
 
 enum class ValueKind { text, flag, number };
 
-// The declaration of one option, with functions that access the field it sets.
+// The declaration of one option, with functions that access the field it sets. The texts are literals.
 struct OptionSpec {
-    std::string section;
-    std::string names;  // "-b,--micro-batch"
-    std::string unit;   // "SEQUENCES", "fp32|bf16|auto"; a flag has none
-    std::string help;
+    const char* section;
+    const char* names;  // "-b,--micro-batch"; the long name is the last
+    const char* unit;   // "SEQUENCES", "fp32|bf16|auto"; a flag has none
+    const char* help;
     std::string default_text;  // the default as --help shows it
     ValueKind kind;
-    std::string old_name;                          // "--head-chunks"; still accepted, with a note
-    std::string llmc_alias;                        // llm.c's letter for a flag, with a value: -y 0, -y 1
-    std::string word;                              // "strict": a flag also takes this value, as --resume=strict
+    const char* old_name = "";                     // "--head-chunks"; still accepted, with a note
+    const char* llmc_alias = "";                   // llm.c's letter for a flag, with a value: -y 0, -y 1
+    const char* word = "";                         // "strict": a flag also takes this value, as --resume=strict
     std::function<void()> reset;                   // sets the field to its default
     std::function<void(const std::string&)> read;  // sets the field from text; throws if the text is not a value
     std::function<std::string()> text;             // the field as text, from which read() gives the same value
@@ -38,10 +41,9 @@ struct OptionSpec {
     bool is_path = false;     // a resume reads a relative path from the directory in which the run was started
     bool is_pattern = false;  // the path is a shell pattern
 
-    std::string long_name() const { return names.substr(names.find("--")); }
-    bool is_called(const std::string& name) const {
-        return ("," + names + ",").find("," + name + ",") != std::string::npos;
-    }
+    const char* long_name() const { return strstr(names, "--"); }
+    const char* key() const { return long_name() + 2; }  // the name in run.json
+    bool is_called(std::string_view name) const;
 };
 
 using OptionSpecs = std::deque<OptionSpec>;  // a deque, because Section::add returns references into it
@@ -79,7 +81,7 @@ struct OptionBuilder {
 
     OptionBuilder& not_empty() {
         spec.checks.push_back([name = spec.long_name(), unit = spec.unit, &value = field] {
-            ENSURE(!value.empty(), "%s is empty; give %s, or leave it out", name.c_str(), unit.c_str());
+            ENSURE(!value.empty(), "%s is empty; give %s, or leave it out", name, unit);
         });
         return *this;
     }
@@ -88,8 +90,8 @@ struct OptionBuilder {
     OptionBuilder& one_of_unit() {
         spec.checks.push_back([name = spec.long_name(), choices = spec.unit, &value = field] {
             const bool known = !value.empty() && value.find('|') == std::string::npos &&
-                               ("|" + choices + "|").find("|" + value + "|") != std::string::npos;
-            ENSURE(known, "%s %s is not known; give %s", name.c_str(), shell_word(value).c_str(), choices.c_str());
+                               format("|%s|", choices).find("|" + value + "|") != std::string::npos;
+            ENSURE(known, "%s %s is not known; give %s", name, shell_word(value).c_str(), choices);
         });
         return *this;
     }
@@ -119,7 +121,7 @@ struct OptionBuilder {
     }
 
     // For a flag: --name=word sets the flag, and `with_word` too.
-    OptionBuilder& or_equals(const std::string& word, bool& with_word) {
+    OptionBuilder& or_equals(const char* word, bool& with_word) {
         spec.word = word;
         spec.reset = [reset = spec.reset, &with_word] {
             reset();
@@ -130,10 +132,10 @@ struct OptionBuilder {
             try {
                 read(with_word ? "1" : text);
             } catch (const Error&) {
-                fail(EXIT_USAGE, "%s: '%s' is neither 0, 1 nor %s", name.c_str(), text.c_str(), word.c_str());
+                fail(EXIT_USAGE, "%s: '%s' is neither 0, 1 nor %s", name, text.c_str(), word);
             }
         };
-        spec.text = [text = spec.text, word, &with_word] { return with_word ? word : text(); };
+        spec.text = [text = spec.text, word, &with_word] { return with_word ? std::string(word) : text(); };
         return *this;
     }
 
@@ -143,8 +145,8 @@ struct OptionBuilder {
             std::string upper;
             if (most < std::numeric_limits<T>::max())
                 upper = format(" and %s %s", most_too ? "at most" : "below", value_text(most).c_str());
-            ENSURE(value >= least && (most_too ? value <= most : value < most), "%s %s must be at least %s%s",
-                   name.c_str(), value_text(value).c_str(), value_text(least).c_str(), upper.c_str());
+            ENSURE(value >= least && (most_too ? value <= most : value < most), "%s %s must be at least %s%s", name,
+                   value_text(value).c_str(), value_text(least).c_str(), upper.c_str());
         });
     }
 };
@@ -152,7 +154,7 @@ struct OptionBuilder {
 // A section of options in --help; add() declares an option in it.
 struct Section {
     OptionSpecs& all;
-    std::string title;
+    const char* title;
 
     template <class T>
     OptionBuilder<T> add(const char* names, T& field, std::type_identity_t<T> initial, const char* unit,
@@ -185,9 +187,18 @@ struct ParsedArgs {
     bool help = false, version = false;
 };
 
-// Splits the arguments into options and the text of each option's value. If an option is given several times, the last
-// one counts. Refuses an option without its value.
-ParsedArgs split_arguments(const OptionSpecs& all, bool takes_inputs, int argc, const char* const* argv);
+// Splits arguments into options and the text of each option's value. Refers to `all`.
+struct ArgumentSplitter {
+    const OptionSpecs& all;
+    const bool takes_inputs;
+    struct Names;  // CLI11's
+    std::unique_ptr<Names> names;
+
+    ArgumentSplitter(const OptionSpecs& all, bool takes_inputs);
+    ~ArgumentSplitter();
+    // If an option is given several times, the last one counts. Refuses an option without its value.
+    ParsedArgs split(int argc, const char* const* argv);
+};
 // Sets the field of an option from text, and runs its checks.
 void read_value(const OptionSpec& spec, const std::string& text);
 // Calls read_value for each option that was given.

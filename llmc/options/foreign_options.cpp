@@ -3,12 +3,13 @@
 #include <algorithm>
 
 static constexpr const char *nanogpt = "nanoGPT", *trainer = "Hugging Face's Trainer", *pytorch = "PyTorch's scripts",
-                            *llmc = "llm.c", *torchrun = "torchrun", *accelerate = "accelerate";
+                            *llmc = "llm.c", *torchrun = "torchrun", *accelerate = "accelerate",
+                            *megatron = "Megatron-LM";
 
 static constexpr ForeignOption table[] = {
     // model
     {"--n_layer --num_layers --n_layers --depth", nanogpt, "it is --layers"},
-    {"--n_head --num_heads --n_heads", nanogpt, "it is --heads"},
+    {"--n_head --num_heads --n_heads --num_attention_heads", nanogpt, "it is --heads"},
     {"--n_embd --hidden_size --d_model --embed_dim", nanogpt, "it is --channels"},
     {"--block_size --context_length --max_seq_len --max_length --sequence_length", nanogpt,
      "it is --seq-len, which is also the number of positions of a new model"},
@@ -17,6 +18,8 @@ static constexpr ForeignOption table[] = {
     {"--model_name_or_path --model_name", trainer, "it is --init DIR for weights, --model NAME for a size"},
     // data
     {"--dataset --data_dir --dataset_name", nanogpt, "it is --train-data, a quoted pattern of token shards"},
+    {"--train_file", trainer, "it is --train-data, token shards that train_gpt2 tokenize makes"},
+    {"--validation_file", trainer, "it is --val-data, token shards that train_gpt2 tokenize makes"},
     {"--input_bin", llmc, "it is --train-data"},
     {"--input_val_bin", llmc, "it is --val-data"},
     {"--num_workers --workers", pytorch, "there is none: a thread reads ahead by itself"},
@@ -26,14 +29,17 @@ static constexpr ForeignOption table[] = {
     {"--device_batch_size", "nanochat", "it is --micro-batch, in sequences"},
     {"--total_batch_size", "nanochat and llm.c", "it is --global-batch, in tokens"},
     {"--per_device_train_batch_size --per_gpu_train_batch_size", trainer, "it is --micro-batch, in sequences"},
+    {"--micro_batch_size", megatron, "it is --micro-batch, in sequences"},
+    {"--global_batch_size", megatron, "it is --global-batch, in tokens: sequences times --seq-len"},
     {"--gradient_accumulation_steps --grad_accum_steps", "nanoGPT and Hugging Face's Trainer",
      "it follows from --global-batch: its tokens divided by those of --micro-batch sequences on all ranks"},
     {"--gradient_checkpointing", trainer, "it is --recompute layer"},
+    {"--recompute_activations --recompute_granularity", megatron, "it is --recompute layer"},
     // precision and device
     {"--dtype --mixed_precision --amp --bf16 --fp16 --fp8 --torch_dtype", "nanoGPT and Hugging Face's Trainer",
      "it is --precision bf16, fp32 or fp8"},
     {"--compile --torch_compile --flash --tensorcores", nanogpt, "there is none: nothing is compiled at run time"},
-    {"--device --gpu --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
+    {"--device --gpu --cpu --cuda --no_cuda --backend", "nanoGPT and PyTorch's scripts",
      "there is none: train_gpt2 runs on the CPU, train_gpt2cu on GPUs, one for each rank"},
     // ranks
     {"--nproc_per_node", torchrun, "it is --gpus, and --ranks on the CPU"},
@@ -46,11 +52,16 @@ static constexpr ForeignOption table[] = {
      "it is --rendezvous HOST:PORT"},
     {"--standalone --rdzv_backend", torchrun, "there is none: leave it out"},
     {"--ddp_timeout --distributed_timeout", trainer, "it is --timeout-step, in seconds"},
-    {"--distributed_timeout_minutes", "Megatron-LM", "it is --timeout-step, in seconds"},
+    {"--distributed_timeout_minutes", megatron, "it is --timeout-step, in seconds"},
+    {"--tensor_model_parallel_size --tp --tp_size --tensor_parallel_size", "Megatron-LM and vLLM",
+     "it is --tensor-parallel"},
+    {"--use_distributed_optimizer", megatron, "it is --zero 1"},
     {"--zero_stage --deepspeed --fsdp --use_fsdp", "DeepSpeed and FSDP", "it is --zero 1, 2 or 3"},
     // optimizer and schedule
     {"--max_iters --num_iterations --num_steps --total_steps", nanogpt, "it is --steps"},
     {"--max_steps", trainer, "it is --steps"},
+    {"--train_iters", megatron, "it is --steps"},
+    {"--exit_duration_in_mins --time_limit", "Megatron-LM and schedulers", "it is --max-time, as in 3h50m"},
     {"--epochs --num_epochs --num_train_epochs --max_epochs", "PyTorch's scripts and Hugging Face's Trainer",
      "it is --steps; --steps 0 is one epoch"},
     {"--learning_rate", "nanoGPT and PyTorch's scripts", "it is --lr"},
@@ -73,11 +84,13 @@ static constexpr ForeignOption table[] = {
     {"--out_dir --output_dir --save_dir --log_dir", "nanoGPT and Hugging Face's Trainer", "it is --output"},
     {"--save_steps --save_every --save_interval --always_save_checkpoint", trainer, "it is --checkpoint-every"},
     {"--save_total_limit", trainer, "it is --keep"},
+    {"--load_best_model_at_end --save_best", trainer, "it is --keep-best"},
+    {"--overwrite_output_dir", trainer, "there is none: a new run needs an --output without checkpoints"},
     {"--resume_from_checkpoint --resume_from", trainer, "it is --resume, from the newest checkpoint in --output"},
     {"--checkpoint --ckpt --ckpt_path --checkpoint_path --load", pytorch,
      "it is --init DIR, which reads the weights alone"},
     {"--config --config_file", "nanoGPT and Hugging Face's Trainer", "there is none: give options on the command line"},
-    {"--wandb_log --wandb_project --wandb_run_name --report_to", nanogpt,
+    {"--wandb --wandb_log --wandb_project --wandb_run_name --report_to", nanogpt,
      "there is none: log.jsonl in --output has every step"},
     // generate
     {"--start", nanogpt, "it is --prompt"},

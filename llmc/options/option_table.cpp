@@ -191,6 +191,17 @@ static void watchdog_options(OptionSpecs& all, Options& o) {
         .may_change();
 }
 
+// Of the commands generate and eval, which save nothing.
+static void inference_watchdog_options(OptionSpecs& all, Options& o) {
+    Section s{all, "watchdog"};
+    s.add("--timeout-start", o.timeout_start, 300.0, "SECONDS",
+          "several ranks end with exit code 124 after so long without progress before the first batch; 0 = never")
+        .between(0.0, 1e9);
+    s.add("--timeout-step", o.timeout_step, -1.0, "SECONDS", "the same for a batch or a token; 0 = never")
+        .between(0.0, 1e9)
+        .shown("20 median batches or tokens, at least 120");
+}
+
 static void fit_options(OptionSpecs& all, Options& o) {
     Section s{all, "plan"};
     s.add_flag("--fit", o.fit,
@@ -441,12 +452,14 @@ OptionSpecs declare(Command command, Options& o) {
         case Command::generate:
             generate_options(all, o);
             inference_rank_options(all, o);
+            inference_watchdog_options(all, o);
             seed_option(all, o, "seed of the samples; the same seed gives the same text");
             threads_option(all, o);
             break;
         case Command::eval:
             eval_options(all, o);
             inference_rank_options(all, o);
+            inference_watchdog_options(all, o);
             threads_option(all, o);
             break;
         case Command::tokenize:

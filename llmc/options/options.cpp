@@ -1,6 +1,7 @@
 #include "options/options.h"
 
 #include <algorithm>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,47 @@ static constexpr const char* command_names[] = {"train",    "generate", "eval", 
                                                 "tokenize", "verify",   "explain", "help"};
 
 const char* command_name(Command command) { return command_names[int(command)]; }
+
+// ---- the table of each command
+
+namespace {
+// The options of a command with fields that keep their defaults, and its command line. Made once, because a program
+// parses its options, prints them and saves them.
+struct CommandTable {
+    Options defaults{};
+    OptionSpecs specs;
+    ArgumentSplitter splitter;
+
+    explicit CommandTable(Command command);
+};
+}  // namespace
+
+static const std::vector<Command> commands = {Command::train,    Command::generate, Command::eval,   Command::plan,
+                                              Command::tokenize, Command::verify,   Command::explain};
+
+// What --help says about the arguments of a command that are no options; empty if there are none.
+static std::string inputs_of(Command command) {
+    if (command == Command::tokenize) return "INPUT... [options]    files, or folders of them";
+    if (command == Command::verify)
+        return "DIR... [options]    a checkpoint, a run's output, or a Hugging Face directory";
+    if (command == Command::explain) return "DIR    the output of a run that ended with exit code 124";
+    return "";
+}
+
+// The default of a field that several commands declare is that of the command itself, which is set last.
+CommandTable::CommandTable(Command command)
+    : specs(declare(command, defaults)), splitter(specs, !inputs_of(command).empty()) {
+    for (Command other : {Command::tokenize, Command::eval, Command::generate, Command::train, command})
+        for (const OptionSpec& d : declare(other, defaults)) d.reset();
+    defaults.command = command;
+}
+
+static CommandTable& table_of(Command command) {
+    static std::unique_ptr<CommandTable> tables[int(Command::help) + 1];
+    std::unique_ptr<CommandTable>& table = tables[int(command)];
+    if (!table) table = std::make_unique<CommandTable>(command);
+    return *table;
+}
 
 // ---- parsing
 
@@ -47,18 +89,6 @@ static void refuse_llmc_pairs(const OptionSpecs& all, const std::vector<std::str
     }
 }
 
-static const std::vector<Command> commands = {Command::train,    Command::generate, Command::eval,   Command::plan,
-                                              Command::tokenize, Command::verify,   Command::explain};
-
-// What --help says about the arguments of a command that are no options; empty if there are none.
-static std::string inputs_of(Command command) {
-    if (command == Command::tokenize) return "INPUT... [options]    files, or folders of them";
-    if (command == Command::verify)
-        return "DIR... [options]    a checkpoint, a run's output, or a Hugging Face directory";
-    if (command == Command::explain) return "DIR    the output of a run that ended with exit code 124";
-    return "";
-}
-
 static Command find_command(const std::string& first_argument) {
     if (first_argument.empty() || first_argument[0] == '-') return Command::train;
     std::vector<std::string> names;
@@ -82,20 +112,18 @@ static Command find_command(const std::string& first_argument) {
 // this command.
 [[noreturn]] static void refuse_unknown(Command command, const OptionSpecs& all, const std::string& argument) {
     for (const OptionSpec& d : all)
-        if (!d.word.empty() && argument == d.word)
-            fail(EXIT_USAGE, "unexpected argument '%s'; did you mean %s=%s?", argument.c_str(), d.long_name().c_str(),
+        if (*d.word && argument == d.word)
+            fail(EXIT_USAGE, "unexpected argument '%s'; did you mean %s=%s?", argument.c_str(), d.long_name(),
                  argument.c_str());
     if (argument.size() < 2 || argument[0] != '-')
         fail(EXIT_USAGE, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
              argument.c_str());
     const std::string name = argument.substr(0, argument.find('='));
     std::string others;
-    for (Command other : commands) {
-        Options o;
-        for (const OptionSpec& d : declare(other, o))
+    for (Command other : commands)
+        for (const OptionSpec& d : table_of(other).specs)
             if (other != command && d.is_called(name))
                 others += (others.empty() ? "" : ", ") + std::string(command_name(other));
-    }
     if (!others.empty())
         fail(EXIT_USAGE, "%s has no option %s, which belongs to %s (see %s --help)", command_name(command),
              name.c_str(), others.c_str(), command_name(command));
@@ -174,7 +202,8 @@ static void check_start(const Options& o, bool plan) {
     ENSURE(o.recompute_check == 0 || o.deterministic == "on",
            "--recompute-check compares bits, which --deterministic off does not keep; give --deterministic on");
     ENSURE((o.on_nan != "rollback" && o.on_spike != "rollback") || (!o.output.empty() && o.checkpoint_every > 0),
-           "rollback needs checkpoints to go back to: an --output, and --checkpoint-every above 0");
+           "--%s rollback needs checkpoints to go back to: an --output, and --checkpoint-every above 0",
+           o.on_nan == "rollback" ? "on-nan" : "on-spike");
     ENSURE(!o.share_gpu || !gpus, "--share-gpu is for ranks that mpirun starts; --gpus gives each rank its own GPU");
 }
 
@@ -252,8 +281,8 @@ static void check_together(Options& o) {
 // Saved options, also those of an older version, by the names and in the forms of this version.
 static Json in_present_form(Json saved, const OptionSpecs& all) {
     for (const OptionSpec& spec : all) {
-        const std::string name = spec.long_name().substr(2);
-        const auto old = spec.old_name.empty() ? saved.end() : saved.find(spec.old_name.substr(2));
+        const char* name = spec.key();
+        const auto old = *spec.old_name ? saved.find(spec.old_name + 2) : saved.end();
         if (old != saved.end() && !saved.contains(name)) saved[name] = Json(*old);
         if (spec.was_flag && saved.contains(name) && saved[name].is_boolean())
             saved[name] = saved[name].get<bool>() ? "on" : "off";
@@ -262,8 +291,7 @@ static Json in_present_form(Json saved, const OptionSpecs& all) {
 }
 
 std::string in_present_form(const std::string& saved, const Options& options) {
-    Options o = options;
-    return in_present_form(Json::parse(saved), declare(o.command, o)).dump();
+    return in_present_form(Json::parse(saved), table_of(options.command).specs).dump();
 }
 
 // The saved value of an option as read_value takes it.
@@ -271,7 +299,7 @@ static std::string saved_text(const OptionSpec& spec, const Json& value) {
     if (value.is_boolean() && spec.kind == ValueKind::flag) return value.get<bool>() ? "1" : "0";
     if (value.is_string()) return value.get<std::string>();
     const std::string text = value.dump();
-    ENSURE(spec.kind != ValueKind::text, "%s: %s is not a text", spec.long_name().c_str(), text.c_str());
+    ENSURE(spec.kind != ValueKind::text, "%s: %s is not a text", spec.long_name(), text.c_str());
     return text;
 }
 
@@ -294,15 +322,14 @@ static bool add_saved(const OptionSpecs& all, const std::string& saved, const Pa
     for (const auto& [i, text] : given.values) shape_given |= all[i].of_shape;
     const Json json = in_present_form(Json::parse(saved), all);
     for (size_t i = 0; i < all.size(); i++) {
-        const std::string name = all[i].long_name();
-        const auto found = json.find(name.substr(2));
+        const auto found = json.find(all[i].key());
         if (found == json.end() || given.values.count(i) || all[i].of_one_start) continue;
         if (shape_given && all[i].of_shape) continue;
         try {
             read_saved(all[i], *found, o);
         } catch (const Error& error) {
             fail(EXIT_BAD_DATA, "%s (from %s/run.json; give %s on the command line)", error.what(), o.output.c_str(),
-                 name.c_str());
+                 all[i].long_name());
         }
     }
     return !shape_given;
@@ -324,25 +351,23 @@ static void check_with_saved(const OptionSpecs& all, const ParsedArgs& given, Op
 }
 
 Options parse_options(int argc, const char* const* argv, const std::string& saved) {
-    Options o{};
     const std::string program =
         argc > 0 ? std::string(argv[0]).substr(std::string(argv[0]).rfind('/') + 1) : "train_gpt2";
-    o.command = find_command(argc > 1 ? argv[1] : "");
-    const int first = argc > 1 && argv[1] == std::string(command_name(o.command)) ? 2 : 1;
-    for (Command command : {Command::tokenize, Command::eval, Command::generate, Command::train, o.command})
-        for (const OptionSpec& d : declare(command, o)) d.reset();  // the command's own defaults are set last
-
-    const OptionSpecs all = declare(o.command, o);
+    const Command command = find_command(argc > 1 ? argv[1] : "");
+    const int first = argc > 1 && argv[1] == std::string(command_name(command)) ? 2 : 1;
+    CommandTable& table = table_of(command);
+    Options o = table.defaults;
+    const OptionSpecs all = declare(command, o);
     if (o.command == Command::train || o.command == Command::plan)
         refuse_llmc_pairs(all, std::vector<std::string>(argv + std::min(first, argc), argv + argc));
-    ParsedArgs given = split_arguments(all, !inputs_of(o.command).empty(), std::max(0, argc - first), argv + first);
+    ParsedArgs given = table.splitter.split(std::max(0, argc - first), argv + first);
     if (given.help || given.version) {
         o.text = given.help ? help_text(o.command, program, all) : version() + "\n";
         o.command = Command::help;
         return o;
     }
     if (!given.unknown.empty()) refuse_unknown(o.command, all, given.unknown.front());
-    for (const auto& [i, text] : given.values) o.given.push_back(all[i].long_name().substr(2));
+    for (const auto& [i, text] : given.values) o.given.push_back(all[i].key());
     read_values(all, given);
     const bool saved_shape = !saved.empty() && add_saved(all, saved, given, o);
     o.inputs = std::move(given.inputs);
@@ -361,15 +386,13 @@ bool is_given(const Options& o, const std::string& name) {
 }
 
 std::vector<Setting> settings(const Options& options) {
-    Options now = options, initial = options;
-    const OptionSpecs all = declare(now.command, now), defaults = declare(now.command, initial);
+    Options now = options;
+    const OptionSpecs all = declare(now.command, now), &defaults = table_of(now.command).specs;
     std::vector<Setting> out;
     for (size_t i = 0; i < all.size(); i++) {
-        defaults[i].reset();
         const std::string value = all[i].text();
-        out.push_back({all[i].section, all[i].long_name().substr(2), value, value == defaults[i].text(),
-                       all[i].kind == ValueKind::flag, all[i].may_change, all[i].may_differ, all[i].is_path,
-                       all[i].is_pattern});
+        out.push_back({all[i].section, all[i].key(), value, value == defaults[i].text(), all[i].kind == ValueKind::flag,
+                       all[i].may_change, all[i].may_differ, all[i].is_path, all[i].is_pattern});
     }
     return out;
 }
@@ -378,10 +401,10 @@ std::string options_json(const Options& options) {
     Options o = options;
     Json json = Json::object();
     for (const OptionSpec& d : declare(o.command, o)) {
-        Json& value = json[d.long_name().substr(2)];
+        Json& value = json[d.key()];
         if (d.kind == ValueKind::text) value = d.text();
         if (d.kind == ValueKind::flag) value = d.text() == "1";
-        if (!d.word.empty() && d.text() == d.word) value = d.word;
+        if (*d.word && d.text() == d.word) value = d.word;
         if (d.kind == ValueKind::number) value = Json::parse(d.text());
     }
     if (!o.inputs.empty()) json["inputs"] = o.inputs;

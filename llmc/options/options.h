@@ -172,3 +172,5 @@ void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 // "train_gpt2 0.1.0 (commit 1234abc)"; without the commit if the build has none.
 std::string version();
+// The checksum of the sources that the program was built from.
+extern const char SOURCES_CHECKSUM[];

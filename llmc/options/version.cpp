@@ -1,4 +1,5 @@
-// version.cpp: the program's version. It is the only source that depends on the commit (mk/version.mk).
+// version.cpp: the program's version. It is the only source that depends on the commit and on the checksum of all
+// sources (mk/version.mk).
 #include "options/options.h"
 
 std::string version() {
@@ -8,3 +9,5 @@ std::string version() {
     return "train_gpt2 0.1.0";
 #endif
 }
+
+const char SOURCES_CHECKSUM[] = SOURCES;

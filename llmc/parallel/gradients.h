@@ -15,6 +15,7 @@
 #pragma once
 #include <vector>
 
+#include "base/gpu_monitor.h"
 #include "model/bucket_buffer.h"
 #include "model/params.h"
 #include "parallel/groups.h"
@@ -26,7 +27,9 @@ struct RankStatus {
     float stop;         // not 0: the rank was asked to stop, or cannot continue
     float last_own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
     float lost = 0.0f;  // NaN: the rank did not compute its micro-batches, so no rank may apply this step
+    GpuReading gpu = {};
 };
+static_assert(sizeof(RankStatus) == 8 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
 // How a step is divided among ranks.
 struct Division {

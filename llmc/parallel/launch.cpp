@@ -12,6 +12,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/terminal.h"
 
 // ---- the environment
 
@@ -171,7 +172,7 @@ static Launch from_srun(const Variables& variables) {
     launch.attempt = variables.slurm_restarts();
     // SLURM_LAUNCH_NODE_IPADDR is the host on which srun was called, which need not be rank 0's host.
     const std::string hosts = variables.text("SLURM_STEP_NODELIST");
-    if (!hosts.empty()) launch.master_addr = expand_hosts(hosts).front();
+    if (!hosts.empty()) launch.master_addr = first_host(hosts);
     launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, slurm_port(job, step));
     // With --mpi=none or pmi2 MPI_Init of an Open MPI that is built for PMIx ends the process.
     launch.mpi = variables.has("PMIX_RANK");
@@ -357,12 +358,11 @@ std::string describe_launch(const Launch& launch) {
 // ---- lists of hosts
 
 static constexpr size_t MAX_HOST_NAME = 253;  // characters, as in DNS
-static constexpr int MAX_BRACKETS = 8;        // in one name; Slurm itself has at most 5
 
 [[noreturn]] static void refuse_list(const std::string& list) {
     const std::string shown = list.size() > 100 ? list.substr(0, 100) + "..." : list;
-    fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 of at most %d names of at most %zu characters",
-         shown.c_str(), MAX_RANKS, MAX_HOST_NAME);
+    fail(EXIT_USAGE, "'%s' is not a list of hosts as in h[0-2,7],x12 with names of at most %zu characters",
+         shown.c_str(), MAX_HOST_NAME);
 }
 
 // Splits a list at the commas that are not inside of brackets.
@@ -385,73 +385,57 @@ static std::vector<std::string> split_list(const std::string& list, const std::s
     return parts;
 }
 
-// Expands "007" or "007-012"; keeps leading zeros.
-static std::vector<std::string> expand_range(const std::string& range, const std::string& whole) {
-    const size_t dash = range.find('-');
-    const std::string first = range.substr(0, dash), last = dash == std::string::npos ? first : range.substr(dash + 1);
-    const auto value = [&](const std::string& digits) {
-        int number = 0;
-        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-        const bool whole_number = error == std::errc() && end == digits.data() + digits.size();
-        if (!whole_number || digits[0] == '-' || digits.size() > 9) refuse_list(whole);
-        return number;
-    };
-    const int from = value(first), to = value(last);
-    if (to < from || to - from >= MAX_RANKS) refuse_list(whole);
-    std::vector<std::string> numbers;
-    for (int i = from; i <= to; i++) numbers.push_back(format("%0*d", int(first.size()), i));
-    return numbers;
+static int host_number(const std::string& digits, const std::string& whole) {
+    int number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    const bool whole_number = error == std::errc() && end == digits.data() + digits.size();
+    if (!whole_number || digits[0] == '-' || digits.size() > 9) refuse_list(whole);
+    return number;
 }
 
-// Expands the text between two brackets: "0-2,7" -> 0 1 2 7.
-static std::vector<std::string> expand_numbers(const std::string& ranges, const std::string& whole) {
-    std::vector<std::string> numbers;
+// The first number of the text between two brackets, with its leading zeros: "007-012,020" -> 007.
+static std::string first_number(const std::string& ranges, const std::string& whole) {
+    std::string first;
     for (const std::string& range : split_list(ranges, whole)) {
-        for (std::string& number : expand_range(range, whole)) numbers.push_back(std::move(number));
-        if (numbers.size() > size_t(MAX_RANKS)) refuse_list(whole);
+        const size_t dash = range.find('-');
+        const std::string from = range.substr(0, dash), to = dash == std::string::npos ? from : range.substr(dash + 1);
+        if (host_number(to, whole) < host_number(from, whole)) refuse_list(whole);
+        if (first.empty()) first = from;
     }
-    return numbers;
+    return first;
 }
 
-// Expands one part of a list: the text around brackets is combined with each number in them. The limits are checked
-// before the names become longer or more, so a short list cannot need much memory or time.
-static std::vector<std::string> expand_part(const std::string& part, const std::string& whole) {
-    if (std::count(part.begin(), part.end(), '[') > MAX_BRACKETS) refuse_list(whole);
-    std::vector<std::string> names = {""};
+// The first name of one part of a list: "h[0-2,7]" -> h0.
+static std::string first_name(const std::string& part, const std::string& whole) {
+    std::string name;
     for (size_t at = 0; at < part.size();) {
-        const size_t open = std::min(part.find('[', at), part.size());
-        if (names[0].size() + open - at > MAX_HOST_NAME) refuse_list(whole);
-        for (std::string& name : names) name += part.substr(at, open - at);
+        const size_t open = std::min(part.find('[', at), part.size()), close = part.find(']', open);
+        name += part.substr(at, open - at);
         if (open == part.size()) break;
-        const size_t close = part.find(']', open);
-        const std::vector<std::string> numbers = expand_numbers(part.substr(open + 1, close - open - 1), whole);
-        if (names.size() * numbers.size() > size_t(MAX_RANKS)) refuse_list(whole);
-        std::vector<std::string> longer;
-        for (const std::string& name : names)
-            for (const std::string& number : numbers) longer.push_back(name + number);
-        names = std::move(longer);
+        name += first_number(part.substr(open + 1, close - open - 1), whole);
         at = close + 1;
     }
-    if (names[0].size() > MAX_HOST_NAME) refuse_list(whole);
-    return names;
+    if (name.size() > MAX_HOST_NAME) refuse_list(whole);
+    return name;
 }
 
-std::vector<std::string> expand_hosts(const std::string& slurm_list) {
-    if (slurm_list.size() > 1 << 20) refuse_list(slurm_list);
-    std::vector<std::string> hosts;
+std::string first_host(const std::string& slurm_list) {
+    std::string first;
     for (const std::string& part : split_list(slurm_list, slurm_list)) {
-        for (std::string& host : expand_part(part, slurm_list)) hosts.push_back(std::move(host));
-        if (hosts.size() > size_t(MAX_RANKS)) refuse_list(slurm_list);
+        const std::string name = first_name(part, slurm_list);
+        if (first.empty()) first = name;
     }
-    return hosts;
+    return first;
 }
 
 // ---- the reason of a failure
 
 void write_error_file(const Launch& launch, const std::string& message) {
     if (launch.error_file.empty()) return;
-    // "extraInfo" has no "py_callstack": torchrun would print it, even an empty one, instead of the message.
+    // "extraInfo" has no "py_callstack": torchrun would print it, even an empty one, instead of the message. torchrun
+    // prints the message as it is.
     const nlohmann::json content = {
-        {"message", {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
+        {"message",
+         {{"message", message_text(message)}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
     std::ofstream(launch.error_file) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

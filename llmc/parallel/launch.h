@@ -61,8 +61,8 @@ std::vector<Launch> launch_gpus(const GpuOptions& options, const std::vector<int
 
 std::string describe_launch(const Launch& launch);  // "mpirun, rank 3 of 8, local rank 1 of 2 on h1"
 
-// Expands Slurm's notation of a host list: "h[0-2,7],x12" -> h0 h1 h2 h7 x12.
-std::vector<std::string> expand_hosts(const std::string& slurm_list);
+// The first host of a list in Slurm's notation: "h[008-011],x12" -> h008. The whole list is checked.
+std::string first_host(const std::string& slurm_list);
 
 // Writes the reason of a failure to launch.error_file; torchrun prints it as the root cause. Does nothing if error_file
 // is empty. A write error is ignored.

@@ -286,6 +286,7 @@ std::string explain_stall(const std::vector<StallReport>& all) {
 std::string phase_text(const StallReport& report) {
     if (report.phase == "start") return "the start";
     if (report.phase == "end") return "the end of the run";
+    if (report.step < 0) return "the " + printable(report.phase);  // of eval or generate
     const std::string step = format("step %lld", static_cast<long long>(report.step));
     return report.phase == "step" ? step : "the " + printable(report.phase) + " of " + step;
 }

@@ -28,22 +28,27 @@ struct Straggler {
         all_ms += step_ms;
         silent = std::max(0, silent - 1);
         if (++steps < STEPS) return "";
-        const std::string line = silent > 0 ? "" : slowest();
+        const std::string line = silent > 0 ? "" : slowest(statuses);
         if (!line.empty()) silent = SILENT_STEPS;
         std::fill(own_ms.begin(), own_ms.end(), 0.0);
         all_ms = 0.0, steps = 0;
         return line;
     }
 
-    std::string slowest() const {
+    std::string slowest(const RankStatus* statuses) const {
         std::vector<double> sorted = own_ms;
         std::sort(sorted.begin(), sorted.end());
         const double most = sorted.back(), median = sorted[(sorted.size() - 1) / 2], cost = most - median;
         if (cost < LEAST_MS || cost < SHARE * all_ms) return "";
         const int rank = int(std::max_element(own_ms.begin(), own_ms.end()) - own_ms.begin());
-        return format(
+        std::string line = format(
             "rank %d is slow: the others waited %.2f s for it in %d steps, which took %.2f s; its own work "
             "takes %.0f ms per step, that of the median rank %.0f ms",
             rank, cost / 1e3, steps, all_ms / 1e3, most / steps, median / steps);
+        const GpuReading& gpu = statuses[rank].gpu;
+        if (const Slowdown slowdown = slowdown_of(gpu); slowdown != Slowdown::none)
+            line +=
+                format("; %s limits the clock of its GPU: %s", slowdown_text(slowdown), describe_reading(gpu).c_str());
+        return line;
     }
 };

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/common.h"
+#include "base/device.h"
 #include "base/files.h"
 #include "base/host.h"
 #include "base/terminal.h"
@@ -16,7 +17,8 @@ static constexpr double LEAST_STEP_LIMIT = 120;  // seconds
 static constexpr double STEPS_IN_LIMIT = 20;
 
 const char* phase_name(Phase phase) {
-    static constexpr const char* names[] = {"start", "step", "validation", "sample", "checkpoint", "end"};
+    static constexpr const char* names[] = {"start",      "step", "validation", "sample",
+                                            "checkpoint", "end",  "evaluation", "generation"};
     return names[int(phase)];
 }
 
@@ -73,12 +75,14 @@ void Watchdog::begin(Phase new_phase, int64_t step) {
 void Watchdog::step_done(double seconds) {
     steps.add(seconds);
     permitted = 0.0;
+    permitted_phase = Phase::step;
     flights.progress++;
     set_limit();
 }
 
-void Watchdog::permit(double seconds) {
+void Watchdog::permit(double seconds, Phase of_rank_0) {
     permitted += seconds;
+    if (permitted_phase != Phase::checkpoint) permitted_phase = of_rank_0;
     set_limit();
 }
 
@@ -207,7 +211,11 @@ std::string Watchdog::sentence(const StallReport& own, bool own_limit, const std
     const char* option = is_start ? "start" : saves ? "checkpoint" : "step";
     std::string text = own.world_size > 1 ? format("rank %d on %s: ", own.rank, own.host.c_str()) : "";
     text += format("no progress in %s for %.0f s", phase_text(own).c_str(), own.waited);
-    if (own_limit) text += format(" (--timeout-%s)", option);
+    const Phase of_rank_0 = permitted_phase;
+    const char* longer = of_rank_0 == Phase::checkpoint ? " and, because rank 0 saves before it, --timeout-checkpoint"
+                         : of_rank_0 == Phase::sample   ? ", and the time of rank 0's sample before it"
+                                                        : "";
+    if (own_limit) text += format(" (--timeout-%s%s)", option, longer);
     text += ": " + explain_stall(reports);
     if (!options.output.empty()) text += "; train_gpt2 explain " + shell_word(options.output) + " says more";
     return text;
@@ -246,3 +254,13 @@ void Watchdog::expire(double waited, bool own_limit) {
     options.abort();
     _exit(EXIT_WATCHDOG);
 }
+
+// ---- start
+
+void start_watchdog(Comm& comm, WatchdogOptions options) {
+    if (!comm.flights) comm.flights = std::make_unique<FlightRecorder>();
+    options.abort = [&comm] { comm.abort(EXIT_WATCHDOG); };
+    comm.watchdog = std::make_shared<Watchdog>(options, *comm.flights);
+}
+
+double slow_device_seconds(double flops) { return flops / (device_memory_is_host() ? 2e9 : 1e12); }

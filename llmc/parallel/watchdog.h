@@ -18,18 +18,20 @@
 #include <thread>
 #include <vector>
 
+#include "parallel/comm.h"
 #include "parallel/flight_recorder.h"
 #include "parallel/launch.h"
 #include "parallel/stall_report.h"
 
-// `end`: after the last step, until the ranks have disconnected.
-enum class Phase { start, step, validation, sample, checkpoint, end };
+// `end`: after the last step, until the ranks have disconnected. evaluation, generation: of the commands eval and
+// generate.
+enum class Phase { start, step, validation, sample, checkpoint, end, evaluation, generation };
 const char* phase_name(Phase phase);
 
 // Seconds without progress after which a run ends, --timeout-*. 0: no limit.
 struct Timeouts {
     double start = 300, checkpoint = 600;
-    double step = -1;  // of the phases step, validation, sample and end; negative: follows from the run's own steps
+    double step = -1;  // of the other phases; negative: follows from the run's own steps
 };
 
 // The durations of the last steps.
@@ -77,7 +79,8 @@ struct WatchdogOptions {
     std::string output;  // empty: no files
     Launch launch;
     int tensor_parallel = 1;
-    std::function<void()> abort;  // ends all ranks with EXIT_WATCHDOG; called on the watchdog's thread, and may hang
+    std::function<void()> abort =
+        {};  // ends all ranks with EXIT_WATCHDOG; called on the watchdog's thread, and may hang
 };
 
 struct Watchdog {
@@ -95,8 +98,9 @@ struct Watchdog {
     void begin(Phase phase, int64_t step);
     void reached(const char* name, int64_t number = -1) { flights.reached(name, number); }
     void step_done(double seconds);  // ends what permit() has added
-    // Until the end of the next step, this rank may wait longer for others, which do something that it does not do.
-    void permit(double seconds);
+    // Until the end of the next step, this rank may wait longer for rank 0, which first saves (Phase::checkpoint) or
+    // writes a sample.
+    void permit(double seconds, Phase of_rank_0);
     void set_first_step(double seconds);  // the time that a micro-step takes at most on a slow device
 
     double median_step() const { return steps.median(); }
@@ -126,6 +130,7 @@ struct Watchdog {
     // never compares a new limit with the time of an earlier phase.
     std::atomic<double> limit;
     std::atomic<Phase> phase = Phase::start;
+    std::atomic<Phase> permitted_phase = Phase::step;  // of rank 0; step: nothing is permitted
     std::atomic<bool> printed = false;
 
     std::mutex mutex;  // guards the fields below; the watchdog's thread holds it while it works
@@ -134,3 +139,9 @@ struct Watchdog {
     std::condition_variable changed;
     std::thread thread;
 };
+
+// Starts the watchdog of a rank that has joined the others, in place of an earlier one. Sets options.abort.
+void start_watchdog(Comm& comm, WatchdogOptions options);
+// The longest time in seconds that so many FLOPs take on a slow device, for a first step, whose duration is not known
+// yet.
+double slow_device_seconds(double flops);

@@ -102,7 +102,7 @@ struct Pair {
 // All pairs, and a hash table (open addressing) that finds a pair by its tokens.
 struct Pairs {
     std::vector<Pair> pairs;
-    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 16);  // 1 + index in pairs; 0: a free slot
+    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 8);  // 1 + index in pairs; 0: a free slot
 
     size_t slot(int left, int right) const {
         const uint64_t key = (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * GOLDEN;

@@ -63,6 +63,7 @@ static bool check_content(const InputFile& file) {
                                       {"BZh", 3, "compressed (bzip2)", "unpack it with bunzip2"},
                                       {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
                                       {"PAR1", 4, "a Parquet file", "convert it to .jsonl"},
+                                      {"%PDF-", 5, "a PDF document", "convert it with pdftotext"},
                                       {"\xff\xfe", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\xfe\xff", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\x88\xd8\x34\x01", 4, "a token shard", "it needs no tokenizing"}};

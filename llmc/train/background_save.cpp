@@ -34,10 +34,10 @@ void Snapshot::take(const TensorReader& read) {
                   [&](Slot slot, Param p, int l) { read(slots[size_t(slot)] + layout.offset(p, l), slot, p, l); });
 }
 
-TensorReader Snapshot::reader() const { return read_from_flat(layout, {slots.begin(), slots.end()}); }
+TensorView Snapshot::view() const { return view_flat(layout, {slots.begin(), slots.end()}); }
 
 // Gives this thread a lower priority. If it shared a core evenly with a thread of training, the other threads of
-// training would wait for that one.
+// training would wait for that one. Threads that it starts inherit the priority.
 static void yield_to_training() {
 #if defined(__linux__)
     setpriority(PRIO_PROCESS, id_t(gettid()), 10);

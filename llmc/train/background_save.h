@@ -37,7 +37,7 @@ struct Snapshot {
     Snapshot(const Snapshot&) = delete;
     ~Snapshot();
     void take(const TensorReader& read);  // reads every tensor of every slot once
-    TensorReader reader() const;
+    TensorView view() const;
 };
 int64_t snapshot_bytes(const ParamLayout& layout, int num_slots);
 // Calls f for each of the reads of Snapshot::take, in the same order.

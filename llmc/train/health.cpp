@@ -1,11 +1,14 @@
 #include "train/health.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
+#include "base/files.h"
 #include "base/json.h"
 
 void OutlierWindow::add(float value) {
@@ -53,10 +56,12 @@ Finding Health::examine(const StepResult& r) {
     Finding finding = {judge(r), skipped(r), ""};
     if (finding.verdict != Verdict::good) finding.text = describe(r);
     if (finding.skipped.empty()) {
-        losses.add(r.loss);
-        norms.add(r.norm);
+        if (std::isfinite(r.loss) && std::isfinite(r.norm)) {  // an infinite mean has no spikes, and JSON no infinity
+            losses.add(r.loss);
+            norms.add(r.norm);
+        }
         skipped_in_row = 0;
-    } else if (++skipped_in_row == MOST_SKIPPED && finding.verdict != Verdict::halt) {
+    } else if (++skipped_in_row >= MOST_SKIPPED && finding.verdict != Verdict::halt) {
         finding.verdict = Verdict::halt;
         finding.text += format(", the last of %d steps in a row that did not change the weights", MOST_SKIPPED);
     } else if (finding.verdict == Verdict::rollback && rollbacks == MOST_ROLLBACKS) {
@@ -78,7 +83,7 @@ std::string Health::describe(const StepResult& r) const {
     if (!std::isfinite(r.loss) || !std::isfinite(r.norm))
         return format("step %lld: loss %g, gradient norm %g", step, std::fabs(double(r.loss)),
                       std::fabs(double(r.norm)));
-    if (leaves_out(r.step)) return format("step %lld: is left out, because it has failed before", step);
+    if (leaves_out(r.step)) return format("step %lld is left out, because it has failed before", step);
     const StepLimits& limit = limits[r.step % 2];
     const bool of_loss = r.loss > limit.loss;
     return format("step %lld: the %s is %g, above %g, the limit of the last %zu steps (--spike-z %g)", step,
@@ -101,18 +106,42 @@ std::string Health::json() const {
         .dump();
 }
 
+// Functions that read a part of the health in a checkpoint. They throw json::exception if its type is wrong.
+
+static float finite_number(const nlohmann::json& value, const std::string& where) {
+    const double number = value.get<double>();
+    if (!(std::fabs(number) <= double(FLT_MAX)))
+        fail(EXIT_BAD_DATA, "%s: the health of the run has the number %g", where.c_str(), number);
+    return float(number);
+}
+
+static std::vector<float> finite_numbers(const nlohmann::json& list, const std::string& where) {
+    std::vector<float> numbers;
+    for (const nlohmann::json& value : list.get_ref<const nlohmann::json::array_t&>())
+        numbers.push_back(finite_number(value, where));
+    return numbers;
+}
+
+static int64_t count_of(const nlohmann::json& value, const std::string& where) {
+    if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
+        fail(EXIT_BAD_DATA, "%s: the health of the run has the number of steps %s", where.c_str(),
+             printable(value.dump()).c_str());
+    return value.get<int64_t>();
+}
+
 void Health::restore(const std::string& text, const std::string& where) {
     const nlohmann::json saved = parse_json_object(text, where);
     if (saved.empty()) return;  // of a version without it
     try {
         Health read;
-        saved.at("losses").get_to(read.losses.values);
-        saved.at("norms").get_to(read.norms.values);
-        saved.at("left_out").get_to(read.left_out);
-        saved.at("skipped_in_row").get_to(read.skipped_in_row);
+        read.losses.values = finite_numbers(saved.at("losses"), where);
+        read.norms.values = finite_numbers(saved.at("norms"), where);
+        for (const nlohmann::json& step : saved.at("left_out").get_ref<const nlohmann::json::array_t&>())
+            read.left_out.push_back(count_of(step, where));
+        read.skipped_in_row = int(std::min<int64_t>(count_of(saved.at("skipped_in_row"), where), MOST_SKIPPED));
         for (int i : {0, 1}) {
             const nlohmann::json& limit = saved.at("limits").at(size_t(i));
-            read.limits[i] = {limit.at(0).get<float>(), limit.at(1).get<float>()};
+            read.limits[i] = {finite_number(limit.at(0), where), finite_number(limit.at(1), where)};
         }
         const size_t count = read.losses.values.size();
         if (count > OutlierWindow::SIZE || read.norms.values.size() != count)

@@ -311,6 +311,7 @@ void Log::begin_run(const RunInfo& info) {
         {"command_line", info.command_line},
         {"directory", info.directory},
         {"device", info.device},
+        {"driver", info.driver},
         {"peak_flops", info.peak_flops},
         {"peak_source", info.peak_source},
         {"libraries", info.libraries},
@@ -332,6 +333,7 @@ void Log::begin_run(const RunInfo& info) {
         {"seed", info.seed},
         {"options", info.options.empty() ? Json::object() : Json::parse(info.options)}};
     if (info.cpu_isa.empty()) json.erase("cpu_isa");
+    if (info.driver.empty()) json.erase("driver");
     if (options.resume_step >= 0) json["resumed_at"] = options.resume_step;
     Json line = {{"kind", "run"}};
     line.update(json);
@@ -384,6 +386,19 @@ static void show_step(Log& log, const StepRecord& r) {
     }
 }
 
+static void add_gpu(Json& json, const GpuSummary& gpu, bool several_ranks) {
+    if (gpu.temperature_c > 0) {
+        json["gpu_temperature_c"] = std::lround(gpu.temperature_c);
+        if (several_ranks) json["gpu_hottest_rank"] = gpu.hottest_rank;
+    }
+    if (gpu.sm_mhz > 0) {
+        json["gpu_sm_mhz"] = std::lround(gpu.sm_mhz);
+        if (several_ranks) json["gpu_slowest_rank"] = gpu.slowest_rank;
+    }
+    if (gpu.power_w > 0) json["gpu_power_w"] = std::lround(gpu.power_w);
+    if (gpu.clock_limits != 0) json["gpu_clock_limits"] = clock_limit_names(gpu.clock_limits);
+}
+
 // A step's line in log.jsonl. Its rate is that of this step alone.
 static Json step_json(const LogOptions& o, const StepRecord& r) {
     Json json = event("step", r.step);
@@ -401,6 +416,7 @@ static Json step_json(const LogOptions& o, const StepRecord& r) {
         json["comm_exposed_ms"] = std::round(10.0 * r.comm_exposed_ms) / 10.0;
         json["comm_bytes"] = r.comm_bytes;
     }
+    add_gpu(json, r.gpu, r.comm_bytes >= 0);
     return json;
 }
 

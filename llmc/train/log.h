@@ -4,7 +4,8 @@
 //   run          first line of each start: the content of run.json
 //   step         step, tokens, loss, grad_norm, lr, if the step did not change the weights `skipped` (why), then the
 //   fields that depend on time: step_ms, tokens_per_s, mfu,
-//                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
+//                loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0,
+//                and on GPUs the fields of GpuSummary that are known (train/gpu_health.h)
 //   val          step, val_loss                        sample      step, text
 //   checkpoint   step, dir, then ms, stall_ms          warning     text
 // Steps count from 0; val, sample and checkpoint at step s see the weights before step s, after s updates. The line of
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/terminal.h"
+#include "train/gpu_health.h"
 
 struct LogOptions {
     std::string output;              // existing directory; empty: no files
@@ -41,14 +43,15 @@ struct StepRecord {
     double step_ms = 0.0;
     double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // the parts of step_ms in which this rank waited
     int64_t comm_bytes = -1;                             // bytes sent by this rank; -1: single rank
-    std::string skipped = {};                            // why the step did not change the weights; empty: it did
+    GpuSummary gpu = {};
+    std::string skipped = {};  // why the step did not change the weights; empty: it did
 };
 
 // Content of run.json. Strings are plain text, except that options is JSON.
 struct RunInfo {
     std::string options;                  // options_json
     std::string command_line, directory;  // directory: working directory at the start
-    std::string version, device, precision, libraries, data, data_fingerprint;
+    std::string version, device, driver, precision, libraries, data, data_fingerprint;
     int layers = 0, heads = 0, channels = 0, vocab_size = 0, positions = 0;
     int64_t parameters = 0, tokens_per_step = 0, steps = 0, train_tokens = 0;
     int world_size = 1;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
-#include <xxhash.h>
 
 #include "base/files.h"
 #include "base/host.h"
@@ -148,20 +147,26 @@ RunInfo run_info(const Options& o, const RunSource& source, const BatchPlan& bat
     return info;
 }
 
-static std::string program_fingerprint() {
+// Equal for two builds of the same sources, by other compilers for example.
+static std::string describe_program() {
+    const char* kind = device_memory_is_host() ? "for the CPU" : "for GPUs";
+    return version() + " " + kind + ", sources " + SOURCES_CHECKSUM;
+}
+
+static std::string hash_of_build() {
     const char* self = "/proc/self/exe";
-    if (!path_exists(self)) return version();  // not Linux
-    const std::string program = read_file(self, int64_t(1) << 32);
-    return version() + ", " + hex(XXH3_64bits(program.data(), program.size()));
+    return path_exists(self) ? hex(checksum_file(self).xxh3) : "";  // "": not Linux
 }
 
 std::string rank_info(const Options& o, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
-                      const std::string& precision, const std::string& device, int gpu) {
+                      const std::string& precision, const DeviceInfo& device, int gpu) {
     nlohmann::ordered_json rank_info = {{"host", host_name()},
                                         {"machine", host_id()},
-                                        {"device", device},
+                                        {"device", device.name},
                                         {"gpu", gpu < 0 ? "" : std::to_string(gpu)},
-                                        {"program", program_fingerprint()},
+                                        {"CPU_ISA", device.cpu_isa},
+                                        {"build", hash_of_build()},
+                                        {"program", describe_program()},
                                         {"precision", precision},
                                         {"checkpoint", source.resume},
                                         {"weights", source.weights},
@@ -184,9 +189,11 @@ std::string files_json(const Corpus* corpus) {
 std::string differing_files(const std::string& here, const std::string& there, const std::string& here_name,
                             const std::string& there_name) {
     const auto now = nlohmann::ordered_json::parse(here), other = nlohmann::ordered_json::parse(there);
-    const auto size = [](const nlohmann::ordered_json& file) {
-        return with_commas(file.value("bytes", int64_t(0))) + " bytes";
+    const auto number = [](const nlohmann::ordered_json& file, const char* what) {
+        const nlohmann::ordered_json value = file.value(what, nlohmann::ordered_json(0));
+        return value.is_number_integer() ? value.get<int64_t>() : 0;
     };
+    const auto size = [&](const nlohmann::ordered_json& file) { return with_commas(number(file, "bytes")) + " bytes"; };
     std::vector<std::string> differences;
     for (const auto& [name, file] : now.items()) {
         const char* n = name.c_str();
@@ -195,7 +202,8 @@ std::string differing_files(const std::string& here, const std::string& there, c
         else if (size(file) != size(other[name]))
             differences.push_back(format("%s has %s %s, %s %s", n, size(file).c_str(), here_name.c_str(),
                                          size(other[name]).c_str(), there_name.c_str()));
-        else if (file["places"] == other[name].value("places", 0) && file["hash"] != other[name].value("hash", ""))
+        else if (number(file, "places") == number(other[name], "places") &&
+                 file["hash"] != other[name].value("hash", ""))
             differences.push_back(format("%s has %s in both, but other tokens", n, size(file).c_str()));
     }
     for (const auto& [name, file] : other.items())
@@ -218,7 +226,9 @@ void check_same_files(Comm& comm, const std::vector<std::string>& rank_infos, co
 }
 
 void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
-    nlohmann::ordered_json own = {{"weights", source.weights}, {"validation data", data ? hex(data->fingerprint) : ""}};
+    nlohmann::ordered_json own = {{"program", describe_program()},
+                                  {"weights", source.weights},
+                                  {"validation data", data ? hex(data->fingerprint) : ""}};
     for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
     const std::vector<std::string> rank_infos =
         comm.all_gather_text(own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -227,10 +237,23 @@ void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const 
 }
 
 std::vector<std::string> fields_of_one_rank(const Options& o) {
-    std::vector<std::string> names = {"host", "machine", "device", "gpu"};
+    std::vector<std::string> names = {"host", "machine", "device", "gpu", "CPU_ISA", "build"};
     for (const Setting& setting : settings(o))
         if (setting.may_differ) names.push_back("--" + setting.name);
     return names;
+}
+
+std::string differing_rounding(const std::vector<std::string>& rank_infos) {
+    const auto field = [&](size_t rank, const char* name) {
+        return nlohmann::json::parse(rank_infos[rank]).value(name, "");
+    };
+    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
+        const std::string isa = field(rank, "CPU_ISA"), first = field(0, "CPU_ISA");
+        if (isa != first) return format("rank %zu has CPU_ISA=%s, rank 0 has %s", rank, isa.c_str(), first.c_str());
+        if (field(rank, "build") != field(0, "build"))
+            return format("rank %zu runs another build of the sources than rank 0", rank);
+    }
+    return "";
 }
 
 std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos) {

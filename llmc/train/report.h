@@ -36,9 +36,11 @@ RunInfo run_info(const Options& options, const RunSource& source, const BatchPla
 std::vector<std::string> fields_of_one_rank(const Options& options);
 // val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
 std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
-                      const std::string& precision, const std::string& device, int gpu);
-// The files of a corpus as a JSON object: {"train_000001.bin": {"bytes": 1224, "places": 4, "hash": "..."}, ...}, without folders.
-// corpus: null for no files.
+                      const std::string& precision, const DeviceInfo& device, int gpu);
+// Says why the ranks may round differently: the first rank whose CPU_ISA or build is not that of rank 0. "" if none is.
+std::string differing_rounding(const std::vector<std::string>& rank_infos);
+// The files of a corpus as a JSON object: {"train_000001.bin": {"bytes": 1224, "places": 4, "hash": "..."}, ...},
+// without folders. corpus: null for no files.
 std::string files_json(const Corpus* corpus);
 // Says which files of `here` differ from those of `there`, another place or time: "a.bin has 1,224 bytes here, 1,424 on
 // rank 0". At most three; "" if none differs.

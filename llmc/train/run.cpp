@@ -13,12 +13,15 @@
 #include "parallel/trace_file.h"
 #include "train/report.h"
 #include "train/run_checks.h"
+#include "train/save.h"
 #include "train/stop.h"
 
 int device_of(const Options& o, const Launch& launch) {
     if (launch.gpu >= 0) return launch.gpu;
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
+
+Timeouts timeouts_of(const Options& o) { return {o.timeout_start, o.timeout_checkpoint, o.timeout_step}; }
 
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
@@ -30,6 +33,14 @@ static void note_on_rank(Run& run, const std::string& line) {
         run.log->note(line);
     else if (!run.options.quiet)
         print_message(format("note: rank %d on %s: %s", run.comm.rank, host_name().c_str(), line.c_str()));
+}
+
+void report_gpu_error(Run& run) {
+    const std::string error = run.gpu.take_error();
+    if (error.empty()) return;
+    const std::string text = format("rank %d on %s: the log lacks a value of its GPU: %s; training continues",
+                                    run.comm.rank, host_name().c_str(), error.c_str());
+    run.first_rank() ? run.log->warn(text) : print_message("warning: " + text);
 }
 
 static void open_data(Run& run) {
@@ -170,32 +181,33 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     const Options& o = run.options;
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = run.comm.all_gather_text(
-        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device.name, gpu));
+        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device, gpu));
     check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
     check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
     check_same(rank_infos, fields_of_one_rank(o));
-    run.watchdog.set_hosts(hosts_of(rank_infos));
+    const std::string differing = differing_rounding(rank_infos);
+    run.same_rounding = differing.empty();
+    ENSURE(run.same_rounding || o.virtual_ranks == 0,
+           "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
+           "the same program and CPU_ISA",
+           differing.c_str());
+    run.hosts = hosts_of(rank_infos);
+    run.watchdog.set_hosts(run.hosts);
     return rank_infos;
 }
 
-// The watchdog of a rank that has joined the others.
-static void start_watchdog(const Options& o, const Launch& launch, Comm& comm) {
-    comm.flights = std::make_unique<FlightRecorder>();
-    const Timeouts timeouts = {o.timeout_start, o.timeout_checkpoint, o.timeout_step};
-    const WatchdogOptions options = {timeouts, o.output, launch, o.tensor_parallel,
-                                     [&comm] { comm.abort(EXIT_WATCHDOG); }};
-    comm.watchdog = std::make_shared<Watchdog>(options, *comm.flights);
-}
-
-// The longest time that a micro-step takes on a slow device, for the first one, whose duration is not known yet.
-static double longest_micro_step(const BatchPlan& batch, double flops_per_token) {
-    const double slow_flops = device_memory_is_host() ? 2e9 : 1e12;  // per second
-    return double(batch.B) * batch.T * flops_per_token / slow_flops;
+// With ZeRO each weight is computed by one rank, and the others receive its bits.
+static void warn_of_rounding(Run& run, const std::vector<std::string>& rank_infos) {
+    if (run.same_rounding || run.options.zero > 0) return;
+    run.log->warn(differing_rounding(rank_infos) +
+                  ": they may round differently, so each rank's weights differ from the others' by rounding errors; "
+                  "--zero 1 keeps them equal" +
+                  (run.options.hash_check > 0 ? "; --hash-check is off" : ""));
 }
 
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
-    start_watchdog(options, launch, comm);
+    start_watchdog(comm, {timeouts_of(options), options.output, launch, options.tensor_parallel});
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
@@ -210,11 +222,11 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const DeviceInfo device = device_info();
     const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
     align_trace(comm);
-    for (const std::string& isa : comm.all_gather_text(device.cpu_isa)) run.same_instructions &= isa == device.cpu_isa;
 
     RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
+    info.driver = run.gpu.driver;
     info.world_size = comm.world_size;
-    run.watchdog.set_first_step(longest_micro_step(run.batch, info.flops_per_token));
+    run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * info.flops_per_token));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
@@ -224,10 +236,12 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);
-    if (!run.same_instructions && o.hash_check > 0)
-        run.log->note("--hash-check is off: ranks with other instruction sets (CPU_ISA) round differently");
+    note_keep_rules(*run.log, o);
+    warn_of_rounding(run, rank_infos);
     describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
+    if (!run.gpu.why_no_reading.empty() && launch.local_rank <= 0)  // the same for all ranks of a host
+        note_on_rank(run, "the log lacks the GPU's temperature, clock and power: " + run.gpu.why_no_reading);
     return started;
 }
 
@@ -238,17 +252,22 @@ void start_clock(Run& run) {
     set_stop_time(run);
 }
 
+double time_for_saves(double max_time, double longest_save, bool in_flight) {
+    // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
+    const double save = std::max(longest_save, std::min(5.0, 0.1 * max_time));
+    return in_flight ? 2.0 * save : save;
+}
+
 void set_stop_time(const Run& run) {
     const double max_time = run.options.max_time;
     if (!run.first_rank() || max_time == 0.0) return;
-    // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
-    const double save = std::max(run.longest_save, std::min(5.0, 0.1 * max_time));
     // On the CPU the ranks leave the step after this micro-step, or after the next one, if the votes of all ranks were
     // on their way. Several GPU ranks do not leave a step: they finish this one, the next one, which is queued already,
     // the one that tells all ranks of the request, and the one that is queued before its result is known.
     const bool host = device_memory_is_host();
     const double steps = host ? 2.0 / run.batch.grad_accum_steps : run.comm.world_size > 1 ? 4.0 : 2.0;
-    stop_at(command_start() + max_time - save - steps * run.last_step);
+    stop_at(command_start() + max_time - time_for_saves(max_time, run.longest_save, saves_now(run)) -
+            steps * run.last_step);
 }
 
 void end_trace(Run& run) {

@@ -6,6 +6,7 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/gpu_monitor.h"
 #include "base/output_lock.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
@@ -38,11 +39,14 @@ struct Run {
     TrainerState state;                              // state after the last step that is known to be finite
     double clock = 0.0;                              // seconds_now() at the start of the step that is being timed
     double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
+    GpuMonitor gpu{device_bus_id()};
+    std::vector<std::string> hosts;  // of all ranks
+    SlowdownWarnings slowdowns;
     Straggler straggler;
     Health health;
-    bool same_instructions = true;  // all ranks compute with the same CPU_ISA, so equal weights stay equal bit by bit
-    bool stop = false;              // some rank was asked to stop or must stop; all ranks have the same value
-    std::optional<Error> failure;   // why this rank must stop
+    bool same_rounding = true;     // all ranks have the same CPU_ISA and build, so equal weights stay equal bit by bit
+    bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
+    std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t first_step = 0;                      // at the start of the run; restarts by --max-restarts do not change it
     double longest_save = 0.0, last_step = 0.0;  // seconds, of this start
@@ -68,14 +72,19 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
                                const std::string& command_line);
 // Index of this rank's GPU among the GPUs of its host.
 int device_of(const Options& options, const Launch& launch);
+Timeouts timeouts_of(const Options& options);
 
 // Starts the timer of a step.
 void start_clock(Run& run);
+// The seconds that --max-time leaves for the last save, and for a save in flight, which must end before it.
+double time_for_saves(double max_time, double longest_save, bool in_flight);
 // Chooses when the first rank asks the run to stop, so that the last save ends within --max-time. Called when a step or
 // a save has ended, because their times enter.
 void set_stop_time(const Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
+// Warns if NVML has failed on this rank, once for each of its functions.
+void report_gpu_error(Run& run);
 // Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
 void warn_of_changed_data(Run& run);
 // Called after the loop. Returns the exit code: 0 if the run is complete. If the run was stopped: the exit code of

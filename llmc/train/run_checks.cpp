@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -111,6 +112,31 @@ void warn_of_warmup(Log& log, const Options& o) {
     if (o.schedule == "constant" || o.steps == 1 || o.warmup < o.steps) return;
     log.warn(format("--warmup %lld is the whole run: the learning rate rises until the last step and never falls",
                     static_cast<long long>(o.warmup)));
+}
+
+// "those of every 6 steps": what is at multiples of both numbers. "" if the run ends before the first one.
+static std::string steps_in_common(int64_t a, int64_t b, int64_t steps) {
+    const int64_t factor = b / std::gcd(a, b);
+    return factor > steps / a ? "" : format("those of every %s steps", with_commas(a * factor).c_str());
+}
+
+void note_keep_rules(Log& log, const Options& o) {
+    const int64_t saved = o.checkpoint_every;
+    if (!saves_checkpoints(o) || o.keep == 0) return;
+    if (o.keep_every > 0 && o.keep_every % saved != 0) {
+        const std::string kept = steps_in_common(saved, o.keep_every, o.steps);
+        log.note(
+            format("--keep-every %lld keeps %s, because --checkpoint-every %lld saves at no other of its multiples",
+                   static_cast<long long>(o.keep_every), kept.empty() ? "no checkpoint" : kept.c_str(),
+                   static_cast<long long>(saved)));
+    }
+    if (o.keep_best && o.val_every > 0 && saved % o.val_every != 0) {
+        const std::string compared = steps_in_common(saved, o.val_every, o.steps);
+        log.note(
+            format("--keep-best compares only checkpoints that were validated at their own step: the last one%s; a "
+                   "--val-every that divides --checkpoint-every %lld compares all",
+                   compared.empty() ? "" : (", and " + compared).c_str(), static_cast<long long>(saved)));
+    }
 }
 
 std::unique_ptr<OutputLock> lock_output(const Options& o) {

@@ -37,6 +37,10 @@ void warn_of_data(Log& log, const Options& options, const RunSource& source, con
 // Warns of a warmup that leaves no step for the rest of the schedule.
 void warn_of_warmup(Log& log, const Options& options);
 
+// Notes the checkpoints that --keep-every and --keep-best pass over, because no save, or no validation, is at their
+// step.
+void note_keep_rules(Log& log, const Options& options);
+
 // Locks --output for the lifetime of the result; null without --output. Refuses a new run in a directory that holds the
 // checkpoints of another run.
 std::unique_ptr<OutputLock> lock_output(const Options& options);

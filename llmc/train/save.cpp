@@ -48,14 +48,14 @@ static void check_lock(const OutputLock& lock, const std::string& output) {
 
 // Writes a checkpoint. May run in a thread: it changes nothing of the run.
 static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& state,
-                                   const TensorReader& read, const TrainerState& trainer) {
+                                   const TensorView& view, const TrainerState& trainer) {
     SaveResult result;
     result.step = trainer.step;
     const double begin = seconds_now();
     try {
         check_lock(*run.lock, run.options.output);
         fault_point({.point = FaultPoint::save, .rank = run.comm.rank, .step = trainer.step});
-        result.dir = save_checkpoint(save_options(run, state, result), layout, read, trainer).dir;
+        result.dir = save_checkpoint(save_options(run, state, result), layout, view, trainer).dir;
     } catch (const Error& error) {
         result.error = error;
     } catch (const std::exception& error) {  // no memory for a buffer
@@ -152,7 +152,8 @@ static void save(Run& run, const StateReader& reader) {
         reads++;
     };
     SaveResult result;
-    if (run.first_rank()) result = write_checkpoint(run, reader.layout, reader.state, read, run.state);
+    if (run.first_rank())
+        result = write_checkpoint(run, reader.layout, reader.state, view_copies(reader.layout, read), run.state);
     result.stall_ms = result.ms;
     print_lines(run, result);
     if (reader.sharded) {
@@ -264,7 +265,7 @@ void save_in_background(Run& run, const StateReader& reader) {
     const double copy_ms = 1e3 * (seconds_now() - begin_copy), stall_ms = 1e3 * (seconds_now() - begin);
     background.start(run.state.step, [&run, &background, copy_ms, stall_ms, state = reader.state, trainer = run.state] {
         SaveResult result =
-            write_checkpoint(run, background.snapshot.layout, state, background.snapshot.reader(), trainer);
+            write_checkpoint(run, background.snapshot.layout, state, background.snapshot.view(), trainer);
         result.ms += copy_ms;
         result.stall_ms = stall_ms;
         return result;

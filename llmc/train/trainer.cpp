@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/common.h"
+#include "base/fault.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
@@ -89,11 +90,14 @@ static void log_step(Run& run, PendingStep& step) {
     run.clock = now;
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
+    record.gpu = summarize_gpus(step.results.statuses, run.comm.world_size);
     run.log->step(record);
     run.last_step = 1e-3 * record.step_ms;
     set_stop_time(run);
     const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
+    for (const std::string& line : run.slowdowns.add(step.results.statuses, run.hosts)) run.log->warn(line);
+    report_gpu_error(run);
 }
 
 [[noreturn]] static void fail_after_step(const Run& run, const std::string& why) {
@@ -174,10 +178,11 @@ void Trainer<floatX>::finish_steps(int64_t step) {
     finish_step(pending[(step + 1) % 2]);
 }
 
-// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
+// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own. With ZeRO-1 and 2 each
+// weight is computed by one rank, so the ranks have the same weights even if they round differently.
 template <class floatX>
 bool Trainer<floatX>::compares_weights() const {
-    return run.groups.dp.world_size > 1 && run.same_instructions && !optimizer.weights.sharded();
+    return run.groups.dp.world_size > 1 && (run.same_rounding || run.options.zero > 0) && !optimizer.weights.sharded();
 }
 
 template <class floatX>
@@ -198,6 +203,7 @@ void Trainer<floatX>::validate(int64_t step) {
         const auto go_on = [&](int64_t done, int64_t of, bool failed) {
             run.log->working(step, "validation batch", done, of);
             run.watchdog.reached("validation batch", done);
+            fault_point({.point = FaultPoint::validation, .rank = run.comm.rank, .step = step});
             return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
         };
         const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
@@ -223,7 +229,7 @@ void Trainer<floatX>::sample(int64_t step) {
     // The other ranks wait in the next step until rank 0 has the text. The watchdog permits the time of a step for each
     // token, which takes less.
     if (!together && !run.first_rank())
-        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()));
+        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()), Phase::sample);
     const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
@@ -265,7 +271,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
         else
             run.failure ? save_or_warn(run, reader) : save_last(run, reader);
         // The other ranks wait in the next step until rank 0 has saved.
-        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit());
+        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit(), Phase::checkpoint);
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

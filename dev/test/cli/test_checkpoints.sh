@@ -29,6 +29,14 @@ check "without --keep-best: no file best" test ! -e "$scratch/kept/best"
 refused "--keep-best without --val-data" 2 "--keep-best needs validation losses" "$program" --train-data x --keep-best
 check "plan counts the kept checkpoints" grep -q "^disk .* 3 kept, and the best, and those of every 8 steps: .* for 6 at the same time$" \
     <("$program" plan "${tiny[@]}" --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best)
+noted() { "${run[@]}" --quiet=0 --output "$scratch/noted" --steps 2 "$@" 2>&1; rm -r "$scratch/noted"; }
+noted --keep-best --val-every 3 --checkpoint-every 2 --keep-every 3 >"$scratch/said"
+check "--keep-every that the saves pass over: a note" grep -q "^--keep-every 3 keeps no checkpoint, because --checkpoint-every 2 saves" "$scratch/said"
+check "--keep-best that the validations pass over: a note" grep -q "^--keep-best compares only .*: the last one; a --val-every that divides --checkpoint-every 2 compares all$" "$scratch/said"
+noted --keep-best --val-every 9 --checkpoint-every 6 --keep-every 4 --steps 20 --stop-after 1 >"$scratch/said"
+check "--keep-every and --keep-best: the notes name the steps" test "$(grep -c "^--keep-.* those of every 1[28] steps[,;]" "$scratch/said")" = 2
+noted --keep-best --keep-every 4 >"$scratch/said"
+check "--keep-every and --keep-best that meet every save: no note" test "$(grep -c "^--keep-" "$scratch/said")" = 0
 
 # ---- verify
 out=$scratch/three

@@ -74,6 +74,8 @@ check "plan --fit: plan gives the command the memory of the list" grep -q "^memo
 "$program" plan --fit --world-size 2 --gpu-memory 80 --model d48 --global-batch 1048576 >"$scratch/out"
 check "plan --fit prints long times as plain numbers" test "$(awk '$1 == 1 && $11 ~ /^[0-9]*,[0-9]*$/' "$scratch/out" | wc -l)" = 12
 check "plan prints large numbers without an exponent" grep -q "^work .* [0-9,]*,[0-9]* TFLOP per step" <("$program" plan --model d48 -d 1048576)
+refused "plan --fit where nothing fits: more ranks would share the same memory" 2 "; try more machines (--world-size) or a smaller model" \
+    "$program" plan --fit --ranks 2 --model gpt3-13b --gpu-memory 4
 refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
     "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
 refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
@@ -102,6 +104,8 @@ check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 toke
 "$program" plan "${data[@]}" "${tiny[@]}" --world-size 2 >"$scratch/out"
 check "plan of 2 ranks shows the memory per rank" grep -q "^memory .* per rank of .* available" "$scratch/out"
 check "plan of 2 ranks assumes a machine for each" grep -q "^ranks  *2, each with a machine like this one to itself" "$scratch/out"
+check "plan of ranks that share a machine: so do they its cores" grep -q "^time .* on one rank alone with all cores, which the ranks share" \
+    <("$program" plan "${data[@]}" "${tiny[@]}" --threads 0 --world-size 2 --tensor-parallel 2)
 check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at most .* per checkpoint, 3 kept" <("$program" plan "${data[@]}" "${tiny[@]}")
 check "plan says that it does not measure a step that is too large" grep -q "estimated at 30 % of the peak: a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
@@ -409,6 +413,8 @@ refused "a directory that is no checkpoint" 66 "neither a Hugging Face directory
 overwrite() { printf '%b' "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
 cp "$first_shard" "$scratch/truncated.bin" && truncate -s -100 "$scratch/truncated.bin"
 refused "truncated shard" 65 "truncated.bin" "${train[@]}" --train-data "$scratch/truncated.bin"
+: >"$scratch/empty.bin"
+refused "an empty shard" 65 "empty.bin: has 0 bytes, too few for a token shard" "${train[@]}" --train-data "$scratch/empty.bin"
 cp "$first_shard" "$scratch/magic.bin" && overwrite "$scratch/magic.bin" 0 '\x01\x02\x03\x04'
 refused "wrong magic" 65 "magic.bin" "${train[@]}" --train-data "$scratch/magic.bin"
 cp "$first_shard" "$scratch/token.bin" && overwrite "$scratch/token.bin" 1400 '\xff\xff'
@@ -630,6 +636,10 @@ check "moved away: the first run keeps its checkpoints" test -e "$scratch/moved_
 check "moved away: the first run can be resumed there" "${in_moved[@]}" --output "$scratch/moved_away" --steps 1000000 --resume --stop-after 5
 
 # ---- output that cannot be written
+bash -c '"$@" >&-' closed "$program" "${train_data[@]}" "${tiny[@]}" --log-every 1 --quiet=0 --output "$scratch/unheard_run" --steps 3 2>"$scratch/err"
+check "train with a closed stdout continues" test $? = 0
+check "train with a closed stdout warns once" test "$(grep -c 'cannot write to stdout: Bad file descriptor; the run continues' "$scratch/err")" = 1
+check "train with a closed stdout logs every step" test "$(grep -c '"kind":"step"' "$scratch/unheard_run/log.jsonl")" = 3
 if [ -e /dev/full ]; then
     for command in "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0" "generate --init $run --max-tokens 5" "eval --init $run --val-data $scratch/data/val_*.bin --batches 1" \
         "tokenize $scratch/data.txt --output $scratch/unread --train-bpe 300" "--help" "--version" "--print-launch"; do
@@ -717,6 +727,16 @@ if unshare --mount true 2>/dev/null; then
     check "disk full: the error names the step that is lost, and the last checkpoint" \
         grep -q "^error: the checkpoint of step 12 was not saved: .*; the last good checkpoint is .*/step_000006$" "$disk.err"
     check "disk full: the checkpoint before survives" grep -qx step_000006 "$disk.list"
+
+    # The lines of 2,000 steps fill the disk of the log.
+    unshare --mount bash -c '
+        mount -t tmpfs -o size=100k none "$0"
+        "$@" --output "$0/run" --steps 2000 --checkpoint-every 0 2>"$0.log.err"; echo $? >"$0.log.status"
+        grep -c "\"kind\":\"step\"" "$0/run/log.jsonl" >"$0.log.lines"' "$disk" "$program" "${data[@]}" "${tiny[@]}"
+    check "the disk of the log is full: exit code 74" test "$(cat "$disk.log.status")" = 74
+    check "the disk of the log is full: a warning says that the run continues" grep -q '^warning: cannot write .*log.jsonl: No space left on device; the run continues' "$disk.log.err"
+    check "the disk of the log is full: the steps before are there, and the others are counted" \
+        test "$(sed -n 's/^warning: \([0-9]*\) lines could not be written to .*/\1/p' "$disk.log.err")" -ge "$((2000 - $(cat "$disk.log.lines")))"
 
     # Two old checkpoints, and too little space for a third. `none`: not enough even without the older one. `keep`: enough without
     # the older one, but --keep 3 keeps it. `room` and `full`: enough, because --keep 1 deletes it.

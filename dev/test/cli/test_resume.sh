@@ -67,6 +67,32 @@ for signal in TERM INT USR1 HUP XCPU; do
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
 
+# A signal in a validation, in which the fault stops the process: before the first step, at a step that is not saved, at one that
+# is, and after the last step.
+if [ ! -x "${program}_faults" ]; then
+    skip "a signal in a validation" "${program}_faults is not built"
+else
+    for step in 0 8 16 20; do
+        out=$scratch/in_validation_$step
+        "${interruptible[@]}" "${program}_faults" "${run[@]:1}" --precision fp32 --quiet=0 --checkpoint-every 16 --output "$out" \
+            --fault hang:rank=0,phase=validation,step=$step >"$scratch/said" 2>&1 &
+        pid=$!
+        check "a signal in the validation of step $step: the process is in it" wait_for_stop $pid
+        kill -TERM $pid
+        kill -CONT $pid
+        wait $pid
+        check "a signal in the validation of step $step: exit code 75" test $? = 75
+        check "a signal in the validation of step $step: the validation is left" test "$(grep -c "\"kind\":\"val\",\"step\":$step," "$out/log.jsonl")" = 0
+        if [ $step = 0 ]; then
+            check "a signal in the validation of step 0: nothing is saved" grep -q "^stopped on request (SIGTERM), before the first step" "$scratch/said"
+        else
+            check "a signal in the validation of step $step: the step is saved" test "$(cat "$out/latest")" = "step_$(printf %06d $step)"
+        fi
+        check "a signal in the validation of step $step: resumed" "${run[@]}" --precision fp32 --output "$out" --resume
+        check "a signal in the validation of step $step: the log and weights of an uninterrupted run" same_run "$scratch/whole_fp32" "$out"
+    done
+fi
+
 "${run[@]}" --precision fp32 --output "$scratch/ignored" --steps 100000 --sample-every 0 --checkpoint-every 100000 2>"$scratch/said" &
 pid=$!
 wait_for "$scratch/ignored/log.jsonl" '"step":3,'

@@ -25,6 +25,47 @@ check "on: training waits for less" test "$(checkpoint_field "$scratch/on" 4 sta
 check "the last save is one that the run waits for" \
     test "$(checkpoint_field "$scratch/on" 12 stall_ms)" = "$(checkpoint_field "$scratch/on" 12 ms)"
 
+# File systems without O_DIRECT: some refuse it at once, others at the first write.
+cat >"$scratch/buffered.cpp" <<'END'
+#include <cerrno>
+#include <cstdarg>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int refuse(int number) {
+    if (const int fd = open(getenv("REFUSED"), O_CREAT | O_WRONLY, 0600); fd >= 0) close(fd);
+    errno = number;
+    return -1;
+}
+
+extern "C" int fcntl64(int fd, int command, ...) {
+    va_list list;
+    va_start(list, command);
+    const long value = va_arg(list, long);
+    va_end(list);
+    if (getenv("AT_ONCE") && command == F_SETFL && (value & O_DIRECT)) return refuse(EINVAL);
+    return int(syscall(SYS_fcntl, fd, command, value));
+}
+extern "C" int fcntl(int fd, int command, ...) __attribute__((alias("fcntl64")));
+
+extern "C" ssize_t write(int fd, const void* data, size_t bytes) {
+    if (syscall(SYS_fcntl, fd, F_GETFL, 0) & O_DIRECT) return refuse(EINVAL);
+    return syscall(SYS_write, fd, data, bytes);
+}
+END
+check "a library without O_DIRECT" "${CXX:-g++}" -std=c++17 -shared -fPIC -D_GNU_SOURCE -o "$scratch/buffered.so" "$scratch/buffered.cpp"
+blocks=(--layers 2 --heads 4 --channels 384 --steps 1 --checkpoint-every 1)  # files of more than a block of 16 MiB
+check "a save of several blocks" "${train[@]}" "${blocks[@]}" --output "$scratch/direct"
+for refused in at_once at_first_write; do
+    buffered=(env LD_PRELOAD="$scratch/buffered.so" REFUSED="$scratch/$refused.refused")
+    if [ $refused = at_once ]; then buffered+=(AT_ONCE=1); fi
+    check "O_DIRECT is refused $refused: trains" "${buffered[@]}" "${train[@]}" "${blocks[@]}" --output "$scratch/$refused"
+    check "O_DIRECT is refused $refused" test -e "$scratch/$refused.refused"
+    check "O_DIRECT is refused $refused: the same bytes" same_run "$scratch/$refused" "$scratch/direct" 1
+done
+
 # A validation that ends before or after the save of its step: its loss is in the checkpoint, also if there are more validations
 # during the save. Every fsync takes 0.1 s, and a save more than 1 s.
 echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(100000); return 0; }' >"$scratch/slow.cpp"
@@ -117,8 +158,8 @@ check "--output is moved and the run stopped: the error names the step that is l
 # ---- memory
 # saves RUN: number of complete saves.
 saves() { grep -c '"kind":"checkpoint"' "$1/log.jsonl"; }
-# resident PID: its memory in KiB.
-resident() { awk '/^VmRSS:/ { print $2 }' "/proc/$1/status"; }
+# resident PID: the most memory that it has had, in KiB. A save in flight has blocks that another moment does not have.
+resident() { awk '/^VmHWM:/ { print $2 }' "/proc/$1/status"; }
 # saved RUN N: waits until the run has made N saves.
 saved() {
     local tries

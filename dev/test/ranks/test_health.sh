@@ -30,7 +30,7 @@ check "ten steps in a row: the sentence" grep -q "the last of 10 steps in a row"
 refused "four rollbacks" 1 "after 3 rollbacks" "${train[@]}" --on-nan rollback --fault nan:rank=0,step=7,times=10 --output "$scratch/four"
 refused "a rollback without a checkpoint" 1 "there is no checkpoint to go back to" "${train[@]}" --on-nan rollback \
     --fault nan:rank=0,step=3 --output "$scratch/none"
-refused "rollback without checkpoints" 2 "rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
+refused "rollback without checkpoints" 2 "--on-nan rollback needs checkpoints" "$program" "${options[@]}" --on-nan rollback --output ''
 
 # ---- spikes: nearly every second loss is half a standard deviation above the mean
 spikes=("$program" "${options[@]}" --steps 150 --checkpoint-every 1000 --on-spike skip --spike-z 0.5 --lr 0)
@@ -72,10 +72,55 @@ refused "3 ranks, a bit in the weights of one" 17 "step 8: rank 2 on $(hostname)
 check "3 ranks, a bit in the weights: the last checkpoint is older" test "$(cat "$scratch/flipped/latest")" = step_000005
 refused "4 ranks in 2 groups, a bit in the weights of one" 17 "rank 1 on $(hostname), rank 3 on $(hostname): their weights differ" "${hashed[@]}" --ranks 4 --tensor-parallel 2 \
     --global-batch 32 --fault bitflip:rank=1,step=7 --output "$scratch/flipped_tp"
-mixed=("${hashed[@]}" --global-batch 32 --precision fp32 --output "$scratch/isas")
-check "ranks with other instruction sets: no comparison" mpirun --timeout 60 -np 2 "$each_rank" \
-    env CPU_ISA=plain "${mixed[@]}" + "${mixed[@]}"
+# Ranks that round differently: with --zero 0 their weights differ.
+mixed=("${hashed[@]}" --global-batch 32 --precision fp32)
+warns() { grep '"kind":"warning"' "$1/log.jsonl" | grep -q -- "$2"; }
+if "$program" plan "${options[@]}" | grep -q '^device .*, plain;'; then
+    skip "ranks with other instruction sets" "this machine has plain only"
+else
+    on_isas() { mpirun --timeout 60 -np 2 "$each_rank" env CPU_ISA=plain "${mixed[@]}" "$@" + "${mixed[@]}" "$@"; }
+    check "ranks with other instruction sets: no comparison" on_isas --output "$scratch/isas"
+    check "ranks with other instruction sets: a warning" warns "$scratch/isas" \
+        "rank 1 has CPU_ISA=[a-z0-9]*, rank 0 has plain: they may round differently, .*; --hash-check is off"
+    check "ranks with other instruction sets, --zero 1: their weights are equal" on_isas --zero 1 --output "$scratch/isas_zero" \
+        --trace "$scratch/trace.json"
+    check "ranks with other instruction sets, --zero 1: the weights are compared" grep -q "comparison of weights" "$scratch/trace.json"
+    check "ranks with other instruction sets, --zero 1: no warning" test "$(grep -c '"kind":"warning"' "$scratch/isas_zero/log.jsonl")" = 0
+fi
+cat "$with_faults" <(echo) >"$scratch/other_build"
+chmod +x "$scratch/other_build"
+check "another build of the same sources: no comparison" mpirun --timeout 60 -np 2 "$each_rank" \
+    "${mixed[@]}" --output "$scratch/builds" + "$scratch/other_build" "${mixed[@]:1}" --output "$scratch/builds"
+check "another build of the same sources: a warning" warns "$scratch/builds" \
+    "rank 1 runs another build of the sources than rank 0: they may round differently, .*; --hash-check is off"
+# ---- a rank that is slow in every step from the fifth on. straggler.h sums times over 20 steps: it is named after 40 at most.
+check "3 ranks, one of them slow" ranks 3 "${train[@]}" --steps 46 --checkpoint-every 46 --fault slow:rank=1,step=5,ms=200 --output "$scratch/slow"
+check "3 ranks, one of them slow: steps before it is named: $(sed '/is slow/q' "$scratch/slow/log.jsonl" | grep -c '"kind":"step"')" \
+    test "$(sed '/rank 1 is slow: the others waited/q' "$scratch/slow/log.jsonl" | grep -c '"kind":"step"')" -le 45
+check "3 ranks, one of them slow: no other is named" test "$(grep -c 'rank [02] is slow' "$scratch/slow/log.jsonl")" = 0
+
 check "3 ranks, --recompute-check with --zero 2" ranks 3 "${again[@]}" --zero 2 --output "$scratch/again_3"
 refused "3 ranks, a bit in a gradient" 16 "rank 1 on $(hostname): step 9: the gradients of bucket" "${again[@]}" --ranks 3 \
     --fault bitflip:rank=1,step=9,phase=gradients --output "$scratch/bit_3"
+
+# ---- --max-restarts: one restart tells a passing fault from a lasting one
+restarted() {  # NAME CODE RESTARTS COMMAND...: the command ends with this code after so many restarts
+    local name=$1 code=$2 restarts=$3 status=0
+    shift 3
+    timeout 120 "$@" >"$scratch/job.log" 2>&1 </dev/null || status=$?
+    check "$name: exit code $status" test $status = "$code"
+    check "$name: $restarts restarts" test "$(grep -c '^restart ' "$scratch/job.log")" = "$restarts"
+}
+again=("${train[@]}" --global-batch 32 --recompute-check 3 --ranks 2 --max-restarts 5)
+flip=bitflip:rank=1,step=9,phase=gradients
+restarted "a passing fault in a gradient" 0 1 "${again[@]}" --fault $flip --output "$scratch/passing"
+check "a passing fault: $(grep '^restart ' "$scratch/job.log")" grep -q \
+    '^restart 1 of 5 in [12] s: mpirun ended with exit code 16; .*step_000005$' "$scratch/job.log"
+check "a passing fault: a note says so" grep -q '^note: the attempt after exit code 16 had no such fault' "$scratch/job.log"
+restarted "a lasting fault in a gradient" 16 1 "${again[@]}" --fault $flip,times=9 --output "$scratch/lasting"
+check "a lasting fault: $(grep '^error: two' "$scratch/job.log")" grep -q \
+    '^error: two attempts in a row ended with exit code 16: the fault lasts' "$scratch/job.log"
+check "a lasting fault: both attempts name the rank" test "$(grep -c "^error: rank 1 on $(hostname): step 9: " "$scratch/job.log")" = 2
+restarted "--max-restarts, a bit in the weights" 17 0 "${hashed[@]}" --global-batch 32 --ranks 2 --max-restarts 5 \
+    --fault bitflip:rank=1,step=7 --output "$scratch/no_restart"
 finish

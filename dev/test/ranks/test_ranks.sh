@@ -167,6 +167,32 @@ for signal in USR1 TERM; do
     fi
 done
 
+# A signal in a validation, in which the fault stops rank 1.
+# stopped_rank: prints the process of the job that is stopped.
+stopped_rank() { local pid; for pid in "${processes[@]}"; do if is_stopped "$pid"; then echo "$pid"; fi; done; }
+# has_signal PID NUMBER: the signal waits until the process continues.
+has_signal() { local mask; mask=$(sed -n 's/^ShdPnd:\t//p' "/proc/$1/status") && ((0x$mask & 1 << ($2 - 1))); }
+in_validation() {
+    start_ranks 2 "${program}_faults" "${train[@]:1}" "${virtual[@]}" --precision fp32 --quiet=0 --output "$out" --fault hang:rank=1,phase=validation,step=2
+    for _ in $(seq $((500 * slower))); do if [ -n "$(stopped_rank)" ]; then return 0; fi; sleep 0.02; done
+    return 1
+}
+for target in mpirun "one rank"; do
+    if [ ! -x "${program}_faults" ]; then skip "a signal in a validation" "${program}_faults is not built" && break; fi
+    out="$scratch/in_validation_${target:0:3}"
+    check "a signal to $target in a validation: the ranks are in it" in_validation
+    pid=$(stopped_rank)
+    if [ "$target" = mpirun ]; then kill -USR1 "$job"; else kill -USR1 "$pid"; fi
+    for _ in $(seq 500); do if has_signal "$pid" "$(kill -l USR1)"; then break; fi; sleep 0.02; done
+    kill -CONT "$pid"
+    check "a signal to $target in a validation: all end, and leave nothing" job_ends 15
+    check "a signal to $target in a validation: exit code 75" test "$status" = 75
+    check "a signal to $target in a validation: it is left" test "$(grep -c '"kind":"val","step":2,' "$out/log.jsonl")" = 0
+    check "a signal to $target in a validation: the step is saved" test "$(cat "$out/latest")" = step_000002
+    check "a signal to $target in a validation: resumed" ranks 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$out" --resume
+    check "a signal to $target in a validation: the log and weights of an uninterrupted run" same_run "$scratch/1_fp32" "$out" 4
+done
+
 # A signal during a step that takes seconds: all ranks abandon the step at the same micro-step, and the resumed run repeats it.
 slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
 check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
@@ -293,6 +319,24 @@ printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bi
 check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
 refused_ranks "training data with one other bit" "bytes in both, but other tokens" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
+# Another program: a digit of the checksum of its sources is changed. Another build of the same sources: a byte is added.
+sources=$(awk '{ print $NF }' "${program%/*}/commit")
+sed "s/$sources/$(tr 0-9 1-90 <<<"$sources")/" "$program" >"$scratch/other_program"
+cat "$program" <(echo) >"$scratch/other_build"
+chmod +x "$scratch/other_program" "$scratch/other_build"
+refused_ranks "another program" "rank 1 differs from rank 0: program \"$("$program" --version) for the CPU, sources $(tr 0-9 1-90 <<<"$sources")\" there, \"" \
+    mpirun -np 2 "$each_rank" "${never[@]}" + "$scratch/other_program" "${never[@]:1}"
+evaluate=(eval --init "$scratch/1_fp32" --val-data "$scratch/data/val_*.bin" --threads 1)
+refused_ranks "eval by another program" "rank 1 differs from rank 0: program \"" \
+    mpirun -np 2 "$each_rank" "$program" "${evaluate[@]}" + "$scratch/other_program" "${evaluate[@]}"
+refused_ranks "--deterministic-ranks, another build" "rank 1 runs another build of the sources than rank 0: they may round differently, and --deterministic-ranks needs" \
+    mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + "$scratch/other_build" "${never[@]:1}" --deterministic-ranks 2
+if "$program" plan "${small[@]}" | grep -q '^device .*, plain;'; then
+    skip "ranks with another CPU_ISA" "this machine has plain only"
+else
+    refused_ranks "--deterministic-ranks, another CPU_ISA" "rank 1 has CPU_ISA=plain, rank 0 has " \
+        mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + env CPU_ISA=plain "${never[@]}" --deterministic-ranks 2
+fi
 refused_ranks "a batch that does not divide" \
     "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try --global-batch 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
 refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2

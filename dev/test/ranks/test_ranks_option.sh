@@ -208,11 +208,12 @@ check "restarts used: with progress the pause does not grow" pauses 1 1
 check "restarts used: the last restart names its number and the checkpoint" grep -q \
     '^restart 2 of 2 in 1 s: mpirun ended with exit code 74; .*step_000002$' "$scratch/err"
 gives_up "a watchdog has ended the ranks" 124 3 2 saves "error: the ranks have failed after 2 restarts (--max-restarts)"
+gives_up "gradients that were computed twice differ again" 16 2 9 saves "error: two attempts in a row ended with exit code 16: the fault lasts"
 resumed=--resume=strict
 gives_up "--resume=strict" 74 2 1 saves "error: the ranks have failed after 1 restarts (--max-restarts)" --resume=strict
 resumed=
 gives_up "no time left" 74 1 9 saves "error: the ranks have failed, and --max-time leaves no time for a restart" --max-time 1s
-for code in 0 2 65 75; do
+for code in 0 2 17 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \
         >"$scratch/out" 2>&1
@@ -244,5 +245,11 @@ refused "little address space" 1 "need 268,435,456 bytes of address space, but t
     "${limited[@]}" -v 100000 "${never[@]}" --ranks 2
 mkdir "$scratch/no_programs"
 refused "no mpirun" 2 "needs mpirun, which cannot be started" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
+mkdir "$scratch/few_programs"
+for name in mpirun orterun orted prterun prte prted sh; do
+    if path=$(command -v $name); then ln -s "$path" "$scratch/few_programs/$name"; fi
+done
+check "no ssh: mpirun starts ranks of this machine without it" env PATH="$scratch/few_programs" "$program" \
+    --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --output "$scratch/no_ssh" --ranks 2 --steps 2
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
 finish

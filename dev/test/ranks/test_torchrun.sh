@@ -85,4 +85,27 @@ check "--print-launch names the restart" test "$(grep -c ', restart 1: joins the
 torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
 check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"
 check "mpirun's variables of another run: the error names the contradiction" grep -q 'contradict each other; start with one of them' "$scratch/err" "$scratch/out"
+
+# ---- exit code 75. torchrun takes it for a failure, starts the rank --max_restarts times, and itself ends with 1. No step is lost.
+make_shards "$scratch/data" 30000 || fail "no shards"
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps 1000000 --checkpoint-every 1000000 --resume)
+# steps_once RUN: the log has each step once, in the order.
+steps_once() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.jsonl" | awk '$1 != NR - 1 { exit 1 } END { exit NR == 0 }'; }
+starts() { grep -c '"kind":"run"' "$1/log.jsonl"; }
+torchrun --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 "${train[@]}" --max-time $((2 * slower)) --output "$scratch/timed" >"$scratch/out" 2>&1
+check "--max-time under torchrun: torchrun ends with 1" test $? = 1
+check "--max-time under torchrun: 2 restarts" test "$(starts "$scratch/timed")" = 3
+check "--max-time under torchrun: each restart resumes" test "$(grep -c '"resumed_at":[1-9]' "$scratch/timed/log.jsonl")" = 2
+check "--max-time under torchrun: no step is lost" steps_once "$scratch/timed"
+# SIGTERM to torchrun: it passes the signal on, and starts nothing again.
+$python -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 \
+    "${train[@]}" --output "$scratch/ended" >"$scratch/out" 2>&1 &
+agent=$!
+check "SIGTERM to torchrun: the rank trains" wait_for "$scratch/ended/log.jsonl" '"step":12,'
+kill -TERM $agent
+wait $agent
+check "SIGTERM to torchrun: exit code $?" test $? != 0
+check "SIGTERM to torchrun: the rank has saved its last step" \
+    test "$(cat "$scratch/ended/latest")" = "step_$(printf %06d "$(grep -c '"kind":"step"' "$scratch/ended/log.jsonl")")"
+check "SIGTERM to torchrun: no restart" test "$(starts "$scratch/ended")" = 1
 finish

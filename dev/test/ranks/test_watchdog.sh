@@ -130,6 +130,52 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
+# ---- rank 0 is stopped by the fault just before it saves: the others wait --timeout-checkpoint longer, and say so. With --zero 1
+# they take part in the save.
+with_faults=${program}_faults
+if [ ! -x "$with_faults" ]; then
+    skip "a rank that is stopped while it saves" "$with_faults is not built"
+else
+    for zero in 0 1; do
+        out=$scratch/stopped_save_$zero
+        start mpirun -np 3 "$with_faults" "${train[@]:1}" --steps 1000 --checkpoint-every 5 --checkpoint-async off --zero $zero --output "$out" \
+            --timeout-step $deadline --timeout-checkpoint $deadline --fault hang:rank=0,phase=save,step=5
+        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 10)) 0 "on $(hostname) did not answer"
+        phase="no progress in step 5 for [0-9]* s (--timeout-step and, because rank 0 saves before it, --timeout-checkpoint)"
+        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for [0-9]* s (--timeout-checkpoint)"; fi
+        check "--zero $zero, rank 0 stopped while it saves: the phase is named" says "$phase"
+    done
+fi
+
+# ---- eval and generate: with no --output, the reports go into a folder of their own
+export TMPDIR=$scratch/tmp
+mkdir "$TMPDIR" "$scratch/many"
+for i in $(seq 300); do cp "$scratch/data/train_000001.bin" "$scratch/many/train_000$i.bin"; done
+limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
+evaluate=("$program" eval --init "$scratch/undisturbed" --micro-batch 1 --threads 1)
+generate=("$program" generate --init "$scratch/undisturbed" --tensor-parallel 2 --threads 1 --prompt the)
+check "eval on 2 ranks ends" "${evaluate[@]}" --val-data "$scratch/data/train_*.bin" --batches 20 "${limits[@]}" --ranks 2
+check "generate on 2 ranks ends" "${generate[@]}" "${limits[@]}" --max-tokens 20 --ranks 2
+check "eval and generate leave no folder of reports" test -z "$(find "$TMPDIR" -name 'train_gpt2_*')"
+evaluate+=(--val-data "$scratch/many/train_*.bin" "${limits[@]}")
+generate+=(--num-samples 1000000000 "${limits[@]}")
+# rank_stops NAME PHASE PROCESS: stops this process of the job, which is its rank 1.
+rank_stops() {
+    check "$1: the ranks work" test -n "$3"
+    kill -STOP "$3"
+    hangs "$1, a rank stopped" $((deadline + 8)) 1 "on $(hostname) did not answer"
+    check "$1: the sentence names the phase" says "no progress in the $2 for "
+    check "$1: explain names the rank" explains "$(find "$TMPDIR" -name 'train_gpt2_*')" "rank 1 on $(hostname) did not answer"
+    rm -rf "$TMPDIR"/train_gpt2_*
+}
+out=$scratch/undisturbed  # for rank_process
+start mpirun -np 2 "${evaluate[@]}"
+rank_stops "eval by mpirun" evaluation "$(wait_for "$scratch/job.log" batches && rank_process 1)"
+start "${evaluate[@]}" --ranks 2
+rank_stops "eval --ranks 2" evaluation "$(wait_for "$scratch/job.log" batches && rank_process 1)"
+start "${generate[@]}" --ranks 2
+rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/job.log" '^---' && rank_process 1)"
+
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
@@ -198,4 +244,14 @@ start "$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 
 check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP "$(children "$job" | tail -n 1)"
 hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
+limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
+# Rank 0 writes the text itself, so a sentence in the same file would not begin a line.
+start() {
+    "$@" 2>"$scratch/job.log" >"$scratch/text" </dev/null &
+    job=$!
+}
+start "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
+    --num-samples 1000000000 --max-tokens 6 "${limits[@]}"
+out=$scratch/undisturbed
+rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)"
 finish

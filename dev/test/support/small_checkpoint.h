@@ -49,7 +49,7 @@ inline Saved save(SaveOptions options, int64_t step) {
     Names notes, warnings;
     options.note = [&](const std::string& line) { notes.push_back(line); };
     options.warn = [&](const std::string& line) { warnings.push_back(line); };
-    const SavedCheckpoint saved = save_checkpoint(options, state.layout, state.reader(), trainer_state(step));
+    const SavedCheckpoint saved = save_checkpoint(options, state.layout, state.view(), trainer_state(step));
     return {saved, notes, warnings};
 }
 

@@ -27,6 +27,7 @@ struct FlatState {
                 }
         }
     }
+    TensorView view() const { return view_flat(layout, {weights.data(), m.data(), v.data()}); }
     TensorReader reader() const { return read_from_flat(layout, {weights.data(), m.data(), v.data()}); }
     TensorWriter writer() { return write_to_flat(layout, {weights.data(), m.data(), v.data()}); }
     float at(Param p, int l, int row, int col) const {

@@ -32,11 +32,9 @@
 
 extern "C" int __real_main(int argc, char** argv);
 
-static const std::map<std::string, FaultPoint> phases = {{"step", FaultPoint::step},
-                                                         {"gradients", FaultPoint::gradients},
-                                                         {"allreduce", FaultPoint::allreduce},
-                                                         {"update", FaultPoint::update},
-                                                         {"save", FaultPoint::save}};
+static const std::map<std::string, FaultPoint> phases = {
+    {"step", FaultPoint::step},     {"gradients", FaultPoint::gradients}, {"allreduce", FaultPoint::allreduce},
+    {"update", FaultPoint::update}, {"save", FaultPoint::save},           {"validation", FaultPoint::validation}};
 static constexpr const char* FAULT_VARIABLE = "TRAIN_GPT2_FAULT";
 
 static struct {

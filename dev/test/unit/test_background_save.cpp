@@ -43,7 +43,7 @@ static void start_save(BackgroundSave& background, const std::string& output, Fl
         const Snapshot& copy = background.snapshot;
         SaveResult result;
         result.step = step;
-        result.dir = save_checkpoint(save_options(output, 1), copy.layout, copy.reader(), trainer_state(step)).dir;
+        result.dir = save_checkpoint(save_options(output, 1), copy.layout, copy.view(), trainer_state(step)).dir;
         return result;
     });
 }

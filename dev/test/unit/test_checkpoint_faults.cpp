@@ -128,7 +128,7 @@ TEST_CASE("on a full disk no checkpoint is deleted if the others would not free 
 TEST_CASE("on a full disk a save that fails leaves the newest whole checkpoint") {
     const int failed_check = on_full_disk([](const std::string& out) {
         const FlatState state(small_model, 4);
-        const TensorReader failing = [](float*, Slot, Param, int) { fail(EXIT_INTERNAL, "the device is gone"); };
+        const TensorView failing = [](Slot, Param, int) -> const float* { fail(EXIT_INTERNAL, "the device is gone"); };
         SaveOptions options = save_options(out, 1);
         Names notes;
         options.note = [&](const std::string& line) { notes.push_back(line); };
@@ -283,7 +283,7 @@ TEST_CASE("files are synced before their final name, and the name before old fil
 static void check_every_call(const std::string& before, int64_t old_step, int64_t step, int error) {
     const auto save_new = [step](const std::string& output) {  // of seed 99, which no checkpoint of `before` has
         const FlatState state(small_model, 99);
-        save_checkpoint(save_options(output, 1), state.layout, state.reader(), trainer_state(step));
+        save_checkpoint(save_options(output, 1), state.layout, state.view(), trainer_state(step));
     };
     int old_ones = 0, new_ones = 0;
     const FaultTest test = {

@@ -68,7 +68,7 @@ TEST_CASE("the loss of an earlier step's weights does not make a checkpoint the 
     TrainerState later = trainer_state(2);
     later.val_loss = 0.5, later.val_step = 1;  // the run continues from step 1 and saves before its next validation
     const FlatState state(small_model, 2);
-    save_checkpoint(with_rules(out, {1, 0, true}), state.layout, state.reader(), later);
+    save_checkpoint(with_rules(out, {1, 0, true}), state.layout, state.view(), later);
     CHECK(read_trainer_state(out + "/step_000002").val_step == 1);
     CHECK(best_checkpoint(out) == first);
     CHECK(list_directory(out) == Names{"best", "latest", "step_000001", "step_000002"});

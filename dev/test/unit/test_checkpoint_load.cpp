@@ -33,7 +33,7 @@ TEST_CASE("a NaN in weights or moments is refused, even if the checksum matches"
         FlatState state(small_model, 1), got(small_model, 0);
         (state.*buffer)[size_t(state.layout.offset(fcb, 1) + 3)] = NAN;
         const std::string saved =
-            save_checkpoint(save_options(dir / "out"), state.layout, state.reader(), trainer_state(1)).dir;
+            save_checkpoint(save_options(dir / "out"), state.layout, state.view(), trainer_state(1)).dir;
         CHECK(verify_error(saved) == "");
         CHECK_THROWS_WITH_AS(load_checkpoint(saved, got.layout, {"m", "v"}, got.writer()),
                              doctest::Contains("transformer.h.1.mlp.c_fc.bias[3] is NaN"), Error);
@@ -82,6 +82,11 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
                                          ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
+    for (const nlohmann::json& bad :
+         {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json(1e300), nlohmann::json("1")})
+        CHECK(said("seed", bad) ==
+              "65 " + path + ": seed is " + bad.dump() + ", which is impossible; the checkpoint is damaged");
+    CHECK(said("seed", UINT64_MAX) == "");
 
     // Step 1 has position 20 and 2^40 tokens. A step takes at least one window, and a window at least one token.
     const auto contradicts = [&](const char* name, int64_t value) {
@@ -211,6 +216,22 @@ TEST_CASE("a file that is cut, longer, empty or missing is found and named") {
         write_bytes(path, bytes);
         CHECK(verify_error(ckpt) == "");
     }
+}
+
+TEST_CASE("a file of another size is refused before it is read") {
+    const TemporaryDirectory dir;
+    const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/config.json";
+    std::filesystem::resize_file(path, uintmax_t(1) << 40);  // sparse; its checksum would take minutes
+    bool read = false;
+    const auto progress = [&](const std::string& file, int64_t, int64_t) {
+        if (file == path) throw Error(EXIT_INTERNAL, "the file is read");
+        read = true;
+    };
+    CHECK_THROWS_WITH_AS(verify_checkpoint(ckpt, progress), doctest::Contains("has 1,099,511,627,776 bytes, not "),
+                         Error);
+    std::filesystem::resize_file(path, 0);
+    CHECK_THROWS_WITH_AS(verify_checkpoint(ckpt, progress), doctest::Contains("has 0 bytes, not "), Error);
+    CHECK_FALSE(read);  // config.json is the first file
 }
 
 TEST_CASE("find_latest and find_model take the newest whole checkpoint") {

@@ -62,7 +62,7 @@ TEST_CASE("a step that is saved again replaces the old one") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 3);
     const FlatState other(small_model, 99);
-    save_checkpoint(save_options(dir / "out"), other.layout, other.reader(), trainer_state(3));
+    save_checkpoint(save_options(dir / "out"), other.layout, other.view(), trainer_state(3));
     CHECK(list_directory(dir / "out") == Names{"latest", "step_000003"});
     CHECK(holds(dir / "out/step_000003", 3, 99));
 }
@@ -184,7 +184,7 @@ TEST_CASE("a step can be saved again, even if its old checkpoint cannot be remov
             Names notes;
             SaveOptions options = save_options(out);
             options.warn = [&](const std::string& line) { notes.push_back(line); };
-            save_checkpoint(options, state.layout, state.reader(), trainer_state(1));
+            save_checkpoint(options, state.layout, state.view(), trainer_state(1));
             if (!holds(first, 1, uint64_t(90 + i)) || notes.size() != size_t(1 + i)) return 1 + i;
             if (notes.back().find("the replaced checkpoint was not deleted: ") != 0) return 3;
             freeze(first);
@@ -265,9 +265,9 @@ TEST_CASE("a save whose tensors cannot be read leaves no files") {
     const TemporaryDirectory dir;
     save(save_options(dir / "out"), 1);
     const FlatState state(small_model, 2);
-    const TensorReader failing = [&](float* host, Slot slot, Param p, int l) {
+    const TensorView failing = [&](Slot slot, Param p, int l) {
         if (slot == 2 && l == 1) fail(EXIT_INTERNAL, "the device is gone");
-        state.reader()(host, slot, p, l);
+        return state.view()(slot, p, l);
     };
     CHECK_THROWS_WITH_AS(save_checkpoint(save_options(dir / "out"), state.layout, failing, trainer_state(2)),
                          "the device is gone", Error);

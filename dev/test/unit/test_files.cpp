@@ -13,7 +13,7 @@
 
 TEST_CASE("a file reads back as it was written, with the checksum of its bytes") {
     const TemporaryDirectory dir;
-    std::string content(40'000'000, '\0');  // the disk is told to write after 32 MiB
+    std::string content(40'000'000, '\0');  // several blocks, and the rest of one
     for (size_t i = 0; i < content.size(); i++) content[i] = char(i * 2654435761u >> 24);
     OutputFile file(dir / "a");
     file.write(content.data(), 1);
@@ -26,6 +26,38 @@ TEST_CASE("a file reads back as it was written, with the checksum of its bytes")
     CHECK(checksum_file(dir / "a") == sum);
     CHECK(write_file(dir / "empty", "").size == 0);
     CHECK(checksum_file(dir / "empty").xxh3 == XXH3_64bits("", 0));
+}
+
+TEST_CASE("an error in the thread that writes a file is that of a later call") {
+    const TemporaryDirectory dir;
+    const std::string block(16 << 20, 'x');
+    for (int blocks : {2, 4}) {  // the second one fails: finish() has the error, or write()
+        const int failed = in_child([&] {
+            limit_file_size(24 << 20);
+            OutputFile file(dir / format("%d", blocks));
+            const std::string error = refusal([&] {
+                for (int i = 0; i < blocks; i++) file.write(block.data(), int64_t(block.size()));
+                file.finish();
+            });
+            if (!error.starts_with("74 " + file.path + ": cannot write ")) return 1;
+            return error.ends_with(": File too large") ? 0 : 2;
+        });
+        CHECK(failed == 0);
+    }
+}
+
+TEST_CASE("a file is written without a thread where the process may not have one more") {
+    const TemporaryDirectory dir;
+    const std::string content(33 << 20, 'x');
+    const int failed = as_ordinary_user(dir.path, [&] {
+        const rlimit none{0, 0};
+        setrlimit(RLIMIT_NPROC, &none);
+        OutputFile file(dir / "a");
+        file.write(content.data(), int64_t(content.size()));
+        const FileSum sum = file.finish();
+        return sum == checksum_file(dir / "a") && read_file(dir / "a", 1 << 30) == content ? 0 : 1;
+    });
+    CHECK(failed == 0);
 }
 
 TEST_CASE("a missing file, a directory, a pipe and a file above the limit are refused") {

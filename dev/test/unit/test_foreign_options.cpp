@@ -34,6 +34,10 @@ TEST_CASE("an option of another trainer is refused, and the message names ours")
     CHECK(
         hint("--nproc-per-node") ==
         "unknown option --nproc-per-node, known from torchrun: here it is --gpus, and --ranks on the CPU (see --help)");
+    CHECK(contains(hint("--global-batch-size"), "Megatron-LM: here it is --global-batch, in tokens: sequences times"));
+    CHECK(contains(hint("--tensor-model-parallel-size"), "here it is --tensor-parallel"));
+    CHECK(contains(hint("--load_best_model_at_end"), "here it is --keep-best"));
+    CHECK(contains(hint("--exit-duration-in-mins"), "here it is --max-time"));
     CHECK(contains(refusal({"-i", "x", "-np", "2"}), "known from mpirun: here it is --ranks on the CPU"));
     CHECK(contains(hint("--zero_stage"), "here it is --zero 1, 2 or 3"));
     CHECK(contains(hint("-m"), "known from llm.c: here it is --val-batches"));

@@ -113,6 +113,28 @@ TEST_CASE("a damaged health is refused") {
     text.replace(text.find(R"("losses":[)"), 11, R"("losses":[1])");
     CHECK(refusal([&] { health.restore(text, "x"); }) ==
           "65 x: 1 losses and 0 norms; at most 128, and as many of both");
+    const auto said = [&](const std::string& from, const std::string& to) {
+        std::string changed = health.json();
+        changed.replace(changed.find(from), from.size(), to);
+        return refusal([&] { health.restore(changed, "x"); });
+    };
+    CHECK(said(R"("losses":[])", R"("losses":[1e300])") == "65 x: the health of the run has the number 1e+300");
+    CHECK(said(R"("losses":[])", R"("losses":{})") == "65 x: the health of the run is damaged");
+    for (const char* steps : {"-1", "1.5", "1e300", "18446744073709551615", "2147483648"})
+        CHECK(said(R"("left_out":[])", format(R"("left_out":[%s])", steps))
+                  .starts_with("65 x: the health of the run has the number of steps "));
+    CHECK(said(R"("skipped_in_row":0)", R"("skipped_in_row":-3)") ==
+          "65 x: the health of the run has the number of steps -3");
+    CHECK(said(R"("skipped_in_row":0)", R"("skipped_in_row":2147483647)") == "");
+    CHECK(step(health, 1, NAN).verdict == Verdict::halt);  // the count must not overflow
+}
+
+TEST_CASE("an infinite loss of a step that changes the weights is not kept: JSON has no infinity") {
+    Health health = health_of("skip", "skip");
+    CHECK(health.examine({0, INFINITY, 1.0f, 1.0f}).skipped == "");
+    CHECK(health.losses.values.empty());
+    CHECK(health.norms.values.empty());
+    health.restore(health.json(), "trainer.json");
 }
 
 TEST_CASE("ranks whose weights differ from the majority are named") {

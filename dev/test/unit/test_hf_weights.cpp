@@ -29,7 +29,7 @@ struct NamedTensor {
 
 static std::vector<NamedTensor> hf_tensors(const FlatState& state, const std::string& prefix) {
     const TemporaryDirectory dir;
-    write_tensors(dir / "x", state.layout, {{WEIGHTS, prefix}}, "F32", state.reader(), {});
+    write_tensors(dir / "x", state.layout, {{WEIGHTS, prefix}}, "F32", state.view(), {});
     const Safetensors file = open_safetensors(dir / "x");
     std::vector<NamedTensor> out;
     for (const auto& [name, tensor] : file.tensors) {
@@ -124,7 +124,7 @@ TEST_CASE("matrices larger than a block of the transpose, with odd sizes, read b
     const FlatState state(config, 2);
     const TemporaryDirectory dir;
     write_bytes(dir / "config.json", hf_config_json({config}, "float32"));
-    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, "transformer."}}, "F32", state.reader(), {});
+    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, "transformer."}}, "F32", state.view(), {});
     FlatState got(config, 0);
     load_weights(dir.path, got.layout, got.writer());
     CHECK(same_tensors(got, state, false));
@@ -263,7 +263,7 @@ TEST_CASE("a NaN or an infinity is refused, and the message names its tensor and
 TEST_CASE("the message about a wrong shape names the size of the model") {
     const FlatState state({64, 7, 1, 2, 64}, 1);
     const TemporaryDirectory dir;
-    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, ""}}, "BF16", state.reader(), {});
+    write_tensors(dir / "model.safetensors", state.layout, {{WEIGHTS, ""}}, "BF16", state.view(), {});
     const ParamLayout d12(config_by_name("d12"));
     const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("no tensor may be loaded"); };
     CHECK_THROWS_WITH_AS(load_weights(dir.path, d12, nowhere),
@@ -297,7 +297,7 @@ TEST_CASE("transformers computes the same logits from our files, and its files a
     const TemporaryDirectory dir;
     SaveOptions options;
     options.output = dir / "out", options.end_of_text = config.end_of_text;
-    const std::string saved = save_checkpoint(options, state.layout, state.reader(), {}).dir;
+    const std::string saved = save_checkpoint(options, state.layout, state.view(), {}).dir;
 
     const char* python = getenv("PYTHON");
     const std::string command = std::string(python ? python : "python3") + " dev/test/support/hf_check.py " + saved +

@@ -187,7 +187,8 @@ TEST_CASE("durations are printed in seconds, minutes, hours and days") {
 TEST_CASE("generated text cannot control the terminal") {
     CHECK(terminal_text("plain\ttext\n caf\xc3\xa9") == "plain\ttext\n caf\xc3\xa9");
     CHECK(terminal_text("\x1b[2Jx\r\b\x7f") == "\\x1b[2Jx\\x0d\\x08\\x7f");
-    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));  // the unfinished character is replaced
+    CHECK(terminal_text("\u202e\u2066 \u200f") == "\\u202e\\u2066 \u200f");  // a right-to-left mark is harmless
+    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));    // the unfinished character is replaced
 }
 
 TEST_CASE("names in messages cannot control the terminal or pretend to be messages") {
@@ -196,6 +197,9 @@ TEST_CASE("names in messages cannot control the terminal or pretend to be messag
     CHECK(message_text("\x1b[2J\a\t\r\x7f") == "\\x1b[2J\\x07\\x09\\x0d\\x7f");
     CHECK(message_text("\xc2\x9b 2J") == "\\x9b 2J");           // CSI in UTF-8
     CHECK(message_text("\x9b 2J f\xff") == "\\x9b 2J f\\xff");  // CSI on a terminal of 8-bit characters
+    CHECK(message_text("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") ==
+          "\\u202a\\u202b\\u202c\\u202d\\u202e\\u2066\\u2067\\u2068\\u2069");
+    CHECK(message_text("\u2029\u202f\u2065\u206a \u05d0") == "\u2029\u202f\u2065\u206a \u05d0");
     CHECK(message_text("x\nerror: y\n") == "x\\x0aerror: y\\x0a");
     CHECK(message_text("a list:\n  one\n  two") == "a list:\n  one\n  two");
     CHECK(message_text(std::string("\0", 1)) == "\\x00");

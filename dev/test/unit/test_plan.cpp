@@ -235,16 +235,13 @@ TEST_CASE("the advice names no option that is given already, or at its maximum")
     CHECK(advice(1, 1, none, bytes(1, layer)) == "try --recompute layer");
     CHECK(advice(1, 1, layer, bytes(1, bare)) == "try --master-weights off");
     CHECK(advice(4, 1, layer, bytes(1, bare)) == "try --micro-batch auto --master-weights off");
-    MemoryOptions zero3 = layer, divided = layer;
+    MemoryOptions zero3 = layer;
     zero3.shards = 2, zero3.shard_gradients = zero3.shard_weights = true;
     CHECK(advice(1, 2, layer, bytes(2, zero3)) == "try --zero 3");
     CHECK(advice(4, 2, zero3, bytes(2, zero3)) == "try --micro-batch auto");
-    CHECK(advice(1, 2, none, 1000) == "try a smaller model, or --zero 3 or --tensor-parallel on more ranks");
-    CHECK(advice(1, 2, zero3, 1000) == "try a smaller model, or --tensor-parallel on more ranks");
-    divided.tensor = {0, 2};  // of two heads
-    CHECK(advice(1, 2, divided, 1000) == "try a smaller model, or --zero 3 on more ranks");
-    zero3.tensor = {0, 2};
-    CHECK(advice(1, 2, zero3, 1000) == "try a smaller model, or more ranks");
+    // More ranks on a machine share its memory.
+    CHECK(advice(1, 2, none, 1000) == "try a smaller model, or --zero 3 on more machines");
+    CHECK(advice(1, 2, zero3, 1000) == "try a smaller model, or more machines");
     CHECK_THROWS_WITH_AS(largest_micro_batch(Dtype::bf16, config, 32, 0, 1, layer, bytes(1, bare), "adamw"),
                          doctest::Contains("are free; try --master-weights off"), Error);
 }

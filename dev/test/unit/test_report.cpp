@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 
+#include <nlohmann/json.hpp>
+
 #include "base/terminal.h"
 #include "base/threads.h"
 #include "cpu/isa.h"
@@ -170,9 +172,21 @@ TEST_CASE("an older run's renamed option, or option that was a flag, is no chang
 
 TEST_CASE("ranks may differ in their number, GPU, threads and machine") {
     const Options options = parse_options(int(std::size(arguments)), arguments);
-    CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "--gpus",
-                                                                  "--node-rank", "--rank", "--local-rank",
-                                                                  "--threads"});
+    CHECK(fields_of_one_rank(options) == std::vector<std::string>{"host", "machine", "device", "gpu", "CPU_ISA",
+                                                                  "build", "--gpus", "--node-rank", "--rank",
+                                                                  "--local-rank", "--threads"});
+}
+
+TEST_CASE("the first rank that may round differently than rank 0 is named") {
+    const auto rank_info = [](const char* isa, const char* build) {
+        return std::string(R"({"CPU_ISA":")") + isa + R"(","build":")" + build + R"("})";
+    };
+    const std::string a = rank_info("avx2", "1"), other_isa = rank_info("amx", "1"),
+                      other_build = rank_info("avx2", "2");
+    CHECK(differing_rounding({a}) == "");
+    CHECK(differing_rounding({a, a, a}) == "");
+    CHECK(differing_rounding({a, a, other_isa, other_build}) == "rank 2 has CPU_ISA=amx, rank 0 has avx2");
+    CHECK(differing_rounding({a, other_build, other_isa}) == "rank 1 runs another build of the sources than rank 0");
 }
 
 TEST_CASE("files that differ are named with their sizes") {
@@ -198,6 +212,14 @@ TEST_CASE("files that differ are named with their sizes") {
     for (size_t i = 0; i < many.size(); i++) many[i].path = format("x/%zu.bin", i);
     CHECK(differing(many, {}) == "0.bin is only here; 1.bin is only here; 2.bin is only here; and 2 more");
     CHECK(files_json(nullptr) == "{}");
+    // As in a trainer.json of another program. run.cpp refuses what makes the JSON library throw.
+    const Corpus own = corpus({a});
+    const auto from_file = [&](const std::string& there) {
+        return differing_files(files_json(&own), there, "here", "there");
+    };
+    CHECK(from_file(R"({"a.bin":{"bytes":1e300,"places":-1e300}})") == "a.bin has 1,224 bytes here, 0 bytes there");
+    CHECK_THROWS_AS(from_file(R"({"a.bin":7})"), nlohmann::json::exception);
+    CHECK_THROWS_AS(from_file(R"({"a.bin":{"bytes":1224,"places":4,"hash":7}})"), nlohmann::json::exception);
 }
 
 TEST_CASE("the advice on --seq-len keeps to the positions of a model that exists") {

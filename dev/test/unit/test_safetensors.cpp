@@ -328,10 +328,14 @@ TEST_CASE("an index that names wrong tensors or files outside of its directory i
         return 0;
     };
     CHECK(code(R"({"weight_map":{"a":"one.safetensors"}})") == 0);
+    // A link is its owner's choice, not the file's: the Hub's cache has links to the files of several revisions.
+    std::filesystem::create_symlink("../outside.safetensors", dir / "in/link.safetensors");
+    CHECK(code(R"({"weight_map":{"a":"link.safetensors"}})") == 0);
     CHECK(code(R"({"weight_map":{"a":"../outside.safetensors"}})") == EXIT_BAD_DATA);
     CHECK(code("{\"weight_map\":{\"a\":\"" + (dir / "outside.safetensors") + "\"}}") == EXIT_BAD_DATA);
     CHECK(code(R"({"weight_map":{"a":"one.safetensors\u0000.txt"}})") == EXIT_BAD_DATA);
     CHECK(code(R"({"weight_map":{"a":".."}})") == EXIT_BAD_DATA);
+    CHECK(code(R"({"weight_map":{"a":"/etc/passwd"}})") == EXIT_BAD_DATA);
     CHECK(code(R"({"weight_map":{"a":""}})") == EXIT_BAD_DATA);
     CHECK(code(R"({"weight_map":{"a":1}})") == EXIT_BAD_DATA);
     CHECK(code(R"({"weight_map":{"b":"one.safetensors"}})") == EXIT_BAD_DATA);

@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "parallel/local_ranks.h"
 #include "support/temporary.h"
+#include "train/run.h"
 
 // nohup and shell scripts start a test with ignored signals, which stop.h does not handle.
 struct DefaultSignals {
@@ -145,6 +146,14 @@ TEST_CASE_FIXTURE(DefaultSignals,
     REQUIRE(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(read_bytes(said) == "stopping: --max-time has passed, apart from the time for a last save\n");
+}
+
+TEST_CASE("--max-time leaves time for the last save, and for a save in flight") {
+    CHECK(time_for_saves(3600.0, 0.0, false) == 5.0);
+    CHECK(time_for_saves(20.0, 0.0, false) == 2.0);
+    CHECK(time_for_saves(3600.0, 60.0, false) == 60.0);
+    CHECK(time_for_saves(3600.0, 60.0, true) == 120.0);
+    CHECK(time_for_saves(3600.0, 0.0, true) == 10.0);
 }
 
 TEST_CASE("the command started when its process did, or when the process did that started it as a rank") {

@@ -47,7 +47,8 @@ TEST_CASE("inputs that are missing, empty or not text are refused") {
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     struct {
         const char *name, *bytes, *message;
-    } const cases[] = {{"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
+    } const cases[] = {{"a.txt", "%PDF-1.7\n%xxxx", "is a PDF document, not text; convert it with pdftotext"},
+                       {"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
                        {"a.txt",
                         "\x28\xb5\x2f\xfd"
                         "xxxx",

@@ -61,7 +61,9 @@ TEST_CASE("the tokenizer of a run's output is in the checkpoint that `latest` na
     std::filesystem::create_directory(output / "step_000020");
     write_bytes(output / "latest", "step_000020\n");
     CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("step_000020: has no tokenizer"), Error);
-    for (const char* name : {"", ".", "../x", "step_000030"}) {
+    for (const std::string& name : {std::string(""), std::string("."), std::string(".."), std::string("../x"),
+                                    std::string("/etc"), std::string("step_000010\0", 12), std::string("step_000030"),
+                                    output / "step_000010", std::string("step_000010\n\n")}) {
         write_bytes(output / "latest", name);
         CHECK_THROWS_WITH_AS(load_tokenizer(output.path),
                              doctest::Contains("which is not a checkpoint in the same directory"), Error);
