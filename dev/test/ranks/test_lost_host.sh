@@ -26,17 +26,6 @@ start() {
     job=$!
     wait_for "$out/latest" && wait_for "$out/step_000020/trainer.json"
 }
-# ends SECONDS: the job ends in time; else it is killed. Sets status.
-ends() {
-    local begin=$EPOCHREALTIME killer
-    (sleep $((4 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
-    killer=$!
-    wait "$job" 2>/dev/null
-    status=$?
-    kill $killer 2>/dev/null
-    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
-    awk -v s="$seconds" -v most="$(($1 * slower))" 'BEGIN { exit !(s < most) }'
-}
 ended_badly() { test "$status" != 0 || test "$open_mpi_5" = 1; }
 # nobody_left HOSTS: no process is left on the hosts, after 20 s at most.
 nobody_left() {

@@ -36,18 +36,6 @@ nobody_left() {
     echo "left: $(ranks_left)"
     return 1
 }
-# ends SECONDS: waits for the job, which is killed after twice the time. Sets status. The job ends in time: the deadline, 1 s, and
-# what the launcher needs to end a stopped process.
-ends() {
-    local begin=$EPOCHREALTIME killer
-    (sleep $((2 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
-    killer=$!
-    wait "$job" 2>/dev/null
-    status=$?
-    kill $killer 2>/dev/null
-    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
-    awk -v s="$seconds" -v most="$(($1 * slower))" 'BEGIN { exit !(s < most) }'
-}
 says() { grep -q -- "$1" "$scratch/job.log"; }
 errors() { grep -c '^error: ' "$scratch/job.log"; }
 # hangs NAME SECONDS RANK TEXT: the job ends as a watchdog ends it, and RANK is named with TEXT.

@@ -155,6 +155,19 @@ wait_for() {
     return 1
 }
 
+# ends SECONDS: waits for $job, which is killed after three times these seconds. Sets status and seconds. Succeeds if the job has ended in
+# time.
+ends() {
+    local begin=$EPOCHREALTIME killer
+    (sleep $((3 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
+    killer=$!
+    wait "$job" 2>/dev/null
+    status=$?
+    kill $killer 2>/dev/null
+    seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    awk -v s="$seconds" -v most="$(($1 * slower))" 'BEGIN { exit !(s < most) }'
+}
+
 # inside HOSTS: prints the processes that run on the hosts of $CLUSTER.
 inside() {
     local host pid
