@@ -1,15 +1,15 @@
 # shellcheck shell=bash
 # functions.sh: functions and settings shared by the scripts in this folder, which source it in the repository's root.
 
-# The batch of a training step: 16 windows of 256 tokens. A text of a few pages has fewer windows than that, or would be
-# memorized, so it gets short windows.
-book_windows="--seq-len 256 --micro-batch 16 --global-batch 4096"
+# The batch of a training step: 8 windows of 256 tokens (dev/LOG.md has other sizes). A text of a few pages has fewer windows than
+# that, or would be memorized, so it gets short windows.
+book_windows="--seq-len 256 --micro-batch 8 --global-batch 2048"
 page_windows="--seq-len 64 --micro-batch 16 --global-batch 1024"
 
 # Options of the model that the printed commands train: 12 million parameters; an hour on a laptop, seconds on a GPU.
 # shellcheck disable=SC2034  # used by the scripts
-small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 1000 \\
-      --lr 2e-3 --beta2 0.99 --warmup 200 --val-every 100 --sample-every 250 --checkpoint-every 500"
+small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 2000 \\
+      --lr 2e-3 --beta2 0.995 --warmup 400 --val-every 200 --val-batches 40 --sample-every 500 --checkpoint-every 1000"
 # The same for a text of a few pages.
 # shellcheck disable=SC2034
 few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\
