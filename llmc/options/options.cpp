@@ -102,10 +102,13 @@ static Command find_command(const std::string& first_argument) {
         "'%s' is not a command: every option has its name, as in --train-data 'data/x/train_*.bin', and tokenize FILE "
         "makes such data from text (see --help)",
         first_argument.c_str());
-    fail(EXIT_USAGE,
-         "unknown command '%s'%s (the commands are train, which needs no name, generate, eval, plan, tokenize and "
-         "verify, explain, each with its own --help)",
-         first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str());
+    std::string list;
+    for (const std::string& name : names) {
+        if (!list.empty()) list += name == names.back() ? " and " : ", ";
+        list += name;
+    }
+    fail(EXIT_USAGE, "unknown command '%s'%s (the commands are %s, each with its own --help; train needs no name)",
+         first_argument.c_str(), nearest.empty() ? "" : ("; did you mean " + nearest + "?").c_str(), list.c_str());
 }
 
 // Refuses an unknown argument. The error suggests the other commands that have such an option, or the nearest option of

@@ -319,7 +319,8 @@ TEST_CASE("the help of plan lists the options that it uses, and plan accepts all
 
 TEST_CASE("an unknown command is refused, and the message lists all and suggests the nearest") {
     CHECK(contains(refusal({"trian"}),
-                   "unknown command 'trian'; did you mean train? (the commands are train, which needs no"));
+                   "unknown command 'trian'; did you mean train? (the commands are train, generate, eval, plan, "
+                   "tokenize, verify and explain, each with its own --help; train needs no name)"));
     CHECK(contains(refusal({"tokenise", "x.txt"}), "did you mean tokenize?"));
     CHECK(contains(refusal({"help"}), "unknown command 'help' (the commands are train"));
     CHECK(contains(refusal({"my.txt"}), "'my.txt' is not a command: every option has its name"));
