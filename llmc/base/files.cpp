@@ -272,6 +272,8 @@ bool is_directory(const std::string& path) {
 
 void check_directory(const std::string& dir) {
     struct stat status;
+    if (lstat(dir.c_str(), &status) == 0 && S_ISREG(status.st_mode))
+        fail(EXIT_NO_INPUT, "%s: is a file; give the directory that holds it", dir.c_str());
     if (lstat((dir + "/.").c_str(), &status) != 0)
         fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, dir, "open the directory");
 }

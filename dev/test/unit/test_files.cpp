@@ -187,7 +187,8 @@ TEST_CASE("is_denied distinguishes a directory without read permission from a mi
     CHECK_FALSE(is_denied(dir / "none"));
     CHECK_FALSE(is_denied(dir / "hidden/file"));  // no directory
     CHECK(exit_code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
-    CHECK(exit_code_of([&] { check_directory(dir / "hidden/file"); }) == EXIT_NO_INPUT);
+    CHECK(refusal([&] { check_directory(dir / "hidden/file"); }) ==
+          format("66 %s: is a file; give the directory that holds it", (dir / "hidden/file").c_str()));
     const int failed = as_ordinary_user(dir.path, [&] {
         chmod((dir / "hidden/file").c_str(), 0);
         if (!is_denied(dir / "hidden")) return 1;
