@@ -283,7 +283,8 @@ if [ ${#units[@]} = 0 ]; then skip "units" "this machine has no AVX-512"; fi
 for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/release/units/$name"; done
 report_all
 heading "the command line"
-alone='/test_(hosts|lost_host|watchdog).sh$'  # these measure how long a run takes to end
+# These measure how long a run takes to end, or what it does at the same time as something else.
+alone='/test_(hosts|lost_host|tensor_parallel|trace|watchdog).sh$'
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
     if ! [[ $script =~ $alone ]]; then in_parallel "$(basename "$script")" 300 bash "$script"; fi
 done

@@ -234,11 +234,11 @@ kill -STOP "$(children "$job" | tail -n 1)"
 hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
 # Rank 0 writes the text itself, so a sentence in the same file would not begin a line.
-start() {
+start_writing() {
     "$@" 2>"$scratch/job.log" >"$scratch/text" </dev/null &
     job=$!
 }
-start "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
+start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
     --num-samples 1000000000 --max-tokens 6 "${limits[@]}"
 out=$scratch/undisturbed
 rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)"

@@ -155,8 +155,9 @@ wait_for() {
     return 1
 }
 
-# ends SECONDS: waits for $job, which is killed after three times these seconds. Sets status and seconds. Succeeds if the job has ended in
-# time.
+# ends SECONDS: waits for $job, which is killed after three times these seconds. Sets status and seconds. Succeeds if the job has
+# ended in time.
+# shellcheck disable=SC2154  # the test sets job
 ends() {
     local begin=$EPOCHREALTIME killer
     (sleep $((3 * $1 * slower)) && kill -9 "$job") >/dev/null 2>&1 &
