@@ -28,7 +28,7 @@ static double cpu_seconds() {
     return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// What dd does: the least that a durable file of this size costs through the file cache.
+// Writes a file of zeros through the file cache and syncs it, as dd does with conv=fsync.
 static void write_like_dd(const std::string& path, int64_t bytes) {
     const std::vector<char> block(1 << 20);
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

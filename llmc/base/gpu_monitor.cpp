@@ -117,7 +117,8 @@ struct GpuMonitor::State {
     std::vector<std::string> errors;
     bool ending = false, ended = false;
 
-    // Calls a function of NVML. Returns its value, or 0 if this GPU or this library does not have it, or at an error.
+    // Calls a function of NVML and returns its value. Returns 0 if the GPU or the library lacks the value, or if the
+    // call fails.
     template <class Number = unsigned, class Function, class... Arguments>
     float get(const char* name, Function* function, Arguments... arguments) {
         Number value = 0;

@@ -21,7 +21,7 @@ GpuSummary summarize_gpus(const RankStatus* statuses, int world_size);
 struct SlowdownWarnings {
     std::vector<unsigned> warned;  // of each rank, a bit for each Slowdown
 
-    // hosts: of all ranks. Returns at most one line per Slowdown. It describes the first of the ranks, and names the
-    // others.
+    // Returns at most one warning for each kind of Slowdown. The warning describes the first slow rank and names the
+    // others. hosts: the host name of each rank.
     std::vector<std::string> add(const RankStatus* statuses, const std::vector<std::string>& hosts);
 };

@@ -99,8 +99,8 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     return largest;
 }
 
-// What is left if no option on these ranks makes training fit. CPU ranks share the memory of their machine, so more of
-// them on it do not help, and neither does --tensor-parallel, whose ranks are on one machine.
+// What is left if no option on these ranks makes training fit. CPU ranks share the memory of their machine. So
+// neither more ranks on the same machine help, nor --tensor-parallel, whose ranks are on one machine.
 static std::string advise_ranks(const GPT2Config& config, const MemoryOptions& options) {
     if (device_memory_is_host())
         return std::string("try a smaller model, or ") + (options.shard_weights ? "" : "--zero 3 on ") +

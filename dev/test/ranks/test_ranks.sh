@@ -170,7 +170,7 @@ done
 # A signal in a validation, in which the fault stops rank 1.
 # stopped_rank: prints the process of the job that is stopped.
 stopped_rank() { local pid; for pid in "${processes[@]}"; do if is_stopped "$pid"; then echo "$pid"; fi; done; }
-# has_signal PID NUMBER: the signal waits until the process continues.
+# has_signal PID NUMBER: the stopped process has received the signal, and will handle it when it continues.
 has_signal() { local mask; mask=$(sed -n 's/^ShdPnd:\t//p' "/proc/$1/status") && ((0x$mask & 1 << ($2 - 1))); }
 in_validation() {
     start_ranks 2 "${program}_faults" "${train[@]:1}" "${virtual[@]}" --precision fp32 --quiet=0 --output "$out" --fault hang:rank=1,phase=validation,step=2

@@ -118,8 +118,8 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
-# ---- rank 0 is stopped by the fault just before it saves: the others wait --timeout-checkpoint longer, and say so. With --zero 1
-# they take part in the save.
+# ---- --fault stops rank 0 just before it saves. The other ranks wait --timeout-checkpoint longer, and their message says so. With
+# --zero 1 the other ranks take part in the save.
 with_faults=${program}_faults
 if [ ! -x "$with_faults" ]; then
     skip "a rank that is stopped while it saves" "$with_faults is not built"
