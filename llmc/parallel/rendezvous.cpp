@@ -1,22 +1,14 @@
 #include "parallel/rendezvous.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <random>
-#include <system_error>
 #include <utility>
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/socket.h"
 
 static constexpr double SILENCE = 5;  // seconds within which a connection must send its hello
 static constexpr double GRACE = 1;    // seconds in which late ranks still receive the reason of a failure
@@ -28,90 +20,6 @@ static std::string one_line(const std::string& text) {
     for (char& c : line)
         if (uint8_t(c) < ' ' || c == 0x7f) c = ' ';
     return line;
-}
-
-// ---- sockets
-
-namespace {
-struct Socket {
-    int fd = -1;
-
-    explicit Socket(int fd = -1) : fd(fd) {}
-    Socket(Socket&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        std::swap(fd, other.fd);
-        return *this;
-    }
-    ~Socket() {
-        if (fd >= 0) close(fd);
-    }
-};
-
-struct Address {
-    sockaddr_storage storage = {};
-    socklen_t length = 0;
-    const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-}  // namespace
-
-#ifndef MSG_NOSIGNAL
-constexpr int MSG_NOSIGNAL = 0;  // macOS has a socket option instead: SO_NOSIGPIPE
-#endif
-
-// Makes a socket non-blocking, and sets close-on-exec. macOS cannot set these flags when it creates a socket.
-static Socket make_nonblocking(int fd) {
-    if (fd < 0) return Socket(fd);
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-#ifdef SO_NOSIGPIPE
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
-#endif
-    return Socket(fd);
-}
-
-static std::string reason_of(int error) { return std::generic_category().message(error); }
-
-// Timeout for poll until a time of seconds_now(), rounded up: 0 only once that time has come.
-static int milliseconds_until(double time) {
-    return int(std::ceil(1000 * std::clamp(time - seconds_now(), 0.0, 3600.0)));
-}
-
-// Waits until the socket is ready (true) or the time has come (false).
-static bool wait_for(int fd, short events, double until) {
-    for (;;) {
-        pollfd ready = {fd, events, 0};
-        const int count = poll(&ready, 1, milliseconds_until(until));
-        if (count > 0) return true;
-        if ((count == 0 || errno != EINTR) && seconds_now() >= until) return false;
-    }
-}
-
-// Returns the addresses of a host; for an empty host, the wildcard addresses to listen on. If the host has no
-// address, returns an empty list and sets the reason.
-static std::vector<Address> find_addresses(const std::string& host, int port, std::string& reason) {
-    addrinfo hints = {}, *found = nullptr;
-    hints.ai_family = AF_UNSPEC, hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
-    const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
-    if (error != 0) reason = error == EAI_SYSTEM ? reason_of(errno) : gai_strerror(error);
-    std::vector<Address> addresses;
-    for (const addrinfo* i = error ? nullptr : found; i; i = i->ai_next) {
-        Address& address = addresses.emplace_back();
-        memcpy(&address.storage, i->ai_addr, i->ai_addrlen);
-        address.length = i->ai_addrlen;
-    }
-    if (error == 0) freeaddrinfo(found);
-    // [::] accepts IPv4 too; 0.0.0.0 is for a kernel without IPv6.
-    if (host.empty())
-        std::stable_partition(addresses.begin(), addresses.end(),
-                              [](const Address& a) { return a.storage.ss_family == AF_INET6; });
-    return addresses;
-}
-
-// "h0:29500"
-static std::string place_name(const std::string& host, int port) {
-    return format(host.find(':') == std::string::npos ? "%s:%d" : "[%s]:%d", host.c_str(), port);
 }
 
 static std::vector<int> rendezvous_ports(const Launch& launch) {
@@ -162,28 +70,14 @@ struct Server {
 };
 }  // namespace
 
-// Returns 0, or errno (EADDRINUSE or another). SO_REUSEADDR permits a port with old connections of a finished run, but
-// not one with a listener.
-static int listen_at(const Address& address, int backlog, Socket& out) {
-    Socket listener = make_nonblocking(socket(address.storage.ss_family, SOCK_STREAM, 0));
-    if (listener.fd < 0) return errno;
-    const int on = 1, off = 0;
-    setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (address.storage.ss_family == AF_INET6) setsockopt(listener.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (bind(listener.fd, address.get(), address.length) != 0 || listen(listener.fd, backlog) != 0) return errno;
-    out = std::move(listener);
-    return 0;
-}
-
 int open_local_listener(int& port) {
     std::string reason = "no address";
-    for (Address address : find_addresses("127.0.0.1", 0, reason)) {
+    for (const Address& address : find_addresses("127.0.0.1", 0, reason)) {
         Socket listener;
         const int error = listen_at(address, 128, listener);
         reason = reason_of(error);
-        if (error != 0 || getsockname(listener.fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0)
-            continue;
-        port = ntohs(reinterpret_cast<const sockaddr_in&>(address.storage).sin_port);
+        if (error != 0) continue;
+        port = port_of(listener);
         return std::exchange(listener.fd, -1);
     }
     fail(EXIT_INTERNAL, "cannot open a port of 127.0.0.1 for the rendezvous of the ranks: %s", reason.c_str());
@@ -285,7 +179,7 @@ static void accept_hello(Server& server, Peer& peer, const Hello& hello) {
 static void read_from(Server& server, Peer& peer) {
     char buffer[8192];
     const ssize_t got = recv(peer.socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (got < 0 && is_full_or_empty(errno)) return;
     if (peer.rank >= 0) {  // a rank sends nothing after its hello
         if (server.contradiction.empty()) server.connected[peer.rank] = false;
         peer.gone = true;
@@ -307,21 +201,13 @@ static void read_from(Server& server, Peer& peer) {
     }
 }
 
-static std::string peer_name(const sockaddr_storage& peer, socklen_t length) {
-    char name[NI_MAXHOST] = {};
-    const auto* address = reinterpret_cast<const sockaddr*>(&peer);
-    const int error = getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
-    return error ? "an unknown address" : name;
-}
-
 // Accepts new connections. Drops the oldest connection that has sent no hello if more than world_size + 64 connections
 // have sent none, or if no file descriptors are left.
 static void accept_peers(Server& server) {
     for (;;) {
-        sockaddr_storage peer = {};
-        socklen_t length = sizeof(peer);
-        Socket socket = make_nonblocking(accept(server.listener.fd, reinterpret_cast<sockaddr*>(&peer), &length));
-        const int error = socket.fd < 0 ? errno : 0;
+        Socket socket;
+        std::string from;
+        const int error = accept_from(server.listener, socket, from);
         const bool no_room = error == EMFILE || error == ENFILE;
         if (error != 0 && !no_room) return;  // no connection is pending, or the connection was aborted
         const auto unknown = [](const Peer& peer) { return peer.rank < 0 && !peer.gone; };
@@ -334,8 +220,7 @@ static void accept_peers(Server& server) {
                  "sent no hello while other connections waited");
             std::erase_if(server.peers, [](const Peer& peer) { return peer.gone; });
         }
-        if (!no_room)
-            server.peers.push_back({std::move(socket), peer_name(peer, length), seconds_now(), "", -1, 0, false});
+        if (!no_room) server.peers.push_back({std::move(socket), from, seconds_now(), "", -1, 0, false});
     }
 }
 
@@ -392,17 +277,6 @@ static void gather(Server& server) {
     if (!server.contradiction.empty()) throw Error(EXIT_USAGE, server.contradiction);
 }
 
-// Sends all bytes; waits until `until` while the send buffer is full.
-static bool send_all(const Socket& socket, const std::string& bytes, double until) {
-    for (size_t sent = 0; sent < bytes.size();) {
-        const ssize_t put = send(socket.fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-        if (put > 0) sent += size_t(put);
-        const bool full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-        if (put < 0 && !(full && wait_for(socket.fd, POLLOUT, until))) return false;
-    }
-    return true;
-}
-
 // Sends the same answer to all ranks, one after the other. A rank that does not receive it ends the run.
 static void answer_all(Server& server, const std::string& answer) {
     const double deadline = seconds_now() + std::max(server.timeout, SILENCE);
@@ -455,21 +329,6 @@ struct Tries {
 };
 }  // namespace
 
-// Returns an empty string when connected, else the reason.
-static std::string connect_to(const Address& address, double until, Socket& out) {
-    Socket socket = make_nonblocking(::socket(address.storage.ss_family, SOCK_STREAM, 0));
-    if (socket.fd < 0) return reason_of(errno);
-    int error = connect(socket.fd, address.get(), address.length) == 0 ? 0 : errno;
-    if (error == EINPROGRESS || error == EINTR) {
-        if (!wait_for(socket.fd, POLLOUT, until)) return "no connection in time";
-        socklen_t length = sizeof(error);
-        getsockopt(socket.fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    }
-    if (error != 0) return reason_of(error);
-    out = std::move(socket);
-    return "";
-}
-
 // Reads the next answer. Returns an empty string, or the reason of a failure. received: bytes not parsed yet.
 static std::string read_answer(const Socket& socket, int world_size, double until, std::string& received,
                                Answer& answer) {
@@ -486,11 +345,11 @@ static std::string read_answer(const Socket& socket, int world_size, double unti
             case Parsed::more:
                 break;
         }
-        if (!wait_for(socket.fd, POLLIN, until)) return "no answer";
+        if (!wait_for_socket(socket.fd, POLLIN, until)) return "no answer";
         char buffer[16384];
         const ssize_t got = recv(socket.fd, buffer, sizeof(buffer), MSG_DONTWAIT);
         if (got == 0) return "the connection was closed without an answer";
-        if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return reason_of(errno);
+        if (got < 0 && !is_full_or_empty(errno)) return reason_of(errno);
         if (got > 0) received.append(buffer, size_t(got));
     }
 }
