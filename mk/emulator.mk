@@ -40,7 +40,7 @@ $(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
 KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/algorithm_choices base/common base/files base/host \
-                      base/host_memory base/terminal base/trace base/unicode base/xxhash model/params parallel/comm \
+                      base/host_memory base/socket base/terminal base/trace base/unicode base/xxhash model/params parallel/comm \
                       parallel/comm_mpi parallel/flight_recorder parallel/groups parallel/launch parallel/missing_ranks \
                       parallel/mpi_group parallel/mpi_thread parallel/rendezvous parallel/rendezvous_messages \
                       parallel/trace_file train/plan train/update_rule)

@@ -11,13 +11,14 @@ enum class FaultPoint {
     allreduce,   // just before the all-reduce of a bucket; data: the bucket, of floats
     update,      // the weights are updated; data: those of this rank
     save,        // a checkpoint is written next, maybe in a thread; step: its own
+    part,        // a rank sends its part of a checkpoint next, maybe in a thread; step: that of the save
     validation,  // before a batch of a validation; step: its own
 };
 
 struct FaultSite {
     FaultPoint point;
-    int rank = -1;      // given at `step`, `save` and `validation`
-    int64_t step = -1;  // given at `step`, `save` and `validation`
+    int rank = -1;      // given at `step`, `save`, `part` and `validation`
+    int64_t step = -1;  // given at `step`, `save`, `part` and `validation`
     void* data = nullptr;
     int64_t bytes = 0;
     Stream stream = nullptr;

@@ -30,6 +30,12 @@ static int64_t bytes_of(const char* text) {
     return number < 0 || number > INT64_MAX >> shift ? -1 : number << shift;
 }
 
+void yield_to_training() {
+#if defined(__linux__)
+    setpriority(PRIO_PROCESS, id_t(gettid()), 10);
+#endif
+}
+
 void check_stacks() {
     const char* thread_stack = getenv("OMP_STACKSIZE");
     const int64_t bytes = thread_stack ? bytes_of(thread_stack) : -1;  // OpenMP also ignores an invalid size

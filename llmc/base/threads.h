@@ -19,6 +19,10 @@ inline int openmp_threads() {
 // A note on more threads than the process has cores; "" if there are no more. threads_option: --threads, 0 = not given.
 std::string note_on_threads(int threads_option);
 
+// Gives the calling thread a lower priority, and the threads that it starts. If it shared a core evenly with a thread
+// of training, the other threads of training would wait for that one.
+void yield_to_training();
+
 // Refuses (EXIT_USAGE) stack limits that are too small for the operations, which would cause a segmentation fault: the
 // system's limit (ulimit -s) or that of OpenMP's threads (OMP_STACKSIZE). Call it in main(), before the first parallel
 // region.

@@ -227,8 +227,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const CheckpointFormat saved = checkpoint_format(o, find_update_rule<float>(o.optimizer).state);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), saved);
     rows.push_back({"disk", describe_disk(o, checkpoint)});
-    const std::string background =
-        describe_background_saves(o, ParamLayout(source.config), 1 + int(saved.state.size()));
+    const std::string background = describe_background_saves(o, ParamLayout(source.config), 1 + int(saved.state.size()),
+                                                             o.tensor_parallel * (o.zero > 0 ? data_parallel : 1));
     if (!background.empty()) rows.push_back({"checkpoints", background});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");

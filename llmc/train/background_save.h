@@ -1,7 +1,8 @@
 // background_save.h: writes a checkpoint in a thread of its own while training goes on (--checkpoint-async).
 //
 // At the end of a step the training thread copies the state into host memory, and continues. The thread writes the
-// copy. At most one save is in flight, because there is one copy.
+// copy. At most one save is in flight, because there is one copy. If each rank has only a part of the state, the thread
+// first collects the other ranks' parts (train/state_collector.h).
 #pragma once
 #include <atomic>
 #include <functional>
@@ -40,8 +41,6 @@ struct Snapshot {
     TensorView view() const;
 };
 int64_t snapshot_bytes(const ParamLayout& layout, int num_slots);
-// Calls f for each of the reads of Snapshot::take, in the same order.
-void for_each_copy(const ParamLayout& layout, int num_slots, const std::function<void(Slot slot, Param p, int l)>& f);
 
 struct BackgroundSave {
     Snapshot snapshot;

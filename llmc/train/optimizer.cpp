@@ -146,6 +146,39 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     }
 }
 
+// Reads model values, and converts them to float. The copy goes to the end of `values`, so that writing float i
+// overwrites no bf16 value after value i.
+template <class floatX>
+static void copy_widened(float* values, const floatX* from, int64_t count, Stream stream) {
+    char* unwidened = reinterpret_cast<char*>(values) + count * int64_t(sizeof(float) - sizeof(floatX));
+    copy_to_host(unwidened, from, count * int64_t(sizeof(floatX)), stream);
+    wait_for_stream(stream);
+    if constexpr (std::is_same_v<floatX, float>) return;
+    for (int64_t i = 0; i < count; i++) {
+        floatX w;
+        std::memcpy(&w, unwidened + i * int64_t(sizeof(floatX)), sizeof w);
+        values[i] = float(w);
+    }
+}
+
+template <class floatX>
+StatePart Optimizer<floatX>::part() const {
+    const bool is_copy = weights.shards == 1 && gradients.comm.rank > 0;
+    return {model.layout, weights.shards, weights.shard_index, is_copy};
+}
+
+template <class floatX>
+void Optimizer<floatX>::copy_part(float* values, Slot slot) {
+    if (const float* from = buffer(slot).data) {
+        copy_to_host(values, from, part().floats() * int64_t(sizeof(float)), model.stream);
+        return wait_for_stream(model.stream);
+    }
+    for (int b = 0; b < model.layout.num_buckets(); b++) {
+        const Shard shard = shard_of(b, weights.shard_index);
+        copy_widened(values + shard.at, weights.own(b), shard.count, model.stream);
+    }
+}
+
 template <class floatX>
 void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     const int64_t size = model.layout.size(p);
@@ -158,15 +191,7 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
         return;
     }
     weights.wait(model.layout.bucket_of(p, l));
-    // The copy goes to the end of `values`, so that writing float i overwrites no bf16 value after value i.
-    char* unwidened = reinterpret_cast<char*>(values) + size * int64_t(sizeof(float) - sizeof(floatX));
-    copy_to_host(unwidened, model.w(p, l), size * int64_t(sizeof(floatX)), model.stream);
-    wait_for_stream(model.stream);
-    for (int64_t i = 0; i < size; i++) {
-        floatX w;
-        std::memcpy(&w, unwidened + i * int64_t(sizeof(floatX)), sizeof w);
-        values[i] = float(w);
-    }
+    copy_widened(values, model.w(p, l), size, model.stream);
 }
 
 template <class floatX>

@@ -12,6 +12,7 @@
 #include "model/params.h"
 #include "parallel/gradients.h"
 #include "parallel/weight_gather.h"
+#include "train/state_part.h"
 #include "train/update_rule.h"
 
 struct OptimizerConfig {
@@ -48,6 +49,10 @@ struct Optimizer {
     // memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
+    // This rank's part of the weights and the state. copy_part copies a slot of it to host floats, without the other
+    // ranks.
+    StatePart part() const;
+    void copy_part(float* values, Slot slot);
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc).

@@ -20,6 +20,7 @@
 #include "train/plan.h"
 #include "train/run_source.h"
 #include "train/schedule.h"
+#include "train/state_collector.h"
 
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
@@ -51,8 +52,9 @@ struct Run {
     int64_t first_step = 0;                      // at the start of the run; restarts by --max-restarts do not change it
     double longest_save = 0.0, last_step = 0.0;  // seconds, of this start
     int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
-    bool saves_in_background = false;
-    bool warned_of_data = false;  // warn_of_changed_data has printed its warning
+    bool saves_in_background = false;           // the same on all ranks
+    std::unique_ptr<StateCollector> collector;  // with saves_in_background, if each rank has a part of the state
+    bool warned_of_data = false;                // warn_of_changed_data has printed its warning
     // On the first rank, with saves_in_background. It is destroyed first, because its thread reads the run.
     std::unique_ptr<BackgroundSave> background_save;
 

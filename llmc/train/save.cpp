@@ -5,7 +5,9 @@
 
 #include "base/common.h"
 #include "base/fault.h"
+#include "base/host.h"
 #include "base/host_memory.h"
+#include "base/terminal.h"
 #include "train/keep.h"
 
 CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
@@ -46,14 +48,16 @@ static void check_lock(const OutputLock& lock, const std::string& output) {
              output.c_str());
 }
 
-// Writes a checkpoint. May run in a thread: it changes nothing of the run.
+// Writes a checkpoint. May run in a thread: it changes nothing of the run. collect: called before the first `view`.
 static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& state,
-                                   const TensorView& view, const TrainerState& trainer) {
+                                   const TensorView& view, const TrainerState& trainer,
+                                   const std::function<void()>& collect = {}) {
     SaveResult result;
     result.step = trainer.step;
     const double begin = seconds_now();
     try {
         check_lock(*run.lock, run.options.output);
+        if (collect) collect();
         fault_point({.point = FaultPoint::save, .rank = run.comm.rank, .step = trainer.step});
         result.dir = save_checkpoint(save_options(run, state, result), layout, view, trainer).dir;
     } catch (const Error& error) {
@@ -190,35 +194,57 @@ static bool will_save_between_steps(const Options& o, int64_t step) {
     return saves_checkpoints(o) && (step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
 }
 
-// With `auto`, as many bytes as the copy takes must stay free: files are written through the file cache.
-static std::unique_ptr<BackgroundSave> make_background_save(Run& run, const StateReader& reader, int num_slots) {
-    const int64_t needed = snapshot_bytes(reader.layout, num_slots), free = host_bytes_free();
-    const bool always = run.options.checkpoint_async == "on";
-    if (always && needed > free)
-        fail(EXIT_INTERNAL, "--checkpoint-async on: a copy of the state takes %s, and %s are free; give auto or off",
-             human_bytes(needed).c_str(), human_bytes(free).c_str());
-    if (always || needed <= free / 2) return std::make_unique<BackgroundSave>(reader.layout, num_slots);
-    run.log->note(
-        format("training waits for each checkpoint: a copy of the state takes %s, and %s are free "
-               "(--checkpoint-async)",
-               human_bytes(needed).c_str(), human_bytes(free).c_str()));
-    return nullptr;
+// Called by all ranks. Returns why a host has no memory for the copies of its ranks; empty: all have. With `auto`, as
+// many bytes as the copies take must stay free: files are written through the file cache.
+static std::string lack_of_memory(Run& run, int64_t own_bytes) {
+    const std::string host = host_id();
+    int64_t needed = 0;
+    for (const std::string& text : run.comm.all_gather_text(host + " " + std::to_string(own_bytes)))
+        if (text.starts_with(host + " ")) needed += std::stoll(text.substr(host.size() + 1));
+    const int64_t free = host_bytes_free(), limit = run.options.checkpoint_async == "on" ? free : free / 2;
+    std::string lack;
+    if (needed > limit)
+        lack = format("a copy of the state takes %s%s, and %s are free", human_bytes(needed).c_str(),
+                      run.comm.world_size > 1 ? (" on " + host_name()).c_str() : "", human_bytes(free).c_str());
+    const std::vector<std::string> all = run.comm.all_gather_text(lack);
+    const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
+    return first == all.end() ? "" : *first;
+}
+
+// Called by all ranks. Allocates this rank's copy. Returns why the run makes no saves in the background, the same text
+// on all ranks; empty: it makes them.
+static std::string make_copies(Run& run, const StateReader& reader, int num_slots) {
+    int64_t bytes = run.first_rank() ? snapshot_bytes(reader.layout, num_slots) : 0;
+    if (reader.sharded) bytes += part_bytes(reader.part, num_slots);
+    const std::string lack = lack_of_memory(run, bytes);
+    if (!lack.empty()) return lack;
+    if (run.first_rank()) run.background_save = std::make_unique<BackgroundSave>(reader.layout, num_slots);
+    if (!reader.sharded) return "";
+    constexpr double SILENCE = 60;  // seconds; the watchdog must not end the run before
+    run.collector = std::make_unique<StateCollector>(run.comm, reader.layout, reader.part, num_slots,
+                                                     std::min(SILENCE, 0.5 * run.watchdog.checkpoint_limit()));
+    return run.collector->why_not;
 }
 
 void prepare_background_saves(Run& run, const StateReader& reader) {
     const Options& o = run.options;
     if (o.checkpoint_async == "off" || !will_save_between_steps(o, run.state.step)) return;
-    if (run.first_rank()) run.background_save = make_background_save(run, reader, 1 + int(reader.state.size()));
-    run.saves_in_background = run.background_save != nullptr;
-    if (reader.sharded)
-        run.saves_in_background = run.comm.all_gather_text(run.saves_in_background ? "yes" : "no")[0] == "yes";
+    const std::string why_not = make_copies(run, reader, 1 + int(reader.state.size()));
+    run.saves_in_background = why_not.empty();
+    if (run.saves_in_background) return;
+    run.background_save.reset();
+    run.collector.reset();
+    if (o.checkpoint_async == "on") fail(EXIT_INTERNAL, "--checkpoint-async on: %s; give auto or off", why_not.c_str());
+    run.log->note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
 }
 
-std::string describe_background_saves(const Options& o, const ParamLayout& layout, int num_slots) {
+std::string describe_background_saves(const Options& o, const ParamLayout& layout, int num_slots, int parts) {
     if (o.checkpoint_async == "off" || !saves_checkpoints(o)) return "";
-    return format("written while training goes on, from a copy of %s in the memory of rank 0's host%s",
-                  human_bytes(snapshot_bytes(layout, num_slots)).c_str(),
-                  o.checkpoint_async == "auto" ? ", if it is free" : "");
+    const int64_t bytes = snapshot_bytes(layout, num_slots);
+    const std::string of_ranks =
+        parts > 1 ? ", and copies of each rank's part (" + human_bytes(bytes / parts) + ")" : "";
+    return format("written while training goes on, from a copy of %s in the memory of rank 0's host%s%s",
+                  human_bytes(bytes).c_str(), of_ranks.c_str(), o.checkpoint_async == "auto" ? ", if it is free" : "");
 }
 
 static void warn_of_wait(Run& run, int64_t earlier, double seconds) {
@@ -245,15 +271,23 @@ void report_background_save(Run& run, bool wait) {
     if (const std::optional<SaveResult> result = run.background_save->finish(wait)) report(run, *result);
 }
 
+// Copies this rank's part of the state, which a thread then sends to rank 0.
+static void send_part(Run& run, const StateReader& reader) {
+    if (const std::optional<Error> error = run.collector->finish())
+        print_message(format("warning: rank %d on %s could not send its part of the checkpoint before: %s",
+                             run.comm.rank, host_name().c_str(), error->what()));
+    run.collector->copy(reader.read_part, run.state.step);
+}
+
+static void copy_state(Run& run, const StateReader& reader) {
+    run.collector ? run.collector->copy(reader.read_part, run.state.step)
+                  : run.background_save->snapshot.take(reader.read);
+}
+
 void save_in_background(Run& run, const StateReader& reader) {
     run.state.health = run.health.json();
     if (!run.saves_in_background) return save_or_warn(run, reader);
-    if (!run.first_rank()) {  // takes part in the reads
-        std::vector<float> unused = one_tensor(reader.layout);
-        const auto read = [&](Slot slot, Param p, int l) { reader.read(unused.data(), slot, p, l); };
-        if (reader.sharded) for_each_copy(reader.layout, 1 + int(reader.state.size()), read);
-        return;
-    }
+    if (!run.first_rank()) return run.collector ? send_part(run, reader) : void();
     BackgroundSave& background = *run.background_save;
     const double begin = seconds_now();
     if (const std::optional<SaveResult> before = background.finish(true)) {
@@ -261,11 +295,14 @@ void save_in_background(Run& run, const StateReader& reader) {
         warn_of_wait(run, before->step, seconds_now() - begin);
     }
     const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
-    background.snapshot.take(reader.read);
+    copy_state(run, reader);
     const double copy_ms = 1e3 * (seconds_now() - begin_copy), stall_ms = 1e3 * (seconds_now() - begin);
     background.start(run.state.step, [&run, &background, copy_ms, stall_ms, state = reader.state, trainer = run.state] {
-        SaveResult result =
-            write_checkpoint(run, background.snapshot.layout, state, background.snapshot.view(), trainer);
+        const Snapshot& snapshot = background.snapshot;
+        const auto collect = [&] {
+            if (run.collector) run.collector->collect(snapshot.slots);
+        };
+        SaveResult result = write_checkpoint(run, snapshot.layout, state, snapshot.view(), trainer, collect);
         result.ms += copy_ms;
         result.stall_ms = stall_ms;
         return result;

@@ -2,13 +2,16 @@
 #pragma once
 #include "checkpoint/hf_weights.h"
 #include "train/run.h"
+#include "train/state_collector.h"
 
 // How a save reads the weights and the optimizer's state.
 struct StateReader {
     const ParamLayout& layout;
     std::vector<std::string> state;  // names of the optimizer's slots
     TensorReader read;
-    bool sharded;  // every rank holds a part of the state: all ranks must make the same reads
+    bool sharded;          // every rank holds a part of the state: all ranks must make the same reads
+    StatePart part;        // this rank's
+    PartReader read_part;  // reads it without the other ranks
 };
 
 CheckpointFormat checkpoint_format(const Options& options, const std::vector<std::string>& state);
@@ -17,8 +20,9 @@ bool saves_checkpoints(const Options& options);
 // Called by all ranks before the first step. Allocates the memory for saves that are written while training goes on
 // (--checkpoint-async), if this run will make one.
 void prepare_background_saves(Run& run, const StateReader& reader);
-// What `plan` says about these saves; empty: the options turn them off.
-std::string describe_background_saves(const Options& options, const ParamLayout& layout, int num_slots);
+// What `plan` says about these saves; empty: the options turn them off. parts: the ranks that have a part of the state
+// each; 1: rank 0 has all of it.
+std::string describe_background_saves(const Options& options, const ParamLayout& layout, int num_slots, int parts);
 
 // Called by all ranks at the end of the run. Saves the state of run.state.step, unless it is already saved or the run
 // saves nothing. Returns when the checkpoint is complete. If rank 0 cannot write, rank 0 throws; with sharded state

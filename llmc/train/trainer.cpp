@@ -23,9 +23,12 @@ Trainer<floatX>::Trainer(Run& run)
     : run(run),
       model(run.source.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
       optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)),
-      reader{optimizer.whole, optimizer.rule.state,
+      reader{optimizer.whole,
+             optimizer.rule.state,
              [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
-             optimizer.reads_together()} {
+             optimizer.reads_together(),
+             optimizer.part(),
+             [this](float* host, Slot slot) { optimizer.copy_part(host, slot); }} {
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);

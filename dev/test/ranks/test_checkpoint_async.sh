@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # test_checkpoint_async.sh: saves that are written while training goes on give the bytes of saves that training waits for,
-# survive kill -9 and a request to stop, and take no memory of their own after the first one.
+# survive kill -9 and a request to stop, and take no memory of their own after the first one. test_parts.sh tests several ranks.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
-
-reason=$(no_ranks_because)
-if [ -n "$reason" ]; then skip "--checkpoint-async" "$reason" && exit 0; fi
-several_ranks_here
 
 make_shards "$scratch/data" || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2
@@ -189,15 +185,4 @@ check "auto without memory for a copy says so" grep -q "training waits for each 
 refused "on without memory for a copy" 1 "--checkpoint-async on: a copy of the state takes" "${limited[@]}" 1000000 "${train[@]}" "${large[@]}" --checkpoint-async on \
     --output "$scratch/none"
 
-# ---- several ranks
-for layout in "--zero 1" "--zero 3" "--tensor-parallel 2"; do
-    for async in off on; do
-        # shellcheck disable=SC2086
-        check "2 ranks $layout: --checkpoint-async $async" ranks 2 "${train[@]}" --steps 6 --checkpoint-every 2 --keep 0 $layout \
-            --checkpoint-async $async --output "$scratch/ranks_$async"
-    done
-    for step in 2 4 6; do check "2 ranks $layout, step $step: the same bytes" same_run "$scratch/ranks_on" "$scratch/ranks_off" $step; done
-    check "2 ranks $layout: the same checkpoints" diff <(ls "$scratch/ranks_on") <(ls "$scratch/ranks_off")
-    rm -rf "$scratch/ranks_on" "$scratch/ranks_off"
-done
 finish

@@ -32,9 +32,13 @@
 
 extern "C" int __real_main(int argc, char** argv);
 
-static const std::map<std::string, FaultPoint> phases = {
-    {"step", FaultPoint::step},     {"gradients", FaultPoint::gradients}, {"allreduce", FaultPoint::allreduce},
-    {"update", FaultPoint::update}, {"save", FaultPoint::save},           {"validation", FaultPoint::validation}};
+static const std::map<std::string, FaultPoint> phases = {{"step", FaultPoint::step},
+                                                         {"gradients", FaultPoint::gradients},
+                                                         {"allreduce", FaultPoint::allreduce},
+                                                         {"update", FaultPoint::update},
+                                                         {"save", FaultPoint::save},
+                                                         {"part", FaultPoint::part},
+                                                         {"validation", FaultPoint::validation}};
 static constexpr const char* FAULT_VARIABLE = "TRAIN_GPT2_FAULT";
 
 static struct {
@@ -103,7 +107,9 @@ static void reach(const FaultSite& site) {
     FaultSite here = site;
     if (site.rank < 0) here.rank = own_rank, here.step = current_step;
     const bool here_and_now = here.point == fault.point && here.rank == fault.rank && here.step >= fault.step;
-    if (!here_and_now || *fired >= fault.times || (in_this_step && site.point != FaultPoint::save)) return;
+    if (!here_and_now || *fired >= fault.times ||
+        (in_this_step && site.point != FaultPoint::save && site.point != FaultPoint::part))
+        return;
     ++*fired;
     in_this_step = true;
     strike(here);
