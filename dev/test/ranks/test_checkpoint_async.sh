@@ -118,8 +118,10 @@ check "a request to stop: no part of a save is left" test -z "$(compgen -G "$scr
 last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log.jsonl" | tail -1)
 check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
 
-# With a slow fsync the save of step 100 is in flight for more than 1 s.
-slow_run=(env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --quiet=0 --progress plain --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
+# Every fsync takes 0.3 s, and the save of step 100 more than 3 s: a busy machine may need a second to end the step.
+sed -i 's/100000/300000/' "$scratch/slow.cpp"
+check "a library with a slower fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/slower.so" "$scratch/slow.cpp"
+slow_run=(env LD_PRELOAD="$scratch/slower.so" "${train[@]}" --quiet=0 --progress plain --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
 # first_in_flight RUN: waits for a file of the first save.
 first_in_flight() {
     local tries

@@ -36,7 +36,7 @@ done
 # ---- faults while rank 0 waits for the part of rank 1
 zero=(--zero 1 --checkpoint-async on)
 check "the undisturbed run" ranks 2 "${train[@]}" --zero 1 --checkpoint-async off --steps 40 --checkpoint-every 20 --output "$scratch/whole"
-late=(--fault slow:rank=1,step=20,times=1,phase=part,ms=2000)
+late=(--fault "slow:rank=1,step=20,times=1,phase=part,ms=2000")
 check "the part of step 20 comes 2 s late" ranks 2 "${train[@]}" "${zero[@]}" "${late[@]}" --steps 40 --checkpoint-every 20 --output "$scratch/late"
 first_step_after=$(grep -n '"kind":"step","step":3[0-9]' "$scratch/late/log.jsonl" | head -1 | cut -d: -f1)
 saved=$(grep -n '"kind":"checkpoint","step":20' "$scratch/late/log.jsonl" | cut -d: -f1)
@@ -46,7 +46,7 @@ for step in 20 40; do check "late: step $step has the undisturbed bytes" same_ru
 # between RUN: waits for a step that ends while rank 0 waits for the part of step 20.
 between() { wait_for "$1/log.jsonl" '"step":25,'; }
 endless=("$with_faults" "${small[@]}" "${zero[@]}" --progress plain --steps 1000000 --checkpoint-every 20 --keep 0)
-late=(--fault slow:rank=1,step=40,times=1,phase=part,ms=20000)
+late=(--fault "slow:rank=1,step=40,times=1,phase=part,ms=20000")
 "${interruptible[@]}" "${endless[@]}" --ranks 2 "${late[@]}" --output "$scratch/killed" >"$scratch/killed.log" 2>&1 &
 run=$!
 check "kill -9: a part is on its way" wait_for "$scratch/killed/log.jsonl" '"step":45,'
@@ -60,7 +60,7 @@ check "kill -9: no part of a save is left" test -z "$(compgen -G "$scratch/kille
 check "kill -9: resumes" ranks 2 "${train[@]}" "${zero[@]}" --resume --steps 40 --output "$scratch/killed"
 check "kill -9: ends with the undisturbed bytes" same_run "$scratch/killed" "$scratch/whole" 40
 
-late=(--fault slow:rank=1,step=20,times=1,phase=part,ms=2000)
+late=(--fault "slow:rank=1,step=20,times=1,phase=part,ms=2000")
 "${interruptible[@]}" "${endless[@]}" --ranks 2 "${late[@]}" --output "$scratch/stopped" >"$scratch/stopped.log" 2>&1 &
 run=$!
 check "a request to stop: a part is on its way" between "$scratch/stopped"
