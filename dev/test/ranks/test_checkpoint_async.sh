@@ -82,7 +82,7 @@ check "the time of a save ($save_ms ms) has no wait for the save before ($stall_
 # Without the time of fsync a save is much shorter than a step.
 echo 'extern "C" int fsync(int) { return 0; }' >"$scratch/fast.cpp"
 check "a library with a fast fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/fast.so" "$scratch/fast.cpp"
-check "a save that is complete before the next step" env LD_PRELOAD="$scratch/fast.so" "${train[@]}" --steps 2 --global-batch 16384 --checkpoint-every 1 --checkpoint-async on --output "$scratch/long"
+check "a save that is complete before the next step" env LD_PRELOAD="$scratch/fast.so" "${train[@]}" --steps 2 --layers 9 --global-batch 8192 --checkpoint-every 1 --checkpoint-async on --output "$scratch/long"
 check "the log has the checkpoint when it is complete, not when the next step is" \
     test "$(sed -n 's/.*"kind":"\(step\|checkpoint\)".*/\1/p' "$scratch/long/log.jsonl" | tr '\n' ' ')" = "step checkpoint step checkpoint "
 
