@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_sanitized_run.sh: runs of FAULT_STEPS steps [1000] under sanitizers, without a report: one process and two ranks by mpirun under
-# AddressSanitizer and UndefinedBehaviorSanitizer, and two emulated GPUs under ThreadSanitizer. It builds the programs.
+# AddressSanitizer and UndefinedBehaviorSanitizer, and two emulated GPUs under ThreadSanitizer, without and with ZeRO. It builds the programs.
 #
 # Leaks are reported for the single process only. In the ranks Open MPI, which is not instrumented, leaks memory of plugins that it
 # has unloaded, whose names are then unknown; test_constant_memory.sh shows that the ranks' memory does not grow.
@@ -48,7 +48,11 @@ elif ! make -j"$(nproc)" SANITIZE=thread CXX=clang++ $build >"$scratch/build.log
     fail "the build for ThreadSanitizer: $(tail -n 3 "$scratch/build.log")"
 else
     # One OpenMP thread: clang's OpenMP runtime is not instrumented, and would be reported.
-    sanitized thread_2 env SIMT_DEVICES=2 OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 $build --gpus 2 "${train[@]}" --layers 1 --heads 1 \
-        --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 --autotune off --timeout-step 0 --timeout-start 0
+    # With --zero 1 a thread of each rank sends its part of every checkpoint.
+    for zero in 0 1; do
+        sanitized thread_2_zero_$zero env SIMT_DEVICES=2 OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 $build --gpus 2 "${train[@]}" \
+            --zero $zero --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 --autotune off \
+            --timeout-step 0 --timeout-start 0
+    done
 fi
 finish
