@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # test_random_faults.sh: random faults of a small run on two ranks, one in each run: a rank or the launcher is killed or stopped, a
-# signal asks to stop, the disk is full, or a bit of a checkpoint flips. --max-restarts and a loop start the run again. Each
-# must end with the log, weights and moments of a run that was not disturbed.
+# signal asks to stop, the disk is full, a bit of a checkpoint flips, or the cable between the two ranks' hosts is cut.
+# --max-restarts and a loop start the run again. Each must end with the log, weights and moments of a run that was not disturbed. Odd seeds have --zero 1: at a save each rank sends
+# its part to rank 0.
 #
 # FAULT_COUNT faults [200], with the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one, up to the
 # moment at which it strikes.
@@ -10,12 +11,13 @@ source "$(dirname "$0")/../support/functions.sh"
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "random faults" "$reason" && exit 0; fi
+several_ranks_here
 steps=400
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps "$steps" --checkpoint-every 20
-    --timeout-step $((3 * slower)) --timeout-checkpoint $((3 * slower)) --ranks 2)
+    --timeout-step $((3 * slower)) --timeout-checkpoint $((3 * slower)))
 undisturbed=$scratch/undisturbed
-check "the undisturbed run" "${train[@]}" --output "$undisturbed"
+check "the undisturbed run" "${train[@]}" --ranks 2 --output "$undisturbed"
 
 # The runs write to a disk of their own, which has room for eight checkpoints.
 disk=$scratch/disk
@@ -24,15 +26,30 @@ mkdir "$disk"
 checkpoint_kib=$(du -sk "$undisturbed/step_000$steps" | cut -f1)
 if mount -t tmpfs -o size=$((8 * checkpoint_kib))k faults "$disk" 2>/dev/null; then
     kinds+=(full_disk)
-    trap 'if is_main_shell; then umount --lazy "$disk"; rm -rf "$scratch"; fi' EXIT
 else
     skip "a full disk" "no tmpfs can be mounted here"
+fi
+export CLUSTER=f$$n CLUSTER_SUBNET=10.79.0
+cluster() { dev/test/ranks/cluster.sh "$@"; }
+clean_up() {
+    umount --lazy "$disk" 2>/dev/null
+    case " ${kinds[*]} " in *" cut_cable "*) cluster down 2 ;; esac
+    rm -rf "$scratch"
+}
+trap 'if is_main_shell; then clean_up; fi' EXIT
+reason=$(no_hosts_because)
+if [ -n "$reason" ]; then
+    skip "a cut cable" "$reason"
+elif check "cluster.sh makes 2 hosts" cluster up 2; then
+    kinds+=(cut_cable)
 fi
 out=$disk/run log=$scratch/job.log
 
 start() {
     starts=$((starts + 1))
-    "${interruptible[@]}" "${train[@]}" --max-restarts 3 --resume --output "$out" >>"$log" 2>&1 </dev/null &
+    local launcher=("${interruptible[@]}") restarts=(--ranks 2 --max-restarts 3)
+    if [ "$kind" = cut_cable ]; then launcher+=(dev/test/ranks/cluster.sh run 2 1) restarts=(); fi
+    "${launcher[@]}" "${train[@]}" "${restarts[@]}" --zero $((seed % 2)) --resume --output "$out" >>"$log" 2>&1 </dev/null &
     job=$!
 }
 # at_step STEP: waits for this step of the run. Fails if the run ends before.
@@ -73,6 +90,16 @@ fault_full_disk() {
     done
     rm "$disk/filler"
 }
+# It is connected again when the ranks on both hosts have ended.
+fault_cut_cable() {
+    what="the cable of a host is cut"
+    cluster cut "${CLUSTER}1"
+    for ((tries = 0; tries < 300 * slower; tries++)); do
+        if ! runs "$job" && [ -z "$(ip netns pids "${CLUSTER}1")" ]; then break; fi
+        sleep 0.1
+    done
+    cluster heal "${CLUSTER}1"
+}
 fault_flip() {
     local step files file at byte
     step=$(cat "$out/latest")
@@ -101,6 +128,7 @@ disturbed() {
         sleep 1  # until the ranks of a launcher that was killed have ended
         start
     done
+    if [ "$what" = "$1, too late" ]; then return; fi
     if [ $starts -gt 1 ] || grep -q '^restart 1 \|was not saved' "$log"; then hit=1; fi
 }
 complete() { [ $status = 0 ] && same_run "$undisturbed" "$out" $steps; }
