@@ -24,7 +24,7 @@ GpuSummary summarize_gpus(const RankStatus* statuses, int world_size) {
 
 std::vector<std::string> SlowdownWarnings::add(const RankStatus* statuses, const std::vector<std::string>& hosts) {
     warned.resize(hosts.size());
-    std::vector<std::string> lines(size_t(Slowdown::none));
+    std::vector<std::string> lines(static_cast<size_t>(Slowdown::none));
     for (size_t rank = 0; rank < hosts.size(); rank++) {
         const GpuReading& gpu = statuses[rank].gpu;
         const Slowdown slowdown = slowdown_of(gpu);
