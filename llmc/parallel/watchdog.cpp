@@ -147,7 +147,8 @@ void Watchdog::watch() {
     clock.last = seconds_now();
     std::unique_ptr<Lookout> lookout;  // while this rank has waited for more than half its limit
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, std::chrono::duration<double>(TICK), [&] { return ending; })) {
+    double pause = TICK;
+    while (!changed.wait_for(lock, std::chrono::duration<double>(pause), [&] { return ending; })) {
         const double limit_now = limit, waited = clock.tick(seconds_now(), flights.progress, ReaderWait::waiting);
         if (waited < limit_now / 2) lookout.reset();
         if (waited >= limit_now / 2 && !lookout && options.launch.world_size > 1)
@@ -191,6 +192,7 @@ std::vector<StallReport> Watchdog::gather(const StallReport& own) const {
     const double end = seconds_now() + (options.output.empty() ? 0.0 : GATHER_SECONDS);
     for (bool last = false; !last && int(found.size()) < own.world_size;) {
         last = seconds_now() >= end;
+        pause = std::clamp(limit_now - waited, 0.001, TICK);  // the look at the limit is not a TICK late
         for (const auto& [rank, path] : new_reports.find()) {
             if (rank >= own.world_size || found.count(rank)) continue;
             try {
@@ -233,8 +235,7 @@ void Watchdog::expire(double waited, bool own_limit) {
     const StallReport own = make_report(waited);
     // Whatever hangs below, such as a disk, the process ends, and with a sentence.
     std::thread([this, text = sentence(own, own_limit, {own})] {
-        std::this_thread::sleep_for(std::chrono::duration<double>(LAST_SECONDS));
-        if (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
+        std::this_thread::sleep_for(std::chrono::duration<double>(LATEST_PRINT));
         print_once(text);
         _exit(EXIT_WATCHDOG);
     }).detach();
@@ -264,3 +265,5 @@ void start_watchdog(Comm& comm, WatchdogOptions options) {
 }
 
 double slow_device_seconds(double flops) { return flops / (device_memory_is_host() ? 2e9 : 1e12); }
+        std::this_thread::sleep_for(std::chrono::duration<double>(LAST_SECONDS - LATEST_PRINT));
+        if (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));

@@ -84,7 +84,7 @@ struct WatchdogOptions {
 };
 
 struct Watchdog {
-    static constexpr double TICK = 0.1;            // seconds between two looks
+    static constexpr double TICK = 0.1;            // seconds between two looks, at most
     static constexpr double GATHER_SECONDS = 0.5;  // wait for the files of other ranks
     static constexpr double PRINT_SECONDS = 0.3;   // wait of the ranks that print nothing for the one that does
     static constexpr double LAST_SECONDS = 1.0;    // from expiry to the end of the process, whatever hangs
@@ -100,6 +100,8 @@ struct Watchdog {
     void step_done(double seconds);  // ends what permit() has added
     // Until the end of the next step, this rank may wait longer for rank 0, which first saves (Phase::checkpoint) or
     // writes a sample.
+    // From expiry to the sentence, whatever hangs. With the TICK after which a stall is seen, it is less than 1 s.
+    static constexpr double LATEST_PRINT = 0.8;
     void permit(double seconds, Phase of_rank_0);
     void set_first_step(double seconds);  // the time that a micro-step takes at most on a slow device
 

@@ -38,6 +38,14 @@ nobody_left() {
 }
 says() { grep -q -- "$1" "$scratch/job.log"; }
 errors() { grep -c '^error: ' "$scratch/job.log"; }
+# in_time NAME: call it just after a rank was stopped. The sentence comes within 1 s of the deadline.
+in_time() {
+    local begin=$EPOCHREALTIME after
+    wait_for "$scratch/job.log" '^error: '
+    after=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
+    check "$1: the sentence comes $after s after the stop, with a limit of $deadline s" \
+        awk -v s="$after" -v most=$((deadline + slower)) 'BEGIN { exit !(s < most) }'
+}
 # hangs NAME SECONDS RANK TEXT: the job ends as a watchdog ends it, and RANK is named with TEXT.
 hangs() {
     check "$1: all end in time" ends "$2"
@@ -165,6 +173,7 @@ start "${generate[@]}" --ranks 2
 rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/job.log" '^---' && rank_process 1)"
 
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
+    in_time "$launcher, rank $stopped stopped"
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
 check "a run whose reader pauses is not ended" test "${PIPESTATUS[0]}" = 0
@@ -214,6 +223,7 @@ else
     check "a cable: 2 hosts train" wait_for "$out/log.jsonl" '"step":12,'
     dev/test/ranks/cluster.sh cut "${CLUSTER}1"
     check "a cable that is cut: mpirun ends in 15 s" ends 15
+    in_time "$1, a rank stopped"
     check "a cable that is cut: exit code $status after $seconds s" test $status = 205
     for _ in $(seq 100); do if nobody_inside 2; then break; fi; sleep 0.1; done
     check "a cable that is cut: no process is left: $(inside 2)" nobody_inside 2
@@ -243,3 +253,4 @@ start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tens
 out=$scratch/undisturbed
 rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)"
 finish
+in_time "a GPU rank that is stopped"
