@@ -17,7 +17,7 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
     watch_ranks(o, launch, comm);
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
-    RunSource source = find_trained_model(o, true);
+    RunSource source = find_trained_model(o, true, comm.watchdog.get());
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
     check_heads(o.tensor_parallel, source.config, comm.world_size);

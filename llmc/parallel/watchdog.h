@@ -97,6 +97,7 @@ struct Watchdog {
     // Called by the training thread. Each call is progress.
     void begin(Phase phase, int64_t step);
     void reached(const char* name, int64_t number = -1) { flights.reached(name, number); }
+    void goes_on() { flights.progress++; }  // with what was reached last
     void step_done(double seconds);  // ends what permit() has added
     // Until the end of the next step, this rank may wait longer for rank 0, which first saves (Phase::checkpoint) or
     // writes a sample.

@@ -213,7 +213,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
     const std::vector<std::string> notes = prepare_output(run);
-    run.source = find_training_start(o);
+    run.source = find_training_start(o, &run.watchdog);
     resolve_batch(run, launch);
     run.groups.dp.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();

@@ -95,6 +95,30 @@ check "a disk that hangs: the process ends in time" ends 8
 check "a disk that hangs: exit code $status after $seconds s" test $status = 124
 check "a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in the start for 2 s (--timeout-start)'
+# A slow disk: 0.15 s for each MiB of a checkpoint. It takes longer than --timeout-start to verify, but no piece does.
+cat >"$scratch/slow.cpp" <<'END'
+#include <cstdlib>
+#include <dlfcn.h>
+#include <string>
+#include <unistd.h>
+static bool slow(int file) {
+    char name[4096];
+    const ssize_t got = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), name, sizeof name);
+    return got > 0 && std::string(name, size_t(got)).ends_with(".safetensors");
+}
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t at) {
+    static auto real = reinterpret_cast<ssize_t (*)(int, void*, size_t, off_t)>(dlsym(RTLD_NEXT, "pread"));
+    if (bytes > 500000 && slow(file)) usleep(getenv("VERY_SLOW") ? 1 << 30 : 150000);
+    return real(file, to, bytes, at);
+}
+END
+check "a library with a slow disk" "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+out=$scratch/slow_disk
+large=("${train[@]}" --channels 256 --warmup 0 --steps 1 --output "$out" --timeout-start "$slower")
+check "a slow disk: a run of 1 step" "${large[@]}"
+check "a slow disk: a checkpoint that takes longer than the limit to verify is resumed" env LD_PRELOAD="$scratch/slow.so" "${large[@]}" --resume --steps 2
+refused "a slow disk: a piece takes longer than the limit" 124 "no progress in the start for $slower s (--timeout-start)" \
+    env LD_PRELOAD="$scratch/slow.so" VERY_SLOW=1 "${large[@]}" --resume --steps 3
 refused "explain without reports" 66 "has no errors/rank_" "$program" explain "$scratch/alone"
 refused "explain without a directory" 2 "explain needs one DIR" "$program" explain
 cut=$scratch/cut_short
