@@ -38,13 +38,14 @@ nobody_left() {
 }
 says() { grep -q -- "$1" "$scratch/job.log"; }
 errors() { grep -c '^error: ' "$scratch/job.log"; }
-# in_time NAME: call it just after a rank was stopped. The sentence comes within 1 s of the deadline.
+# in_time NAME [STEP]: call it just after a rank was stopped. The sentence comes within 1 s of the deadline. Until the others
+# wait for the stopped rank they work on, for less than STEP seconds; on the CPU a step is too short to count.
 in_time() {
     local begin=$EPOCHREALTIME after
     wait_for "$scratch/job.log" '^error: '
     after=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
     check "$1: the sentence comes $after s after the stop, with a limit of $deadline s" \
-        awk -v s="$after" -v most=$((deadline + slower)) 'BEGIN { exit !(s < most) }'
+        awk -v s="$after" -v most=$((deadline + slower + ${2:-0} * slower)) 'BEGIN { exit !(s < most) }'
 }
 # hangs NAME SECONDS RANK TEXT: the job ends as a watchdog ends it, and RANK is named with TEXT.
 hangs() {
@@ -150,8 +151,8 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
-# ---- --fault stops rank 0 just before it saves. The other ranks wait --timeout-checkpoint longer, and their message says so. With
-# --zero 1 the other ranks take part in the save.
+# ---- --fault stops rank 0 just before it saves. The other ranks wait for --timeout-checkpoint, and their message says so. With
+# --zero 1 the other ranks take part in the save. A rank that is stopped in a validation has a limit of its own.
 with_faults=${program}_faults
 if [ ! -x "$with_faults" ]; then
     skip "a rank that is stopped while it saves" "$with_faults is not built"
@@ -159,10 +160,10 @@ else
     for zero in 0 1; do
         out=$scratch/stopped_save_$zero
         start mpirun -np 3 "$with_faults" "${train[@]:1}" --steps 1000 --checkpoint-every 5 --checkpoint-async off --zero $zero --output "$out" \
-            --timeout-step $deadline --timeout-checkpoint $deadline --fault hang:rank=0,phase=save,step=5
-        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 10)) 0 "on $(hostname) did not answer"
-        phase="no progress in step 5 for [0-9]* s (--timeout-step and, because rank 0 saves before it, --timeout-checkpoint)"
-        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for [0-9]* s (--timeout-checkpoint)"; fi
+            --timeout-step $deadline --timeout-checkpoint $((2 * deadline)) --fault hang:rank=0,phase=save,step=5
+        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 8)) 0 "on $(hostname) did not answer"
+        phase="no progress in step 5 for $((2 * deadline)) s (--timeout-checkpoint, because rank 0 saves before it)"
+        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for $((2 * deadline)) s (--timeout-checkpoint)"; fi
         check "--zero $zero, rank 0 stopped while it saves: the phase is named" says "$phase"
     done
 fi
@@ -179,7 +180,7 @@ check "generate on 2 ranks ends" "${generate[@]}" "${limits[@]}" --max-tokens 20
 check "eval and generate leave no folder of reports" test -z "$(find "$TMPDIR" -name 'train_gpt2_*')"
 evaluate+=(--val-data "$scratch/many/train_*.bin" "${limits[@]}")
 generate+=(--num-samples 1000000000 "${limits[@]}")
-# rank_stops NAME PHASE PROCESS: stops this process of the job, which is its rank 1.
+# rank_stops NAME PHASE PROCESS [STEP]: stops this process of the job, which is its rank 1. STEP: see in_time.
 rank_stops() {
     check "$1: the ranks work" test -n "$3"
     kill -STOP "$3"
@@ -201,6 +202,12 @@ rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/job.log" '^---'
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
 check "a run whose reader pauses is not ended" test "${PIPESTATUS[0]}" = 0
+    out=$scratch/stopped_validation
+    start mpirun -np 3 "$with_faults" "${endless[@]:1}" --val-data "$scratch/data/val_*.bin" --val-every 5 --output "$out" \
+        --timeout-step 0 --timeout-validation $deadline --fault hang:rank=1,phase=validation,step=5
+    hangs "rank 1 stopped in a validation" $((deadline + 8)) 1 "on $(hostname) did not answer"
+    check "rank 1 stopped in a validation: the phase is named" \
+        says "no progress in the validation of step 5 for $deadline s (--timeout-validation)"
 check "a run whose reader pauses has waited for it" awk -v s=$deadline -F'"step_ms":' '
     /"kind":"step"/ { split($2, ms, ","); if (ms[1] > most) most = ms[1] } END { exit !(most > 1000 * s) }' "$scratch/read/log.jsonl"
 
@@ -217,6 +224,7 @@ hangs "a rank without data" $((deadline + 8)) 1 "on $(hostname) never entered it
 # ---- a restart by --max-restarts
 out=$scratch/restarted
 check "--max-restarts: a run of 5 steps" saved_run "${endless[@]}" --output "$out" --ranks 2 --global-batch 32
+    in_time "$1, a rank stopped" "${4:-0}"
 start "${endless[@]}" --resume --output "$out" --timeout-step $deadline --ranks 2 --global-batch 32 --max-restarts 1
 check "--max-restarts: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
 kill -STOP "$(rank_process 1)"
@@ -275,6 +283,7 @@ start_writing() {
 start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
     --num-samples 1000000000 --max-tokens 6 "${limits[@]}"
 out=$scratch/undisturbed
-rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)"
+rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)" 1
 finish
 in_time "a GPU rank that is stopped"
+in_time "a GPU rank that is stopped" 1
