@@ -75,7 +75,7 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
         progress.clear();
         message("note: " + line);
     };
-    WatchedUnits batches{comm.watchdog.get(), "batch"};
+    WatchedUnits batches{*comm.watchdog, "batch"};
     batches.begin_phase(Phase::evaluation,
                         slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));
     const auto show = [&](int64_t done, int64_t of, bool failed) {

@@ -28,7 +28,7 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
-    WatchedUnits tokens{comm.watchdog.get(), "token"};
+    WatchedUnits tokens{*comm.watchdog, "token"};
     const int T = source.config.max_T;
     tokens.begin_phase(Phase::generation, slow_device_seconds(double(T) * flops_per_token(source.config, T)));
     Sampler sampler;

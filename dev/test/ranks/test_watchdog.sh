@@ -126,6 +126,40 @@ cut=$scratch/cut_short
 mkdir "$cut" && head -c 100 "$out/errors/rank_0.json" >"$cut/rank_0.json"
 refused "explain with a damaged report" 65 "$cut/rank_0.json" "$program" explain "$cut"
 
+# eval and generate in one process: no data, and a disk that hangs
+model=$scratch/alone
+mkdir "$scratch/many"
+for i in $(seq 300); do cp "$scratch/data/train_000001.bin" "$scratch/many/train_000$i.bin"; done
+cp -r "$scratch/many" "$scratch/many_of_one"
+start "$program" eval --init "$model" --val-data "$scratch/many_of_one/train_*.bin" --micro-batch 1 --threads 1 --timeout-step 1
+check "eval in 1 process works before its data are gone" wait_for "$scratch/job.log" batches
+mv "$scratch/many_of_one" "$scratch/many_gone"
+check "eval in 1 process without data: all end in time" ends 20
+check "eval in 1 process without data: exit code $status" test $status = 124
+check "eval in 1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
+    says '^error: no progress in the evaluation for 1 s (--timeout-step): it was last seen in batch [0-9]*$'
+cat >"$scratch/hangs_in_open.cpp" <<'END'
+#include <fcntl.h>
+#include <string>
+extern "C" unsigned sleep(unsigned);
+extern "C" int open(const char* path, int flags, ...) {
+    while (std::string(path).ends_with("/model.safetensors")) sleep(1000);
+    return openat(AT_FDCWD, path, flags, 0600);
+}
+END
+check "a library with an open that hangs" \
+    "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$scratch/hangs_in_open.so" "$scratch/hangs_in_open.cpp"
+for command in "generate --max-tokens 1" "eval --val-data $scratch/data/val_*.bin"; do
+    # shellcheck disable=SC2086 # words
+    start env LD_PRELOAD="$scratch/hangs_in_open.so" "$program" ${command%% *} --init "$model" ${command#* } --timeout-start 2
+    check "${command%% *} from a disk that hangs: the process ends in time" ends 8
+    check "${command%% *} from a disk that hangs: exit code $status after $seconds s" test $status = 124
+    check "${command%% *} from a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
+        says '^error: no progress in the start for 2 s (--timeout-start): it was last seen in verification of a checkpoint$'
+done
+refused "a limit that the watchdog cannot keep" 2 "--timeout-step 1e-09 must be 0, or at least 1" \
+    "$program" eval --init "$model" --val-data "$scratch/data/val_*.bin" --timeout-step 1e-9
+
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "ranks that hang" "$reason" && finish; fi
 several_ranks_here
@@ -140,6 +174,7 @@ for launcher in "mpirun -np 3" "--ranks 3"; do
     start "${command[@]}" --resume
     check "$launcher: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
     kill -STOP "$(rank_process $stopped)"
+    in_time "$launcher, rank $stopped stopped"
     hangs "$launcher, rank $stopped stopped" $((deadline + 8)) $stopped "on $(hostname) did not answer"
     check "$launcher: the reports of the others" test "$(find "$out/errors" -name 'rank_?.json' | wc -l)" = 2
     check "$launcher: explain names the rank" explains "$out" "rank $stopped on $(hostname) did not answer"
@@ -166,12 +201,17 @@ else
         if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for $((2 * deadline)) s (--timeout-checkpoint)"; fi
         check "--zero $zero, rank 0 stopped while it saves: the phase is named" says "$phase"
     done
+    out=$scratch/stopped_validation
+    start mpirun -np 3 "$with_faults" "${endless[@]:1}" --val-data "$scratch/data/val_*.bin" --val-every 5 --output "$out" \
+        --timeout-step 0 --timeout-validation $deadline --fault hang:rank=1,phase=validation,step=5
+    hangs "rank 1 stopped in a validation" $((deadline + 8)) 1 "on $(hostname) did not answer"
+    check "rank 1 stopped in a validation: the phase is named" \
+        says "no progress in the validation of step 5 for $deadline s (--timeout-validation)"
 fi
 
 # ---- eval and generate: with no --output, the reports go into a folder of their own
 export TMPDIR=$scratch/tmp
-mkdir "$TMPDIR" "$scratch/many"
-for i in $(seq 300); do cp "$scratch/data/train_000001.bin" "$scratch/many/train_000$i.bin"; done
+mkdir "$TMPDIR"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
 evaluate=("$program" eval --init "$scratch/undisturbed" --micro-batch 1 --threads 1)
 generate=("$program" generate --init "$scratch/undisturbed" --tensor-parallel 2 --threads 1 --prompt the)
@@ -184,6 +224,7 @@ generate+=(--num-samples 1000000000 "${limits[@]}")
 rank_stops() {
     check "$1: the ranks work" test -n "$3"
     kill -STOP "$3"
+    in_time "$1, a rank stopped" "${4:-0}"
     hangs "$1, a rank stopped" $((deadline + 8)) 1 "on $(hostname) did not answer"
     check "$1: the sentence names the phase" says "no progress in the $2 for "
     check "$1: explain names the rank" explains "$(find "$TMPDIR" -name 'train_gpt2_*')" "rank 1 on $(hostname) did not answer"
@@ -198,16 +239,9 @@ start "${generate[@]}" --ranks 2
 rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/job.log" '^---' && rank_process 1)"
 
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
-    in_time "$launcher, rank $stopped stopped"
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
 check "a run whose reader pauses is not ended" test "${PIPESTATUS[0]}" = 0
-    out=$scratch/stopped_validation
-    start mpirun -np 3 "$with_faults" "${endless[@]:1}" --val-data "$scratch/data/val_*.bin" --val-every 5 --output "$out" \
-        --timeout-step 0 --timeout-validation $deadline --fault hang:rank=1,phase=validation,step=5
-    hangs "rank 1 stopped in a validation" $((deadline + 8)) 1 "on $(hostname) did not answer"
-    check "rank 1 stopped in a validation: the phase is named" \
-        says "no progress in the validation of step 5 for $deadline s (--timeout-validation)"
 check "a run whose reader pauses has waited for it" awk -v s=$deadline -F'"step_ms":' '
     /"kind":"step"/ { split($2, ms, ","); if (ms[1] > most) most = ms[1] } END { exit !(most > 1000 * s) }' "$scratch/read/log.jsonl"
 
@@ -224,7 +258,6 @@ hangs "a rank without data" $((deadline + 8)) 1 "on $(hostname) never entered it
 # ---- a restart by --max-restarts
 out=$scratch/restarted
 check "--max-restarts: a run of 5 steps" saved_run "${endless[@]}" --output "$out" --ranks 2 --global-batch 32
-    in_time "$1, a rank stopped" "${4:-0}"
 start "${endless[@]}" --resume --output "$out" --timeout-step $deadline --ranks 2 --global-batch 32 --max-restarts 1
 check "--max-restarts: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
 kill -STOP "$(rank_process 1)"
@@ -255,7 +288,6 @@ else
     check "a cable: 2 hosts train" wait_for "$out/log.jsonl" '"step":12,'
     dev/test/ranks/cluster.sh cut "${CLUSTER}1"
     check "a cable that is cut: mpirun ends in 15 s" ends 15
-    in_time "$1, a rank stopped"
     check "a cable that is cut: exit code $status after $seconds s" test $status = 205
     for _ in $(seq 100); do if nobody_inside 2; then break; fi; sleep 0.1; done
     check "a cable that is cut: no process is left: $(inside 2)" nobody_inside 2
@@ -273,6 +305,7 @@ start "$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 
     --gpus 2 --output "$out" --timeout-step $deadline
 check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP "$(children "$job" | tail -n 1)"
+in_time "a GPU rank that is stopped" 1
 hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
 # Rank 0 writes the text itself, so a sentence in the same file would not begin a line.
@@ -285,5 +318,3 @@ start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tens
 out=$scratch/undisturbed
 rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)" 1
 finish
-in_time "a GPU rank that is stopped"
-in_time "a GPU rank that is stopped" 1
