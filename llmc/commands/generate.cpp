@@ -40,7 +40,6 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
         TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) {
-            const ReaderWait wait;
             if (prints) print_stdout(raw ? bytes : terminal.add(bytes));
         };
         const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };

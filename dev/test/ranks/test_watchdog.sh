@@ -138,6 +138,16 @@ check "eval in 1 process without data: all end in time" ends 20
 check "eval in 1 process without data: exit code $status" test $status = 124
 check "eval in 1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in the evaluation for 1 s (--timeout-step): it was last seen in batch [0-9]*$'
+# A pipe that is full when eval writes its first progress line.
+mkfifo "$scratch/full" && exec 9<>"$scratch/full"
+dd if=/dev/zero of="$scratch/full" bs=4096 count=16 oflag=nonblock status=none
+"$program" eval --init "$model" --val-data "$scratch/many/train_*.bin" --micro-batch 1 --threads 1 --timeout-step 1 >"$scratch/text" 2>&9 &
+job=$!
+sleep $((4 * slower))
+check "eval in 1 process whose reader pauses is not ended" runs "$job"
+check "eval in 1 process whose reader pauses waits for it" test ! -s "$scratch/text"
+kill -9 "$job" && wait "$job" 2>/dev/null
+exec 9>&-
 cat >"$scratch/hangs_in_open.cpp" <<'END'
 #include <fcntl.h>
 #include <string>
