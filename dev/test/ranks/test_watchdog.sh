@@ -117,7 +117,8 @@ check "a library with a slow disk" "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$s
 out=$scratch/slow_disk
 large=("${train[@]}" --channels 256 --warmup 0 --steps 1 --output "$out" --timeout-start "$slower")
 check "a slow disk: a run of 1 step" "${large[@]}"
-check "a slow disk: a checkpoint that takes longer than the limit to verify is resumed" env LD_PRELOAD="$scratch/slow.so" "${large[@]}" --resume --steps 2
+check "a slow disk: a checkpoint that takes longer than the limit to verify is resumed" \
+    env LD_PRELOAD="$scratch/slow.so" "${large[@]}" --resume --steps 2
 refused "a slow disk: a piece takes longer than the limit" 124 "no progress in the start for $slower s (--timeout-start)" \
     env LD_PRELOAD="$scratch/slow.so" VERY_SLOW=1 "${large[@]}" --resume --steps 3
 refused "explain without reports" 66 "has no errors/rank_" "$program" explain "$scratch/alone"
