@@ -158,6 +158,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     run.watchdog.reached("update");
     RankStatus status = {stop_requested() || run.failure ? 1.0f : 0.0f, float(t.last_own_ms)};
     status.gpu = run.gpu.reading();
+    status.longest_save = float(run.longest_save);
     if (run.failure) status.lost = std::numeric_limits<float>::quiet_NaN();
     if (run.options.on_nan != "halt") t.optimizer.forget_failure();
     t.optimizer.clip(float(run.options.grad_clip), status, run.health.limits_of(step));

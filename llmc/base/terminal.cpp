@@ -67,17 +67,20 @@ ProgressLine::~ProgressLine() {
 bool ProgressLine::due() const { return seconds_now() - last >= 1.0; }
 
 void ProgressLine::show(const std::string& text) {
+    const ReaderWait wait;
     last = seconds_now();
     drawn = isatty(STDERR_FILENO);
     fprintf(stderr, drawn ? "\r\033[K%s" : "%s\n", message_text(text).c_str());
 }
 
 void ProgressLine::clear() {
+    const ReaderWait wait;
     if (drawn) fputs("\r\033[K", stderr);
     drawn = false;
 }
 
 void print_stdout(const std::string& text) {
+    const ReaderWait wait;
     if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
     fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
 }

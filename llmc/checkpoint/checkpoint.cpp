@@ -433,10 +433,10 @@ VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& pr
 }
 
 // Finds the newest checkpoint that verifies. Returns false if an active run deleted a checkpoint during the search.
-static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
+static bool look_for_latest(const std::string& output, const VerifyProgress& progress, FoundCheckpoint& out) {
     for (const std::string& dir : list_checkpoints(output)) {
         try {
-            verify_checkpoint(dir);
+            verify_checkpoint(dir, progress);
             out.dir = dir;
             return true;
         } catch (const Error& error) {
@@ -447,10 +447,10 @@ static bool look_for_latest(const std::string& output, FoundCheckpoint& out) {
     return true;
 }
 
-FoundCheckpoint find_latest(const std::string& output) {
+FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress) {
     for (int i = 0; i < READ_ATTEMPTS; i++) {
         FoundCheckpoint out;
-        if (look_for_latest(output, out)) return out;
+        if (look_for_latest(output, progress, out)) return out;
     }
     refuse_deleted(output);
 }
@@ -474,7 +474,7 @@ std::string newest_directory(const std::string& output) {
 
 // Refuses weights that differ from the saved ones. Without a readable list of checksums this function compares
 // nothing and returns the reason. A directory without trainer.json is not a checkpoint, so there is nothing to compare.
-static std::string verify_weights(const std::string& dir) {
+static std::string verify_weights(const std::string& dir, const VerifyProgress& progress) {
     if (!path_exists(dir + "/trainer.json")) return "";
     json files;
     try {
@@ -482,25 +482,25 @@ static std::string verify_weights(const std::string& dir) {
     } catch (const Error& error) {
         return error.what();
     }
-    for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files);
+    for (const char* name : {"config.json", "model.safetensors"}) verify_file(dir, name, files, progress);
     return "";
 }
 
 // Describes what --init can still read from a damaged checkpoint; empty: nothing.
-static std::string what_is_left(const std::string& dir) {
+static std::string what_is_left(const std::string& dir, const VerifyProgress& progress) {
     const bool readable = succeeds(
         [&] { load_weights(dir, ParamLayout(read_hf_config(dir).model), [](const float*, Slot, Param, int) {}); });
     if (!readable) return "";
     if (!succeeds([&] { read_file_list(dir); })) return "its weights can be read, but not verified";
-    return succeeds([&] { verify_weights(dir); }) ? "its weights are intact" : "";
+    return succeeds([&] { verify_weights(dir, progress); }) ? "its weights are intact" : "";
 }
 
-FoundCheckpoint find_resumable(const std::string& output) {
-    const FoundCheckpoint found = find_latest(output);
+FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& progress) {
+    const FoundCheckpoint found = find_latest(output, progress);
     if (!found.dir.empty() || found.damaged.empty()) return found;
     std::string lines, start;
     for (const DamagedCheckpoint& damaged : found.damaged) {
-        const std::string left = what_is_left(damaged.dir);
+        const std::string left = what_is_left(damaged.dir, progress);
         if (start.empty() && !left.empty()) start = damaged.dir;
         lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
     }
@@ -519,7 +519,7 @@ bool holds_model(const std::string& dir) {
            (path_exists(dir + "/model.safetensors") || path_exists(dir + "/model.safetensors.index.json"));
 }
 
-FoundCheckpoint find_model(const std::string& path) {
+FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress) {
     check_directory(path);
     // A directory that may be searched but not listed can still hold a model.
     const bool may_list = access(path.c_str(), R_OK) == 0;
@@ -530,10 +530,10 @@ FoundCheckpoint find_model(const std::string& path) {
            path.c_str(), newest.c_str());
     if (newest.empty() && path_exists(path + "/config.json")) {
         FoundCheckpoint found{path, {}, ""};
-        read_from(path, [&] { found.unverified = verify_weights(path); });
+        read_from(path, [&] { found.unverified = verify_weights(path, progress); });
         return found;
     }
-    const FoundCheckpoint found = find_resumable(path);
+    const FoundCheckpoint found = find_resumable(path, progress);
     if (found.dir.empty()) refuse_without_model(path);
     return found;
 }

@@ -114,10 +114,10 @@ struct FoundCheckpoint {
 // many times.
 constexpr int READ_ATTEMPTS = 20;
 // The checkpoint of the highest step in OUTPUT that verifies.
-FoundCheckpoint find_latest(const std::string& output);
+FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress = {});
 // Like find_latest, but refuses an OUTPUT whose checkpoints are all damaged (EXIT_BAD_DATA). The error lists the damage
 // of each one, and whether --init can still read its weights.
-FoundCheckpoint find_resumable(const std::string& output);
+FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& progress = {});
 // The directories in OUTPUT that are named like checkpoints, damaged or not, newest first.
 std::vector<std::string> list_checkpoints(const std::string& output);
 // The newest of list_checkpoints; empty if there is none.
@@ -130,7 +130,7 @@ bool holds_model(const std::string& dir);
 // The directory whose weights `path` denotes: `path` itself if it is a Hugging Face directory (a checkpoint is one), or
 // the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
-FoundCheckpoint find_model(const std::string& path);
+FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 // The error of a directory that is neither a Hugging Face directory nor a run's OUTPUT with a checkpoint
 // (EXIT_NO_INPUT).
 [[noreturn]] void refuse_without_model(const std::string& path);

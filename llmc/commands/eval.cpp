@@ -53,7 +53,7 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     const auto message = [&](const std::string& line) {
         if (prints) print_message(line);
     };
-    RunSource source = find_trained_model(o, false);
+    RunSource source = find_trained_model(o, false, comm.watchdog.get());
     for (const std::string& line : source.notes) message("warning: " + line);
     check_heads(o.tensor_parallel, source.config, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
@@ -75,7 +75,7 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
         progress.clear();
         message("note: " + line);
     };
-    WatchedUnits batches{comm.watchdog.get(), "batch"};
+    WatchedUnits batches{*comm.watchdog, "batch"};
     batches.begin_phase(Phase::evaluation,
                         slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));
     const auto show = [&](int64_t done, int64_t of, bool failed) {

@@ -17,7 +17,7 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
     watch_ranks(o, launch, comm);
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
-    RunSource source = find_trained_model(o, true);
+    RunSource source = find_trained_model(o, true, comm.watchdog.get());
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
     check_heads(o.tensor_parallel, source.config, comm.world_size);
@@ -28,7 +28,7 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
-    WatchedUnits tokens{comm.watchdog.get(), "token"};
+    WatchedUnits tokens{*comm.watchdog, "token"};
     const int T = source.config.max_T;
     tokens.begin_phase(Phase::generation, slow_device_seconds(double(T) * flops_per_token(source.config, T)));
     Sampler sampler;
@@ -40,7 +40,6 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
         TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) {
-            const ReaderWait wait;
             if (prints) print_stdout(raw ? bytes : terminal.add(bytes));
         };
         const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };

@@ -15,9 +15,9 @@ static std::string unused_folder() {
 }
 
 void watch_ranks(const Options& o, const Launch& launch, Comm& comm) {
-    if (comm.world_size == 1) return;
     WatchdogOptions options = {timeouts_of(o), "", launch, o.tensor_parallel};
     start_watchdog(comm, options);
+    if (comm.world_size == 1) return;  // its sentence says all that a report would say
     options.output = comm.all_gather_text(comm.rank == 0 ? unused_folder() : "")[0];
     const std::vector<std::string> hosts = comm.all_gather_text(host_name());
     start_watchdog(comm, options);

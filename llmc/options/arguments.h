@@ -79,6 +79,15 @@ struct OptionBuilder {
     OptionBuilder& from_to_below(T least, T below) { return check_range(least, below, false), *this; }
     OptionBuilder& at_least(T least) { return check_range(least, std::numeric_limits<T>::max(), true), *this; }
 
+    // 0 switches something off.
+    OptionBuilder& zero_or_between(T least, T most) {
+        spec.checks.push_back([name = spec.long_name(), least, most, &value = field] {
+            ENSURE(value == 0 || (value >= least && value <= most), "%s %s must be 0, or at least %s and at most %s",
+                   name, value_text(value).c_str(), value_text(least).c_str(), value_text(most).c_str());
+        });
+        return *this;
+    }
+
     OptionBuilder& not_empty() {
         spec.checks.push_back([name = spec.long_name(), unit = spec.unit, &value = field] {
             ENSURE(!value.empty(), "%s is empty; give %s, or leave it out", name, unit);

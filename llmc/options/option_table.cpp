@@ -177,28 +177,35 @@ static void rank_options(OptionSpecs& all, Options& o) {
 
 static void watchdog_options(OptionSpecs& all, Options& o) {
     Section s{all, "watchdog"};
-    s.add("--timeout-start", o.timeout_start, 300.0, "SECONDS",
+    s.add("--timeout-start", o.timeout_start, -1.0, "SECONDS",
           "end with exit code 124 after so long without progress before the first step; 0 = never")
-        .between(0.0, 1e9)
+        .zero_or_between(1.0, 1e9)
+        .shown("the largest tensor at 50 MB/s, at least 300")
         .may_change();
     s.add("--timeout-step", o.timeout_step, -1.0, "SECONDS",
-          "the same for a micro-step, a collective, a validation batch, a token of a sample; 0 = never")
-        .between(0.0, 1e9)
+          "the same for a micro-step, a collective, a token of a sample; 0 = never")
+        .zero_or_between(1.0, 1e9)
         .shown("20 median steps, at least 120")
         .may_change();
-    s.add("--timeout-checkpoint", o.timeout_checkpoint, 600.0, "SECONDS", "the same for a checkpoint; 0 = never")
-        .between(0.0, 1e9)
+    s.add("--timeout-validation", o.timeout_validation, -1.0, "SECONDS", "the same for a validation batch; 0 = never")
+        .zero_or_between(1.0, 1e9)
+        .shown("20 median batches, at least 120")
+        .may_change();
+    s.add("--timeout-checkpoint", o.timeout_checkpoint, -1.0, "SECONDS", "the same for a checkpoint; 0 = never")
+        .zero_or_between(1.0, 1e9)
+        .shown("10 times the longest save, before the first its bytes at 50 MB/s; at least 300")
         .may_change();
 }
 
 // Of the commands generate and eval, which save nothing.
 static void inference_watchdog_options(OptionSpecs& all, Options& o) {
     Section s{all, "watchdog"};
-    s.add("--timeout-start", o.timeout_start, 300.0, "SECONDS",
-          "several ranks end with exit code 124 after so long without progress before the first batch; 0 = never")
-        .between(0.0, 1e9);
+    s.add("--timeout-start", o.timeout_start, -1.0, "SECONDS",
+          "end with exit code 124 after so long without progress before the first batch or token; 0 = never")
+        .zero_or_between(1.0, 1e9)
+        .shown("the largest tensor at 50 MB/s, at least 300");
     s.add("--timeout-step", o.timeout_step, -1.0, "SECONDS", "the same for a batch or a token; 0 = never")
-        .between(0.0, 1e9)
+        .zero_or_between(1.0, 1e9)
         .shown("20 median batches or tokens, at least 120");
 }
 

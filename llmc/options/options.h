@@ -64,8 +64,8 @@ struct Options {
     // ranks; -1 or empty: set by the launcher
     int rank, world_size, local_rank;
     std::string rendezvous, run_id;
-    double rendezvous_timeout;                               // seconds
-    double timeout_start, timeout_step, timeout_checkpoint;  // seconds, see Timeouts
+    double rendezvous_timeout;                                                   // seconds
+    double timeout_start, timeout_step, timeout_validation, timeout_checkpoint;  // seconds, see Timeouts
     bool print_launch;
     int zero;                // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
     std::string grad_dtype;  // dtype of gradients in collectives: fp32, bf16

@@ -28,8 +28,9 @@ struct RankStatus {
     float last_own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
     float lost = 0.0f;  // NaN: the rank did not compute its micro-batches, so no rank may apply this step
     GpuReading gpu = {};
+    float longest_save = 0.0f;  // seconds; of rank 0, which saves
 };
-static_assert(sizeof(RankStatus) == 8 * sizeof(float), "an all-reduce of floats gathers the statuses");
+static_assert(sizeof(RankStatus) == 9 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
 // How a step is divided among ranks.
 struct Division {

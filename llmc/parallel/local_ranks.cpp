@@ -233,7 +233,8 @@ static bool keep_error(Ranks& ranks, Stream& stream, const std::string& line) {
     char* end = nullptr;
     const int rank = int(strtol(line.c_str() + start.size(), &end, 10));
     stream.error = narrow(int64_t(ranks.errors.size()));
-    ranks.errors.push_back({rank, end, stream.to, seconds_now() + ERROR_WAITS, false});
+    const double wait = strstr(end, (": " + std::string(NO_PROGRESS)).c_str()) ? 0.0 : ERROR_WAITS;
+    ranks.errors.push_back({rank, end, stream.to, seconds_now() + wait, false});
     return true;
 }
 
@@ -415,7 +416,9 @@ static void request_stop(Ranks& ranks) {
 static void limit_rest(Ranks& ranks) {
     const double now = seconds_now();
     ranks.kill_time = std::min(ranks.kill_time, now + LAST_SECONDS);
-    ranks.stopped_kill_time = std::min(ranks.stopped_kill_time, now + LAST_SECONDS_STOPPED);
+    // A rank that is stopped when a watchdog ends the run is what the watchdog has waited for.
+    const double last_stopped = ranks.outcome.exit_code == EXIT_WATCHDOG ? 0.0 : LAST_SECONDS_STOPPED;
+    ranks.stopped_kill_time = std::min(ranks.stopped_kill_time, now + last_stopped);
 }
 
 // Asks the remaining ranks to end, and kills them if they do not.

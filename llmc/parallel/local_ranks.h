@@ -2,7 +2,8 @@
 //
 // A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
 // a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed; a stopped rank cannot end, and
-// gets LAST_SECONDS_STOPPED. If this process is killed, the ranks are killed too (on Linux).
+// gets LAST_SECONDS_STOPPED, or no time if a watchdog has ended the other rank. If this process is killed, the ranks
+// are killed too (on Linux).
 //
 // Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
 // SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
@@ -18,6 +19,9 @@ constexpr double LAST_SECONDS_STOPPED = 1;
 constexpr int MAX_LOCAL_RANKS = 256;
 // A rank prints a line that begins so when it has a request to stop (train/stop.cpp). The request is then not repeated.
 inline constexpr std::string_view STOPPING = "stopping: ";
+// The sentence of a watchdog (parallel/watchdog.h) begins so, after the name of the rank. One rank says it for all, and
+// it has a deadline, so it is not kept until the other ranks have printed their errors.
+inline constexpr std::string_view NO_PROGRESS = "no progress in ";
 
 struct LocalRanks {
     int count = 1;

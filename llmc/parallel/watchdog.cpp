@@ -12,9 +12,11 @@
 #include "base/files.h"
 #include "base/host.h"
 #include "base/terminal.h"
+#include "parallel/local_ranks.h"
 
-static constexpr double LEAST_STEP_LIMIT = 120;  // seconds
-static constexpr double STEPS_IN_LIMIT = 20;
+// Automatic limits. The factors leave room for a device or a disk that other programs slow down for a while.
+static constexpr double LEAST_START_LIMIT = 300, LEAST_STEP_LIMIT = 120, LEAST_CHECKPOINT_LIMIT = 300;  // seconds
+static constexpr double STEPS_IN_LIMIT = 20, SAVES_IN_LIMIT = 10;
 
 const char* phase_name(Phase phase) {
     static constexpr const char* names[] = {"start",      "step", "validation", "sample",
@@ -34,13 +36,31 @@ double StepTimes::median() const {
     return sorted[sorted.size() / 2];
 }
 
-double limit_of(Phase phase, const Timeouts& t, double median_step, double first_step, double permitted) {
-    const auto or_none = [](double seconds) { return seconds == 0 ? INFINITY : seconds; };
-    if (phase == Phase::start) return or_none(t.start);
-    if (phase == Phase::checkpoint) return or_none(t.checkpoint) + permitted;
-    if (t.step >= 0) return or_none(t.step) + permitted;
-    if (median_step == 0) return std::max(or_none(t.start), first_step) + permitted;
-    return std::max(LEAST_STEP_LIMIT, STEPS_IN_LIMIT * median_step) + permitted;
+static double start_limit(const PhaseTimes& times) { return std::max(LEAST_START_LIMIT, times.largest_read); }
+
+// Until the first save has ended, the one in flight may be as slow as a slow disk.
+static double checkpoint_limit(const PhaseTimes& times) {
+    const double save = times.longest_save > 0 ? SAVES_IN_LIMIT * times.longest_save : times.first_save;
+    return std::max(LEAST_CHECKPOINT_LIMIT, save);
+}
+
+// Of a step or a batch with this median.
+static double unit_limit(double median) { return std::max(LEAST_STEP_LIMIT, STEPS_IN_LIMIT * median); }
+
+double limit_of(Phase phase, const Timeouts& t, const PhaseTimes& times) {
+    const auto limit = [](double timeout, double automatic) {
+        return timeout < 0 ? automatic : timeout == 0 ? INFINITY : timeout;
+    };
+    const double start = limit(t.start, start_limit(times));
+    if (phase == Phase::start) return start;
+    const bool validates = phase == Phase::validation;
+    const double median = validates && times.validation_batch > 0 ? times.validation_batch : times.step;
+    double own = median > 0 ? unit_limit(median) : std::max(start, times.first_step);
+    if (phase == Phase::checkpoint) own = checkpoint_limit(times);
+    own = limit(phase == Phase::checkpoint ? t.checkpoint : validates ? t.validation : t.step, own);
+    // Rank 0 may need all of the permitted time, and then comes to the collective in which this rank waits a step's
+    // time later than this rank.
+    return times.permitted > 0 ? std::max(own, times.permitted + times.step) : own;
 }
 
 // ---- the training thread
@@ -49,7 +69,7 @@ Watchdog::Watchdog(const WatchdogOptions& options, FlightRecorder& flights)
     : options(options),
       flights(flights),
       new_reports(options.output),
-      limit(limit_of(Phase::start, options.timeouts, 0, 0, 0)) {
+      limit(limit_of(Phase::start, options.timeouts, {})) {
     flights.reached(phase_name(Phase::start));
     thread = std::thread([this] { watch(); });
 }
@@ -63,7 +83,10 @@ Watchdog::~Watchdog() {
     thread.join();
 }
 
-void Watchdog::set_limit() { limit = limit_of(phase, options.timeouts, steps.median(), first_step, permitted); }
+void Watchdog::set_limit() {
+    limit = limit_of(phase, options.timeouts, times);
+    limit_is_permitted = limit > limit_of(phase, options.timeouts, times.without_permitted());
+}
 
 void Watchdog::begin(Phase new_phase, int64_t step) {
     flights.step = step;
@@ -74,19 +97,36 @@ void Watchdog::begin(Phase new_phase, int64_t step) {
 
 void Watchdog::step_done(double seconds) {
     steps.add(seconds);
-    permitted = 0.0;
+    times.step = steps.median();
+    times.permitted = 0.0;
     permitted_phase = Phase::step;
     flights.progress++;
     set_limit();
 }
 
+void Watchdog::validation_batch_done(double seconds) {
+    validation_batches.add(seconds);
+    times.validation_batch = validation_batches.median();
+    flights.progress++;
+    set_limit();
+}
+
 void Watchdog::permit(double seconds, Phase of_rank_0) {
-    permitted += seconds;
+    times.permitted += seconds;
     if (permitted_phase != Phase::checkpoint) permitted_phase = of_rank_0;
     set_limit();
 }
 
-void Watchdog::set_first_step(double seconds) { first_step = seconds; }
+double Watchdog::checkpoint_limit() const {
+    return limit_of(Phase::checkpoint, options.timeouts, times.without_permitted());
+}
+
+void Watchdog::permit_save() { permit(checkpoint_limit(), Phase::checkpoint); }
+
+void Watchdog::set_largest_read(double seconds) {
+    times.largest_read = seconds;
+    set_limit();
+}
 
 void Watchdog::set_hosts(const std::vector<std::string>& of_ranks) {
     const std::lock_guard lock(mutex);
@@ -147,12 +187,14 @@ void Watchdog::watch() {
     clock.last = seconds_now();
     std::unique_ptr<Lookout> lookout;  // while this rank has waited for more than half its limit
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, std::chrono::duration<double>(TICK), [&] { return ending; })) {
+    double pause = TICK;
+    while (!changed.wait_for(lock, std::chrono::duration<double>(pause), [&] { return ending; })) {
         const double limit_now = limit, waited = clock.tick(seconds_now(), flights.progress, ReaderWait::waiting);
         if (waited < limit_now / 2) lookout.reset();
         if (waited >= limit_now / 2 && !lookout && options.launch.world_size > 1)
             lookout = std::make_unique<Lookout>(new_reports);
         if (waited > limit_now || (lookout && lookout->state->found)) expire(waited, waited > limit_now);
+        pause = std::clamp(limit_now - waited, 0.001, TICK);  // the look at the limit is not a TICK late
     }
 }
 
@@ -205,17 +247,22 @@ std::vector<StallReport> Watchdog::gather(const StallReport& own) const {
     return reports;
 }
 
+// The option that sets the limit of a phase.
+static const char* option_of(const std::string& phase) {
+    for (const Phase own : {Phase::start, Phase::validation, Phase::checkpoint})
+        if (phase == phase_name(own)) return phase_name(own);
+    return phase_name(Phase::step);
+}
+
 // "rank 0 on h0: no progress in step 41 for 120 s (--timeout-step): the all-reduce ...".
 std::string Watchdog::sentence(const StallReport& own, bool own_limit, const std::vector<StallReport>& reports) const {
-    const bool is_start = own.phase == phase_name(Phase::start), saves = own.phase == phase_name(Phase::checkpoint);
-    const char* option = is_start ? "start" : saves ? "checkpoint" : "step";
     std::string text = own.world_size > 1 ? format("rank %d on %s: ", own.rank, own.host.c_str()) : "";
-    text += format("no progress in %s for %.0f s", phase_text(own).c_str(), own.waited);
-    const Phase of_rank_0 = permitted_phase;
-    const char* longer = of_rank_0 == Phase::checkpoint ? " and, because rank 0 saves before it, --timeout-checkpoint"
-                         : of_rank_0 == Phase::sample   ? ", and the time of rank 0's sample before it"
-                                                        : "";
-    if (own_limit) text += format(" (--timeout-%s%s)", option, longer);
+    text += std::string(NO_PROGRESS) + format("%s for %.0f s", phase_text(own).c_str(), own.waited);
+    const bool waits_for_save = permitted_phase == Phase::checkpoint;
+    if (own_limit && !limit_is_permitted) text += format(" (--timeout-%s)", option_of(own.phase));
+    if (own_limit && limit_is_permitted)
+        text += waits_for_save ? " (--timeout-checkpoint, because rank 0 saves before it)"
+                               : " (the time that rank 0's sample before it may take)";
     text += ": " + explain_stall(reports);
     if (!options.output.empty()) text += "; train_gpt2 explain " + shell_word(options.output) + " says more";
     return text;
@@ -233,9 +280,10 @@ void Watchdog::expire(double waited, bool own_limit) {
     const StallReport own = make_report(waited);
     // Whatever hangs below, such as a disk, the process ends, and with a sentence.
     std::thread([this, text = sentence(own, own_limit, {own})] {
-        std::this_thread::sleep_for(std::chrono::duration<double>(LAST_SECONDS));
-        if (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
+        std::this_thread::sleep_for(std::chrono::duration<double>(LATEST_PRINT));
         print_once(text);
+        std::this_thread::sleep_for(std::chrono::duration<double>(LAST_SECONDS - LATEST_PRINT));
+        if (flights.aborting) std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
         _exit(EXIT_WATCHDOG);
     }).detach();
     if (!options.output.empty()) write_report(own, options.output);
@@ -264,3 +312,5 @@ void start_watchdog(Comm& comm, WatchdogOptions options) {
 }
 
 double slow_device_seconds(double flops) { return flops / (device_memory_is_host() ? 2e9 : 1e12); }
+
+double slow_disk_seconds(int64_t bytes) { return double(bytes) / 50e6; }

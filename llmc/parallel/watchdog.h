@@ -28,13 +28,27 @@
 enum class Phase { start, step, validation, sample, checkpoint, end, evaluation, generation };
 const char* phase_name(Phase phase);
 
-// Seconds without progress after which a run ends, --timeout-*. 0: no limit.
+// Seconds without progress after which a run ends, --timeout-*. 0: no limit. Negative: follows from PhaseTimes.
 struct Timeouts {
-    double start = 300, checkpoint = 600;
-    double step = -1;  // of the other phases; negative: follows from the run's own steps
+    double start = -1, step = -1, validation = -1, checkpoint = -1;  // step: also of the phases without an own limit
 };
 
-// The durations of the last steps.
+// What a rank knows of the durations of a run, in seconds. All ranks know nearly the same. 0: nothing is known yet.
+struct PhaseTimes {
+    double step = 0, validation_batch = 0;    // medians of the last ones
+    double longest_save = 0;                  // of this start, on rank 0
+    double first_step = 0;                    // a micro-step on a slow device (slow_device_seconds)
+    double first_save = 0, largest_read = 0;  // a checkpoint and its largest tensor on a slow disk (slow_disk_seconds)
+    double permitted = 0;                     // what rank 0 does alone, while this rank waits for it: a save, a sample
+
+    PhaseTimes without_permitted() const {
+        PhaseTimes own = *this;
+        own.permitted = 0;
+        return own;
+    }
+};
+
+// The durations of the last steps or batches.
 struct StepTimes {
     static constexpr size_t STEPS = 32;
     std::vector<double> seconds;
@@ -44,9 +58,8 @@ struct StepTimes {
     double median() const;  // 0: no step has ended yet
 };
 
-// The limit of a phase in seconds; infinite: none. first_step: the limit of a step whose duration is not known yet.
-// permitted: time that other ranks need while this rank waits for them.
-double limit_of(Phase phase, const Timeouts& timeouts, double median_step, double first_step, double permitted);
+// The limit of a phase in seconds; infinite: none.
+double limit_of(Phase phase, const Timeouts& timeouts, const PhaseTimes& times);
 
 // Measures the time without progress, without the time in which this process did not run.
 struct StallClock {
@@ -84,9 +97,11 @@ struct WatchdogOptions {
 };
 
 struct Watchdog {
-    static constexpr double TICK = 0.1;            // seconds between two looks
+    static constexpr double TICK = 0.1;            // seconds between two looks, at most
     static constexpr double GATHER_SECONDS = 0.5;  // wait for the files of other ranks
     static constexpr double PRINT_SECONDS = 0.3;   // wait of the ranks that print nothing for the one that does
+    // From expiry to the sentence, whatever hangs. With the TICK after which a stall is seen, it is less than 1 s.
+    static constexpr double LATEST_PRINT = 0.8;
     static constexpr double LAST_SECONDS = 1.0;    // from expiry to the end of the process, whatever hangs
     static constexpr double ABORT_SECONDS = 10.0;  // further time that NCCL gets to abort
 
@@ -97,14 +112,21 @@ struct Watchdog {
     // Called by the training thread. Each call is progress.
     void begin(Phase phase, int64_t step);
     void reached(const char* name, int64_t number = -1) { flights.reached(name, number); }
-    void step_done(double seconds);  // ends what permit() has added
-    // Until the end of the next step, this rank may wait longer for rank 0, which first saves (Phase::checkpoint) or
-    // writes a sample.
+    void goes_on() { flights.progress++; }  // with what was reached last
+    void step_done(double seconds);         // ends what permit() has permitted
+    void validation_batch_done(double seconds);
+    // Until the end of the next step, this rank may wait so long for rank 0, which first saves (Phase::checkpoint) or
+    // writes a sample. Two calls add up.
     void permit(double seconds, Phase of_rank_0);
-    void set_first_step(double seconds);  // the time that a micro-step takes at most on a slow device
+    void permit_save();
+    // Before the first step or save, whose durations are not known yet: see PhaseTimes.
+    void set_first_step(double seconds) { times.first_step = seconds; }
+    void set_first_save(double seconds) { times.first_save = seconds; }
+    void set_largest_read(double seconds);
+    void set_longest_save(double seconds) { times.longest_save = seconds; }
 
-    double median_step() const { return steps.median(); }
-    double checkpoint_limit() const { return limit_of(Phase::checkpoint, options.timeouts, 0, 0, 0); }
+    double median_step() const { return times.step; }
+    double checkpoint_limit() const;  // for this rank's own save
     void set_hosts(const std::vector<std::string>& of_ranks);  // of all ranks
     void set_output_is_shared(bool is_shared);
 
@@ -123,14 +145,15 @@ struct Watchdog {
     const NewReports new_reports;
 
     // Used by the training thread only.
-    StepTimes steps;
-    double first_step = 0.0, permitted = 0.0;
+    StepTimes steps, validation_batches;
+    PhaseTimes times;
 
     // The training thread first makes progress and then sets a limit. The watchdog reads in the other order, so it
     // never compares a new limit with the time of an earlier phase.
     std::atomic<double> limit;
     std::atomic<Phase> phase = Phase::start;
     std::atomic<Phase> permitted_phase = Phase::step;  // of rank 0; step: nothing is permitted
+    std::atomic<bool> limit_is_permitted = false;      // the limit is what rank 0 may take, and not this rank's own
     std::atomic<bool> printed = false;
 
     std::mutex mutex;  // guards the fields below; the watchdog's thread holds it while it works
@@ -145,3 +168,5 @@ void start_watchdog(Comm& comm, WatchdogOptions options);
 // The longest time in seconds that so many FLOPs take on a slow device, for a first step, whose duration is not known
 // yet.
 double slow_device_seconds(double flops);
+// The same for bytes that a slow disk reads or writes.
+double slow_disk_seconds(int64_t bytes);

@@ -21,7 +21,9 @@ int device_of(const Options& o, const Launch& launch) {
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
-Timeouts timeouts_of(const Options& o) { return {o.timeout_start, o.timeout_checkpoint, o.timeout_step}; }
+Timeouts timeouts_of(const Options& o) {
+    return {o.timeout_start, o.timeout_step, o.timeout_validation, o.timeout_checkpoint};
+}
 
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
@@ -213,7 +215,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
     const std::vector<std::string> notes = prepare_output(run);
-    run.source = find_training_start(o);
+    run.source = find_training_start(o, &run.watchdog);
+    run.watchdog.set_largest_read(slow_disk_seconds(largest_tensor_bytes(run.source.config)));
     resolve_batch(run, launch);
     run.groups.dp.check_grad_dtype(grad_dtype(o));
     if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
@@ -227,6 +230,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     info.driver = run.gpu.driver;
     info.world_size = comm.world_size;
     run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * info.flops_per_token));
+    run.watchdog.set_first_save(slow_disk_seconds(bytes_of_save(o, run.source)));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;

@@ -149,10 +149,14 @@ std::unique_ptr<OutputLock> lock_output(const Options& o) {
     return lock;
 }
 
+int64_t bytes_of_save(const Options& o, const RunSource& source) {
+    return checkpoint_bytes(ParamLayout(source.config),
+                            checkpoint_format(o, find_update_rule<float>(o.optimizer).state));
+}
+
 void make_room_to_resume(const Options& o, const RunSource& source, int64_t step, std::vector<std::string>& notes) {
     if (o.checkpoint_every == 0) return;
-    const int64_t bytes =
-        checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o, find_update_rule<float>(o.optimizer).state));
+    const int64_t bytes = bytes_of_save(o, source);
     try {
         make_room(o.output, keep_rules(o), step + 1, bytes, [&](const std::string& line) { notes.push_back(line); });
     } catch (const Error& error) {

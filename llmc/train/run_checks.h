@@ -44,6 +44,7 @@ void note_keep_rules(Log& log, const Options& options);
 // Locks --output for the lifetime of the result; null without --output. Refuses a new run in a directory that holds the
 // checkpoints of another run.
 std::unique_ptr<OutputLock> lock_output(const Options& options);
+int64_t bytes_of_save(const Options& options, const RunSource& source);
 // If the next checkpoint does not fit, deletes older checkpoints that --keep gives up, which also makes room for the
 // log. A failure becomes a note: training may still continue without that room.
 void make_room_to_resume(const Options& options, const RunSource& source, int64_t step,

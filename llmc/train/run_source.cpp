@@ -14,6 +14,14 @@
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_config.h"
+#include "parallel/watchdog.h"
+
+// A large checkpoint takes longer to verify than --timeout-start.
+static VerifyProgress progress_for(Watchdog* watchdog) {
+    if (!watchdog) return {};
+    watchdog->reached("verification of a checkpoint");
+    return [watchdog](const std::string&, int64_t, int64_t) { watchdog->goes_on(); };
+}
 
 static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
     for (const DamagedCheckpoint& damaged : found.damaged)
@@ -21,13 +29,13 @@ static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>&
 }
 
 // Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
-static std::string resolve_init(const std::string& path, std::vector<std::string>& notes) {
+static std::string resolve_init(const std::string& path, std::vector<std::string>& notes, Watchdog* watchdog) {
     const bool there = access((path + "/.").c_str(), F_OK) == 0;
     if (!there && errno == ENOENT)
         fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
              path.c_str());
     if (!there) fail_errno(EXIT_NO_INPUT, "--init " + path, "open the directory");
-    const FoundCheckpoint found = find_model(path);
+    const FoundCheckpoint found = find_model(path, progress_for(watchdog));
     note_damaged(found, notes);
     if (!found.unverified.empty()) notes.push_back("the weights are not verified: " + found.unverified);
     return found.dir;
@@ -158,16 +166,17 @@ static void refuse_damaged(const FoundCheckpoint& found) {
          found.damaged[0].what.c_str(), all.c_str(), found.dir.c_str());
 }
 
-static void find_training_start(RunSource& source, const Options& options) {
+static void find_training_start(RunSource& source, const Options& options, Watchdog* watchdog) {
     if (options.resume && is_directory(options.output)) {
-        const FoundCheckpoint found = find_resumable(options.output);
+        const FoundCheckpoint found = find_resumable(options.output, progress_for(watchdog));
         if (options.resume_strict) refuse_damaged(found);
         note_damaged(found, source.notes);
         source.resume = source.weights = found.dir;
     }
     if (options.resume && source.resume.empty())
         source.notes.push_back(format("%s has no checkpoint yet: starting a new run", options.output.c_str()));
-    if (source.weights.empty() && !options.init.empty()) source.weights = resolve_init(options.init, source.notes);
+    if (source.weights.empty() && !options.init.empty())
+        source.weights = resolve_init(options.init, source.notes, watchdog);
     find_tokenizer(source, options);
     if (source.weights.empty()) {
         source.config = model_config(options, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
@@ -183,13 +192,13 @@ static void find_training_start(RunSource& source, const Options& options) {
     check_tokenizer(source);
 }
 
-RunSource find_training_start(const Options& options) {
+RunSource find_training_start(const Options& options, Watchdog* watchdog) {
     check_output(options);
-    return find_again_if_deleted([&](RunSource& source) { find_training_start(source, options); });
+    return find_again_if_deleted([&](RunSource& source) { find_training_start(source, options, watchdog); });
 }
 
-static void find_trained_model(RunSource& source, const Options& options, bool need_tokenizer) {
-    source.weights = resolve_init(options.init, source.notes);
+static void find_trained_model(RunSource& source, const Options& options, bool need_tokenizer, Watchdog* watchdog) {
+    source.weights = resolve_init(options.init, source.notes, watchdog);
     source.config = read_hf_config(source.weights).model;
     check_seq_len(source, options);
     if (need_tokenizer) {
@@ -200,8 +209,9 @@ static void find_trained_model(RunSource& source, const Options& options, bool n
     }
 }
 
-RunSource find_trained_model(const Options& options, bool need_tokenizer) {
-    return find_again_if_deleted([&](RunSource& source) { find_trained_model(source, options, need_tokenizer); });
+RunSource find_trained_model(const Options& options, bool need_tokenizer, Watchdog* watchdog) {
+    return find_again_if_deleted(
+        [&](RunSource& source) { find_trained_model(source, options, need_tokenizer, watchdog); });
 }
 
 void load_from(RunSource& source, const Options& options, Comm& comm,
@@ -220,7 +230,8 @@ void load_from(RunSource& source, const Options& options, Comm& comm,
         if (std::find(ranks.begin(), ranks.end(), "deleted") == ranks.end()) return;
         const std::string before = source.weights;
         std::vector<std::string> ignored;  // a newer checkpoint is as intact as the one that was verified first
-        source.weights = comm.all_gather_text(comm.rank == 0 ? resolve_init(options.init, ignored) : "")[0];
+        source.weights =
+            comm.all_gather_text(comm.rank == 0 ? resolve_init(options.init, ignored, comm.watchdog.get()) : "")[0];
         note(format("%s was deleted by its run while it was read: %s is read instead", before.c_str(),
                     source.weights.c_str()));
     }

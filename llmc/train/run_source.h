@@ -22,11 +22,12 @@ struct RunSource {
 
 // For train and plan: --resume, else --init, else the shape that the options ask for. The vocabulary of a new model is
 // --vocab-size, or that of the tokenizer. The tokenizer is --tokenizer, or the one in the directory of the weights, or
-// the one in the directory of the training data.
-RunSource find_training_start(const Options& options);
+// the one in the directory of the training data. watchdog: sees that the verification of a checkpoint goes on; null:
+// there is none.
+RunSource find_training_start(const Options& options, Watchdog* watchdog = nullptr);
 // For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
 // newest checkpoint is used. If `need_tokenizer`, refuses a model without a tokenizer.
-RunSource find_trained_model(const Options& options, bool need_tokenizer);
+RunSource find_trained_model(const Options& options, bool need_tokenizer, Watchdog* watchdog);
 
 // Called by all ranks of `comm` with the same source. Calls `load` with the directory source.weights. If that is a
 // checkpoint of the run's output --init, and the run deletes it meanwhile, source.weights becomes the newest checkpoint

@@ -78,6 +78,7 @@ static bool read_rank_statuses(Run& run, const PendingStep& step) {
         run.stop |= step.results.statuses[rank].stop != 0.0f;
         complete &= step.results.statuses[rank].lost == 0.0f;
     }
+    run.watchdog.set_longest_save(step.results.statuses[0].longest_save);
     return complete;
 }
 
@@ -202,12 +203,16 @@ template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});
     run.watchdog.begin(Phase::validation, step);
+    double begun = 0.0;  // a batch begins after the vote, in which other ranks may wait for a save of rank 0
     try {
         const auto go_on = [&](int64_t done, int64_t of, bool failed) {
+            if (done > 0) run.watchdog.validation_batch_done(seconds_now() - begun);
             run.log->working(step, "validation batch", done, of);
             run.watchdog.reached("validation batch", done);
             fault_point({.point = FaultPoint::validation, .rank = run.comm.rank, .step = step});
-            return !(run.stop |= run.comm.any_rank(stop_requested() || failed));
+            run.stop |= run.comm.any_rank(stop_requested() || failed);
+            begun = seconds_now();
+            return !run.stop;
         };
         const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
         run.stop |= !loss;
@@ -274,7 +279,7 @@ void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
         else
             run.failure ? save_or_warn(run, reader) : save_last(run, reader);
         // The other ranks wait in the next step until rank 0 has saved.
-        if (!run.first_rank()) run.watchdog.permit(run.watchdog.checkpoint_limit(), Phase::checkpoint);
+        if (!run.first_rank()) run.watchdog.permit_save();
     }
     if (val_due) validate(step);
     if (sample_due) sample(step);

@@ -38,6 +38,15 @@ nobody_left() {
 }
 says() { grep -q -- "$1" "$scratch/job.log"; }
 errors() { grep -c '^error: ' "$scratch/job.log"; }
+# in_time NAME [STEP]: call it just after a rank was stopped. The sentence comes within 1 s of the deadline. Until the others
+# wait for the stopped rank they work on, for less than STEP seconds; on the CPU a step is too short to count.
+in_time() {
+    local begin=$EPOCHREALTIME after
+    wait_for "$scratch/job.log" '^error: '
+    after=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
+    check "$1: the sentence comes $after s after the stop, with a limit of $deadline s" \
+        awk -v s="$after" -v most=$((deadline + slower + ${2:-0} * slower)) 'BEGIN { exit !(s < most) }'
+}
 # hangs NAME SECONDS RANK TEXT: the job ends as a watchdog ends it, and RANK is named with TEXT.
 hangs() {
     check "$1: all end in time" ends "$2"
@@ -87,11 +96,80 @@ check "a disk that hangs: the process ends in time" ends 8
 check "a disk that hangs: exit code $status after $seconds s" test $status = 124
 check "a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in the start for 2 s (--timeout-start)'
+# A slow disk: 0.15 s for each MiB of a checkpoint. It takes longer than --timeout-start to verify, but no piece does.
+cat >"$scratch/slow.cpp" <<'END'
+#include <cstdlib>
+#include <dlfcn.h>
+#include <string>
+#include <unistd.h>
+static bool slow(int file) {
+    char name[4096];
+    const ssize_t got = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), name, sizeof name);
+    return got > 0 && std::string(name, size_t(got)).ends_with(".safetensors");
+}
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t at) {
+    static auto real = reinterpret_cast<ssize_t (*)(int, void*, size_t, off_t)>(dlsym(RTLD_NEXT, "pread"));
+    if (bytes > 500000 && slow(file)) usleep(getenv("VERY_SLOW") ? 1 << 30 : 150000);
+    return real(file, to, bytes, at);
+}
+END
+check "a library with a slow disk" "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$scratch/slow.so" "$scratch/slow.cpp"
+out=$scratch/slow_disk
+large=("${train[@]}" --channels 256 --warmup 0 --steps 1 --output "$out" --timeout-start "$slower")
+check "a slow disk: a run of 1 step" "${large[@]}"
+check "a slow disk: a checkpoint that takes longer than the limit to verify is resumed" \
+    env LD_PRELOAD="$scratch/slow.so" "${large[@]}" --resume --steps 2
+refused "a slow disk: a piece takes longer than the limit" 124 "no progress in the start for $slower s (--timeout-start)" \
+    env LD_PRELOAD="$scratch/slow.so" VERY_SLOW=1 "${large[@]}" --resume --steps 3
 refused "explain without reports" 66 "has no errors/rank_" "$program" explain "$scratch/alone"
 refused "explain without a directory" 2 "explain needs one DIR" "$program" explain
 cut=$scratch/cut_short
 mkdir "$cut" && head -c 100 "$out/errors/rank_0.json" >"$cut/rank_0.json"
 refused "explain with a damaged report" 65 "$cut/rank_0.json" "$program" explain "$cut"
+
+# eval and generate in one process: no data, and a disk that hangs
+model=$scratch/alone
+mkdir "$scratch/many"
+for i in $(seq 300); do cp "$scratch/data/train_000001.bin" "$scratch/many/train_000$i.bin"; done
+cp -r "$scratch/many" "$scratch/many_of_one"
+start "$program" eval --init "$model" --val-data "$scratch/many_of_one/train_*.bin" --micro-batch 1 --threads 1 --timeout-step 1
+check "eval in 1 process works before its data are gone" wait_for "$scratch/job.log" batches
+mv "$scratch/many_of_one" "$scratch/many_gone"
+check "eval in 1 process without data: all end in time" ends 20
+check "eval in 1 process without data: exit code $status" test $status = 124
+check "eval in 1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
+    says '^error: no progress in the evaluation for 1 s (--timeout-step): it was last seen in batch [0-9]*$'
+# A pipe that is full when eval writes its first progress line.
+mkfifo "$scratch/full" && exec 9<>"$scratch/full"
+dd if=/dev/zero of="$scratch/full" bs=4096 count=16 oflag=nonblock status=none
+"$program" eval --init "$model" --val-data "$scratch/many/train_*.bin" --micro-batch 1 --threads 1 --timeout-step 1 >"$scratch/text" 2>&9 &
+job=$!
+sleep $((4 * slower))
+check "eval in 1 process whose reader pauses is not ended" runs "$job"
+check "eval in 1 process whose reader pauses waits for it" test ! -s "$scratch/text"
+kill -9 "$job" && wait "$job" 2>/dev/null
+exec 9>&-
+cat >"$scratch/hangs_in_open.cpp" <<'END'
+#include <fcntl.h>
+#include <string>
+extern "C" unsigned sleep(unsigned);
+extern "C" int open(const char* path, int flags, ...) {
+    while (std::string(path).ends_with("/model.safetensors")) sleep(1000);
+    return openat(AT_FDCWD, path, flags, 0600);
+}
+END
+check "a library with an open that hangs" \
+    "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$scratch/hangs_in_open.so" "$scratch/hangs_in_open.cpp"
+for command in "generate --max-tokens 1" "eval --val-data $scratch/data/val_*.bin"; do
+    # shellcheck disable=SC2086 # words
+    start env LD_PRELOAD="$scratch/hangs_in_open.so" "$program" ${command%% *} --init "$model" ${command#* } --timeout-start 2
+    check "${command%% *} from a disk that hangs: the process ends in time" ends 8
+    check "${command%% *} from a disk that hangs: exit code $status after $seconds s" test $status = 124
+    check "${command%% *} from a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
+        says '^error: no progress in the start for 2 s (--timeout-start): it was last seen in verification of a checkpoint$'
+done
+refused "a limit that the watchdog cannot keep" 2 "--timeout-step 1e-09 must be 0, or at least 1" \
+    "$program" eval --init "$model" --val-data "$scratch/data/val_*.bin" --timeout-step 1e-9
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "ranks that hang" "$reason" && finish; fi
@@ -107,6 +185,7 @@ for launcher in "mpirun -np 3" "--ranks 3"; do
     start "${command[@]}" --resume
     check "$launcher: the ranks train" wait_for "$out/log.jsonl" '"step":12,'
     kill -STOP "$(rank_process $stopped)"
+    in_time "$launcher, rank $stopped stopped"
     hangs "$launcher, rank $stopped stopped" $((deadline + 8)) $stopped "on $(hostname) did not answer"
     check "$launcher: the reports of the others" test "$(find "$out/errors" -name 'rank_?.json' | wc -l)" = 2
     check "$launcher: explain names the rank" explains "$out" "rank $stopped on $(hostname) did not answer"
@@ -118,8 +197,8 @@ check "the undisturbed run" ranks 3 "${endless[@]}" --output "$scratch/undisturb
 check "the continued run has the same bits" same_run "$out" "$scratch/undisturbed" 9
 check "the continued run has removed the reports" test ! -e "$out/errors"
 
-# ---- --fault stops rank 0 just before it saves. The other ranks wait --timeout-checkpoint longer, and their message says so. With
-# --zero 1 the other ranks take part in the save.
+# ---- --fault stops rank 0 just before it saves. The other ranks wait for --timeout-checkpoint, and their message says so. With
+# --zero 1 the other ranks take part in the save. A rank that is stopped in a validation has a limit of its own.
 with_faults=${program}_faults
 if [ ! -x "$with_faults" ]; then
     skip "a rank that is stopped while it saves" "$with_faults is not built"
@@ -127,18 +206,23 @@ else
     for zero in 0 1; do
         out=$scratch/stopped_save_$zero
         start mpirun -np 3 "$with_faults" "${train[@]:1}" --steps 1000 --checkpoint-every 5 --checkpoint-async off --zero $zero --output "$out" \
-            --timeout-step $deadline --timeout-checkpoint $deadline --fault hang:rank=0,phase=save,step=5
-        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 10)) 0 "on $(hostname) did not answer"
-        phase="no progress in step 5 for [0-9]* s (--timeout-step and, because rank 0 saves before it, --timeout-checkpoint)"
-        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for [0-9]* s (--timeout-checkpoint)"; fi
+            --timeout-step $deadline --timeout-checkpoint $((2 * deadline)) --fault hang:rank=0,phase=save,step=5
+        hangs "--zero $zero, rank 0 stopped while it saves" $((2 * deadline + 8)) 0 "on $(hostname) did not answer"
+        phase="no progress in step 5 for $((2 * deadline)) s (--timeout-checkpoint, because rank 0 saves before it)"
+        if [ $zero = 1 ]; then phase="no progress in the checkpoint of step 5 for $((2 * deadline)) s (--timeout-checkpoint)"; fi
         check "--zero $zero, rank 0 stopped while it saves: the phase is named" says "$phase"
     done
+    out=$scratch/stopped_validation
+    start mpirun -np 3 "$with_faults" "${endless[@]:1}" --val-data "$scratch/data/val_*.bin" --val-every 5 --output "$out" \
+        --timeout-step 0 --timeout-validation $deadline --fault hang:rank=1,phase=validation,step=5
+    hangs "rank 1 stopped in a validation" $((deadline + 8)) 1 "on $(hostname) did not answer"
+    check "rank 1 stopped in a validation: the phase is named" \
+        says "no progress in the validation of step 5 for $deadline s (--timeout-validation)"
 fi
 
 # ---- eval and generate: with no --output, the reports go into a folder of their own
 export TMPDIR=$scratch/tmp
-mkdir "$TMPDIR" "$scratch/many"
-for i in $(seq 300); do cp "$scratch/data/train_000001.bin" "$scratch/many/train_000$i.bin"; done
+mkdir "$TMPDIR"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
 evaluate=("$program" eval --init "$scratch/undisturbed" --micro-batch 1 --threads 1)
 generate=("$program" generate --init "$scratch/undisturbed" --tensor-parallel 2 --threads 1 --prompt the)
@@ -147,10 +231,11 @@ check "generate on 2 ranks ends" "${generate[@]}" "${limits[@]}" --max-tokens 20
 check "eval and generate leave no folder of reports" test -z "$(find "$TMPDIR" -name 'train_gpt2_*')"
 evaluate+=(--val-data "$scratch/many/train_*.bin" "${limits[@]}")
 generate+=(--num-samples 1000000000 "${limits[@]}")
-# rank_stops NAME PHASE PROCESS: stops this process of the job, which is its rank 1.
+# rank_stops NAME PHASE PROCESS [STEP]: stops this process of the job, which is its rank 1. STEP: see in_time.
 rank_stops() {
     check "$1: the ranks work" test -n "$3"
     kill -STOP "$3"
+    in_time "$1, a rank stopped" "${4:-0}"
     hangs "$1, a rank stopped" $((deadline + 8)) 1 "on $(hostname) did not answer"
     check "$1: the sentence names the phase" says "no progress in the $2 for "
     check "$1: explain names the rank" explains "$(find "$TMPDIR" -name 'train_gpt2_*')" "rank 1 on $(hostname) did not answer"
@@ -231,6 +316,7 @@ start "$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 
     --gpus 2 --output "$out" --timeout-step $deadline
 check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP "$(children "$job" | tail -n 1)"
+in_time "a GPU rank that is stopped" 1
 hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
 # Rank 0 writes the text itself, so a sentence in the same file would not begin a line.
@@ -241,5 +327,5 @@ start_writing() {
 start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
     --num-samples 1000000000 --max-tokens 6 "${limits[@]}"
 out=$scratch/undisturbed
-rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)"
+rank_stops "generate --gpus 2" generation "$(wait_for "$scratch/text" '^---' && children "$job" | tail -n 1)" 1
 finish

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -253,6 +254,15 @@ TEST_CASE("find_latest and find_model take the newest whole checkpoint") {
                 "step_000001\n");  // as after a crash before `latest` was updated: the newest checkpoint is used
     CHECK(model(dir / "out") == newest);
     CHECK(model(newest) == newest);
+    std::map<std::string, int> read;  // file -> calls of the function that the watchdog sees
+    const VerifyProgress progress = [&](const std::string& file, int64_t, int64_t) { read[file]++; };
+    find_latest(dir / "out", progress);
+    CHECK(read[newest + "/model.safetensors"] == 1);
+    CHECK(read[newest + "/optimizer.safetensors"] == 1);
+    find_model(newest, progress);
+    CHECK(read[newest + "/model.safetensors"] == 2);
+    find_model(dir / "out", progress);
+    CHECK(read[newest + "/model.safetensors"] == 3);
     make_directories(dir / "out/step_000009");  // empty
     const FoundCheckpoint found = find_latest(dir / "out");
     CHECK(found.dir == newest);

@@ -164,6 +164,18 @@ TEST_CASE("a stopped rank is killed soon after another rank's failure") {
     CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
 }
 
+TEST_CASE("a stopped rank is killed at once after a watchdog has ended another rank") {
+    const Result result = supervise(running([](int index) {
+                                        if (index == 1) raise(SIGSTOP);
+                                        usleep(300000);  // until the other rank is stopped
+                                        return int(EXIT_WATCHDOG);
+                                    }),
+                                    2);
+    CHECK(result.exit_code == EXIT_WATCHDOG);
+    CHECK(result.seconds < LAST_SECONDS_STOPPED);
+    CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
+}
+
 TEST_CASE("lines of other ranks are whole and name their rank") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return printf("the first rank\n"), 0;
@@ -226,6 +238,32 @@ TEST_CASE("an error is printed soon although other ranks do not end") {
     CHECK(read_bytes(dir / "err") == expected);
     kill(pid, SIGKILL);  // and the ranks with it
     waitpid(pid, nullptr, 0);
+}
+
+// Prints lines as mpirun does, then runs for two more seconds. Returns the seconds until the first line is passed on.
+static double seconds_until_printed(const std::string& lines, std::string& all) {
+    const TemporaryDirectory dir;
+    LocalRanks ranks = running([lines](int) {
+        if (write(2, lines.data(), lines.size()) < 0) return 1;
+        sleep(2);
+        return 0;
+    });
+    ranks.program = "mpirun";
+    const double begin = seconds_now();
+    const pid_t pid = start_supervisor(dir, ranks);
+    wait_until_file_has(dir / "err", 1);
+    const double seconds = seconds_now() - begin;
+    waitpid(pid, nullptr, 0);
+    all = read_bytes(dir / "err");
+    return seconds;
+}
+
+TEST_CASE("the sentence of a watchdog is printed at once, and not again for another rank") {
+    std::string all;
+    const std::string hangs = " on h: no progress in step 41 for 5 s (--timeout-step): rank 2 on h did not answer\n";
+    CHECK(seconds_until_printed("error: rank 0" + hangs + "error: rank 1" + hangs, all) < 0.7);
+    CHECK((all == "error: rank 0" + hangs || all == "error: ranks 0 and 1" + hangs));
+    CHECK(seconds_until_printed("error: rank 0 on h: A\n", all) > 0.9);
 }
 
 TEST_CASE("zero bytes in a program's output are left out, so that an error after one is found again") {

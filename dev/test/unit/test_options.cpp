@@ -131,6 +131,12 @@ TEST_CASE("numbers with other characters after them or outside of their range ar
     CHECK(bad("--lr", " 1") == "--lr: ' 1' is not a number");
     CHECK(bad("--lr", "nan") == "--lr nan must be at least 0 and at most 100");
     CHECK(bad("--lr", "inf") == "--lr inf must be at least 0 and at most 100");
+    for (const char* limit : {"--timeout-start", "--timeout-step", "--timeout-validation", "--timeout-checkpoint"}) {
+        const std::string range = " must be 0, or at least 1 and at most 1e+09";
+        for (const char* value : {"1e-09", "0.5", "-1", "nan", "2e+09"})
+            CHECK(bad(limit, value) == std::string(limit) + " " + value + range);
+        for (const char* value : {"0", "1", "7.5", "1e9"}) CHECK(bad(limit, value).empty());
+    }
     CHECK(bad("--lr", "-1e-3") == "--lr -0.001 must be at least 0 and at most 100");
     CHECK(bad("--lr", "1e999") == "--lr: 1e999 is out of range");
     CHECK(bad("--beta1", "1") == "--beta1 1 must be at least 0 and below 1");

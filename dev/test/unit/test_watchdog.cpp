@@ -8,22 +8,58 @@
 
 #include "support/temporary.h"
 
-TEST_CASE("the limit of each phase") {
-    const Timeouts usual;
-    CHECK(limit_of(Phase::start, usual, 0, 5, 7) == 300);
-    CHECK(limit_of(Phase::checkpoint, usual, 1, 5, 0) == 600);
-    for (Phase phase : {Phase::step, Phase::validation, Phase::sample, Phase::end}) {
-        CHECK(limit_of(phase, usual, 0.5, 5000, 0) == 120);  // at least
-        CHECK(limit_of(phase, usual, 30, 5000, 0) == 600);   // 20 median steps
-        CHECK(limit_of(phase, usual, 30, 5000, 64) == 664);
-        CHECK(limit_of(phase, usual, 0, 5, 0) == 300);  // the first step: as the start
-        CHECK(limit_of(phase, usual, 0, 5000, 0) == 5000);
-        CHECK(limit_of(phase, {300, 600, 3}, 30, 5000, 0) == 3);
-        CHECK(std::isinf(limit_of(phase, {300, 600, 0}, 30, 5, 0)));
+static constexpr Phase step_phases[] = {Phase::step, Phase::sample, Phase::end, Phase::evaluation, Phase::generation};
+
+TEST_CASE("the limit of the start") {
+    CHECK(limit_of(Phase::start, {}, {}) == 300);
+    CHECK(limit_of(Phase::start, {}, {.step = 100, .first_step = 5000}) == 300);
+    CHECK(limit_of(Phase::start, {}, {.largest_read = 500}) == 500);
+    CHECK(limit_of(Phase::start, {.start = 3}, {.largest_read = 500}) == 3);
+    CHECK(std::isinf(limit_of(Phase::start, {.start = 0}, {})));
+}
+
+TEST_CASE("the limit of a step") {
+    for (Phase phase : step_phases) {
+        CHECK(limit_of(phase, {}, {.step = 0.5, .first_step = 5000}) == 120);  // at least
+        CHECK(limit_of(phase, {}, {.step = 30, .first_step = 5000}) == 600);   // 20 median steps
+        CHECK(limit_of(phase, {}, {.first_step = 5}) == 300);                  // the first step: as the start
+        CHECK(limit_of(phase, {}, {.first_step = 5000}) == 5000);
+        CHECK(limit_of(phase, {}, {.first_step = 5, .largest_read = 500}) == 500);
+        CHECK(limit_of(phase, {.step = 3}, {.step = 30}) == 3);
+        CHECK(limit_of(phase, {.validation = 3, .checkpoint = 4}, {.step = 30, .validation_batch = 90}) == 600);
+        CHECK(std::isinf(limit_of(phase, {.step = 0}, {.step = 30})));
+        CHECK(std::isinf(limit_of(phase, {.start = 0}, {.first_step = 5})));
     }
-    CHECK(std::isinf(limit_of(Phase::start, {0, 600}, 0, 5, 0)));
-    CHECK(std::isinf(limit_of(Phase::step, {0, 600}, 0, 5, 0)));
-    CHECK(std::isinf(limit_of(Phase::checkpoint, {300, 0}, 0, 5, 0)));
+}
+
+TEST_CASE("the limit of a validation follows its batches, before the first one the steps") {
+    CHECK(limit_of(Phase::validation, {}, {.step = 100, .validation_batch = 30}) == 600);
+    CHECK(limit_of(Phase::validation, {}, {.step = 100, .validation_batch = 0.5}) == 120);
+    CHECK(limit_of(Phase::validation, {}, {.step = 100}) == 2000);
+    CHECK(limit_of(Phase::validation, {}, {.first_step = 5000}) == 5000);
+    CHECK(limit_of(Phase::validation, {.step = 3}, {.step = 100, .validation_batch = 30}) == 600);
+    CHECK(limit_of(Phase::validation, {.validation = 7}, {.step = 100, .validation_batch = 30}) == 7);
+    CHECK(std::isinf(limit_of(Phase::validation, {.validation = 0}, {.step = 100})));
+}
+
+TEST_CASE("the limit of a checkpoint follows the saves, before the first one its bytes") {
+    CHECK(limit_of(Phase::checkpoint, {}, {.step = 100}) == 300);
+    CHECK(limit_of(Phase::checkpoint, {}, {.first_save = 900}) == 900);
+    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 2, .first_save = 900}) == 300);  // at least
+    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 200, .first_save = 900}) == 2000);
+    CHECK(limit_of(Phase::checkpoint, {.checkpoint = 5}, {.longest_save = 200}) == 5);
+    CHECK(std::isinf(limit_of(Phase::checkpoint, {.checkpoint = 0}, {})));
+    CHECK(slow_disk_seconds(100'000'000) == 2);
+}
+
+TEST_CASE("a rank that waits for rank 0 has the larger limit, not the sum") {
+    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 300}) == 301);  // and the time of a step
+    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 60}) == 120);
+    CHECK(limit_of(Phase::step, {.step = 5}, {.step = 1, .permitted = 3}) == 5);
+    CHECK(limit_of(Phase::validation, {.validation = 5}, {.step = 1, .permitted = 300}) == 301);
+    CHECK(std::isinf(limit_of(Phase::step, {.step = 0}, {.step = 1, .permitted = 300})));
+    CHECK(std::isinf(limit_of(Phase::step, {}, {.step = 1, .permitted = INFINITY})));
+    CHECK(PhaseTimes{.step = 1, .permitted = 300}.without_permitted().permitted == 0);
 }
 
 TEST_CASE("the median of the last steps") {
