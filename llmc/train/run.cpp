@@ -111,7 +111,7 @@ static void print_table(Run& run, const Launch& launch, const DeviceInfo& device
 // does.
 static void compare_data(Run& run, const nlohmann::json& before, const nlohmann::json& now, const char* name,
                          const char* files, const std::string& title, const std::string& consequence) {
-    if (!now.contains(name) || before.value(name, "") == now[name]) return;
+    if (!now.contains(name) || before.value(name, "") == now.value(name, "")) return;
     std::string which;
     if (before.contains(files))
         which = differing_files(now[files].dump(), before[files].dump(), "now", "in the checkpoint");
