@@ -15,6 +15,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/terminal.h"
 #include "checkpoint/safetensors.h"
 
 using nlohmann::json;
@@ -498,11 +499,12 @@ static std::string what_is_left(const std::string& dir) {
 FoundCheckpoint find_resumable(const std::string& output) {
     const FoundCheckpoint found = find_latest(output);
     if (!found.dir.empty() || found.damaged.empty()) return found;
-    std::string lines, start;
+    std::vector<std::string> items;
+    std::string start;
     for (const DamagedCheckpoint& damaged : found.damaged) {
         const std::string left = what_is_left(damaged.dir);
         if (start.empty() && !left.empty()) start = damaged.dir;
-        lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
+        items.push_back(damaged.what + (left.empty() ? "" : "; " + left));
     }
     const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
                                     [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
@@ -510,8 +512,8 @@ FoundCheckpoint find_resumable(const std::string& output) {
         denied          ? "this user may not read all files: change their permissions and try again"
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s takes its weights alone; train then needs another --output", start.c_str());
-    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(),
-         advice.c_str());
+    items.push_back(advice);
+    throw ListError(EXIT_BAD_DATA, output + ": none of its checkpoints is intact:", items);
 }
 
 bool holds_model(const std::string& dir) {
