@@ -15,5 +15,7 @@ SOURCES := $(shell cat train_gpt2.cu $(sort $(wildcard $(addprefix llmc/*/*.,cpp
 $(BUILD)/commit: always
 	@mkdir -p $(@D)
 	@echo "$(COMMIT) $(SOURCES)" | cmp -s - $@ || echo "$(COMMIT) $(SOURCES)" >$@
-$(BUILD)/llmc/options/version.o: CXXFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
-$(BUILD)/llmc/options/version.o: $(BUILD)/commit
+BUILT_FROM := $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
+$(BUILD)/llmc/options/version.o: CXXFLAGS += $(BUILT_FROM)
+build/fuzz/llmc/options/version.o: FUZZFLAGS += $(BUILT_FROM)
+$(BUILD)/llmc/options/version.o build/fuzz/llmc/options/version.o: $(BUILD)/commit

@@ -1,4 +1,6 @@
-// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/terminal.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
+// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/terminal.cpp
+// llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
+//
 // fuzz_bpe.cpp: runs the tokenizer on any bytes as text. The pieces must cover the text. Decoding must restore the
 // text, with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens.
 // Text for a terminal, and of a message, must be valid UTF-8 without characters that control a terminal. The parts in

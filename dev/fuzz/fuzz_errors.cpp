@@ -1,9 +1,10 @@
-// sources: llmc/parallel/stall_report.cpp llmc/parallel/flight_recorder.cpp llmc/base/json.cpp llmc/base/files.cpp llmc/base/common.cpp
+// sources: llmc/parallel/stall_report.cpp llmc/parallel/flight_recorder.cpp llmc/base/json.cpp llmc/base/files.cpp
+// llmc/base/common.cpp
 //
 // fuzz_errors.cpp: reads any text as the reports of a run that a watchdog has ended: one report for each part of the
 // input between zero bytes, once as it is and once as changes to a valid report. Each must be refused by an Error with
-// exit code 65, or give the same text when it is written, read and written again. Those of the same number of ranks must
-// be explained.
+// exit code 65, or give the same text when it is written, read and written again. Those of the same number of ranks
+// must be explained.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

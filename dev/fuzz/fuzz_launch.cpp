@@ -1,4 +1,6 @@
-// sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/host.cpp llmc/base/terminal.cpp llmc/base/unicode.cpp
+// sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/host.cpp llmc/base/terminal.cpp
+// llmc/base/unicode.cpp
+//
 // fuzz_launch.cpp: reads any bytes as a list of hosts, as a list of GPUs, as the address of a rendezvous, and as the
 // variables of launchers: in each line the first byte chooses a variable, and the others are its value. They must be
 // refused with EXIT_USAGE, or give a rank, a local rank and a world size that fit together.
@@ -29,11 +31,12 @@ static void check_hosts(const std::string& text) {
 }
 
 static void check_gpus(const std::string& text) {
-    for (const int count : {0, 1, 8}) accepted_or_refused([&] {
-        const std::vector<int> gpus = parse_gpus(text, [&] { return count; });
-        require(int(gpus.size()) <= count && std::set<int>(gpus.begin(), gpus.end()).size() == gpus.size());
-        for (const int gpu : gpus) require(gpu >= 0 && gpu < count);
-    });
+    for (const int count : {0, 1, 8})
+        accepted_or_refused([&] {
+            const std::vector<int> gpus = parse_gpus(text, [&] { return count; });
+            require(int(gpus.size()) <= count && std::set<int>(gpus.begin(), gpus.end()).size() == gpus.size());
+            for (const int gpu : gpus) require(gpu >= 0 && gpu < count);
+        });
 }
 
 static void check_launch(const Launch& launch) {
@@ -50,19 +53,39 @@ static void check_launch(const Launch& launch) {
 using Variables = std::map<std::string, std::string>;
 
 static Variables read_variables(const std::string& text) {
-    static const std::vector<const char*> names = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_RESTART_COUNT",
-        "PMIX_RANK", "PMI_SIZE", "PRTE_LAUNCHED", "TRAIN_GPT2_RESTARTS",
-        "TRAIN_GPT2_FIRST_STEP"};
+    static const std::vector<const char*> names = {"OMPI_COMM_WORLD_RANK",
+                                                   "OMPI_COMM_WORLD_SIZE",
+                                                   "OMPI_COMM_WORLD_LOCAL_RANK",
+                                                   "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                                   "RANK",
+                                                   "WORLD_SIZE",
+                                                   "LOCAL_RANK",
+                                                   "LOCAL_WORLD_SIZE",
+                                                   "MASTER_ADDR",
+                                                   "MASTER_PORT",
+                                                   "TORCHELASTIC_RUN_ID",
+                                                   "TORCHELASTIC_RESTART_COUNT",
+                                                   "TORCHELASTIC_ERROR_FILE",
+                                                   "SLURM_PROCID",
+                                                   "SLURM_STEP_NUM_TASKS",
+                                                   "SLURM_LOCALID",
+                                                   "SLURM_STEP_ID",
+                                                   "SLURM_JOB_ID",
+                                                   "SLURM_STEP_NODELIST",
+                                                   "SLURM_NTASKS",
+                                                   "SLURM_RESTART_COUNT",
+                                                   "PMIX_RANK",
+                                                   "PMI_SIZE",
+                                                   "PRTE_LAUNCHED",
+                                                   "TRAIN_GPT2_RESTARTS",
+                                                   "TRAIN_GPT2_FIRST_STEP"};
     Variables variables;
     for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
         end = std::min(text.find('\n', begin), text.size());
         const std::string line = text.substr(begin, end - begin);
         // 'A' is the first name, so that people can write such a file.
-        if (!line.empty()) variables[names[(uint8_t(line[0]) + names.size() * 3 - 'A') % names.size()]] = line.substr(1);
+        if (!line.empty())
+            variables[names[(uint8_t(line[0]) + names.size() * 3 - 'A') % names.size()]] = line.substr(1);
     }
     return variables;
 }
@@ -77,11 +100,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         return found == variables.end() ? nullptr : found->second.c_str();
     };
     accepted_or_refused([&] { check_launch(find_launch({}, environment)); });
-    for (const int world_size : {1, 4}) accepted_or_refused([&] {
-        LaunchOptions options;
-        options.rank = 0, options.world_size = world_size, options.rendezvous = text;
-        check_launch(find_launch(options, environment));
-    });
+    for (const int world_size : {1, 4})
+        accepted_or_refused([&] {
+            LaunchOptions options;
+            options.rank = 0, options.world_size = world_size, options.rendezvous = text;
+            check_launch(find_launch(options, environment));
+        });
     accepted_or_refused([&] {
         for (const Launch& launch : launch_gpus({"", 2, 1, text}, {0, 1, 2}, {}, environment)) check_launch(launch);
     });

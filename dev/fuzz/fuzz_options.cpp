@@ -1,4 +1,7 @@
-// sources: llmc/options/options.cpp llmc/options/version.cpp llmc/options/option_table.cpp llmc/options/arguments.cpp llmc/options/foreign_options.cpp llmc/model/params.cpp llmc/base/terminal.cpp llmc/base/unicode.cpp llmc/base/common.cpp
+// sources: llmc/options/options.cpp llmc/options/version.cpp llmc/options/option_table.cpp llmc/options/arguments.cpp
+// llmc/options/foreign_options.cpp llmc/model/params.cpp llmc/base/terminal.cpp llmc/base/unicode.cpp
+// llmc/base/common.cpp
+//
 // fuzz_options.cpp: parses any command line. It must be accepted, or refused with exit code 2, and accepted options
 // must be printable. The arguments are the parts of the input between zero bytes or newlines.
 #include <cstdlib>

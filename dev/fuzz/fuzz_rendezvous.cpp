@@ -1,4 +1,5 @@
 // sources: llmc/parallel/rendezvous_messages.cpp llmc/base/common.cpp
+//
 // fuzz_rendezvous.cpp: parses any bytes as a message of the rendezvous, to rank 0 and from rank 0. An accepted message
 // must be within the limits, must encode to the same bytes again, and must be incomplete without its last byte.
 #include <cstdlib>

@@ -1,6 +1,10 @@
-// sources: llmc/commands/saved_options.cpp llmc/options/options.cpp llmc/options/version.cpp llmc/options/option_table.cpp llmc/options/arguments.cpp llmc/options/foreign_options.cpp llmc/model/params.cpp llmc/base/terminal.cpp llmc/base/unicode.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
-// fuzz_run_json.cpp: reads any bytes as the run.json of a run that is resumed, or, if they do not start with a brace, as
-// the members of its options. They must be refused with EXIT_BAD_DATA, or give options that can be printed and saved.
+// sources: llmc/commands/saved_options.cpp llmc/options/options.cpp llmc/options/version.cpp
+// llmc/options/option_table.cpp llmc/options/arguments.cpp llmc/options/foreign_options.cpp llmc/model/params.cpp
+// llmc/base/terminal.cpp llmc/base/unicode.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
+//
+// fuzz_run_json.cpp: reads any bytes as the run.json of a run that is resumed, or, if they do not start with a brace,
+// as the members of its options. They must be refused with EXIT_BAD_DATA, or give options that can be printed and
+// saved.
 #include <cstdlib>
 
 #include "commands/saved_options.h"

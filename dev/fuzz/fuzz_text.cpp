@@ -1,6 +1,8 @@
-// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/base/unicode.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/common.cpp
-// fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be refused
-// with EXIT_BAD_DATA, or give documents. A file that is one document must give all of its bytes.
+// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/base/unicode.cpp llmc/base/files.cpp
+// llmc/base/json.cpp llmc/base/common.cpp
+//
+// fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be
+// refused with EXIT_BAD_DATA, or give documents. A file that is one document must give all of its bytes.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -88,8 +88,8 @@ constexpr int64_t CACHED = 64 << 10;  // bytes that are hashed and then copied, 
 
 using Block = std::unique_ptr<char, void (*)(void*)>;
 
-static Block allocate_block() {
-    char* block = static_cast<char*>(std::aligned_alloc(DIRECT_ALIGN, size_t(BLOCK)));
+static Block allocate_block(int64_t bytes) {
+    char* block = static_cast<char*>(std::aligned_alloc(DIRECT_ALIGN, size_t(bytes)));
     if (!block) throw std::bad_alloc();
     return {block, std::free};
 }
@@ -97,11 +97,13 @@ static Block allocate_block() {
 struct OutputFile::BlockWriter {
     const std::string& path;
     int fd;
-    Block filling = allocate_block(), full = allocate_block();  // the caller fills one, the thread writes the other
-    int64_t filled = 0;                                         // bytes in `filling`
-    int64_t written = 0;                                        // bytes that the system has taken
-    bool direct = false;                                        // O_DIRECT is set
-    std::future<void> writing;                                  // of `full`
+    // The caller fills one, the thread writes the other. A small file needs only a small block.
+    Block filling = allocate_block(CACHED), full = {nullptr, std::free};
+    int64_t capacity = CACHED;  // of `filling`
+    int64_t filled = 0;         // bytes in `filling`
+    int64_t written = 0;        // bytes that the system has taken
+    bool direct = false;        // O_DIRECT is set
+    std::future<void> writing;  // of `full`
 
     BlockWriter(const std::string& path, int fd) : path(path), fd(fd) {}
     ~BlockWriter() {
@@ -113,8 +115,17 @@ struct OutputFile::BlockWriter {
         if (writing.valid()) writing.get();
     }
 
+    void enlarge_block() {
+        Block large = allocate_block(BLOCK);
+        std::memcpy(large.get(), filling.get(), size_t(filled));
+        full = allocate_block(BLOCK);
+        filling = std::move(large);
+        capacity = BLOCK;
+    }
+
     // Lets a thread write the block that is full, as soon as the one before it is written.
     void begin_block() {
+        if (capacity < BLOCK) return enlarge_block();
         wait_for_block();
         std::swap(filling, full);
         filled = 0;
@@ -168,14 +179,14 @@ OutputFile::~OutputFile() = default;
 void OutputFile::write(const void* data, int64_t bytes) {
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
-        const int64_t piece = std::min({bytes, CACHED, BLOCK - blocks->filled});
+        const int64_t piece = std::min({bytes, CACHED, blocks->capacity - blocks->filled});
         XXH3_64bits_update(hash.get(), from, size_t(piece));
         std::memcpy(blocks->filling.get() + blocks->filled, from, size_t(piece));
         from += piece;
         size += piece;
         bytes -= piece;
         blocks->filled += piece;
-        if (blocks->filled == BLOCK) blocks->begin_block();
+        if (blocks->filled == blocks->capacity) blocks->begin_block();
     }
 }
 

@@ -115,16 +115,26 @@ std::string message_text(const std::string& text) {
     const char *p = text.data(), *end = p + text.size();
     for (Char c; p < end; p += c.bytes) {
         c = char_at(p, end);
-        const bool starts_list_line = std::string_view(p, size_t(end - p)).starts_with("\n  ");
-        const std::string escape = starts_list_line ? ""
-                                   : c.valid        ? escape_of(p, c)
-                                                    : format("\\x%02x", unsigned(uint8_t(*p)));
+        const std::string escape = c.valid ? escape_of(p, c) : format("\\x%02x", unsigned(uint8_t(*p)));
         if (escape.empty())
             out.append(p, size_t(c.bytes));
         else
             out += escape;
     }
     return out;
+}
+
+static std::string list_text(const std::string& message, const std::vector<std::string>& items) {
+    std::string text = message_text(message);
+    for (const std::string& item : items) text += "\n  " + message_text(item);
+    return text;
+}
+
+ListError::ListError(int exit_code, const std::string& message, const std::vector<std::string>& items)
+    : Error(exit_code, list_text(message, items)) {}
+
+std::string error_text(const Error& error) {
+    return dynamic_cast<const ListError*>(&error) ? error.what() : message_text(error.what());
 }
 
 static bool is_file(int descriptor) {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/common.h"
+
 // Call this first in main, before any file is opened or text printed. Standard streams that the caller closed become
 // /dev/null; otherwise the next opened file would take their descriptor and receive their output. A broken pipe becomes
 // an error of write instead of a signal. stdout is line-buffered.
@@ -19,9 +21,13 @@ std::string duration_text(double seconds);  // 41s, 43m, 1h05m, 2d03h, 412 days,
 std::string terminal_text(const std::string& text);
 
 // The text of a message with the characters of escape_of (unicode.h) and bytes that are not UTF-8 written out, as \x1b:
-// names from the user and from files can contain them. A newline remains if two spaces follow it, as in a message that
-// contains a list.
+// names from the user and from files can contain them. A newline is written out, too: a name must not begin a line.
 std::string message_text(const std::string& text);
+// An error whose text is a line for the message and an indented line for each item, all in the form of message_text.
+struct ListError : Error {
+    ListError(int exit_code, const std::string& message, const std::vector<std::string>& items);
+};
+std::string error_text(const Error& error);  // what() in the form of message_text, or as it is if it is a ListError
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);
 

@@ -15,6 +15,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/terminal.h"
 #include "checkpoint/safetensors.h"
 
 using nlohmann::json;
@@ -117,18 +118,23 @@ static void try_to(const char* what_fails, const Note& note, const std::function
     }
 }
 
-std::vector<std::string> remove_leftovers(const std::string& output) {
-    std::vector<std::string> notes;
-    const Note note = [&](const std::string& line) { notes.push_back(line); };
-    if (!is_directory(output)) return notes;
+// Removes the unfinished files and directories whose names begin with `prefix`. `stuck` gets a line for each that
+// cannot be removed.
+static void remove_unfinished(const std::string& output, const char* prefix, const Note& note, const Note& stuck) {
     for (const std::string& name : list_directory(output)) {
-        const bool of_save = name.starts_with("step_") || name.starts_with("latest") || name.starts_with("best");
-        if (!name.ends_with(".tmp") || !of_save) continue;
-        try_to("a leftover of an interrupted save was not removed", note, [&] {
+        if (!name.starts_with(prefix) || !name.ends_with(".tmp")) continue;
+        try_to("a leftover of an interrupted save was not removed", stuck, [&] {
             remove_tree(output + "/" + name);
             note(format("%s/%s: removed, left behind by an interrupted save", output.c_str(), name.c_str()));
         });
     }
+}
+
+std::vector<std::string> remove_leftovers(const std::string& output) {
+    std::vector<std::string> notes;
+    const Note note = [&](const std::string& line) { notes.push_back(line); };
+    if (!is_directory(output)) return notes;
+    for (const char* prefix : {"step_", "latest", "best"}) remove_unfinished(output, prefix, note, note);
     for (const StepDirectory& found : list_steps(output)) {
         if (!found.replaced) continue;
         const std::string aside = output + "/" + found.name, dir = checkpoint_directory(output, found.step);
@@ -349,6 +355,7 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
     const Note silent = [](const std::string&) {};
     const Note note = options.note ? options.note : silent, warn = options.warn ? options.warn : silent;
     make_directories(options.output);
+    remove_unfinished(options.output, "step_", note, silent);  // of a save that could not remove it
     const std::string tmp = temporary_name(saved.dir);
     make_room(options.output, options.keep, state.step, checkpoint_bytes(layout, options.format), note);
     try {
@@ -356,12 +363,11 @@ SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& l
         saved.bytes = write_files(tmp, options, layout, view, state);
         set_aside_later(options.output, state.step, note);
         put_in_place(tmp, saved.dir, warn);
+    } catch (const Error& error) {
+        if (succeeds([&] { remove_tree(tmp); })) throw;  // removed, to free the space
+        fail(error.exit_code, "%s; %s is left, until a later save or start removes it", error.what(), tmp.c_str());
     } catch (...) {
-        try {
-            remove_tree(tmp);  // frees the space
-        } catch (const Error&) {
-            // The first error is the one to report; remove_leftovers will try again.
-        }
+        succeeds([&] { remove_tree(tmp); });
         throw;
     }
     try_to("the checkpoint is saved, but the file latest does not name it", warn,
@@ -498,11 +504,12 @@ static std::string what_is_left(const std::string& dir, const VerifyProgress& pr
 FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& progress) {
     const FoundCheckpoint found = find_latest(output, progress);
     if (!found.dir.empty() || found.damaged.empty()) return found;
-    std::string lines, start;
+    std::vector<std::string> items;
+    std::string start;
     for (const DamagedCheckpoint& damaged : found.damaged) {
         const std::string left = what_is_left(damaged.dir, progress);
         if (start.empty() && !left.empty()) start = damaged.dir;
-        lines += "  " + damaged.what + (left.empty() ? "" : "; " + left) + "\n";
+        items.push_back(damaged.what + (left.empty() ? "" : "; " + left));
     }
     const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
                                     [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
@@ -510,8 +517,8 @@ FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& 
         denied          ? "this user may not read all files: change their permissions and try again"
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s takes its weights alone; train then needs another --output", start.c_str());
-    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact:\n%s  %s", output.c_str(), lines.c_str(),
-         advice.c_str());
+    items.push_back(advice);
+    throw ListError(EXIT_BAD_DATA, output + ": none of its checkpoints is intact:", items);
 }
 
 bool holds_model(const std::string& dir) {

@@ -77,7 +77,8 @@ void make_room(const std::string& output, const KeepRules& keep, int64_t step, i
 // and the system's reason. After a failure every earlier checkpoint is still there, except those that make_room
 // deleted, so training may continue and try again later. If `latest` cannot be replaced, the save still succeeds,
 // because checkpoints are found by their directories' names: a warning says so, and the checkpoint that `latest` names
-// stays. Checkpoints of later steps (of a run that was continued from an older one) are renamed to step_N.stale.
+// stays. A failed save whose files cannot be removed says so; the next save removes them. Checkpoints of later steps
+// (of a run that was continued from an older one) are renamed to step_N.stale.
 //
 // `view` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
 SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,

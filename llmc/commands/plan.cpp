@@ -35,7 +35,7 @@ static double share_of_cores(int sharing, const Launch& launch) {
     return bound ? 1.0 : std::min(1.0, double(omp_get_num_procs()) / (double(openmp_threads()) * sharing));
 }
 
-// Describes the time of a step and of the run. It measures a step here, or else assumes 30 % of the peak. `peak` is the
+// Describes the time of a step and of the run. It measures a step here, or else assumes ASSUMED_MFU. `peak` is the
 // peak FLOP/s of this process, of which a rank has `share`.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, double share, int64_t steps_done) {
@@ -43,12 +43,14 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak, o.optimizer);
     const double flops =
         flops_per_token(config, batch.T) * double(batch.tokens_per_step) / (batch.world_size * o.tensor_parallel);
-    double seconds = flops / (0.3 * peak);
+    double seconds = flops / (ASSUMED_MFU * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
     seconds /= share;
     std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step";
     if (o.steps > 0) text += ", " + describe_steps(o.steps, steps_done, seconds);
-    if (!measured) return text + ", estimated at 30 % of the peak: a step is too large to be measured here";
+    if (!measured)
+        return text + format(", estimated at %.0f %% of the peak: a step is too large to be measured here",
+                             100.0 * ASSUMED_MFU);
     text += format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak", measured->B, batch.T,
                    with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(),
                    100.0 * flops / (seconds * share * peak));
@@ -166,7 +168,7 @@ static int run_fit(Dtype dtype, const Options& o, const RunSource& source, int T
         {"ranks", describe_fit(devices)},
         {"time",
          format("computed, not measured: %.0f %% of %s TFLOP/s, and then the bytes sent at %s GB/s",
-                100.0 * FIT_UTILIZATION, plain_number(1e-12 * devices.peak_flops, 4).c_str(),
+                100.0 * ASSUMED_MFU, plain_number(1e-12 * devices.peak_flops, 4).c_str(),
                 plain_number(1e-9 * devices.bandwidth).c_str()) +
              (hosts == 1 ? ""
                          : format(", to other machines at %s GB/s", plain_number(1e-9 * devices.network).c_str()))}};

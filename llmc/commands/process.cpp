@@ -49,27 +49,32 @@ static std::string library_error(const std::exception& error) {
         limit.empty() ? "; check the limit of processes (ulimit -u), also that of a container" : limit.c_str());
 }
 
+static void print_error(const std::string& text) {
+    const ReaderWait wait;
+    fprintf(stderr, "error: %s\n", text.c_str());
+}
+
 int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
     std::unique_ptr<Comm> comm;
-    std::string error;
+    std::string error;  // in the form of error_text
     int exit_code = 0;
     try {
         return function(launch, comm);
     } catch (const Error& e) {
-        error = e.what();
+        error = error_text(e);
         exit_code = e.exit_code;
     } catch (const std::exception& e) {
-        error = library_error(e);
+        error = message_text(library_error(e));
         exit_code = EXIT_INTERNAL;
     }
     stop_quietly();
-    write_error_file(launch, error);
+    write_error_text(launch, error);
     send_errors_to_supervisor();
     if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
-        print_message("error: " + error);
+        print_error(error);
         return exit_code;
     }
-    print_message(format("error: rank %d on %s: %s", launch.rank, host_name().c_str(), error.c_str()));
+    print_error(message_text(format("rank %d on %s: ", launch.rank, host_name().c_str())) + error);
     // Rank 0 often fails for the same reason. It gets the time to remove what it has made in --output, before the abort
     // of this rank ends it.
     if (launch.rank > 0) std::this_thread::sleep_for(std::chrono::seconds(1));

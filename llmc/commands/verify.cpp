@@ -107,12 +107,12 @@ int run_verify(const Options& o) {
     v.progress.clear();
     if (v.failures.empty()) return 0;
     if (v.failures.size() == 1) throw v.failures[0];
-    std::string lines;
+    std::vector<std::string> items;
     int exit_code = v.failures[0].exit_code;
     for (const Error& error : v.failures) {
-        lines += format("\n  %s", error.what());
+        items.push_back(error.what());
         exit_code = std::min(exit_code, error.exit_code);  // a damaged file (65) before a missing directory (66)
     }
-    fail(exit_code, "%zu of %zu are not intact:%s", v.failures.size(), v.failures.size() + size_t(v.intact),
-         lines.c_str());
+    const size_t all = items.size() + size_t(v.intact);
+    throw ListError(exit_code, format("%zu of %zu are not intact:", items.size(), all), items);
 }

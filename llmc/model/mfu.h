@@ -19,6 +19,10 @@ inline double mfu(double tokens_per_s, double flops_per_token, double peak_flops
     return peak_flops > 0 ? tokens_per_s * flops_per_token / peak_flops : 0.0;
 }
 
+// The MFU that `plan` assumes for a step that it does not measure. llm.c's published speeds (docs/performance.md) are
+// 38 % on H100 and 56 % on A100; a CPU, whose peak is measured, may reach 60 %.
+constexpr double ASSUMED_MFU = 0.4;
+
 // Data-sheet peaks in TFLOP/s without sparsity: half of the figures printed "with sparsity". bf16 is with fp32
 // accumulation, which GeForce cards do at half the rate of fp16.
 struct GpuPeak {

@@ -430,12 +430,15 @@ std::string first_host(const std::string& slurm_list) {
 
 // ---- the reason of a failure
 
-void write_error_file(const Launch& launch, const std::string& message) {
+void write_error_text(const Launch& launch, const std::string& text) {
     if (launch.error_file.empty()) return;
     // "extraInfo" has no "py_callstack": torchrun would print it, even an empty one, instead of the message. torchrun
     // prints the message as it is.
     const nlohmann::json content = {
-        {"message",
-         {{"message", message_text(message)}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
+        {"message", {{"message", text}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
     std::ofstream(launch.error_file) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void write_error_file(const Launch& launch, const std::string& message) {
+    write_error_text(launch, message_text(message));
 }

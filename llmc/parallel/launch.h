@@ -67,3 +67,4 @@ std::string first_host(const std::string& slurm_list);
 // Writes the reason of a failure to launch.error_file; torchrun prints it as the root cause. Does nothing if error_file
 // is empty. A write error is ignored.
 void write_error_file(const Launch& launch, const std::string& message);
+void write_error_text(const Launch& launch, const std::string& text);  // the text is in the form of error_text

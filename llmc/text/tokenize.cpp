@@ -321,6 +321,21 @@ static void check_files(const std::vector<TextFile>& files) {
              files.size() == 1 ? "" : ", and so are the other inputs");
 }
 
+// Refuses a number of tokens per shard that makes far more files than anybody wants; the training data are read from
+// all of them. Shards of a million tokens may be any number.
+static void check_shard_count(const TokenizeOptions& o, const std::vector<TextFile>& files) {
+    constexpr int64_t most_small_shards = 10000, small_shard = 1000000, bytes_per_token = 4;  // 4: English text
+    int64_t bytes = 0;
+    for (const TextFile& file : files) bytes += file.size;
+    const int64_t tokens = bytes / bytes_per_token, shards = ceil_div(tokens, o.shard_tokens);
+    ENSURE(o.shard_tokens >= small_shard || shards <= most_small_shards,
+           "--shard-tokens %lld would make about %s shards of these %s bytes of text, and at most %s of fewer than %s "
+           "tokens are made; give --shard-tokens %lld or more",
+           static_cast<long long>(o.shard_tokens), with_commas(shards).c_str(), with_commas(bytes).c_str(),
+           with_commas(most_small_shards).c_str(), with_commas(small_shard).c_str(),
+           static_cast<long long>(std::min(small_shard, ceil_div(tokens, most_small_shards))));
+}
+
 static std::string size_text(double bytes) {
     return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : format("%.1f MB", bytes / 1e6);
 }
@@ -354,6 +369,7 @@ int tokenize(const TokenizeOptions& o) {
     const std::vector<TextFile>& files = found.files;
     report_choice(found, o.quiet);
     check_files(files);
+    check_shard_count(o, files);
     const OutputLock lock(o.output);
     if (!o.replace) refuse_old_shards(o.output);
     remove_unfinished_shards(o);

@@ -24,7 +24,7 @@ static Layout layout_of(Dtype dtype, const Options& o, const GPT2Config& config,
     layout.sent = traffic_of(config, traffic_options_of(dtype, o, layout.batch), devices.places).per_step;
     const double flops = (flops_per_token(config, T) + recomputed_flops(config, T, o.recompute)) *
                          double(layout.batch.tokens_per_step) / world_size;
-    layout.seconds = flops / (FIT_UTILIZATION * devices.peak_flops) + double(layout.sent.inside) / devices.bandwidth;
+    layout.seconds = flops / (ASSUMED_MFU * devices.peak_flops) + double(layout.sent.inside) / devices.bandwidth;
     if (layout.sent.between > 0) layout.seconds += double(layout.sent.between) / devices.network;
     return layout;
 }

@@ -2,8 +2,8 @@
 //
 // A layout is the number of tensor-parallel ranks, with or without sequence parallelism, a ZeRO stage, what backward
 // recomputes, and the micro-batch. Its time is computed, not measured: the
-// FLOPs of a step at 40 % of the peak, and after them the bytes that a rank sends. In a run, most communication
-// overlaps with computation, so the order of the layouts is more reliable than their times.
+// FLOPs of a step at ASSUMED_MFU (model/mfu.h), and after them the bytes that a rank sends. In a run, most
+// communication overlaps with computation, so the order of the layouts is more reliable than their times.
 #pragma once
 #include <string>
 #include <vector>
@@ -32,8 +32,6 @@ struct FitDevices {
     double peak_flops;
     double bandwidth, network = 0.0;  // bytes per second that a rank sends inside its host, and to other hosts
 };
-
-constexpr double FIT_UTILIZATION = 0.4;  // FLOP/s that a layout reaches, as a fraction of the peak
 
 // The layouts that fit, the fastest first; for each of the other choices the one with the largest micro-batch. o: the
 // options of the run. If an option of layout_options is on the command line, all layouts have its value. Refuses a

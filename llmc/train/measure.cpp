@@ -8,9 +8,9 @@
 #include "train/optimizer.h"
 #include "train/plan.h"
 
-// Time limit of a micro-step in seconds, estimated at 30 % of the peak; CPUs reach more than that. A micro-batch with a
-// longer estimate is made smaller. If one sequence is estimated longer, nothing is measured. If the first run takes
-// longer, there is no second run.
+// Time limit of a micro-step in seconds, estimated by ASSUMED_MFU. A micro-batch with a longer estimate is made
+// smaller. If one sequence is estimated longer, nothing is measured. If the first run takes longer, there is no second
+// run.
 constexpr double MAX_MICRO_STEP_SECONDS = 2.0;
 
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
@@ -66,7 +66,7 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
                                          double peak_flops, const std::string& optimizer) {
     options.virtual_ranks = options.shards = 1;
     options.shard_gradients = options.shard_weights = false;
-    const double sequence = flops_per_token(config, T) * T / options.tensor.count / (0.3 * peak_flops);
+    const double sequence = flops_per_token(config, T) * T / options.tensor.count / (ASSUMED_MFU * peak_flops);
     if (sequence > MAX_MICRO_STEP_SECONDS) return {};
     B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);
     const int64_t needed = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options, optimizer));

@@ -65,13 +65,16 @@ check "2 agents, c10d: 4 ranks join" joined 4 0 "$scratch/agent0" "$scratch/agen
 check "2 agents, static" two_agents "--node_rank=AGENT --master_addr=127.0.0.1 --master_port=$((port + 60))"
 check "2 agents, static: 4 ranks join" joined 4 0 "$scratch/agent0" "$scratch/agent1"
 
-# ---- two runs at once whose ports overlap. The port of the second agent differs from that of the first run's rank 0, which may
-# start before it.
+# ---- two runs at once whose ports overlap: the second agent has the port at which rank 0 of the first run would listen, so that
+# this rank listens at the first port of the second run. Rank 1 of the second run finds it there, and must go on to the next port.
+# A rank starts when its file is there.
 for run in 0 1; do
-    torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + 3 * run)) --nproc_per_node=2 \
-        sh -c "sleep 0.\$((3 * LOCAL_RANK + $run)); exec $rank_program" >"$scratch/run$run" &
+    torchrun --nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 80 + run)) --nproc_per_node=2 \
+        sh -c "echo >'$scratch/agent_$run'; until [ -e '$scratch/start_$run'\$RANK ]; do sleep 0.02; done; exec $rank_program" >"$scratch/run$run" &
     runs[run]=$!
 done
+wait_for "$scratch/agent_0" && wait_for "$scratch/agent_1" || fail "two runs on overlapping ports: the agents"
+for rank in 00 11 10 01; do touch "$scratch/start_$rank" && sleep 0.5; done
 wait "${runs[@]}"
 for run in 0 1; do check "two runs on overlapping ports: the ranks of run $run join" joined 2 0 "$scratch/run$run"; done
 check "two runs on overlapping ports: each has its own nccl_id" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
@@ -92,11 +95,14 @@ train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --thread
 # steps_once RUN: the log has each step once, in the order.
 steps_once() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.jsonl" | awk '$1 != NR - 1 { exit 1 } END { exit NR == 0 }'; }
 starts() { grep -c '"kind":"run"' "$1/log.jsonl"; }
-torchrun --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 "${train[@]}" --max-time $((2 * slower)) --output "$scratch/timed" >"$scratch/out" 2>&1
+# shellcheck disable=SC2016  # for the inner shell
+noted=(sh -c '"$@"; status=$?; grep -c "\"kind\":\"step\"" "$0/log.jsonl" >>"$0.steps"; exit $status' "$scratch/timed")
+torchrun --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 "${noted[@]}" "${train[@]}" --checkpoint-every 7 --max-time $((2 * slower)) --output "$scratch/timed" >"$scratch/out" 2>&1
 check "--max-time under torchrun: torchrun ends with 1" test $? = 1
 check "--max-time under torchrun: 2 restarts" test "$(starts "$scratch/timed")" = 3
-check "--max-time under torchrun: each restart resumes" test "$(grep -c '"resumed_at":[1-9]' "$scratch/timed/log.jsonl")" = 2
-check "--max-time under torchrun: no step is lost" steps_once "$scratch/timed"
+check "--max-time under torchrun: each restart resumes at the last step" \
+    test "$(sed -n 's/.*"resumed_at":\([1-9][0-9]*\).*/\1/p' "$scratch/timed/log.jsonl")" = "$(head -n 2 "$scratch/timed.steps")"
+check "--max-time under torchrun: the log has each step once" steps_once "$scratch/timed"
 # SIGTERM to torchrun: it passes the signal on, and starts nothing again.
 $python -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 \
     "${train[@]}" --output "$scratch/ended" >"$scratch/out" 2>&1 &

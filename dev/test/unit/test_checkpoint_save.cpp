@@ -146,8 +146,8 @@ TEST_CASE("a leftover that cannot be removed is reported, and does not prevent a
             write_bytes(out + "/" + stuck + "/file", "x");
             fs::permissions(out + "/" + stuck, fs::perms::owner_read | fs::perms::owner_exec);
         }
+        if (!save(save_options(out), 4).notes.empty()) return 6;
         write_bytes(out + "/step_000005.tmp", "half");
-        save(save_options(out), 4);
         const Names notes = remove_leftovers(out);
         if (notes.size() != 4) return 1;
         for (const std::string& line : notes) {
@@ -259,6 +259,34 @@ TEST_CASE("set_val_loss changes only the validation loss in trainer.json") {
     write_bytes(ckpt + "/trainer.json", "{}");
     CHECK_THROWS_AS(set_val_loss(ckpt, 2.5), Error);
     CHECK(read_bytes(ckpt + "/trainer.json") == "{}");
+}
+
+// As on a disk that became read-only during the save.
+TEST_CASE("a failed save whose files cannot be removed says so, and the next save removes them") {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out", unfinished = out + "/step_000002.tmp";
+    save(save_options(out), 1);
+    const int code = as_ordinary_user(dir.path, [&] {
+        const FlatState state(small_model, 2);
+        const TensorView failing = [&](Slot, Param, int) -> const float* {
+            fs::permissions(out, fs::perms::owner_read | fs::perms::owner_exec);
+            fail(EXIT_IO, "the disk is read-only");
+        };
+        try {
+            save_checkpoint(save_options(out), state.layout, failing, trainer_state(2));
+            return 1;
+        } catch (const Error& error) {
+            const std::string said =
+                "the disk is read-only; " + unfinished + " is left, until a later save or start removes it";
+            if (error.what() != said || error.exit_code != EXIT_IO) return 2;
+        }
+        if (!is_directory(unfinished)) return 3;
+        fs::permissions(out, fs::perms::owner_all);
+        const Saved saved = save(save_options(out), 3);
+        if (saved.notes != Names{unfinished + ": removed, left behind by an interrupted save"}) return 4;
+        return list_directory(out) == Names{"latest", "step_000001", "step_000003"} ? 0 : 5;
+    });
+    CHECK(code == 0);
 }
 
 TEST_CASE("a save whose tensors cannot be read leaves no files") {

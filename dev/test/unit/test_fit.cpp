@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "model/mfu.h"
 #include "train/report.h"
 #include "train/run_checks.h"
 
@@ -82,12 +83,12 @@ TEST_CASE("one rank has no use for ZeRO, and sends nothing") {
     }
 }
 
-TEST_CASE("the time of a layout is its FLOPs at 40 % of the peak and its bytes") {
+TEST_CASE("the time of a layout is its FLOPs at the assumed MFU and its bytes") {
     const Options o = options_of({});
     const Layout first = layouts(o, eight)[0];
     const double flops = (6.0 * 124439808 + 6.0 * 12 * 768 * 1024) * 524288 / 8;
     CHECK(first.recompute == "none");
-    CHECK(first.seconds == doctest::Approx(flops / 0.4e15 + double(first.sent.inside) / 300e9));
+    CHECK(first.seconds == doctest::Approx(flops / (ASSUMED_MFU * 1e15) + double(first.sent.inside) / 300e9));
 }
 
 TEST_CASE("bytes to other machines take the time of the network") {

@@ -201,7 +201,10 @@ TEST_CASE("names in messages cannot control the terminal or pretend to be messag
           "\\u202a\\u202b\\u202c\\u202d\\u202e\\u2066\\u2067\\u2068\\u2069");
     CHECK(message_text("\u2029\u202f\u2065\u206a \u05d0") == "\u2029\u202f\u2065\u206a \u05d0");
     CHECK(message_text("x\nerror: y\n") == "x\\x0aerror: y\\x0a");
-    CHECK(message_text("a list:\n  one\n  two") == "a list:\n  one\n  two");
+    CHECK(message_text("a\n  b: is intact") == "a\\x0a  b: is intact");  // not a line of its own
+    const ListError list(EXIT_IO, "a list\n:", {"one\n  two", "three"});
+    CHECK(error_text(list) == "a list\\x0a:\n  one\\x0a  two\n  three");
+    CHECK(error_text(Error(EXIT_IO, list.what())) == "a list\\x0a:\\x0a  one\\x0a  two\\x0a  three");
     CHECK(message_text(std::string("\0", 1)) == "\\x00");
     CHECK(table_lines({{"output", "a\nb"}}) == std::vector<std::string>{"output  a\\x0ab"});
 }

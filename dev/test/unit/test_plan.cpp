@@ -59,11 +59,12 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
     CHECK(measured->B == 4);
     CHECK(measured->micro_step > 0.0);
     CHECK(measured->update > 0.0);
-    const auto slow = measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * 0.3),
+    const auto slow = measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * ASSUMED_MFU),
                                    "adamw");  // two sequences take 1.6 s
     REQUIRE(slow);
     CHECK(slow->B == 2);
-    CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * 0.3), "adamw"));  // one takes 7 s
+    CHECK_FALSE(
+        measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * ASSUMED_MFU), "adamw"));  // one takes 7 s
     CHECK_FALSE(
         measure_step(dtype_of<floatX>, {1024, 50257, 48, 100, 25600}, 1, 1024, {}, 1e18, "adamw"));  // no memory
 }

@@ -39,6 +39,20 @@ TEST_CASE("impossible options are refused") {
     refused([](TokenizeOptions& o) { o.threads = -1; }, "--threads -1");
 }
 
+TEST_CASE("an absurd number of shards is refused, and the message has a number that works") {
+    TokenizeRun run;
+    run.file("a.txt", std::string(48000, 'a'));
+    run.options.shard_tokens = 1;
+    check_refused(
+        run, EXIT_USAGE,
+        "--shard-tokens 1 would make about 12,000 shards of these 48,000 bytes of text, and at most 10,000 of "
+        "fewer than 1,000,000 tokens are made; give --shard-tokens 2 or more");
+    run.file("a.txt", "ab");
+    run.options.shard_tokens = 1;
+    CHECK(tokenize(run.options) == 0);
+    CHECK(run.tokens("train_") == documents({"ab"}));
+}
+
 TEST_CASE("inputs that are missing, empty or not text are refused") {
     TokenizeRun run;
     run.options.inputs = {run.folder / "missing.txt"};
