@@ -220,6 +220,7 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, c
                    o.ranks, cores, cores == 1 ? "" : "s", cores));
     LocalRanks ranks;
     ranks.program = "mpirun";
+    ranks.ranks_of_program = o.ranks;
     ranks.advice = [&o] { return advice_of(o); };
     ranks.stdout_is_result = o.command != Command::train;
     ranks.own_group = true;      // at a SIGINT from the terminal mpirun would end its ranks before they save

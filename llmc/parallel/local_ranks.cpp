@@ -15,8 +15,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -176,6 +179,8 @@ struct Ranks {
     double repeat_pause = FIRST_REPEAT;
     double kill_time = INFINITY;          // when the remaining ranks are killed
     double stopped_kill_time = INFINITY;  // when those of them are killed that are stopped
+    double next_look = 0.0;               // at the ranks that are left
+    double only_stopped_since = INFINITY;
 };
 }  // namespace
 
@@ -506,6 +511,56 @@ static double next_kill_time(const Ranks& ranks) {
     return any_stopped ? std::min(ranks.kill_time, ranks.stopped_kill_time) : ranks.kill_time;
 }
 
+// The processes that a process has started (Linux).
+static std::vector<pid_t> children_of(pid_t parent) {
+    std::vector<pid_t> children;
+    std::error_code none;
+    const std::string tasks = format("/proc/%d/task", int(parent));
+    for (const auto& task : std::filesystem::directory_iterator(tasks, none)) {
+        std::ifstream file(task.path() / "children");
+        for (pid_t child; file >> child;) children.push_back(child);
+    }
+    return children;
+}
+
+// Whether SIGSTOP or the like has stopped the process (Linux).
+static bool is_stopped(pid_t pid) {
+    std::ifstream file(format("/proc/%d/stat", int(pid)));
+    std::string stat;
+    std::getline(file, stat);
+    const size_t name_end = stat.rfind(')');
+    return name_end != std::string::npos && stat.compare(name_end, 3, ") T") == 0;
+}
+
+static std::vector<pid_t> ranks_left(const Ranks& ranks) {
+    if (!ranks.options.program.empty()) return children_of(ranks.processes[0].pid);
+    std::vector<pid_t> left;
+    for (const RankProcess& process : ranks.processes)
+        if (process.running) left.push_back(process.pid);
+    return left;
+}
+
+// Kills the ranks that are left if all of them have been stopped for LAST_SECONDS. No other rank can notice them.
+static void kill_if_only_stopped_are_left(Ranks& ranks) {
+    const double now = seconds_now();
+    if (now < ranks.next_look || !ranks.outcome.failure.empty()) return;
+    ranks.next_look = now + 1;
+    const std::vector<pid_t> left = ranks_left(ranks);
+    const int all = ranks.options.program.empty() ? ranks.options.count : ranks.options.ranks_of_program;
+    const bool some_ended = !left.empty() && int(left.size()) < all;
+    if (!some_ended || !std::all_of(left.begin(), left.end(), is_stopped))
+        ranks.only_stopped_since = INFINITY;
+    else
+        ranks.only_stopped_since = std::min(ranks.only_stopped_since, now);
+    if (now - ranks.only_stopped_since < LAST_SECONDS) return;
+    const bool one = left.size() == 1;
+    ranks.outcome.exit_code = EXIT_WATCHDOG;
+    ranks.outcome.failure =
+        format("%zu rank%s stopped and cannot end, and all others have ended", left.size(), one ? " is" : "s are");
+    print_message(format("error: %s; %s killed", ranks.outcome.failure.c_str(), one ? "it is" : "they are"));
+    for (const pid_t pid : left) kill(pid, SIGKILL);
+}
+
 // Waits for the next event, for at most a second.
 static void supervise(Ranks& ranks) {
     std::vector<int> files;
@@ -535,6 +590,7 @@ static void supervise(Ranks& ranks) {
     reap(ranks);
     print_errors(ranks, seconds_now());
     kill_late(ranks);
+    kill_if_only_stopped_are_left(ranks);
 }
 
 // Writes what the ranks have printed last. If a signal has asked to stop, it waits for a reader only this long: a

@@ -2,8 +2,9 @@
 //
 // A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
 // a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed; a stopped rank cannot end, and
-// gets LAST_SECONDS_STOPPED, or no time if a watchdog has ended the other rank. If this process is killed, the ranks
-// are killed too (on Linux).
+// gets LAST_SECONDS_STOPPED, or no time if a watchdog has ended the other rank. If all others have ended without a
+// failure, a stopped rank is killed after LAST_SECONDS (on Linux): its own watchdog is stopped, too. If this process is
+// killed, the ranks are killed too (on Linux).
 //
 // Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
 // SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
@@ -31,6 +32,7 @@ struct LocalRanks {
     int end_signal = SIGKILL;       // sent before SIGKILL to a rank that must end
     bool own_group = false;         // in its own process group, so that the terminal's signals do not end the rank
     std::string program = "";       // not empty: the only process is this program, which starts the ranks
+    int ranks_of_program = 1;       // that it starts, as its child processes
     // Returns the advice that ends the error about a rank that a signal has ended; "" if there is none.
     std::function<std::string()> advice = {};
     bool stdout_is_result = false;  // if the ranks' stdout cannot be written, they are ended: EXIT_IO

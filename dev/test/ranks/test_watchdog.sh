@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_watchdog.sh: tests that a run in which a rank hangs ends with exit code 124, names the rank, and leaves no process: a
-# stopped rank, a rank that waits for its data, a cable that is cut, and a stopped GPU rank in the emulator. A process that is
-# stopped and continued is not ended.
+# stopped rank, also at its end, a rank that waits for its data, a cable that is cut, and a stopped GPU rank in the emulator. A
+# process that is stopped and continued is not ended.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -284,6 +284,25 @@ resumed_twice() {
 check "--max-restarts: the ranks continue" resumed_twice
 kill -TERM "$job"
 check "--max-restarts: all end" ends 10
+
+# ---- a rank that is stopped when all others have ended: only the process that starts the ranks can notice it
+cat >"$scratch/end.cpp" <<'END'
+#include <cstdlib>
+#include <cstring>
+#include <signal.h>
+__attribute__((destructor)) static void stop() {
+    const char* rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank && strcmp(rank, "1") == 0) raise(SIGSTOP);
+}
+END
+check "a library that stops rank 1 at its end" "${CXX:-g++}" -shared -fPIC -o "$scratch/end.so" "$scratch/end.cpp"
+out=$scratch/late
+start env LD_PRELOAD="$scratch/end.so" "${train[@]}" --steps 3 --ranks 2 --global-batch 32 --output "$out"
+check "stopped at the end: all end" ends 25
+check "stopped at the end: exit code $status" test $status = 124
+check "stopped at the end: one sentence" says '^error: 1 rank is stopped and cannot end, and all others have ended; it is killed$'
+check "stopped at the end: no process is left" nobody_left
+check "stopped at the end: the run is complete" "$program" verify "$out/step_000003"
 
 # ---- a cable: mpirun notices it long before the watchdog. test_hosts.sh tests that the ranks notice it, too.
 reason=$(no_hosts_because)

@@ -176,6 +176,45 @@ TEST_CASE("a stopped rank is killed at once after a watchdog has ended another r
     CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
 }
 
+// Its own watchdog is stopped, too, and no other rank waits for it.
+TEST_CASE("a rank that is stopped when all others have ended is killed") {
+    const auto rank = [](int index) {
+        if (index == 1) raise(SIGSTOP);
+        return 0;
+    };
+    LocalRanks program = running([rank](int) {
+        for (int index = 0; index < 2; index++)
+            if (fork() == 0) _exit(rank(index));
+        while (wait(nullptr) > 0) continue;
+        return 128 + SIGKILL;  // as mpirun, when a rank is killed
+    });
+    program.program = "mpirun";
+    program.ranks_of_program = 2;
+    for (const Result& result : {supervise(running(rank), 2), supervise(program, 1)}) {
+        CHECK(result.exit_code == EXIT_WATCHDOG);
+        CHECK(result.failure == "1 rank is stopped and cannot end, and all others have ended");
+        CHECK(result.err == "error: " + result.failure + "; it is killed\n");
+        CHECK(result.seconds > LAST_SECONDS - 0.1);
+        CHECK(result.seconds < LAST_SECONDS + 4);
+    }
+}
+
+TEST_CASE("ranks that are all stopped for a while are not killed") {
+    LocalRanks ranks = running([](int) {
+        const pid_t own = getpid();
+        if (fork() == 0) {  // lets the rank go on
+            sleep(int(LAST_SECONDS) + 3);
+            kill(own, SIGCONT);
+            _exit(0);
+        }
+        raise(SIGSTOP);
+        return 0;
+    });
+    const Result result = supervise(ranks, 2);
+    CHECK(result.exit_code == 0);
+    CHECK(result.err == "");
+}
+
 TEST_CASE("lines of other ranks are whole and name their rank") {
     const Result result = supervise(running([](int index) {
                                         if (index == 0) return printf("the first rank\n"), 0;
