@@ -180,7 +180,8 @@ struct Ranks {
     double kill_time = INFINITY;          // when the remaining ranks are killed
     double stopped_kill_time = INFINITY;  // when those of them are killed that are stopped
     double next_look = 0.0;               // at the ranks that are left
-    double only_stopped_since = INFINITY;
+    bool had_ranks = false;               // a program has started ranks
+    double only_stopped_since = INFINITY, without_ranks_since = INFINITY;
 };
 }  // namespace
 
@@ -523,42 +524,58 @@ static std::vector<pid_t> children_of(pid_t parent) {
     return children;
 }
 
-// Whether SIGSTOP or the like has stopped the process (Linux).
-static bool is_stopped(pid_t pid) {
+// The state of a process as in /proc: T if SIGSTOP or the like has stopped it, Z if it has ended; 0: unknown.
+static char state_of(pid_t pid) {
     std::ifstream file(format("/proc/%d/stat", int(pid)));
     std::string stat;
     std::getline(file, stat);
-    const size_t name_end = stat.rfind(')');
-    return name_end != std::string::npos && stat.compare(name_end, 3, ") T") == 0;
+    const size_t name_end = stat.rfind(") ");
+    return name_end == std::string::npos ? 0 : stat[name_end + 2];
 }
 
 static std::vector<pid_t> ranks_left(const Ranks& ranks) {
-    if (!ranks.options.program.empty()) return children_of(ranks.processes[0].pid);
     std::vector<pid_t> left;
+    if (!ranks.options.program.empty()) left = children_of(ranks.processes[0].pid);
+    std::erase_if(left, [](pid_t pid) { return state_of(pid) == 'Z'; });
     for (const RankProcess& process : ranks.processes)
-        if (process.running) left.push_back(process.pid);
+        if (process.running && ranks.options.program.empty()) left.push_back(process.pid);
     return left;
 }
 
-// Kills the ranks that are left if all of them have been stopped for LAST_SECONDS. No other rank can notice them.
-static void kill_if_only_stopped_are_left(Ranks& ranks) {
+static void set_since(double& since, bool holds) { since = holds ? std::min(since, seconds_now()) : INFINITY; }
+
+static void fail_and_kill(Ranks& ranks, int exit_code, const std::string& failure,
+                          const std::vector<pid_t>& processes) {
+    ranks.outcome.exit_code = exit_code;
+    ranks.outcome.failure = failure;
+    print_message(format("error: %s; %s killed", failure.c_str(), processes.size() == 1 ? "it is" : "they are"));
+    for (const pid_t pid : processes) kill(pid, SIGKILL);
+}
+
+// Kills the ranks that are left if all of them have been stopped for LAST_SECONDS: no other rank can notice them. Kills
+// a program that has not ended LAST_SECONDS_PROGRAM after its ranks: mpirun of Open MPI 4 can wait for itself when it
+// ends.
+static void look_at_ranks_left(Ranks& ranks) {
+    const bool is_program = !ranks.options.program.empty();
     const double now = seconds_now();
     if (now < ranks.next_look || !ranks.outcome.failure.empty()) return;
     ranks.next_look = now + 1;
     const std::vector<pid_t> left = ranks_left(ranks);
-    const int all = ranks.options.program.empty() ? ranks.options.count : ranks.options.ranks_of_program;
-    const bool some_ended = !left.empty() && int(left.size()) < all;
-    if (!some_ended || !std::all_of(left.begin(), left.end(), is_stopped))
-        ranks.only_stopped_since = INFINITY;
-    else
-        ranks.only_stopped_since = std::min(ranks.only_stopped_since, now);
-    if (now - ranks.only_stopped_since < LAST_SECONDS) return;
-    const bool one = left.size() == 1;
-    ranks.outcome.exit_code = EXIT_WATCHDOG;
-    ranks.outcome.failure =
-        format("%zu rank%s stopped and cannot end, and all others have ended", left.size(), one ? " is" : "s are");
-    print_message(format("error: %s; %s killed", ranks.outcome.failure.c_str(), one ? "it is" : "they are"));
-    for (const pid_t pid : left) kill(pid, SIGKILL);
+    ranks.had_ranks |= !left.empty();
+    const size_t all = size_t(is_program ? ranks.options.ranks_of_program : ranks.options.count);
+    const bool all_stopped = std::all_of(left.begin(), left.end(), [](pid_t pid) { return state_of(pid) == 'T'; });
+    set_since(ranks.only_stopped_since, !left.empty() && left.size() < all && all_stopped);
+    set_since(ranks.without_ranks_since, is_program && ranks.had_ranks && left.empty());
+    if (now - ranks.only_stopped_since >= LAST_SECONDS)
+        fail_and_kill(ranks, EXIT_WATCHDOG,
+                      format("%zu rank%s stopped and cannot end, and all others have ended", left.size(),
+                             left.size() == 1 ? " is" : "s are"),
+                      left);
+    else if (now - ranks.without_ranks_since >= LAST_SECONDS_PROGRAM)
+        fail_and_kill(
+            ranks, EXIT_INTERNAL,
+            format("%s has not ended within %g s after its ranks", ranks.options.program.c_str(), LAST_SECONDS_PROGRAM),
+            {ranks.processes[0].pid});
 }
 
 // Waits for the next event, for at most a second.
@@ -590,7 +607,7 @@ static void supervise(Ranks& ranks) {
     reap(ranks);
     print_errors(ranks, seconds_now());
     kill_late(ranks);
-    kill_if_only_stopped_are_left(ranks);
+    look_at_ranks_left(ranks);
 }
 
 // Writes what the ranks have printed last. If a signal has asked to stop, it waits for a reader only this long: a

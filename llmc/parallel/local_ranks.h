@@ -3,8 +3,8 @@
 // A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
 // a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed; a stopped rank cannot end, and
 // gets LAST_SECONDS_STOPPED, or no time if a watchdog has ended the other rank. If all others have ended without a
-// failure, a stopped rank is killed after LAST_SECONDS (on Linux): its own watchdog is stopped, too. If this process is
-// killed, the ranks are killed too (on Linux).
+// failure, a stopped rank is killed after LAST_SECONDS (on Linux): its own watchdog is stopped, too. A program gets
+// LAST_SECONDS_PROGRAM to end after its ranks. If this process is killed, the ranks are killed too (on Linux).
 //
 // Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
 // SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
@@ -17,6 +17,7 @@
 
 constexpr double LAST_SECONDS = 8;  // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
 constexpr double LAST_SECONDS_STOPPED = 1;
+constexpr double LAST_SECONDS_PROGRAM = 20;  // for a program to end after its ranks, also on a busy machine
 constexpr int MAX_LOCAL_RANKS = 256;
 // A rank prints a line that begins so when it has a request to stop (train/stop.cpp). The request is then not repeated.
 inline constexpr std::string_view STOPPING = "stopping: ";

@@ -199,6 +199,22 @@ TEST_CASE("a rank that is stopped when all others have ended is killed") {
     }
 }
 
+TEST_CASE("a program that does not end after its ranks is killed") {
+    LocalRanks ranks = running([](int) {
+        for (int index = 0; index < 2; index++)
+            if (fork() == 0) _exit(int(usleep(1500000)));  // until the supervisor has seen it
+        for (;;) pause();
+        return 0;
+    });
+    ranks.program = "mpirun";
+    ranks.ranks_of_program = 2;
+    const Result result = supervise(ranks, 1);
+    CHECK(result.exit_code == EXIT_INTERNAL);
+    CHECK(result.failure == "mpirun has not ended within 20 s after its ranks");
+    CHECK(result.err == "error: " + result.failure + "; it is killed\n");
+    CHECK(result.seconds < LAST_SECONDS_PROGRAM + 6);
+}
+
 TEST_CASE("ranks that are all stopped for a while are not killed") {
     LocalRanks ranks = running([](int) {
         const pid_t own = getpid();
