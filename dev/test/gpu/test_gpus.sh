@@ -15,6 +15,7 @@ export SIMT_DEVICES=4 OMP_WAIT_POLICY=passive
 
 # start COMMAND...: starts it in the background. Sets job; its output goes to job.log.
 start() {
+    : >"$scratch/job.log"  # now, so that nobody finds the lines of the job before
     "${interruptible[@]}" "$@" >"$scratch/job.log" 2>&1 </dev/null &
     job=$!
 }

@@ -11,6 +11,7 @@ train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --thread
 endless=("${train[@]}" --steps 1000000 --checkpoint-every 100000)
 
 start() {
+    : >"$scratch/job.log"  # now, so that nobody finds the lines of the job before
     "${interruptible[@]}" "$@" >"$scratch/job.log" 2>&1 </dev/null &
     job=$!
 }

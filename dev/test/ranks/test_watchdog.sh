@@ -12,6 +12,7 @@ endless=("${train[@]}" --steps 1000000 --checkpoint-every 1000000)
 deadline=$((2 * slower))  # seconds
 saved_run() { "$@" --stop-after 5 && test -e "$out/step_000005"; }
 start() {
+    : >"$scratch/job.log"  # now, so that nobody finds the lines of the job before
     "$@" >"$scratch/job.log" 2>&1 </dev/null &
     job=$!
 }

@@ -100,7 +100,8 @@ END
     chmod +x "$each_rank"
 }
 
-ranks() { mpirun --timeout 60 -np "$@"; }  # ranks N COMMAND...
+# ranks N COMMAND... mpirun of Open MPI 4 can hang when it ends, beyond its own limit of time.
+ranks() { timeout --foreground --kill-after 5 $((90 * slower)) mpirun --timeout 60 -np "$@"; }
 
 # The exit code of mpirun --timeout: 110 of Open MPI 4, 241 of Open MPI 5.
 timed_out() { [ "$1" = 110 ] || [ "$1" = 241 ]; }
