@@ -19,8 +19,8 @@ inline int openmp_threads() {
 // A note on more threads than the process has cores; "" if there are no more. threads_option: --threads, 0 = not given.
 std::string note_on_threads(int threads_option);
 
-// Gives the calling thread a lower priority, and the threads that it starts. If it shared a core evenly with a thread
-// of training, the other threads of training would wait for that one.
+// Gives the calling thread a lower priority, and the threads that it starts. The threads of training wait for each
+// other, so one that shared its core evenly with this thread would delay them all.
 void yield_to_training();
 
 // Refuses (EXIT_USAGE) stack limits that are too small for the operations, which would cause a segmentation fault: the

@@ -118,8 +118,8 @@ static void try_to(const char* what_fails, const Note& note, const std::function
     }
 }
 
-// Removes the unfinished files and directories whose names begin with `prefix`. `stuck` gets a line for each that
-// cannot be removed.
+// Removes the unfinished files and directories whose names begin with `prefix`. Calls `note` with a line for each that
+// is removed, and `stuck` with a line for each that cannot be removed.
 static void remove_unfinished(const std::string& output, const char* prefix, const Note& note, const Note& stuck) {
     for (const std::string& name : list_directory(output)) {
         if (!name.starts_with(prefix) || !name.ends_with(".tmp")) continue;

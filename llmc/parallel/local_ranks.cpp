@@ -180,7 +180,7 @@ struct Ranks {
     double kill_time = INFINITY;          // when the remaining ranks are killed
     double stopped_kill_time = INFINITY;  // when those of them are killed that are stopped
     double next_look = 0.0;               // at the ranks that are left
-    bool had_ranks = false;               // a program has started ranks
+    bool had_ranks = false;               // this process has seen ranks of its program
     double only_stopped_since = INFINITY, without_ranks_since = INFINITY;
 };
 }  // namespace

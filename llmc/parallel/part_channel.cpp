@@ -107,8 +107,8 @@ std::string PartChannel::open(Comm& comm) {
 
 // ---- rank 0 receives
 
-// Accepts the connections that are waiting. If there are too many, or no file descriptors are left, the oldest one
-// is closed.
+// Accepts the connections that are waiting. If rank 0 has too many connections without a header, or no file descriptor
+// is left, it closes the oldest of them.
 void PartChannel::accept_callers() {
     for (;;) {
         Socket socket;

@@ -48,7 +48,8 @@ static void check_lock(const OutputLock& lock, const std::string& output) {
              output.c_str());
 }
 
-// Writes a checkpoint. May run in a thread: it changes nothing of the run. collect: called before the first `view`.
+// Writes a checkpoint. May run in a thread: it changes nothing of the run. `collect` is called before the first tensor
+// is read by `view`; it brings the parts of the other ranks into the memory that `view` reads.
 static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& state,
                                    const TensorView& view, const TrainerState& trainer,
                                    const std::function<void()>& collect = {}) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test_random_faults.sh: random faults of a small run on two ranks, one in each run: a rank or the launcher is killed or stopped, a
 # signal asks to stop, the disk is full, a bit of a checkpoint flips, or the cable between the two ranks' hosts is cut.
-# --max-restarts and a loop start the run again. Each must end with the log, weights and moments of a run that was not disturbed. Odd seeds have --zero 1: at a save each rank sends
-# its part to rank 0.
+# --max-restarts and a loop start the run again. Each run must end with the log, weights and moments of a run that was not
+# disturbed. Runs with an odd seed have --zero 1, so that each rank sends its part of a checkpoint to rank 0.
 #
 # FAULT_COUNT faults [200], with the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one, up to the
 # moment at which it strikes.

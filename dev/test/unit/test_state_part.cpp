@@ -1,4 +1,5 @@
-// test_state_part.cpp: the parts of all ranks together are the whole state, for ZeRO and tensor parallelism.
+// test_state_part.cpp: tests the division of the weights and of the optimizer's state among ranks, by ZeRO and tensor
+// parallelism: the parts of all ranks together are the whole state.
 #include <doctest/doctest.h>
 
 #include "support/small_state.h"
@@ -47,7 +48,7 @@ TEST_CASE("the parts of all ranks are the whole state, and each element is in on
                     for (const PartRun& run : runs)
                         for (int64_t i = 0; i < run.count; i++) written[size_t(run.whole + i)]++;
                 }
-            // Without sharded heads every tensor-parallel rank has the undivided tensors.
+            // Each tensor-parallel rank has the undivided tensors, so those are written once by each of them.
             int64_t wrong = 0, missing = 0;
             for_each_element(whole.layout, [&](int64_t i) {
                 wrong += together[size_t(i)] != whole.weights[size_t(i)];

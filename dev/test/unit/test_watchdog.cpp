@@ -20,7 +20,7 @@ TEST_CASE("the limit of the start") {
 
 TEST_CASE("the limit of a step") {
     for (Phase phase : step_phases) {
-        CHECK(limit_of(phase, {}, {.step = 0.5, .first_step = 5000}) == 120);  // at least
+        CHECK(limit_of(phase, {}, {.step = 0.5, .first_step = 5000}) == 120);  // the least limit
         CHECK(limit_of(phase, {}, {.step = 30, .first_step = 5000}) == 600);   // 20 median steps
         CHECK(limit_of(phase, {}, {.first_step = 5}) == 300);                  // the first step: as the start
         CHECK(limit_of(phase, {}, {.first_step = 5000}) == 5000);
@@ -45,7 +45,7 @@ TEST_CASE("the limit of a validation follows its batches, before the first one t
 TEST_CASE("the limit of a checkpoint follows the saves, before the first one its bytes") {
     CHECK(limit_of(Phase::checkpoint, {}, {.step = 100}) == 300);
     CHECK(limit_of(Phase::checkpoint, {}, {.first_save = 900}) == 900);
-    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 2, .first_save = 900}) == 300);  // at least
+    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 2, .first_save = 900}) == 300);  // the least limit
     CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 200, .first_save = 900}) == 2000);
     CHECK(limit_of(Phase::checkpoint, {.checkpoint = 5}, {.longest_save = 200}) == 5);
     CHECK(std::isinf(limit_of(Phase::checkpoint, {.checkpoint = 0}, {})));
@@ -53,7 +53,7 @@ TEST_CASE("the limit of a checkpoint follows the saves, before the first one its
 }
 
 TEST_CASE("a rank that waits for rank 0 has the larger limit, not the sum") {
-    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 300}) == 301);  // and the time of a step
+    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 300}) == 301);  // the save and one step
     CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 60}) == 120);
     CHECK(limit_of(Phase::step, {.step = 5}, {.step = 1, .permitted = 3}) == 5);
     CHECK(limit_of(Phase::validation, {.validation = 5}, {.step = 1, .permitted = 300}) == 301);
