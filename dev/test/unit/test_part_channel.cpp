@@ -81,14 +81,34 @@ TEST_CASE("a part of the next save is kept until that save") {
     });
 }
 
-TEST_CASE("a part of a save that was given up is not taken for a later one") {
+TEST_CASE("a part of a save that was given up is not taken for a later one, and its rank does not wait") {
     run_ranks(2, [&](Comm& comm) {
         PartChannel channel;
         CHECK(channel.open(comm) == "");
-        if (comm.rank == 1)
-            for (int64_t save : {1, 2}) send(channel, save, part_of(1, save, 1000));
-        comm.all_gather_text("rank 1 has sent both");
-        if (comm.rank == 0) CHECK(receive(channel, 2, {{1, 1000}}).at(1) == part_of(1, 2, 1000));
+        std::atomic<bool> returned = false;
+        std::thread given_up;
+        if (comm.rank == 1) {
+            given_up = std::thread([&] {
+                send(channel, 1, part_of(1, 1, 64 << 20));  // more than sockets hold
+                returned = true;
+            });
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            CHECK_FALSE(returned);
+        }
+        comm.all_gather_text("rank 1 is sending");
+        if (comm.rank == 0) {
+            channel.silence = 0.3;
+            CHECK(refusal([&] {
+                      receive(channel, 2, {{1, 1000}});
+                  }) == "74 rank 1 has sent nothing of its part for 0.3 s");
+        }
+        if (comm.rank == 1) {
+            for (int i = 0; i < 100 && !returned; i++) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            CHECK(returned);
+            channel.give_up();
+            given_up.join();
+        }
+        comm.all_gather_text("rank 1 has returned");
     });
 }
 
