@@ -69,8 +69,12 @@ TEST_CASE("a part that is put in pieces gives the same state") {
     put_part(at_once.data(), runs, own.data(), 0, part.floats());
     for (const int64_t piece : {1, 7, 64, 1000}) {
         std::vector<float> in_pieces(at_once.size(), 0.0f);
-        for (int64_t at = 0; at < part.floats(); at += piece)
-            put_part(in_pieces.data(), runs, own.data() + at, at, std::min(piece, part.floats() - at));
+        for (int64_t at = 0; at < part.floats(); at += piece) {
+            const int64_t count = std::min(piece, part.floats() - at);
+            std::vector<float> alone(size_t(count) + 2000, NAN);  // between values that must not be copied
+            std::copy_n(own.begin() + at, count, alone.begin() + 1000);
+            put_part(in_pieces.data(), runs, alone.data() + 1000, at, count);
+        }
         CHECK(in_pieces == at_once);
     }
 }
