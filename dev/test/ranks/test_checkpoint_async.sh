@@ -79,10 +79,9 @@ done
 # The save of step 8 begins while that of step 4 is written, which takes more than 1 s.
 save_ms=$(checkpoint_field "$scratch/val4" 8 ms) stall_ms=$(checkpoint_field "$scratch/val4" 8 stall_ms)
 check "the time of a save ($save_ms ms) has no wait for the save before ($stall_ms ms)" test "$save_ms" -lt $((stall_ms + 900))
-# Without the time of fsync a save is much shorter than a step.
-echo 'extern "C" int fsync(int) { return 0; }' >"$scratch/fast.cpp"
-check "a library with a fast fsync" "${CXX:-g++}" -shared -fPIC -o "$scratch/fast.so" "$scratch/fast.cpp"
-check "a save that is complete before the next step" env LD_PRELOAD="$scratch/fast.so" "${train[@]}" --steps 2 --layers 9 --global-batch 8192 --checkpoint-every 1 --checkpoint-async on --output "$scratch/long"
+# Before its micro-steps the second step sleeps for much longer than the save of the first one takes.
+check "a save that is complete before the next step" "${program}_faults" "${train[@]:1}" --steps 2 --checkpoint-every 1 \
+    --checkpoint-async on --fault slow:rank=0,step=1,times=1,ms=6000 --output "$scratch/long"
 check "the log has the checkpoint when it is complete, not when the next step is" \
     test "$(sed -n 's/.*"kind":"\(step\|checkpoint\)".*/\1/p' "$scratch/long/log.jsonl" | tr '\n' ' ')" = "step checkpoint step checkpoint "
 
