@@ -421,9 +421,9 @@ static void request_stop(Ranks& ranks) {
 // Gives the remaining ranks the time to end by themselves.
 static void limit_rest(Ranks& ranks) {
     const double now = seconds_now();
-    ranks.kill_time = std::min(ranks.kill_time, now + LAST_SECONDS);
+    ranks.kill_time = std::min(ranks.kill_time, now + ranks.options.last.rank);
     // A rank that is stopped when a watchdog ends the run is what the watchdog has waited for.
-    const double last_stopped = ranks.outcome.exit_code == EXIT_WATCHDOG ? 0.0 : LAST_SECONDS_STOPPED;
+    const double last_stopped = ranks.outcome.exit_code == EXIT_WATCHDOG ? 0.0 : ranks.options.last.stopped;
     ranks.stopped_kill_time = std::min(ranks.stopped_kill_time, now + last_stopped);
 }
 
@@ -498,7 +498,7 @@ static void kill_late(Ranks& ranks) {
         if (first_request == 0)
             print_message(stopped ? format("warning: rank %d is stopped, and is killed", process.rank)
                                   : format("warning: rank %d did not end within %g s, and is killed", process.rank,
-                                           LAST_SECONDS));
+                                           ranks.options.last.rank));
         kill(process.pid, SIGKILL);
         process.stopped = false;
     }
@@ -552,11 +552,11 @@ static void fail_and_kill(Ranks& ranks, int exit_code, const std::string& failur
     for (const pid_t pid : processes) kill(pid, SIGKILL);
 }
 
-// Kills the ranks that are left if all of them have been stopped for LAST_SECONDS: no other rank can notice them. Kills
-// a program that has not ended LAST_SECONDS_PROGRAM after its ranks: mpirun of Open MPI 4 can wait for itself when it
-// ends.
+// Kills the ranks that are left if all of them have been stopped for a while: no other rank can notice them. Kills a
+// program that does not end after its ranks: mpirun of Open MPI 4 can wait for itself when it ends.
 static void look_at_ranks_left(Ranks& ranks) {
     const bool is_program = !ranks.options.program.empty();
+    const LastSeconds& last = ranks.options.last;
     const double now = seconds_now();
     if (now < ranks.next_look || !ranks.outcome.failure.empty()) return;
     ranks.next_look = now + 1;
@@ -566,15 +566,15 @@ static void look_at_ranks_left(Ranks& ranks) {
     const bool all_stopped = std::all_of(left.begin(), left.end(), [](pid_t pid) { return state_of(pid) == 'T'; });
     set_since(ranks.only_stopped_since, !left.empty() && left.size() < all && all_stopped);
     set_since(ranks.without_ranks_since, is_program && ranks.had_ranks && left.empty());
-    if (now - ranks.only_stopped_since >= LAST_SECONDS)
+    if (now - ranks.only_stopped_since >= last.rank)
         fail_and_kill(ranks, EXIT_WATCHDOG,
                       format("%zu rank%s stopped and cannot end, and all others have ended", left.size(),
                              left.size() == 1 ? " is" : "s are"),
                       left);
-    else if (now - ranks.without_ranks_since >= LAST_SECONDS_PROGRAM)
+    else if (now - ranks.without_ranks_since >= last.program)
         fail_and_kill(
             ranks, EXIT_INTERNAL,
-            format("%s has not ended within %g s after its ranks", ranks.options.program.c_str(), LAST_SECONDS_PROGRAM),
+            format("%s has not ended within %g s after its ranks", ranks.options.program.c_str(), last.program),
             {ranks.processes[0].pid});
 }
 

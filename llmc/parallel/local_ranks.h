@@ -1,10 +1,10 @@
 // local_ranks.h: starts ranks of this machine as child processes, and supervises them until all have ended.
 //
 // A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
-// a rank fails, the others get LAST_SECONDS to end by themselves, then they are killed; a stopped rank cannot end, and
-// gets LAST_SECONDS_STOPPED, or no time if a watchdog has ended the other rank. If all others have ended without a
-// failure, a stopped rank is killed after LAST_SECONDS (on Linux): its own watchdog is stopped, too. A program gets
-// LAST_SECONDS_PROGRAM to end after its ranks. If this process is killed, the ranks are killed too (on Linux).
+// a rank fails, the others get some time (LastSeconds) to end by themselves, then they are killed; a stopped rank gets
+// less, or none if a watchdog has ended the other rank. If all others have ended without a failure, a stopped rank is
+// killed, too (on Linux), because its own watchdog is stopped. If this process is killed, the ranks are killed (on
+// Linux).
 //
 // Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
 // SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
@@ -15,15 +15,19 @@
 #include <string>
 #include <string_view>
 
-constexpr double LAST_SECONDS = 8;  // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
-constexpr double LAST_SECONDS_STOPPED = 1;
-constexpr double LAST_SECONDS_PROGRAM = 20;  // for a program to end after its ranks, also on a busy machine
 constexpr int MAX_LOCAL_RANKS = 256;
 // A rank prints a line that begins so when it has a request to stop (train/stop.cpp). The request is then not repeated.
 inline constexpr std::string_view STOPPING = "stopping: ";
 // The sentence of a watchdog (parallel/watchdog.h) begins so, after the name of the rank. One rank says it for all, and
 // it has a deadline, so it is not kept until the other ranks have printed their errors.
 inline constexpr std::string_view NO_PROGRESS = "no progress in ";
+
+// The time to end that is left to a process when others have ended.
+struct LastSeconds {
+    double rank = 8;      // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
+    double stopped = 1;   // a rank that is stopped when another one fails
+    double program = 20;  // after the program's ranks, also on a busy machine
+};
 
 struct LocalRanks {
     int count = 1;
@@ -36,6 +40,7 @@ struct LocalRanks {
     int ranks_of_program = 1;       // that it starts, as its child processes
     // Returns the advice that ends the error about a rank that a signal has ended; "" if there is none.
     std::function<std::string()> advice = {};
+    LastSeconds last = {};          // shorter in tests
     bool stdout_is_result = false;  // if the ranks' stdout cannot be written, they are ended: EXIT_IO
 };
 

@@ -30,6 +30,8 @@ struct Result {
 };
 }  // namespace
 
+static constexpr LastSeconds LAST = {.rank = 3, .stopped = 1, .program = 4};
+
 static pid_t start_supervisor(const TemporaryDirectory& dir, const LocalRanks& ranks) {
     fflush(nullptr);
     const pid_t pid = fork();
@@ -58,6 +60,7 @@ static Result supervise(LocalRanks ranks, int count, const std::function<void(pi
 
 static LocalRanks running(const std::function<int(int)>& run) {
     LocalRanks ranks;
+    ranks.last = LAST;
     ranks.run = [run](int index) -> int {
         const int code = run(index);
         fflush(nullptr);
@@ -149,18 +152,18 @@ static Result run_after_failure(int count, int stopped) {
 TEST_CASE("a rank that does not end after another rank's failure is killed") {
     const Result result = run_after_failure(3, 1);
     CHECK(result.exit_code == EXIT_BAD_DATA);
-    CHECK(result.seconds > LAST_SECONDS - 0.1);
-    CHECK(result.seconds < LAST_SECONDS + 5);
+    CHECK(result.seconds > LAST.rank - 0.1);
+    CHECK(result.seconds < LAST.rank + 5);
     CHECK(result.err == format("warning: rank 1 is stopped, and is killed\n"
                                "warning: rank 2 did not end within %g s, and is killed\n",
-                               LAST_SECONDS));
+                               LAST.rank));
 }
 
 TEST_CASE("a stopped rank is killed soon after another rank's failure") {
     const Result result = run_after_failure(2, 1);
     CHECK(result.exit_code == EXIT_BAD_DATA);
-    CHECK(result.seconds > LAST_SECONDS_STOPPED - 0.1);
-    CHECK(result.seconds < LAST_SECONDS_STOPPED + 3);
+    CHECK(result.seconds > LAST.stopped - 0.1);
+    CHECK(result.seconds < LAST.stopped + 3);
     CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
 }
 
@@ -172,7 +175,7 @@ TEST_CASE("a stopped rank is killed at once after a watchdog has ended another r
                                     }),
                                     2);
     CHECK(result.exit_code == EXIT_WATCHDOG);
-    CHECK(result.seconds < LAST_SECONDS_STOPPED);
+    CHECK(result.seconds < LAST.stopped);
     CHECK(result.err == "warning: rank 1 is stopped, and is killed\n");
 }
 
@@ -194,8 +197,8 @@ TEST_CASE("a rank that is stopped when all others have ended is killed") {
         CHECK(result.exit_code == EXIT_WATCHDOG);
         CHECK(result.failure == "1 rank is stopped and cannot end, and all others have ended");
         CHECK(result.err == "error: " + result.failure + "; it is killed\n");
-        CHECK(result.seconds > LAST_SECONDS - 0.1);
-        CHECK(result.seconds < LAST_SECONDS + 4);
+        CHECK(result.seconds > LAST.rank - 0.1);
+        CHECK(result.seconds < LAST.rank + 4);
     }
 }
 
@@ -210,16 +213,16 @@ TEST_CASE("a program that does not end after its ranks is killed") {
     ranks.ranks_of_program = 2;
     const Result result = supervise(ranks, 1);
     CHECK(result.exit_code == EXIT_INTERNAL);
-    CHECK(result.failure == "mpirun has not ended within 20 s after its ranks");
+    CHECK(result.failure == "mpirun has not ended within 4 s after its ranks");
     CHECK(result.err == "error: " + result.failure + "; it is killed\n");
-    CHECK(result.seconds < LAST_SECONDS_PROGRAM + 6);
+    CHECK(result.seconds < LAST.program + 6);
 }
 
 TEST_CASE("ranks that are all stopped for a while are not killed") {
     LocalRanks ranks = running([](int) {
         const pid_t own = getpid();
         if (fork() == 0) {  // lets the rank go on
-            sleep(int(LAST_SECONDS) + 3);
+            sleep(int(LAST.rank) + 3);
             kill(own, SIGCONT);
             _exit(0);
         }
