@@ -6,6 +6,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/socket.h"
 #include "base/terminal.h"
 #include "parallel/comm.h"
 #include "parallel/missing_ranks.h"
@@ -314,7 +315,18 @@ struct MpiComm : Comm {
 
 }  // namespace
 
+// Open MPI 5.0 pairs interfaces wrongly if hosts have addresses of both families: each pair of ranks prints an error,
+// and ranks of several hosts may not reach each other (issue 14079 of open-mpi/ompi). Therefore it gets only IPv4 where
+// this host has such an address. A variable that the user has set remains.
+static void prefer_ipv4() {
+    if (OMPI_MAJOR_VERSION < 5) return;
+    const std::vector<std::string> addresses = addresses_of_this_host();
+    if (std::any_of(addresses.begin(), addresses.end(), [](const std::string& a) { return a.find(':') == a.npos; }))
+        setenv("OMPI_MCA_btl_tcp_disable_family", "6", 0);
+}
+
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {
+    prefer_ipv4();
     MpiComm* comm = new MpiComm;
     comm->join(launch);  // if join throws, comm leaks: its thread may still be in MPI_Init
     return std::unique_ptr<Comm>(comm);

@@ -66,7 +66,7 @@ check "eval with the micro-batch that it advises, less 5 %" "${eval[@]}" --micro
 
 # Ranks on one machine share its memory.
 too_large=("$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 1 --micro-batch 1048576)
-gib_free() { sed 's/.* and \([0-9.]*\) GiB are free.*/\1/' "$scratch/err"; }
+gib_free() { sed -n 's/.* and \([0-9.]*\) GiB are free.*/\1/p' "$scratch/err"; }
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then
     skip "eval on two ranks with a micro-batch beyond memory" "$reason"

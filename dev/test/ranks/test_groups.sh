@@ -21,11 +21,16 @@ correct() {
 for n in 1 2 3 4 6; do
     check "$n ranks: groups of all sizes at the same time" ranks $n "$group_ranks" check 1 7 40000
 done
+ranks 2 "$group_ranks" check 1 >/dev/null 2>"$scratch/errors"
+check "2 ranks: Open MPI prints nothing of its own: $(head -n 1 "$scratch/errors")" test ! -s "$scratch/errors"
 check "2 ranks: messages without shared pages" ranks 2 -x OMPI_MCA_btl_vader_single_copy_mechanism=none -x OMPI_MCA_smsc=^cma \
     "$group_ranks" check 7 400000
 # A collective for which training waits in every layer yields its core instead of sleeping. Open MPI must not yield itself.
 for n in 2 3; do
-    yields=$(ranks $n -x OMPI_MCA_mpi_yield_when_idle=0 "$group_ranks" yields)
+    if [ $n -gt "$(nproc)" ] && mpirun --version | grep -q 'Open MPI) 5'; then
+        skip "$n ranks wait promptly" "Open MPI 5 yields itself if there are more ranks than cores" && continue
+    fi
+    yields=$(OMPI_MCA_mpi_yield_when_idle=0 ranks $n "$group_ranks" yields)
     check "$n ranks wait promptly for activations and for their sums: $yields" test "$yields" = "weights 0, activations 1, sums 1"
 done
 if [ -x "$emulated" ]; then

@@ -385,11 +385,11 @@ for ranks in "2" "2 --tensor-parallel 2" "4 --tensor-parallel 2"; do
 done
 
 refused_ranks "eval of different windows" "rank 1 differs from rank 0: --seq-len \"32\" there, \"64\" on rank 0" \
-    mpirun -np 1 "$program" "${losses[@]}" --seq-len 64 : -np 1 "$program" "${losses[@]}" --seq-len 32
+    mpirun -np 2 "$each_rank" "$program" "${losses[@]}" --seq-len 64 + "$program" "${losses[@]}" --seq-len 32
 refused_ranks "generate with different prompts" "rank 1 differs from rank 0: --prompt \"b\" there, \"a\" on rank 0" \
-    mpirun -np 1 "$program" "${texts[@]}" --tensor-parallel 2 : -np 1 "$program" "${texts[@]:0:9}" --prompt b --tensor-parallel 2
+    mpirun -np 2 "$each_rank" "$program" "${texts[@]}" --tensor-parallel 2 + "$program" "${texts[@]:0:9}" --prompt b --tensor-parallel 2
 refused_ranks "layers that ranks divide differently" "rank 1 differs from rank 0: --tensor-parallel 1 there, --tensor-parallel 2 on rank 0" \
-    mpirun -np 1 "${never[@]}" --tensor-parallel 2 : -np 1 "${never[@]}"
+    mpirun -np 2 "$each_rank" "${never[@]}" --tensor-parallel 2 + "${never[@]}"
 check "--grad-dtype bf16 with 3 tensor-parallel ranks" mpirun -np 3 --oversubscribe "${train[@]}" --heads 3 --channels 24 --output '' \
     --tensor-parallel 3 --grad-dtype bf16
 
