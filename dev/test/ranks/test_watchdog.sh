@@ -52,7 +52,7 @@ in_time() {
 hangs() {
     check "$1: all end in time" ends "$2"
     check "$1: exit code $status after $seconds s" test $status = 124
-    check "$1: the sentence: $(grep -m1 '^error: ' "$scratch/job.log")" says "^error: .*no progress in .*rank $3 $4"
+    check "$1: the sentence: $(grep -am1 '^error: ' "$scratch/job.log")" says "^error: .*no progress in .*rank $3 $4"
     check "$1: one sentence" test "$(errors)" = 1
     check "$1: no process is left" nobody_left
 }
@@ -82,7 +82,7 @@ check "1 process trains before its data are gone" wait_for "$out/log.jsonl" '"st
 mv "$scratch/data_of_one" "$scratch/data_gone"
 check "1 process without data: all end in time" ends 20
 check "1 process without data: exit code $status" test $status = 124
-check "1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
+check "1 process without data: $(grep -am1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in step [0-9]* for 1 s (--timeout-step): it was last seen in data of micro-step'
 check "1 process without data: explain" explains "$out" '^it was last seen in data of micro-step'
 # A disk that hangs: neither run.json nor the report can be written.
@@ -95,7 +95,7 @@ check "a library with calls that hang" "${CXX:-g++}" -shared -fPIC -o "$scratch/
 start env LD_PRELOAD="$scratch/hangs.so" "${endless[@]}" --output "$scratch/hung_disk" --timeout-start 2
 check "a disk that hangs: the process ends in time" ends 8
 check "a disk that hangs: exit code $status after $seconds s" test $status = 124
-check "a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
+check "a disk that hangs: $(grep -am1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in the start for 2 s (--timeout-start)'
 # A slow disk: 0.15 s for each MiB of a checkpoint. It takes longer than --timeout-start to verify, but no piece does.
 cat >"$scratch/slow.cpp" <<'END'
@@ -138,7 +138,7 @@ check "eval in 1 process works before its data are gone" wait_for "$scratch/job.
 mv "$scratch/many_of_one" "$scratch/many_gone"
 check "eval in 1 process without data: all end in time" ends 20
 check "eval in 1 process without data: exit code $status" test $status = 124
-check "eval in 1 process without data: $(grep -m1 '^error: ' "$scratch/job.log")" \
+check "eval in 1 process without data: $(grep -am1 '^error: ' "$scratch/job.log")" \
     says '^error: no progress in the evaluation for 1 s (--timeout-step): it was last seen in batch [0-9]*$'
 # A pipe that is full when eval writes its first progress line.
 mkfifo "$scratch/full" && exec 9<>"$scratch/full"
@@ -166,7 +166,7 @@ for command in "generate --max-tokens 1" "eval --val-data $scratch/data/val_*.bi
     start env LD_PRELOAD="$scratch/hangs_in_open.so" "$program" ${command%% *} --init "$model" ${command#* } --timeout-start 2
     check "${command%% *} from a disk that hangs: the process ends in time" ends 8
     check "${command%% *} from a disk that hangs: exit code $status after $seconds s" test $status = 124
-    check "${command%% *} from a disk that hangs: $(grep -m1 '^error: ' "$scratch/job.log")" \
+    check "${command%% *} from a disk that hangs: $(grep -am1 '^error: ' "$scratch/job.log")" \
         says '^error: no progress in the start for 2 s (--timeout-start): it was last seen in verification of a checkpoint$'
 done
 refused "a limit that the watchdog cannot keep" 2 "--timeout-step 1e-09 must be 0, or at least 1" \
@@ -247,8 +247,13 @@ start mpirun -np 2 "${evaluate[@]}"
 rank_stops "eval by mpirun" evaluation "$(wait_for "$scratch/job.log" batches && rank_process 1)"
 start "${evaluate[@]}" --ranks 2
 rank_stops "eval --ranks 2" evaluation "$(wait_for "$scratch/job.log" batches && rank_process 1)"
-start "${generate[@]}" --ranks 2
-rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/job.log" '^---' && rank_process 1)"
+# A sentence in the file of the text might not begin a line.
+start_writing() {
+    "$@" 2>"$scratch/job.log" >"$scratch/text" </dev/null &
+    job=$!
+}
+start_writing "${generate[@]}" --ranks 2
+rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/text" '^---' && rank_process 1)"
 
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
 "${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
@@ -339,11 +344,6 @@ kill -STOP "$(children "$job" | tail -n 1)"
 in_time "a GPU rank that is stopped" 1
 hangs "a GPU rank that is stopped" $((deadline + 5)) 1 "on $(hostname) did not answer"
 limits=(--timeout-start $((20 * slower)) --timeout-step "$deadline")
-# Rank 0 writes the text itself, so a sentence in the same file would not begin a line.
-start_writing() {
-    "$@" 2>"$scratch/job.log" >"$scratch/text" </dev/null &
-    job=$!
-}
 start_writing "$emulated" generate --init "$scratch/undisturbed" --gpus 2 --tensor-parallel 2 --precision fp32 --threads 1 --prompt the \
     --num-samples 1000000000 --max-tokens 6 "${limits[@]}"
 out=$scratch/undisturbed
