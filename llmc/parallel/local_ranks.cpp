@@ -227,6 +227,15 @@ static void print_whole_line(Ranks& ranks, int to, const std::string& line) {
     print(ranks, to, (may_be_live ? "\r\033[K" : "") + line + "\n");
 }
 
+constexpr std::string_view RANKS_ERROR = "error: rank ";  // so begins the error of a rank: "error: rank 1 on h1: ..."
+
+// The mpirun of Open MPI 5 can write the last text of a rank's stdout into stderr, just before the rank's error. Lets
+// the error begin a line.
+static void begin_line_at_error(std::string& text) {
+    for (size_t at = 1; (at = text.find(RANKS_ERROR, at)) != text.npos; at += RANKS_ERROR.size())
+        if (text[at - 1] != '\n') text.insert(at++, 1, '\n');
+}
+
 // Keeps the lines of an error until print_errors. Returns false for other lines.
 static bool keep_error(Ranks& ranks, Stream& stream, const std::string& line) {
     if (stream.error >= 0 && line.starts_with("  ") && !ranks.errors[size_t(stream.error)].printed) {
@@ -234,10 +243,10 @@ static bool keep_error(Ranks& ranks, Stream& stream, const std::string& line) {
         return true;
     }
     stream.error = -1;
-    constexpr std::string_view start = "error: rank ";
-    if (!line.starts_with(start) || start.size() == line.size() || !isdigit(uint8_t(line[start.size()]))) return false;
+    const size_t number = RANKS_ERROR.size();
+    if (!line.starts_with(RANKS_ERROR) || number == line.size() || !isdigit(uint8_t(line[number]))) return false;
     char* end = nullptr;
-    const int rank = int(strtol(line.c_str() + start.size(), &end, 10));
+    const int rank = int(strtol(line.c_str() + number, &end, 10));
     stream.error = narrow(int64_t(ranks.errors.size()));
     const double wait = strstr(end, (": " + std::string(NO_PROGRESS)).c_str()) ? 0.0 : ERROR_WAITS;
     ranks.errors.push_back({rank, end, stream.to, seconds_now() + wait, false});
@@ -330,6 +339,7 @@ static void relay(Ranks& ranks, RankProcess& process, Stream& stream) {
         if (got <= 0) return close_stream(ranks, process, stream);
         stream.rest.append(buffer, size_t(got));
         std::erase(stream.rest, '\0');  // the mpirun of Open MPI 5 ends its own messages with one
+        if (!ranks.options.program.empty() && stream.to == 2) begin_line_at_error(stream.rest);
         for (size_t end; (end = stream.rest.find('\n')) != std::string::npos; stream.rest.erase(0, end + 1))
             if (const std::string line = stream.rest.substr(0, end); !keep_notice(ranks, stream, line))
                 print_line(ranks, process, stream, line);

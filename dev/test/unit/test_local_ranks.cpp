@@ -335,6 +335,17 @@ TEST_CASE("zero bytes in a program's output are left out, so that an error after
     CHECK(result.out == "---\nerror: ranks 0 and 1: the same\n");
 }
 
+TEST_CASE("an error after text in a program's stderr is found") {
+    LocalRanks ranks = running([](int) {
+        for (const std::string part :
+             {"the text", "error: rank 1: A\nerror: ra", "nk 0: A\nmore", "error: rank 2: B\n"})
+            if (write(2, part.data(), part.size()) > 0) usleep(20000);
+        return 0;
+    });
+    ranks.program = "mpirun";
+    CHECK(supervise(ranks, 1).err == "the text\nmore\nerror: ranks 0 and 1: A\nerror: rank 2: B\n");
+}
+
 TEST_CASE("a program's output passes through as it is, but an error of several ranks once") {
     LocalRanks ranks = running([](int) {
         for (const char* part :
