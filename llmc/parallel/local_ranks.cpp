@@ -227,10 +227,10 @@ static void print_whole_line(Ranks& ranks, int to, const std::string& line) {
     print(ranks, to, (may_be_live ? "\r\033[K" : "") + line + "\n");
 }
 
-constexpr std::string_view RANKS_ERROR = "error: rank ";  // so begins the error of a rank: "error: rank 1 on h1: ..."
+static constexpr std::string_view RANKS_ERROR = "error: rank ";  // each error of a rank begins with these words
 
-// The mpirun of Open MPI 5 can write the last text of a rank's stdout into stderr, just before the rank's error. Lets
-// the error begin a line.
+// Puts a line break before each error of a rank that follows other text. The mpirun of Open MPI 5 can write the last
+// text of a rank's stdout into stderr, and that text may have no line break at its end.
 static void begin_line_at_error(std::string& text) {
     for (size_t at = 1; (at = text.find(RANKS_ERROR, at)) != text.npos; at += RANKS_ERROR.size())
         if (text[at - 1] != '\n') text.insert(at++, 1, '\n');
@@ -562,8 +562,8 @@ static void fail_and_kill(Ranks& ranks, int exit_code, const std::string& failur
     for (const pid_t pid : processes) kill(pid, SIGKILL);
 }
 
-// Kills the ranks that are left if all of them have been stopped for a while: no other rank can notice them. Kills a
-// program that does not end after its ranks: mpirun of Open MPI 4 can wait for itself when it ends.
+// If all ranks that are left have been stopped for a while, this function kills them, because no other rank can notice
+// them. It also kills a program that does not end after its ranks: the mpirun of Open MPI 4 sometimes hangs at its end.
 static void look_at_ranks_left(Ranks& ranks) {
     const bool is_program = !ranks.options.program.empty();
     const LastSeconds& last = ranks.options.last;

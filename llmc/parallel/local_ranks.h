@@ -1,10 +1,10 @@
 // local_ranks.h: starts ranks of this machine as child processes, and supervises them until all have ended.
 //
 // A rank is a fork of this process without exec, so call this before any thread, OpenMP region, device call or MPI. If
-// a rank fails, the others get some time (LastSeconds) to end by themselves, then they are killed; a stopped rank gets
-// less, or none if a watchdog has ended the other rank. If all others have ended without a failure, a stopped rank is
-// killed, too (on Linux), because its own watchdog is stopped. If this process is killed, the ranks are killed (on
-// Linux).
+// a rank fails, the others have LastSeconds::rank to end by themselves. Then they are killed. A rank that is stopped by
+// a signal has LastSeconds::stopped, or no time if a watchdog has ended the rank that failed. A stopped rank is also
+// killed if all others have ended without a failure (on Linux), because its own watchdog is stopped with it. If this
+// process is killed, the ranks are killed, too (on Linux).
 //
 // Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask all ranks to stop. For each of these signals the ranks receive
 // SIGUSR1. A Ctrl-C has already sent them SIGINT, because they are in the same process group, and a second SIGINT would
@@ -22,11 +22,11 @@ inline constexpr std::string_view STOPPING = "stopping: ";
 // it has a deadline, so it is not kept until the other ranks have printed their errors.
 inline constexpr std::string_view NO_PROGRESS = "no progress in ";
 
-// The time to end that is left to a process when others have ended.
+// How many seconds a process has to end by itself before it is killed.
 struct LastSeconds {
-    double rank = 8;      // NCCL's ranks need up to 6 s to notice that a rank has ended (cuda/comm_nccl.cpp)
-    double stopped = 1;   // a rank that is stopped when another one fails
-    double program = 20;  // after the program's ranks, also on a busy machine
+    double rank = 8;      // after another rank has failed; by NCCL a rank notices this within 6 s (cuda/comm_nccl.cpp)
+    double stopped = 1;   // the same for a rank that is stopped by a signal
+    double program = 20;  // after the last rank of the program has ended; enough for a busy machine
 };
 
 struct LocalRanks {
@@ -40,7 +40,7 @@ struct LocalRanks {
     int ranks_of_program = 1;       // that it starts, as its child processes
     // Returns the advice that ends the error about a rank that a signal has ended; "" if there is none.
     std::function<std::string()> advice = {};
-    LastSeconds last = {};          // shorter in tests
+    LastSeconds last = {};          // tests give shorter times
     bool stdout_is_result = false;  // if the ranks' stdout cannot be written, they are ended: EXIT_IO
 };
 

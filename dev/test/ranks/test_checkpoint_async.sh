@@ -79,7 +79,7 @@ done
 # The save of step 8 begins while that of step 4 is written, which takes more than 1 s.
 save_ms=$(checkpoint_field "$scratch/val4" 8 ms) stall_ms=$(checkpoint_field "$scratch/val4" 8 stall_ms)
 check "the time of a save ($save_ms ms) has no wait for the save before ($stall_ms ms)" test "$save_ms" -lt $((stall_ms + 900))
-# Before its micro-steps the second step sleeps for much longer than the save of the first one takes.
+# The second step first sleeps for 6 s. The save of the first step takes much less.
 check "a save that is complete before the next step" "${program}_faults" "${train[@]:1}" --steps 2 --checkpoint-every 1 \
     --checkpoint-async on --fault slow:rank=0,step=1,times=1,ms=6000 --output "$scratch/long"
 check "the log has the checkpoint when it is complete, not when the next step is" \

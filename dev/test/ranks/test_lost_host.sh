@@ -56,13 +56,14 @@ check "a cable of 4: two hosts continue to the end" cluster run 2 1 "${train[@]}
 check "a cable of 4: the log and weights of the undisturbed run" same_run "$scratch/undisturbed" "$out" 900
 cluster down 4
 
-# ---- the daemon of mpirun on the second host: orted, in Open MPI 5 prted, of which Debian 13 has two processes
+# ---- the daemon of mpirun on the second host. Open MPI 4 names it orted. Open MPI 5 names it prted, and on Debian 13 it has two
+# processes.
 daemon() { local pid; for pid in $(ip netns pids "${CLUSTER}1"); do case $(cat "/proc/$pid/comm") in orted | prted) echo "$pid" ;; esac; done; }
 out=$scratch/daemon
 check "cluster.sh makes 2 hosts" cluster up 2
 check "the daemon on a host: the hosts train" start 2
 mapfile -t daemons < <(daemon)
-check "the daemon on a host: there is one" test ${#daemons[@]} != 0
+check "the daemon on a host runs" test ${#daemons[@]} != 0
 kill -9 "${daemons[@]}"
 check "the daemon on a host is killed: mpirun ends" ends 15
 check "the daemon on a host is killed: exit code $status after $seconds s" ended_badly

@@ -335,7 +335,7 @@ TEST_CASE("zero bytes in a program's output are left out, so that an error after
     CHECK(result.out == "---\nerror: ranks 0 and 1: the same\n");
 }
 
-TEST_CASE("an error after text in a program's stderr is found") {
+TEST_CASE("an error in a program's stderr is found, also if it follows text on the same line") {
     LocalRanks ranks = running([](int) {
         for (const std::string part :
              {"the text", "error: rank 1: A\nerror: ra", "nk 0: A\nmore", "error: rank 2: B\n"})

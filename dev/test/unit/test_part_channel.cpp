@@ -82,7 +82,7 @@ TEST_CASE("a part of the next save is kept until that save") {
     });
 }
 
-TEST_CASE("a part of a save that was given up is not taken for a later one, and its rank does not wait") {
+TEST_CASE("after a save is given up, rank 0 drops its part, and the rank that sends it does not wait") {
     run_ranks(2, [&](Comm& comm) {
         PartChannel channel;
         CHECK(channel.open(comm) == "");
@@ -132,7 +132,7 @@ TEST_CASE("strangers do not disturb: garbage, a forged header, part of a header,
         }
         if (comm.rank == 0) {
             CHECK(receive(channel, 2, {{1, 9 << 20}}).at(1) == part_of(1, 2));
-            const auto open_files = list_directory("/proc/self/fd").size();  // 200 of them are the strangers' ends
+            const auto open_files = list_directory("/proc/self/fd").size();  // 200 belong to the strangers
             CHECK(open_files < 350);
         }
         comm.all_gather_text("strangers may leave");
