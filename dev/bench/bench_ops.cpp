@@ -126,6 +126,14 @@ void print_operations(const std::vector<Operation>& operations) {
         if (op.calls > 0) printf("%s\t%d\t%.0f\t%.0f\n", op.name, op.calls, op.work.bytes, op.work.flop);
 }
 
+void check_name(const std::string& op, const std::vector<Operation>& operations) {
+    std::string names = "'step'";
+    for (const Operation& known : operations) names += format(", '%s'", known.name);
+    const auto has_name = [&](const Operation& known) { return op == known.name; };
+    ENSURE(op.empty() || op == "step" || std::any_of(operations.begin(), operations.end(), has_name),
+           "--op '%s': no operation has this name. The names: %s", op.c_str(), names.c_str());
+}
+
 double measure_copy(double budget) {
     const auto from = random_buffer<float>(64 << 20, 1);
     DeviceBuffer<float> to(from.size, "a copy");
@@ -377,7 +385,9 @@ void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
     const std::string dtype = choice.fp8() ? "bf16" : choice.precision;
     if (!dtype.empty() && dtype != dtype_name(dtype_of<floatX>)) return;
     const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
-    if (choice.list) return print_operations(operations(config, B, T, logit_rows, sizeof(floatX)));
+    const std::vector<Operation> all = operations(config, B, T, logit_rows, sizeof(floatX));
+    check_name(choice.op, all);
+    if (choice.list) return print_operations(all);
     StepBench<floatX>(choice, config, B, T).run();
 }
 
@@ -387,6 +397,7 @@ int main(int argc, char** argv) try {
     CLI::App app{"Times every operation of a training step: microseconds, GB/s, TFLOP/s, and milliseconds per step."};
     Choice choice;
     int threads = 0;
+    const CLI::IsMember on_or_off({"on", "off"});
     app.add_option("--model", choice.model, "d12, d24, d36, d48 [d12]");
     app.add_option("-b", choice.B, "sequences per micro-batch [4, on a GPU 64]");
     app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
@@ -394,10 +405,12 @@ int main(int argc, char** argv) try {
         ->check(CLI::IsMember({"fp32", "bf16", "fp8"}));
     app.add_option("--op", choice.op, "time only this operation, by its name in the table; step = the whole step");
     app.add_flag("--list", choice.list, "print the operations of a step: name, calls, bytes and FLOPs of a call");
-    app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]");
-    app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]");
+    app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]")->check(on_or_off);
+    app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]")
+        ->check(on_or_off);
     app.add_option("--autotune", choice.autotune,
-                   "on: the fastest algorithm, chosen by timing; off: the library's first proposal [on]");
+                   "on: the fastest algorithm, chosen by timing; off: the library's first proposal [on]")
+        ->check(on_or_off);
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");

@@ -231,6 +231,7 @@ same_operations() {
 cell() { grep -E "^[a-z]+ +$2 +$3 +" "$1" | awk -v column="$4" '{ print $(NF - column) }'; }
 if command -v python3 >/dev/null; then
     check "bench_ops is built" make build/release/bench_ops
+    refused "an operation that bench_ops does not know" 2 "--op 'fc': no operation has this name" build/release/bench_ops --op fc
     for precision in bf16 fp32; do
         check "the ledger has the operations of bench_ops: $precision" same_operations $precision
         check "the ledger has the operations of bench_ops: $precision, GELU not fused" same_operations $precision --gpu a100
