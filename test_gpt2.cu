@@ -193,8 +193,13 @@ constexpr double tensor_tolerance = sizeof(floatX) == 4 ? 5e-6 : 6e-2;
 // less.
 template <class floatX>
 constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-6 : 2e-3;
-// Gradients are sums in fp32 of the same products, in another order.
-constexpr double order_tolerance = 5e-6;
+// Gradients are sums in fp32 of the same products, in another order. A GPU's library may also choose another algorithm
+// for another number of rows, and then activations in bf16 are rounded in another way.
+template <class floatX>
+static double order_tolerance() {
+    const bool gpu = device_info().name.starts_with("NVIDIA");
+    return sizeof(floatX) == 2 && gpu ? tensor_tolerance<floatX> : 5e-6;
+}
 
 // Compares the gradients of the model with those of the reference.
 template <class floatX>
@@ -245,10 +250,10 @@ static void test_against_itself(const Reference& r) {
            dtype + " two runs        the same bits");
 
     b.gradients(r.batch.B);
-    compare(dtype + " micro-steps", b.all_gradients(), grads, 1, order_tolerance);
+    compare(dtype + " micro-steps", b.all_gradients(), grads, 1, order_tolerance<floatX>());
     Trained<floatX> c(r, {Recompute::none, 8});
     c.gradients();
-    compare(dtype + " 8 pieces of logits", c.all_gradients(), grads, 1, order_tolerance);
+    compare(dtype + " 8 pieces of logits", c.all_gradients(), grads, 1, order_tolerance<floatX>());
     Trained<floatX> d(r, {Recompute::gelu}), e(r, {Recompute::layer});
     d.gradients(), e.gradients();
     compare(dtype + " recompute gelu", d.all_gradients(), grads, 1, tensor_tolerance<floatX>);

@@ -38,6 +38,7 @@ size_t extent(const cublasLtMatrixLayoutOpaque_t& l) {
 }
 
 bool adds_bias(uint32_t epilogue) { return epilogue & 4; }
+bool has_aux(uint32_t epilogue) { return epilogue & 128; }
 bool applies_gelu(uint32_t epilogue) { return epilogue & 32; }
 bool applies_derivative(uint32_t epilogue) { return epilogue & 64; }
 bool sums_columns(uint32_t epilogue) { return epilogue & 512; }
@@ -92,8 +93,12 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
         if (size_t(l->ld) * size_of(l->type) % 16)
             return "columns are not aligned to 16 bytes, so the library would not use tensor cores";
     }
-    if (desc.epilogue & 128 && desc.aux_ld < s.m)
-        return "the leading dimension of the epilogue's matrix is less than a column";
+    if (!has_aux(desc.epilogue) && (desc.aux || desc.aux_ld)) return "a matrix for an epilogue that has none";
+    if (has_aux(desc.epilogue) && (desc.aux_ld < s.m || desc.aux_ld % 8))
+        return "the leading dimension of the epilogue's matrix is less than a column, or not a multiple of 8";
+    if (desc.bias && !adds_bias(desc.epilogue) && !sums_columns(desc.epilogue))
+        return "a bias for an epilogue that has none";
+    if (sums_columns(desc.epilogue) && !desc.transb) return "a bias gradient of B, which is not transposed";
     return nullptr;
 }
 
@@ -171,7 +176,8 @@ void compute(MatmulCall& p) {
         std::fill(p.sums.begin(), p.sums.end(), 0.0f);
         for (int64_t begin = 0; begin < k; begin += step) {
             std::fill(p.split_sums.begin(), p.split_sums.end(), 0.0f);
-            for (int64_t l = begin; l < std::min(k, begin + step); l++) {
+            // From the last product to the first: a test's bound must not depend on the order of the reference.
+            for (int64_t l = std::min(k, begin + step) - 1; l >= begin; l--) {
                 const float b = p.wide_b[size_t(j * k + l)], *a = &p.wide_a[size_t(l * m)];
                 float* sums = p.split_sums.data();
                 for (int64_t i = 0; i < m; i++) sums[i] += a[i] * b;
@@ -423,6 +429,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     for (const void* p : {a, b, c, static_cast<const void*>(d)})
         if (reinterpret_cast<uintptr_t>(p) % algorithms[algo->data[0]].alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (reinterpret_cast<uintptr_t>(workspace) % 256)
+        simt::report("cublasLtMatmul: a workspace that is not aligned to 256 bytes", site);
     if (workspace_bytes < checked.workspaceSize)
         simt::report("cublasLtMatmul: less workspace than the algorithm needs", site);
 

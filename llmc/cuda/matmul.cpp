@@ -13,9 +13,9 @@
 // call. A is always in E4M3. Results are bf16 or float.
 //
 // The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
-// fastest of many (autotune.h), or else the heuristic's first proposal. Split-K partial sums are added in float in a
-// fixed order (INPLACE: the splits take turns; COMPUTE_TYPE and OUTPUT_TYPE: they are added from the workspace), so a
-// plan always gives the same bits.
+// fastest of many (autotune.h), or else the heuristic's first proposal. Split-K partial sums are added in float from
+// the workspace in a fixed order (the schemes COMPUTE_TYPE and OUTPUT_TYPE), so a plan always gives the same bits. The
+// scheme INPLACE is not used: no documentation promises in which order its blocks add to the result.
 //
 // The gradient of a weight has few tiles and a long sum: at C = 768 its result is 18 to 72 tiles of 128x256 for the 132
 // SMs of an H100, so without a split most SMs would have nothing to do.
@@ -35,8 +35,9 @@
 
 namespace {
 
-// The size that NVIDIA recommends for Hopper; for other GPUs 4 MiB would be enough.
-constexpr int64_t WORKSPACE_BYTES = 32 << 20;
+// NVIDIA recommends 32 MiB for Hopper and 4 MiB for other GPUs. The partial sums of a weight's gradient need more: in 7
+// parts, 3072 x 768 floats are 63 MiB.
+constexpr int64_t WORKSPACE_BYTES = 128 << 20;
 
 enum class Kind { forward, input_gradient, weight_gradient };
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
@@ -139,6 +140,7 @@ struct Call {
 
 struct Plan {
     PostKernel post_kernel;
+    bool uses_aux;  // the library's epilogue writes or reads pre_gelu
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -171,7 +173,7 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
     if (plan.post_kernel == PostKernel::add_bias_gradient)
         bias = call.accumulate ? bias_gradient_scratch(call.shape.n) : call.dbias;
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
+    if (plan.uses_aux) set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
     if (call.shape.operands != Operands::fp8) return;
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.a_scale);
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.b_scale);
@@ -208,12 +210,13 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     const Types types = types_of(call.shape);
     Plan plan{};
     plan.post_kernel = route.post_kernel;
+    plan.uses_aux = call.pre_gelu && route.post_kernel == PostKernel::nothing;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
     if (device_comm_sms > 0) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_count());
-    if (call.pre_gelu) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
+    if (plan.uses_aux) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     if (fp8 && call.bias) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
@@ -226,8 +229,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
 // Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
 std::vector<uint32_t> reduction_schemes(const Shape& shape) {
     if (types_of(shape).out != CUDA_R_32F) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
-    return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
-            CUBLASLT_REDUCTION_SCHEME_INPLACE};
+    return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE};
 }
 
 // Up to max_plans plans with the heuristic's algorithms, best first; none if it has no algorithm for the epilogue.
@@ -251,9 +253,8 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &preference, max_plans, results.data(), &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
-    // Which epilogues an FP8 matmul may have depends on the library's version and on the GPU.
-    if (shape.operands == Operands::fp8 && status == CUBLAS_STATUS_INVALID_VALUE) return {};
+    // Which epilogues a matmul may have depends on its types, on the library's version and on the GPU.
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
     std::vector<Plan> plans;
     for (const auto& result : results) {
@@ -314,14 +315,16 @@ double split_cost(const Shape& shape, int parts) {
     return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte / shape.k;
 }
 
-// The `count` numbers of parts with the lowest split_cost, the lowest first.
+// The `count` numbers of parts with the lowest split_cost whose partial sums fit into the workspace, the lowest first.
 std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
     constexpr int max_parts = 32;
     std::vector<std::pair<double, int32_t>> costs;
-    for (int parts = 1; parts <= max_parts; parts++) costs.emplace_back(split_cost(shape, parts), parts);
+    const int64_t part_bytes = int64_t(sizeof(float)) * shape.m * shape.n;
+    for (int parts = 1; parts <= max_parts && (parts == 1 || parts * part_bytes <= WORKSPACE_BYTES); parts++)
+        costs.emplace_back(split_cost(shape, parts), parts);
     std::sort(costs.begin(), costs.end());
     std::vector<int32_t> best;
-    for (size_t i = 0; i < count; i++) best.push_back(costs[i].second);
+    for (size_t i = 0; i < std::min(count, costs.size()); i++) best.push_back(costs[i].second);
     return best;
 }
 
@@ -468,9 +471,10 @@ std::map<Shape, Plan>& plans() {
     return plans;
 }
 
-// The largest power of two, at most 256, that divides all addresses.
+// The largest power of two, at most 128, that divides all addresses. FLAT_ALIGN promises no more than 128 for weights
+// in bf16, and shapes that differ in nothing but a larger alignment would be timed twice.
 int common_alignment(std::initializer_list<const void*> addresses) {
-    uintptr_t bits = 256;
+    uintptr_t bits = 128;
     for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
     return int(bits & -bits);
 }

@@ -1,6 +1,7 @@
 // test_gpu_matmul.cu: the shared cases of the matmuls (cases_matmul.h) on the GPU, with the library's epilogues and
 // with our own kernels in their place; and tests of the choice of algorithms by timing. The same source runs on a GPU
 // with cuBLASLt, and in the emulator with plain loops.
+#include "base/algorithm_choices.h"
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_matmul.h"
@@ -8,18 +9,21 @@
 using namespace matmul_cases;
 
 #ifdef SIMT_EMULATOR
+constexpr bool emulated = true;
 static void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
 #else
+constexpr bool emulated = false;
 static void set_fused_epilogues(bool) {}  // the GPU's library decides
 #endif
 
 struct MatmulOnGpu : GpuBackend {
     // A sum of K products of standard normal numbers is about sqrt(K). Two orders of adding them differ by about
     // sqrt(K) roundings of that size, which is K 2^-24. The worst of some thousand elements differs by a few times
-    // that. Both sides have the same bf16 operands, and the result is rounded to floatX once.
+    // that. + 8: of millions of sums of few products, the largest are far above sqrt(K). Both sides have the same bf16
+    // operands, and the result is rounded to floatX once.
     template <class floatX>
     Bound bound(Value value, int K, Options options) const {
-        const float sum_error = 4.0f * float(K) * epsilon<float>() / 2, root = std::sqrt(float(K));
+        const float sum_error = 4.0f * float(K + 8) * epsilon<float>() / 2, root = std::sqrt(float(K));
         const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>();
         switch (value) {
             case Value::out:  // our GELU kernel reads the rounded sum, and its derivative is at most 1.13
@@ -103,8 +107,7 @@ TEST_CASE_TEMPLATE("the gradients of a matmul have the same bits in two calls as
         set_fused_epilogues(fused);
         for (const bool accumulate : {false, true})
             for (const bool gelu : {false, true}) {
-                gradients_one_by_one<floatX>(gpu_backend, tested<floatX>, in,
-                                             {.gelu = gelu, .accumulate = accumulate});
+                gradients_one_by_one<floatX>(gpu_backend, tested<floatX>, in, {.gelu = gelu, .accumulate = accumulate});
                 gradients_one_by_one<floatX>(gpu_backend, tested<floatX>, in,
                                              {.bias = false, .gelu = gelu, .accumulate = accumulate});
             }
@@ -160,8 +163,8 @@ TEST_CASE("sizes below 1, and widths that are not a multiple of 16 bytes, are re
 }
 
 TEST_CASE("working memory of the matmuls is part of the plan") {
-    CHECK(gpu::matmul_scratch_bytes<bf16>(1024, 768) >= 32 << 20);
-    CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 32 << 20);
+    CHECK(gpu::matmul_scratch_bytes<bf16>(1024, 768) >= 128 << 20);
+    CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 128 << 20);
 }
 
 // ---- choices by timing
@@ -211,9 +214,8 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
     // A choice that cannot be read, or that the library refuses, is timed again. Choices of other GPUs stay.
     const std::string key = key_of(choices, "+bias+gelu, ");
     std::vector<const char*> damages = {"", "7", "0 zz", "0 0 1"};
-#ifdef SIMT_EMULATOR  // the emulator's library refuses algorithm 63, which does not exist; the real one need not
-    damages.push_back("0 63 1 0 0 0 0 0 0 1.0 1.0");
-#endif
+    // The emulator's library refuses algorithm 63, which does not exist; the real one need not.
+    if (emulated) damages.push_back("0 63 1 0 0 0 0 0 0 1.0 1.0");
     for (const char* damage : damages) {
         CAPTURE(damage);
         AlgorithmChoices damaged = choices;
@@ -221,12 +223,14 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
         damaged["another GPU; forward"] = "1 2 3";
         device_load_algorithms(damaged);
         compare_forward<bf16>(in.s, gelu);
-        CHECK(device_algorithms()[key].starts_with("0 "));
+        CHECK(parse_matmul_choice(device_algorithms()[key]).has_value());
         CHECK(device_algorithms()[key] != damage);
         CHECK(device_algorithms()["another GPU; forward"] == "1 2 3");
     }
 }
 
+// The two tests below change a choice to the library's bias gradient. The emulator's first algorithm computes one. A
+// GPU's algorithm need not; then the matmul is timed again.
 TEST_CASE("matmuls chosen by timing have the same gradients in two calls as in one, with either bias gradient") {
     const Inputs<bf16> in({40, 64, 96});
     AlgorithmChoices choices;
@@ -235,7 +239,7 @@ TEST_CASE("matmuls chosen by timing have the same gradients in two calls as in o
         gradients_one_by_one<bf16>(gpu_backend, tested<bf16>, in, {.gelu = true});
         gradients_one_by_one<bf16>(gpu_backend, tested<bf16>, in, {.gelu = true, .accumulate = true});
         const std::string key = key_of(device_algorithms(), "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
-        if (route == 1) CHECK(choices == device_algorithms());
+        if (route == 1 && emulated) CHECK(choices == device_algorithms());
         choices = device_algorithms();
         choices[key][0] = '1';  // next round: the library's bias gradient
     }
@@ -250,7 +254,7 @@ TEST_CASE("the library's bias gradient agrees with the definition, also when it 
         choices = device_algorithms();
         const std::string key = key_of(choices, "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
         if (route == 0) choices[key][0] = '1';  // next round: the library's bias gradient
-        if (route == 1) CHECK(choices[key][0] == '1');
+        if (route == 1 && emulated) CHECK(choices[key][0] == '1');
     }
 }
 
@@ -305,7 +309,7 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
         wait_for_device();
     }
     AlgorithmChoices choices = device_algorithms();
-    CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 256")].starts_with("0 2 "));
+    CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 128")].starts_with("0 2 "));
     CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 16")].starts_with("0 1 "));
 }
 #endif
