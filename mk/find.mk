@@ -88,10 +88,10 @@ endif
 ifneq ($(and $(CUDNN_HEADER),$(CUDNN_LIB)),)
 CUDNN_FOUND  := $(shell awk '/define CUDNN_MAJOR/ { a = $$3 } /define CUDNN_MINOR/ { b = $$3 } \
                               /define CUDNN_PATCHLEVEL/ { c = $$3 } \
-                              END { if (a == 9 && b >= 10) print a "." b "." c }' $(CUDNN_HEADER))
+                              END { if (a == 9 && b * 100 + c >= 1501) print a "." b "." c }' $(CUDNN_HEADER))
 endif
 ifeq ($(CUDNN)$(CUDNN_FOUND),1)
-$(error CUDNN=1, but there is no cuDNN 9.10 or later 9: install it, or name its folder by CUDNN_HOME=...)
+$(error CUDNN=1, but there is no cuDNN 9.15.1 or later 9: install it, or name its folder by CUDNN_HOME=...)
 endif
 endif
 CUDNN_INCLUDE := $(filter-out /usr/include,$(patsubst %/,%,$(dir $(CUDNN_HEADER))))
@@ -105,7 +105,8 @@ MPI_VERSION := $(shell $(MPICC) --showme:version 2>/dev/null | sed -n 's/.*Open 
 ifneq ($(MPI_VERSION),)
 MPI_FOUND := Open MPI $(MPI_VERSION)
 MPI_FLAGS := -DUSE_MPI $(addprefix -isystem ,$(shell $(MPICC) --showme:incdirs))
-LDLIBS    += -Wl$(comma)--as-needed $(addprefix -L,$(shell $(MPICC) --showme:libdirs)) -lmpi -Wl$(comma)--no-as-needed
+LDLIBS    += -Wl$(comma)--as-needed $(foreach d,$(shell $(MPICC) --showme:libdirs),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) \
+             -lmpi -Wl$(comma)--no-as-needed
 else ifeq ($(MPI),1)
 $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-bin)
 endif

@@ -5,10 +5,9 @@
 // per layer for B = 64, NH = 12, T = 1024. It is nevertheless the default, so that the same seed gives the same bits.
 // It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU
 // better.
-// Non-deterministic backward would gain nothing from parts. Newer versions of cuDNN may offer deterministic engines
-// that need less memory; these are timed like the others.
+// Non-deterministic backward would gain nothing from parts.
 //
-// cuDNN does not say whether an engine is deterministic: it defines a behaviour note for engines that are not, but sets
+// cuDNN does not say whether an engine is deterministic: it defines a numerical note for engines that are not, but sets
 // it on none. test_gpu_cudnn.cu compares the bits of several runs instead.
 #include "cuda/attention_cudnn.h"
 
@@ -93,7 +92,10 @@ const Prepared& prepare(const Key& key) {
     if (!is_new) return p;
     try {
         p.candidates = make_plans(key, 1);
-        if (p.candidates.plans.empty()) p.unavailable = "cuDNN has no engine for this shape on this GPU";
+        if (p.candidates.plans.empty()) {
+            p.unavailable = "cuDNN has no engine for this shape on this GPU";
+            if (!p.candidates.reason.empty()) p.unavailable += ": " + p.candidates.reason;
+        }
     } catch (const Error& error) {
         p.unavailable = error.what();
     }
@@ -114,7 +116,7 @@ struct Binding {
     const void* address;
 };
 
-void execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
+cudnnStatus_t try_execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
     std::vector<int64_t> ids;
     std::vector<const void*> addresses;
     for (const auto& [uid, address] : tensors) {
@@ -128,7 +130,11 @@ void execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* w
     set_attribute(pack.handle, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     CUDNN_CHECK(cudnnBackendFinalize(pack.handle));
     CUDNN_CHECK(cudnnSetStream(handle(), stream));
-    CUDNN_CHECK(cudnnBackendExecute(handle(), plan.plan.handle, pack.handle));
+    return cudnnBackendExecute(handle(), plan.plan.handle, pack.handle);
+}
+
+void execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
+    CUDNN_CHECK(try_execute(plan, tensors, workspace, stream));
 }
 
 bool is_capturing(Stream stream) {
@@ -144,8 +150,9 @@ void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& ten
     p.candidates = make_plans(key, max_candidates);
     const std::vector<CudnnPlan>& plans = p.candidates.plans;
     const std::optional<Fastest> best = fastest(stream, plans.size(), [&](size_t i) {
-        execute(plans[i], tensors, workspace, stream);
-        return true;
+        if (try_execute(plans[i], tensors, workspace, stream) == CUDNN_STATUS_SUCCESS) return true;
+        CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the candidate's
+        return false;
     });
     p.chosen = best ? best->index : 0;
     if (best)

@@ -257,6 +257,17 @@ Handle describe_device(Graph& g, const std::string& json) {
     return d;
 }
 
+// The first reason in cuDNN's last message, which has a line for each function that gave up. "" if there is none.
+std::string last_reason() {
+    char text[1024] = "";
+    cudnnGetLastErrorString(text, sizeof(text));
+    const std::string all = text, marker = "Reason: ";
+    const size_t found = all.find(marker);
+    if (found == std::string::npos) return "";
+    const size_t begin = found + marker.size();
+    return all.substr(begin, all.find('\n', begin) - begin);
+}
+
 // The engine configurations that cuDNN's heuristics propose, best first. device: null if target has a handle.
 std::vector<Handle> engine_configs(Graph& g, const CudnnTarget& target, Handle device, size_t max_plans) {
     Handle graph = g.create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -308,6 +319,8 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
 
 CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans) {
     constexpr size_t max_configs = 16;  // more than max_plans, because some may have no plan
+    // cuDNN makes plans for one token, but the release notes of 9.18.1 say that its backward does not support it.
+    if (pass != AttentionPass::forward && shape.T == 1) return {{}, {}, "backward for one token"};
     Graph g{shape, {}, {}};
     if (pass == AttentionPass::forward)
         build_forward(g);
@@ -329,6 +342,7 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
         if (bytes > workspace_limit(pass, shape)) continue;
         result.plans.push_back({std::move(plan), bytes, engine_number(g, config)});
     }
+    if (result.plans.empty()) result.reason = last_reason();
     result.descriptors = std::move(g.descriptors);
     return result;
 }

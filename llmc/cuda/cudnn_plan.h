@@ -18,8 +18,9 @@ namespace gpu {
 
 void check_cudnn_call(cudnnStatus_t status, const char* call, const char* file, int line);
 
-// A mask value of -infinity needs cuDNN 9.10, described devices need 9.8. Before 9.6 the caller had to zero dq_sums.
-constexpr size_t OLDEST_CUDNN = 91000;
+// By the release notes of cuDNN's frontend, backward reads invalid memory before 9.15.1 if T is not a multiple of 128.
+// A mask value of -infinity needs 9.10, described devices need 9.8. Before 9.6 the caller had to zero dq_sums.
+constexpr size_t OLDEST_CUDNN = 91501;
 
 enum class AttentionPass { forward, backward, deterministic_backward };
 
@@ -80,6 +81,7 @@ struct CudnnPlan {
 struct CudnnPlans {
     std::deque<Descriptor> descriptors;  // kept alive for the plans, which refer to them
     std::vector<CudnnPlan> plans;        // in the order of cuDNN's heuristics, best first
+    std::string reason;                  // why there is no plan, in cuDNN's words; may be empty
 };
 
 // Upper bound of the workspace, in bytes, that a plan for this pass and shape may use.
