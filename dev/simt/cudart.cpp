@@ -268,6 +268,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
     Runtime& r = runtime();
     *p = nullptr;
+    if (is_capturing()) return result(cudaErrorStreamCaptureUnsupported);
     if (bytes == 0) return completed();
     if (!r.arena) {
         r.arena = simt::map_memory(ARENA_BYTES);
@@ -305,6 +306,7 @@ cudaError_t cudaFree(void* p, Site site) {
 }
 
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    if (is_capturing()) return result(cudaErrorStreamCaptureUnsupported);
     *p = malloc(bytes);
     if (!*p) return result(cudaErrorMemoryAllocation);
     simt::fill(*p, simt::uninitialized, bytes);

@@ -55,6 +55,8 @@ void check_red_zones(simt::Site site);
 // Checks a range of an operation: it must be host memory, or (on_device) lie within one device allocation.
 void check_range(const void* pointer, size_t bytes, bool on_device, const char* wrong_side, simt::Site site);
 
+// Whether a stream is being captured. The host thread may then not allocate memory (cudaStreamCaptureModeThreadLocal).
+bool is_capturing();
 // Runs all queued work, and waits for it as the host.
 void synchronize_all();
 bool has_queued_work();

@@ -214,6 +214,11 @@ void cudart::synchronize_all() {
     for (cudaStream_t s : runtime().streams) synchronize(s);
 }
 
+bool cudart::is_capturing() {
+    const auto& all = runtime().streams;
+    return std::any_of(all.begin(), all.end(), [](cudaStream_t s) { return s->captured != nullptr; });
+}
+
 bool cudart::has_queued_work() {
     const auto& all = runtime().streams;
     return std::any_of(all.begin(), all.end(), [](cudaStream_t s) { return !s->queue.empty(); });
@@ -256,9 +261,10 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                             Site site) {
     cudaStream_t s = stream_or_null_stream(stream);
-    enqueue_copy(to, from, bytes, kind, s, site);
     const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
-    if (host && !is_pinned(host) && !s->captured) synchronize(s);  // a copy of pageable memory is synchronous
+    if (host && !is_pinned(host) && s->captured) simt::report("a copy of pageable memory during a capture", site);
+    enqueue_copy(to, from, bytes, kind, s, site);
+    if (host && !is_pinned(host)) synchronize(s);  // a copy of pageable memory is synchronous
     return completed();
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
