@@ -15,7 +15,12 @@
 #
 # Without arguments it runs all stages, the most important first. It continues after a failure and lists the failures
 # at the end. Programs that do not fit into the time of their stage count as failures. STAGE_SECONDS changes the time of
-# each stage. SHAPES=tiny replaces models and steps by small ones, to try the script itself.
+# each stage. SHAPES=tiny replaces models and steps by small ones, to try the script itself. Stages may also be run in
+# several commands with the same FOLDER, "build" in the first.
+#
+# On a machine without packages, .deps/include may have the headers that the build needs:
+#   mkdir -p .deps/include && cp -r /usr/include/{CLI,doctest,nlohmann,xxhash.h} .deps/include
+# cuDNN and NCCL are taken from PyTorch's packages unless CUDNN_HOME and NCCL_HOME name them.
 #
 # FOLDER [out/gpu_pass] receives a log per program, results.jsonl (one object per figure), results.md (tables made by
 # dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stage
@@ -36,6 +41,16 @@ failures=$out/failures.txt  # a file, because programs that run at the same time
 : >"$failures"
 bin=build/release/cuda
 deadline=0
+
+PATH=$PATH:/usr/local/cuda/bin
+if [ -d .deps/include ]; then export CPATH=$PWD/.deps/include${CPATH:+:$CPATH}; fi
+while read -r nvidia; do
+    if [ -z "${CUDNN_HOME:-}" ] && [ -e "$nvidia/cudnn/include/cudnn_version.h" ]; then export CUDNN_HOME=$nvidia/cudnn; fi
+    if [ -z "${NCCL_HOME:-}" ] && [ -e "$nvidia/nccl/include/nccl.h" ]; then export NCCL_HOME=$nvidia/nccl; fi
+done < <(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
+# All runs of the pass share one file of timed algorithms: a run that times anew may choose others, which give other bits.
+XDG_CACHE_HOME=${XDG_CACHE_HOME:-$(cd "$out" && pwd)/cache}
+export XDG_CACHE_HOME
 
 # The models and their steps.
 small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3 --warmup 20
@@ -82,8 +97,11 @@ claim() {
 }
 
 build() {
-    run build 560 make CUDA=1 -j"$(nproc)" all gpu-tests gpu-bench
-    say "$(make found CUDA=1)"
+    run build 560 make -k CUDA=1 -j"$(nproc)" all gpu-tests gpu-bench
+    local found
+    found=$(make found CUDA=1 2>&1)
+    say "$found"
+    if [[ "$found" != *"| cuDNN "[0-9]* ]]; then echo "build: without cuDNN" >>"$failures"; fi
 }
 
 kernel_tests() { for source in dev/test/gpu/test_gpu_*.cu; do basename "$source" .cu; done; }
@@ -109,7 +127,10 @@ our_kernels() { awk '!/^#/ { sub(/<.*/, "", $2); print $2 }' dev/cuda_budget.txt
 sanitize() {
     if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
     local tool=$1
-    local under=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+    # --report-api-errors no: a test asks for a petabyte on purpose, and libraries try calls that may fail. GOMP_SPINCOUNT:
+    # without it the trainer executes itself again (limit_spinning), and compute-sanitizer would not follow it.
+    local under=(env OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 compute-sanitizer --tool "$tool" --error-exitcode 9
+        --report-api-errors no)
     if [ "$tool" != memcheck ]; then
         for name in $(our_kernels); do under+=(--kernel-name "kns=$name"); done
     fi
@@ -117,7 +138,7 @@ sanitize() {
     run "$tool-test_gpt2cu" 500 "${under[@]}" ./test_gpt2cu &
     run "$tool-train" 500 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
         --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1 \
-        --output '' &
+        --autotune off --output '' &
     for name in $(kernel_tests); do
         while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n; done
         run "$tool-$name" 500 "${under[@]}" "$bin/$name" &
@@ -215,7 +236,7 @@ two_gpus() {
     train_run one-of-two-gpus-sharded "${options[@]}" --zero 2  # sums in another order than --zero 0 and 1
     for zero in 0 1 2 3; do
         name=two-gpus-zero-$zero one=one-of-two-gpus
-        if [ $zero -ge 2 ]; then one=one-of-two-gpus-sharded; fi
+        if [ $zero -ge 2 ]; then one="one-of-two-gpus-sharded"; fi
         two_ranks $name "${options[@]}" --zero $zero
         claim "two GPUs with --zero $zero have the same losses as one" same_losses $one $name $few
     done
@@ -271,13 +292,22 @@ run_llmc() {
     # CUDA 13 changed the signature of cudaMemAdvise, which llm.c calls where memory is short. llm.c links
     # libnvidia-ml.so, but a driver installs only libnvidia-ml.so.1.
     sed -i 's/^\( *\)cudaCheck_(cudaMemAdvise(.*/\1;/' "$LLMC/llmc/cuda_utils.cuh"
-    ln -sf "$(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { print $NF; exit }')" "$LLMC/libnvidia-ml.so"
+    local folder headers=${CPATH:-}
+    for folder in $(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { sub(/\/[^\/]*$/, "", $NF); print $NF }') \
+        ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} /usr/local/nvidia/lib64; do
+        if [ -e "$folder/libnvidia-ml.so.1" ]; then ln -sf "$folder/libnvidia-ml.so.1" "$LLMC/libnvidia-ml.so" && break; fi
+    done
     if [ -n "${CUDNN_FRONTEND:-}" ]; then
         mkdir -p "$LLMC/cudnn-frontend"
         ln -sfn "$CUDNN_FRONTEND" "$LLMC/cudnn-frontend/include"
         cudnn=(USE_CUDNN=1)
     fi
-    run llmc-build 300 env LIBRARY_PATH="$LLMC" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 \
+    if [ -n "${CUDNN_HOME:-}" ]; then  # pip's package has no libcudnn.so
+        ln -sf "$CUDNN_HOME/lib/libcudnn.so.9" "$LLMC/libcudnn.so"
+        headers=$CUDNN_HOME/include${headers:+:$headers}
+        export LD_LIBRARY_PATH=$CUDNN_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    fi
+    run llmc-build 300 env LIBRARY_PATH="$LLMC" CPATH="$headers" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 \
         GPU_COMPUTE_CAPABILITY="$1" ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu || return
     tokens
     for B in 32 64; do
@@ -290,7 +320,7 @@ run_llmc() {
 compare() {
     run again-d12 30 "$bin/bench_ops" --model d12 -b 64 -t 1024 --precision bf16 --op step --json "$results"
     if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-        for B in 16 32 64; do
+        for B in 64 32 16; do
             run "torch-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --B $B --T 1024 --precision bf16 \
                 --compile --steps 20 --json "$results"
         done
@@ -310,7 +340,13 @@ for stage in "${stages[@]}"; do
         exit 2
     fi
 done
-say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
+say "$(nvidia-smi --query-gpu=name,driver_version,memory.total,persistence_mode --format=csv,noheader 2>&1 | head -n 1)"
+# Without persistence mode the driver initializes the GPU for every program, which takes 1 to 3 s. While nvidia-smi runs, the
+# GPU stays initialized. dmon.log has its power and clocks.
+nvidia-smi dmon -s pc -d 5 >"$out/dmon.log" 2>&1 </dev/null &
+dmon=$!
+disown  # `wait` must not wait for it
+trap 'if [ "$BASHPID" = $$ ]; then kill "$dmon" 2>/dev/null; fi' EXIT
 for stage in "${stages[@]}"; do
     say "== $stage ($SECONDS s)"
     deadline=$((SECONDS + ${STAGE_SECONDS:-$(stage_seconds "$stage")}))

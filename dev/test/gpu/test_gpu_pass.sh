@@ -19,7 +19,7 @@ for source in dev/test/gpu/test_gpu_*.cu; do stand_in "$tree/build/release/cuda/
 ln -sf "$emulator/test_gpu_device" "$tree/build/release/cuda/"
 stand_in "$tree/test_gpt2cu" <<<"#!/bin/sh"
 stand_in "$scratch/bin/make" <<<'#!/bin/sh
-if [ "$1" = found ]; then echo "CPU | CUDA | Open MPI 4 | NCCL"; fi'
+if [ "$1" = found ]; then echo "CPU | CUDA | cuDNN 9.19.0 | Open MPI 4 | NCCL"; fi'
 stand_in "$scratch/bin/nvidia-smi" <<<'#!/bin/sh
 echo "GPU 0"; echo "GPU 1"'
 # Fails if the command line selects no kernel of ours. memcheck may: it checks all kernels.
