@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu_pass.sh [-o FOLDER] [STAGE...]: tests and measures everything that needs a real GPU. Its stages, and the seconds
-# that each may take, 25 minutes in all:
+# that each may take, 29 minutes in all:
 #
 #   build      300   the programs, tests and benchmarks
 #   test       120   all kernel tests, test_gpt2cu, NCCL with one rank
@@ -8,6 +8,7 @@
 #   compare    210   PyTorch and llm.c in the same minutes
 #   train      330   runs repeated, resumed, with and without graphs, cuDNN and recomputation; compared with the CPU;
 #                    124M for 300 steps; two ranks, on two GPUs if there are
+#   curve      210   124M in PyTorch with the same weights and tokens: the same losses
 #   memcheck   150   compute-sanitizer on the kernel tests and a tiny run
 #   racecheck   90   the same for our own kernels, because cuBLAS and cuDNN have reports of their own
 #   initcheck   60
@@ -29,7 +30,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-all_stages=(build test bench compare train memcheck racecheck initcheck synccheck)
+all_stages=(build test bench compare train curve memcheck racecheck initcheck synccheck)
 stage_seconds() { sed -n "s/^#   $1 *\([0-9]*\).*/\1/p" dev/gpu_pass.sh; }
 out=out/gpu_pass
 if [ "${1:-}" = -o ]; then out=$2 && shift 2; fi
@@ -58,14 +59,14 @@ small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --globa
 d12=(--model d12 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 d48=(--model d48 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 micro_batch=64 batch=131072 large_batch=524288 vocabulary=4096
-steps=200 few=20 d12_steps=300 d48_steps=5 nccl_sms=(0 8 16)
+steps=200 few=20 d12_steps=300 curve_steps=150 d48_steps=5 nccl_sms=(0 8 16)
 if [ "${SHAPES:-}" = tiny ]; then
     small=(--layers 1 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2
            --sample-every 0 --checkpoint-every 0)
     d12=(--layers 2 --heads 2 --channels 32 --vocab-size 384 --seq-len 16 --sample-every 0)
     d48=("${d12[@]}")
     micro_batch=2 batch=64 large_batch=64 vocabulary=320
-    steps=6 few=3 d12_steps=2 d48_steps=2 nccl_sms=(8)
+    steps=6 few=3 d12_steps=2 curve_steps=4 d48_steps=2 nccl_sms=(8)
 fi
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
@@ -286,6 +287,20 @@ train() {
         --checkpoint-every 0
 }
 
+has_torch() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
+
+# 124M from the same weights: with two seeds, and in PyTorch with the tokens of the first.
+curve() {
+    if ! has_torch; then say "no PyTorch with CUDA here" && return; fi
+    tokens
+    local options=(--val-every 0 --sample-every 0 --micro-batch "$micro_batch" --global-batch "$batch")
+    train_run curve-weights "${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps 1 --warmup 0 --lr 0 --val-every 0
+    options+=(--init "$out/curve-weights" --steps "$curve_steps" --warmup $((curve_steps / 10)) --lr 6e-4 --checkpoint-every 0)
+    train_run curve "${options[@]}"
+    train_run curve-other-seed "${options[@]}" --seed 43
+    run curve-torch 150 python3 dev/bench/torch_curve.py "$out/curve" --noise "$out/curve-other-seed" --compile
+}
+
 # Builds and runs llm.c on the same shards, whose format is llm.c's.
 run_llmc() {
     local cudnn=()
@@ -319,7 +334,7 @@ run_llmc() {
 
 compare() {
     run again-d12 30 "$bin/bench_ops" --model d12 -b 64 -t 1024 --precision bf16 --op step --json "$results"
-    if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    if has_torch; then
         for B in 64 32 16; do
             run "torch-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --B $B --T 1024 --precision bf16 \
                 --compile --steps 20 --json "$results"
