@@ -3,8 +3,8 @@
 // names. It does not test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an
 // engine's arithmetic.
 //
-// The heuristics offer four configurations: one that works, one whose plan needs too much workspace, one that has no
-// plan, and one that works and is faster than the first.
+// The heuristics offer the configurations of the table below. Like cuDNN, it refuses descriptors that are not
+// finalized.
 #include "cudnn.h"
 
 #include <algorithm>
@@ -23,13 +23,25 @@ using simt::Site;
 
 namespace {
 
-constexpr int64_t workspaces[] = {4096, int64_t(1) << 50, 0, 256};
-constexpr int64_t num_configs = 4, refused_config = 2;
+// What the heuristics offer, in their order.
+struct Config {
+    int64_t engine, workspace;
+    cudnnStatus_t planned, executed;  // what making a plan and executing it return
+    float ms;
+};
+constexpr int64_t too_much = int64_t(1) << 50;
+constexpr Config configs[] = {
+    {10, 4096, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 5.0f},
+    {11, too_much, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 1.0f},
+    {12, 0, CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_SUCCESS, 1.0f},
+    {13, 256, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_EXECUTION_FAILED, 1.0f},
+    {14, 256, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 3.0f},
+};
 
 struct Object {
     cudnnBackendDescriptorType_t type;
     bool is_final = false;
-    int64_t config = 0;  // index of the configuration, for configurations, engines and plans
+    const Config* config = nullptr;  // of configurations, engines and plans
     Object* graph = nullptr;
     std::map<int, std::vector<char>> attributes;
 
@@ -288,7 +300,17 @@ cudaStream_t& current_stream() {
 size_t cudnnGetVersion() { return 91900; }
 
 const char* cudnnGetErrorString(cudnnStatus_t status) {
-    return status == CUDNN_STATUS_SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_BAD_PARAM";
+    switch (status) {
+        case CUDNN_STATUS_SUCCESS:
+            return "CUDNN_STATUS_SUCCESS";
+        case CUDNN_STATUS_BAD_PARAM:
+            return "CUDNN_STATUS_BAD_PARAM";
+        case CUDNN_STATUS_NOT_SUPPORTED:
+            return "CUDNN_STATUS_NOT_SUPPORTED";
+        case CUDNN_STATUS_EXECUTION_FAILED:
+            return "CUDNN_STATUS_EXECUTION_FAILED";
+    }
+    return "unknown";
 }
 
 void cudnnGetLastErrorString(char* text, size_t size) {
@@ -308,7 +330,7 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t, cudaStream_t stream) {
 }
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* descriptor) {
-    *descriptor = new Object{type, false, 0, nullptr, {}};
+    *descriptor = new Object{type, false, nullptr, nullptr, {}};
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -338,10 +360,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     *count = 1;
     switch (name) {
         case CUDNN_ATTR_ENGINEHEUR_RESULTS:
-            *count = has_engines && *has_engines == '1' ? std::min(max_count, num_configs) : 0;
+            *count = has_engines && *has_engines == '1' ? std::min(max_count, int64_t(std::size(configs))) : 0;
             for (int64_t i = 0; i < *count; i++) {
                 objects[i]->graph = d.object(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-                objects[i]->config = i;
+                objects[i]->config = &configs[i];
                 objects[i]->is_final = true;
             }
             return CUDNN_STATUS_SUCCESS;
@@ -350,10 +372,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
             objects[0]->is_final = true;
             return CUDNN_STATUS_SUCCESS;
         case CUDNN_ATTR_ENGINE_GLOBAL_INDEX:
-            *static_cast<int64_t*>(values) = 10 + d.config;
+            *static_cast<int64_t*>(values) = d.config->engine;
             return CUDNN_STATUS_SUCCESS;
         case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
-            *static_cast<int64_t*>(values) = workspaces[d.config];
+            *static_cast<int64_t*>(values) = d.config->workspace;
             return CUDNN_STATUS_SUCCESS;
         default:
             return refuse("the emulator does not support this attribute");
@@ -365,7 +387,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
     if (d.type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
         const Object& config = *d.object(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
         if (!d.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return refuse("a plan without a handle");
-        if (config.config == refused_config) return CUDNN_STATUS_NOT_SUPPORTED;
+        if (config.config->planned != CUDNN_STATUS_SUCCESS) return config.config->planned;
         d.config = config.config;
         d.graph = config.graph;
     }
@@ -376,6 +398,12 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack,
                                   Site site) {
     const Object &p = *as_object(plan), &bindings = *as_object(pack);
+    if (!p.is_final) return refuse("the plan is not finalized");
+    if (!bindings.is_final) return refuse("the variant pack is not finalized");
+    if (p.config->executed != CUDNN_STATUS_SUCCESS) {
+        last_error() = "a configuration whose execution fails";
+        return p.config->executed;
+    }
     const auto uids = bindings.all<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const auto addresses = bindings.all<char*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
     std::map<int64_t, char*> bound;
@@ -384,7 +412,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
     auto run = std::make_shared<Run>();
     run->operations = p.graph->all<Object*>(CUDNN_ATTR_OPERATIONGRAPH_OPS);
     run->workspace = bindings.get<char*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-    run->workspace_bytes = workspaces[p.config];
+    run->workspace_bytes = p.config->workspace;
     const std::map<int64_t, Tensor> tensors = real_tensors(run->operations);
     if (tensors.size() != bound.size()) return refuse("the variant pack and the graph have different tensors");
     int64_t B = 1, NH = 1;
@@ -412,7 +440,6 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
             for (run->h = 0; run->h < NH; run->h++) run->run_head();
         simt::fill(run->workspace, simt::uninitialized, size_t(run->workspace_bytes));
     };
-    constexpr float ms[] = {5.0f, 1.0f, 1.0f, 3.0f};
-    simt::enqueue_work(work, ms[p.config], current_stream());
+    simt::enqueue_work(work, p.config->ms, current_stream());
     return CUDNN_STATUS_SUCCESS;
 }

@@ -12,6 +12,7 @@
 enum cudnnStatus_t {
     CUDNN_STATUS_SUCCESS = 0,
     CUDNN_STATUS_BAD_PARAM = 2000,
+    CUDNN_STATUS_EXECUTION_FAILED = 5000,
     CUDNN_STATUS_NOT_SUPPORTED = 3000,
 };
 enum cudnnDataType_t {

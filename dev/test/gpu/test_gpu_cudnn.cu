@@ -6,6 +6,9 @@
 #include "cpu/variants.h"
 #include "cuda/attention.cuh"
 #include "gpu/on_gpu.h"
+#ifdef SIMT_EMULATOR
+#include "cuda/cudnn_plan.h"
+#endif
 
 struct Shape {
     int B, T, NH, HS;
@@ -205,12 +208,13 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     CHECK(choices.size() == 2);
     for (const auto& choice : choices) {
         CHECK(choice.first.ends_with(" B 3 T 120 NH 4 HS 64"));
-        if (emulated) CHECK(choice.second == "1 engine 13 3.0000 ms, first 5.0000 ms");  // the second plan is faster
+        // The second plan cannot run, which must not end the timing, and the third is faster than the first.
+        if (emulated) CHECK(choice.second == "2 engine 14 3.0000 ms, first 5.0000 ms");
     }
 
     // If there is a choice, nothing is timed again, even if cuDNN no longer offers the chosen plan.
     for (const char* chosen :
-         {"1 engine 13", "0 engine 10", "3 engine 99", "no plan", "18446744073709551615 engine 13"}) {
+         {"2 engine 14", "0 engine 10", "3 engine 99", "no plan", "18446744073709551615 engine 14"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;
         device_load_algorithms(choices);
@@ -219,6 +223,25 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     }
     device_load_algorithms({});
 }
+
+#ifdef SIMT_EMULATOR
+TEST_CASE("the emulator's cuDNN executes no plan and no variant pack that is not finalized") {
+    if (!is_built_in()) return;
+    cudnnHandle_t handle;
+    REQUIRE(cudnnCreate(&handle) == CUDNN_STATUS_SUCCESS);
+    const gpu::CudnnPlans made = gpu::plan_attention(gpu::AttentionPass::forward, {1, 64, 1, 64}, {handle, ""}, 1);
+    REQUIRE(made.plans.size() == 1);
+    const gpu::Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    const auto refusal = [&](cudnnBackendDescriptor_t executed) {
+        char text[100] = "";
+        CHECK(cudnnBackendExecute(handle, executed, pack.handle) == CUDNN_STATUS_BAD_PARAM);
+        cudnnGetLastErrorString(text, sizeof(text));
+        return std::string(text);
+    };
+    CHECK(refusal(plan.handle) == "the plan is not finalized");
+    CHECK(refusal(made.plans[0].plan.handle) == "the variant pack is not finalized");
+}
+#endif
 
 TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {
     if (!is_built_in()) return;
