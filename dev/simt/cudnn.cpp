@@ -3,8 +3,8 @@
 // names. It does not test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an
 // engine's arithmetic.
 //
-// The heuristics offer the configurations of the table below. Like cuDNN, it refuses descriptors that are not
-// finalized.
+// The tables below have the configurations that the heuristics propose, and those that a caller has to know. Like
+// cuDNN, it refuses other configurations, and descriptors that are not finalized.
 #include "cudnn.h"
 
 #include <algorithm>
@@ -23,19 +23,35 @@ using simt::Site;
 
 namespace {
 
-// What the heuristics offer, in their order.
 struct Config {
     int64_t engine, workspace;
     cudnnStatus_t planned, executed;  // what making a plan and executing it return
     float ms;
 };
 constexpr int64_t too_much = int64_t(1) << 50;
-constexpr Config configs[] = {
+// In the order of the heuristics.
+constexpr Config proposed[] = {
     {10, 4096, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 5.0f},
     {11, too_much, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 1.0f},
     {12, 0, CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_SUCCESS, 1.0f},
     {13, 256, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_EXECUTION_FAILED, 1.0f},
     {14, 256, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 3.0f},
+};
+
+struct KnownConfig {
+    Config config;
+    int compute_capability;
+    std::map<cudnnBackendKnobType_t, int64_t> knobs;
+};
+const KnownConfig known_configs[] = {
+    {{5, 0, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f},
+     100,
+     {{CUDNN_KNOB_TYPE_TILE_M, 3},
+      {CUDNN_KNOB_TYPE_TILE_N, 2},
+      {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+      {CUDNN_KNOB_TYPE_STREAM_K, 0},
+      {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
+      {CUDNN_KNOB_TYPE_STAGES, 2}}},
 };
 
 struct Object {
@@ -66,9 +82,9 @@ std::string& last_error() {
     return text;
 }
 
-cudnnStatus_t refuse(const char* why) {
+cudnnStatus_t refuse(const char* why, cudnnStatus_t status = CUDNN_STATUS_BAD_PARAM) {
     last_error() = why;
-    return CUDNN_STATUS_BAD_PARAM;
+    return status;
 }
 
 Object* as_object(cudnnBackendDescriptor_t d) { return static_cast<Object*>(d); }
@@ -290,6 +306,58 @@ void check_overlaps(const Run& run, const std::map<int64_t, Tensor>& tensors, Si
                 simt::report("cudnnBackendExecute: two tensors overlap", site);
 }
 
+bool has_engines() {
+    const char* chosen = getenv("SIMT_CUDNN");
+    return chosen && *chosen == '1';
+}
+
+// A configuration that the caller put together.
+cudnnStatus_t complete_config(Object& d) {
+    const Object* engine = d.object(CUDNN_ATTR_ENGINECFG_ENGINE);
+    if (!engine) return refuse("a configuration without an engine");
+    std::map<cudnnBackendKnobType_t, int64_t> knobs;
+    for (const Object* knob : d.all<Object*>(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES))
+        knobs[knob->get<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)] =
+            knob->get<int64_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
+    for (const KnownConfig& known : known_configs)
+        if (known.config.engine == engine->get<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) &&
+            known.compute_capability == simt::config.compute_capability && known.knobs == knobs) {
+            d.config = &known.config;
+            d.graph = engine->object(CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+            return CUDNN_STATUS_SUCCESS;
+        }
+    return refuse("an engine that does not support these knobs", CUDNN_STATUS_NOT_SUPPORTED);
+}
+
+cudnnStatus_t complete_plan(Object& d) {
+    const Object* config = d.object(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    if (!config) return refuse("a plan without a configuration");
+    if (!d.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return refuse("a plan without a handle");
+    d.config = config->config;
+    d.graph = config->graph;
+    return config->config->planned;
+}
+
+// Whether the descriptor has the attributes that its type requires, and the emulator supports what it asks for.
+cudnnStatus_t complete(Object& d) {
+    switch (d.type) {
+        case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
+            if (!d.object(CUDNN_ATTR_ENGINE_OPERATION_GRAPH)) return refuse("an engine without a graph");
+            if (!d.attributes.count(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)) return refuse("an engine without a number");
+            return has_engines() ? CUDNN_STATUS_SUCCESS : refuse("no such engine", CUDNN_STATUS_NOT_SUPPORTED);
+        case CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR:
+            if (!d.attributes.count(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)) return refuse("a choice without a knob");
+            if (!d.attributes.count(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE)) return refuse("a choice without a value");
+            return CUDNN_STATUS_SUCCESS;
+        case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR:
+            return complete_config(d);
+        case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+            return complete_plan(d);
+        default:
+            return CUDNN_STATUS_SUCCESS;
+    }
+}
+
 cudaStream_t& current_stream() {
     static cudaStream_t stream;
     return stream;
@@ -297,7 +365,7 @@ cudaStream_t& current_stream() {
 
 }  // namespace
 
-size_t cudnnGetVersion() { return 91900; }
+size_t cudnnGetVersion() { return 92500; }
 
 const char* cudnnGetErrorString(cudnnStatus_t status) {
     switch (status) {
@@ -355,15 +423,14 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
                                        cudnnBackendAttributeType_t, int64_t max_count, int64_t* count, void* values) {
     const Object& d = *as_object(descriptor);
     Object** objects = static_cast<Object**>(values);
-    const char* has_engines = getenv("SIMT_CUDNN");
     if (!d.is_final) return refuse("an attribute is read from a descriptor that is not yet finalized");
     *count = 1;
     switch (name) {
         case CUDNN_ATTR_ENGINEHEUR_RESULTS:
-            *count = has_engines && *has_engines == '1' ? std::min(max_count, int64_t(std::size(configs))) : 0;
+            *count = has_engines() ? std::min(max_count, int64_t(std::size(proposed))) : 0;
             for (int64_t i = 0; i < *count; i++) {
                 objects[i]->graph = d.object(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-                objects[i]->config = &configs[i];
+                objects[i]->config = &proposed[i];
                 objects[i]->is_final = true;
             }
             return CUDNN_STATUS_SUCCESS;
@@ -384,15 +451,9 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
     Object& d = *as_object(descriptor);
-    if (d.type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
-        const Object& config = *d.object(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-        if (!d.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return refuse("a plan without a handle");
-        if (config.config->planned != CUDNN_STATUS_SUCCESS) return config.config->planned;
-        d.config = config.config;
-        d.graph = config.graph;
-    }
-    d.is_final = true;
-    return CUDNN_STATUS_SUCCESS;
+    const cudnnStatus_t status = complete(d);
+    d.is_final = status == CUDNN_STATUS_SUCCESS;
+    return status;
 }
 
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack,
@@ -400,10 +461,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
     const Object &p = *as_object(plan), &bindings = *as_object(pack);
     if (!p.is_final) return refuse("the plan is not finalized");
     if (!bindings.is_final) return refuse("the variant pack is not finalized");
-    if (p.config->executed != CUDNN_STATUS_SUCCESS) {
-        last_error() = "a configuration whose execution fails";
-        return p.config->executed;
-    }
+    if (p.config->executed != CUDNN_STATUS_SUCCESS)
+        return refuse("a configuration whose execution fails", p.config->executed);
     const auto uids = bindings.all<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const auto addresses = bindings.all<char*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
     std::map<int64_t, char*> bound;

@@ -13,7 +13,7 @@
 std::string choices_text(const AlgorithmChoices& choices);
 AlgorithmChoices parse_choices(const std::string& text);
 
-// Times in milliseconds of the chosen algorithm, and of the first proposal of the library's heuristic.
+// Times in milliseconds of the chosen algorithm, and of the first candidate.
 struct ChoiceTimes {
     float ms, first_ms;
 };
@@ -27,7 +27,7 @@ struct MatmulChoice {
 std::string choice_text(const MatmulChoice& choice, ChoiceTimes times);
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
 
-// The choice of an attention by cuDNN: the index of the plan among its heuristics' proposals, and the plan's engine.
+// The choice of an attention by cuDNN: the index of the plan among the candidates, and the plan's engine.
 struct PlanChoice {
     int plan, engine;
     bool operator==(const PlanChoice&) const = default;

@@ -2,7 +2,8 @@
 //
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
-// per layer for B = 64, NH = 12, T = 1024. It is nevertheless the default, so that the same seed gives the same bits.
+// per layer for B = 64, NH = 12, T = 1024. On Blackwell cuDNN 9.18.1 also has an engine that stores no dS, which is
+// tried first. Deterministic backward is the default, so that the same seed gives the same bits.
 // It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU
 // better.
 // Non-deterministic backward would gain nothing from parts.
@@ -58,7 +59,7 @@ std::string unavailable() {
 // ---- Plans
 
 struct Prepared {
-    CudnnPlans candidates;    // the heuristics' first plan; also others if one of them was chosen by time
+    CudnnPlans candidates;    // the first plan; also others if one of them was chosen by time
     size_t chosen = 0;        // index in the candidates
     int version = -1;         // gpu::algorithms_version() when the plan was chosen
     std::string unavailable;  // why there is no plan
@@ -160,7 +161,7 @@ void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& ten
                     choice_text(PlanChoice{int(p.chosen), plans[p.chosen].engine}, {best->ms, best->first_ms}));
 }
 
-// Takes the plan that was chosen by time, if cuDNN still offers it, else the heuristics' first.
+// Takes the plan that was chosen by time, if cuDNN still offers it, else the first.
 void take_choice(const Key& key, Prepared& p) {
     p.chosen = 0;
     const std::optional<PlanChoice> choice = parse_plan_choice(choice_for(choice_key(key)));

@@ -43,6 +43,7 @@ void set(Handle d, Attribute name, cudnnPointwiseMode_t v) { set_attribute(d, na
 void set(Handle d, Attribute name, cudnnReduceTensorOp_t v) {
     set_attribute(d, name, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &v);
 }
+void set(Handle d, Attribute name, cudnnBackendKnobType_t v) { set_attribute(d, name, CUDNN_TYPE_KNOB_TYPE, 1, &v); }
 void set(Handle d, Attribute name, cudnnBackendHeurMode_t v) { set_attribute(d, name, CUDNN_TYPE_HEUR_MODE, 1, &v); }
 
 void finalize(Handle d) { CUDNN_CHECK(cudnnBackendFinalize(d)); }
@@ -268,14 +269,19 @@ std::string last_reason() {
     return all.substr(begin, all.find('\n', begin) - begin);
 }
 
-// The engine configurations that cuDNN's heuristics propose, best first. device: null if target has a handle.
-std::vector<Handle> engine_configs(Graph& g, const CudnnTarget& target, Handle device, size_t max_plans) {
+// The graph of g.operations. device: null if target has a handle.
+Handle operation_graph(Graph& g, const CudnnTarget& target, Handle device) {
     Handle graph = g.create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     set_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(g.operations.size()),
                   g.operations.data());
     if (!device) set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, target.handle);
     finalize(graph);
+    return graph;
+}
 
+// The engine configurations that cuDNN's heuristics propose, best first.
+std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
+    constexpr int64_t max_configs = 16;  // more than plans are asked for, because some may have no plan
     Handle heuristics = g.create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
@@ -283,11 +289,68 @@ std::vector<Handle> engine_configs(Graph& g, const CudnnTarget& target, Handle d
     finalize(heuristics);
 
     std::vector<Handle> configs;
-    while (configs.size() < max_plans) configs.push_back(g.create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    while (configs.size() < max_configs) configs.push_back(g.create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
     int64_t found = 0;
     CUDNN_CHECK(cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                         int64_t(max_plans), &found, configs.data()));
+                                         max_configs, &found, configs.data()));
     configs.resize(size_t(found));
+    return configs;
+}
+
+// A configuration for deterministic backward that the heuristics do not propose although NVIDIA's frontend takes it
+// (override_heuristics_query in its scaled_dot_product_flash_attention.h). The knobs' values have no documentation.
+struct KnownConfig {
+    size_t oldest, newest;  // versions of cuDNN that have it
+    int64_t engine;
+    std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
+};
+constexpr int known_max_HS = 128;  // the frontend chooses other knobs for larger heads
+
+const std::vector<KnownConfig>& known_configs() {
+    constexpr auto tile_m = CUDNN_KNOB_TYPE_TILE_M, tile_n = CUDNN_KNOB_TYPE_TILE_N,
+                   kernel = CUDNN_KNOB_TYPE_KERNEL_CFG, stream_k = CUDNN_KNOB_TYPE_STREAM_K,
+                   cga_m = CUDNN_KNOB_TYPE_TILE_CGA_M, stages = CUDNN_KNOB_TYPE_STAGES;
+    static const std::vector<KnownConfig> configs = {
+        // Compute capability 10.x: sums dQ in a second kernel, without a workspace. Not in 9.18.0, whose deterministic
+        // backward NVIDIA's Transformer Engine excludes.
+        {91801, 92299, 5, {{kernel, 31}, {stages, 2}}},
+        {92300, 99999, 5, {{tile_m, 3}, {tile_n, 2}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 2}}},
+    };
+    return configs;
+}
+
+// Null if cuDNN does not support the configuration for this graph and GPU.
+Handle make_config(Graph& g, Handle graph, Handle device, const KnownConfig& known) {
+    Handle engine = g.create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    set(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
+    set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, known.engine);
+    if (device) set(engine, CUDNN_ATTR_ENGINE_DEVICEPROP, device);
+    if (cudnnBackendFinalize(engine) != CUDNN_STATUS_SUCCESS) return nullptr;
+
+    std::vector<Handle> choices;
+    for (const auto& [knob, value] : known.knobs) {
+        choices.push_back(g.create(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR));
+        set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, knob);
+        set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, value);
+        finalize(choices.back());
+    }
+    Handle config = g.create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    set(config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+    set_attribute(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(choices.size()),
+                  choices.data());
+    return cudnnBackendFinalize(config) == CUDNN_STATUS_SUCCESS ? config : nullptr;
+}
+
+// The configurations to make plans of, best first: the known ones, as NVIDIA's frontend prefers them, then the
+// heuristics'.
+std::vector<Handle> engine_configs(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
+    Handle graph = operation_graph(g, target, device);
+    std::vector<Handle> configs;
+    if (pass == AttentionPass::deterministic_backward && g.shape.HS <= known_max_HS)
+        for (const KnownConfig& known : known_configs())
+            if (cudnnGetVersion() >= known.oldest && cudnnGetVersion() <= known.newest)
+                if (Handle config = make_config(g, graph, device, known)) configs.push_back(config);
+    for (Handle config : proposed_configs(g, graph, device)) configs.push_back(config);
     return configs;
 }
 
@@ -318,7 +381,6 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
 }
 
 CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans) {
-    constexpr size_t max_configs = 16;  // more than max_plans, because some may have no plan
     // cuDNN makes plans for one token, but the release notes of 9.18.1 say that its backward does not support it.
     if (pass != AttentionPass::forward && shape.T == 1) return {{}, {}, "backward for one token"};
     Graph g{shape, {}, {}};
@@ -329,7 +391,7 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
 
     Handle device = target.handle ? nullptr : describe_device(g, target.device);
     CudnnPlans result;
-    for (Handle config : engine_configs(g, target, device, max_configs)) {
+    for (Handle config : engine_configs(g, pass, target, device)) {
         if (result.plans.size() == max_plans) break;
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);

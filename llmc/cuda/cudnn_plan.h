@@ -80,7 +80,7 @@ struct CudnnPlan {
 
 struct CudnnPlans {
     std::deque<Descriptor> descriptors;  // kept alive for the plans, which refer to them
-    std::vector<CudnnPlan> plans;        // in the order of cuDNN's heuristics, best first
+    std::vector<CudnnPlan> plans;        // best first, as NVIDIA's frontend or cuDNN's heuristics order them
     std::string reason;                  // why there is no plan, in cuDNN's words; may be empty
 };
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "base/files.h"
+#include "support/skip.h"
 
 using gpu::AttentionPass;
 using gpu::CudnnPlans;
@@ -59,6 +60,20 @@ TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspac
         CHECK(plan.workspace_bytes >= 1536 * MiB);
         CHECK(plan.workspace_bytes <= 1536 * MiB + small_buffers);
     }
+}
+
+TEST_CASE("deterministic backward on a B200 prefers an engine that stores no dS") {
+    if (cudnnGetVersion() < 91801) return skip_case("cuDNN has this engine from 9.18.1 on");
+    for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
+        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm100_b200", 4);
+        REQUIRE(found.plans.size() >= 2);
+        CHECK(found.plans[0].engine == 5);
+        CHECK(found.plans[0].workspace_bytes <= small_buffers);
+        CHECK(found.plans[1].engine == 7);  // the heuristics' first
+    }
+    // With 256 channels, NVIDIA's frontend takes another configuration of it.
+    for (const auto& plan : plans_for(AttentionPass::deterministic_backward, {2, 128, 3, 256}, "sm100_b200", 4).plans)
+        CHECK(plan.engine != 5);
 }
 
 TEST_CASE("GPT-2's shapes have a plan on each GPU") {

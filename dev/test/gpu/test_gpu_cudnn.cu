@@ -225,6 +225,26 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
 }
 
 #ifdef SIMT_EMULATOR
+// The emulator's cuDNN has such a configuration for compute capability 10.0 only.
+TEST_CASE("deterministic backward takes a configuration that the heuristics do not propose, where cuDNN has it") {
+    if (!is_built_in()) return;
+    const auto as_it_was = simt::config;
+    simt::config.compute_capability = 100;
+    compare({2, 110, 2, 64}, true, {0, 1});
+    device_load_algorithms({});
+    device_time_algorithms(true);
+    compare({2, 110, 2, 64}, true, {0, 1});
+    device_time_algorithms(false);
+    const AlgorithmChoices choices = device_algorithms();
+    REQUIRE(choices.size() == 2);
+    for (const auto& [shape, choice] : choices) {
+        const bool forward = shape.find("attention forward") != std::string::npos;
+        CHECK(choice == (forward ? "2 engine 14 3.0000 ms, first 5.0000 ms" : "0 engine 5 2.0000 ms, first 2.0000 ms"));
+    }
+    device_load_algorithms({});
+    simt::config = as_it_was;
+}
+
 TEST_CASE("the emulator's cuDNN executes no plan and no variant pack that is not finalized") {
     if (!is_built_in()) return;
     cudnnHandle_t handle;
