@@ -41,17 +41,28 @@ constexpr Config proposed[] = {
 struct KnownConfig {
     Config config;
     int compute_capability;
+    bool sums_dq;  // for graphs that end by converting dQ's float sums, or for those that end with dQ's matmul
     std::map<cudnnBackendKnobType_t, int64_t> knobs;
 };
 const KnownConfig known_configs[] = {
     {{5, 0, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f},
      100,
+     false,
      {{CUDNN_KNOB_TYPE_TILE_M, 3},
       {CUDNN_KNOB_TYPE_TILE_N, 2},
       {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
       {CUDNN_KNOB_TYPE_STREAM_K, 0},
       {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
       {CUDNN_KNOB_TYPE_STAGES, 2}}},
+    {{6, 512, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f},
+     90,
+     true,
+     {{CUDNN_KNOB_TYPE_TILE_M, 2},
+      {CUDNN_KNOB_TYPE_TILE_N, 1},
+      {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+      {CUDNN_KNOB_TYPE_STREAM_K, 0},
+      {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
+      {CUDNN_KNOB_TYPE_STAGES, 4}}},
 };
 
 struct Object {
@@ -311,19 +322,28 @@ bool has_engines() {
     return chosen && *chosen == '1';
 }
 
+bool sums_dq(const Object& graph) {
+    const Object& last = *graph.all<Object*>(CUDNN_ATTR_OPERATIONGRAPH_OPS).back();
+    return last.type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR &&
+           last.object(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR)->get<int>(CUDNN_ATTR_POINTWISE_MODE) ==
+               CUDNN_POINTWISE_IDENTITY;
+}
+
 // A configuration that the caller put together.
 cudnnStatus_t complete_config(Object& d) {
     const Object* engine = d.object(CUDNN_ATTR_ENGINECFG_ENGINE);
     if (!engine) return refuse("a configuration without an engine");
+    Object* graph = engine->object(CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
     std::map<cudnnBackendKnobType_t, int64_t> knobs;
     for (const Object* knob : d.all<Object*>(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES))
         knobs[knob->get<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)] =
             knob->get<int64_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
     for (const KnownConfig& known : known_configs)
         if (known.config.engine == engine->get<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) &&
-            known.compute_capability == simt::config.compute_capability && known.knobs == knobs) {
+            known.compute_capability == simt::config.compute_capability && known.sums_dq == sums_dq(*graph) &&
+            known.knobs == knobs) {
             d.config = &known.config;
-            d.graph = engine->object(CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+            d.graph = graph;
             return CUDNN_STATUS_SUCCESS;
         }
     return refuse("an engine that does not support these knobs", CUDNN_STATUS_NOT_SUPPORTED);

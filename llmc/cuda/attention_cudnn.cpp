@@ -2,8 +2,9 @@
 //
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
-// per layer for B = 64, NH = 12, T = 1024. On Blackwell cuDNN 9.18.1 also has an engine that stores no dS, which is
-// tried first. Deterministic backward is the default, so that the same seed gives the same bits.
+// per layer for B = 64, NH = 12, T = 1024. Two engines of newer versions of cuDNN store no dS: on Blackwell one that is
+// tried first, and on Hopper one that adds dQ up in a fixed order and is tried last, by the autotuner. Deterministic
+// backward is the default, so that the same seed gives the same bits.
 // It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU
 // better.
 // Non-deterministic backward would gain nothing from parts.
@@ -117,7 +118,10 @@ struct Binding {
     const void* address;
 };
 
-cudnnStatus_t try_execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
+// The workspace begins with the plan's dq_sums, if it has them.
+cudnnStatus_t try_execute(const CudnnPlan& plan, std::vector<Binding> tensors, void* workspace, Stream stream) {
+    if (plan.dq_sums_bytes) tensors.push_back({uid_dq_sums, workspace});
+    workspace = static_cast<char*>(workspace) + plan.dq_sums_bytes;
     std::vector<int64_t> ids;
     std::vector<const void*> addresses;
     for (const auto& [uid, address] : tensors) {
@@ -204,16 +208,14 @@ int part_size(AttentionPass pass, const CudnnShape& all) {
 
 CudnnShape part_of(const CudnnShape& all, int sequences) { return {sequences, all.T, all.NH, all.HS}; }
 
-// Layout of device_scratch for one part: row sums at offset 0, then the float sums of dQ, then cuDNN's workspace.
+// Layout of device_scratch for one part: row sums at offset 0, then the workspace.
 struct BackwardScratch {
-    int64_t dq_sums, workspace, bytes;  // two offsets, and the total size
+    int64_t workspace, bytes;  // an offset, and the total size
 
     BackwardScratch(AttentionPass pass, const CudnnShape& part) {
         constexpr int64_t alignment = 256;
         const int64_t rows = int64_t(part.B) * part.NH * part.T;
-        const int64_t sums = pass == AttentionPass::backward ? rows * part.HS : 0;
-        dq_sums = round_up(rows * int64_t(sizeof(float)), alignment);
-        workspace = dq_sums + round_up(sums * int64_t(sizeof(float)), alignment);
+        workspace = round_up(rows * int64_t(sizeof(float)), alignment);
         bytes = workspace + workspace_limit(pass, part);
     }
 };
@@ -283,7 +285,6 @@ bool cudnn_attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, con
                                         {uid_dk, dx + C},
                                         {uid_dv, dx + 2 * C},
                                         {uid_row_sums, scratch}};
-        if (pass == AttentionPass::backward) tensors.push_back({uid_dq_sums, scratch + at.dq_sums});
         run(key, *find(key), std::move(tensors), scratch + at.workspace, stream);
     }
     return true;

@@ -211,10 +211,10 @@ void build_forward(Graph& g) {
 // row_sums = sum of dout * out, P = exp(causal(scale Q K^T - lse)), dV = P^T dout,
 // dS = (dout V^T - row_sums) P scale, dK = dS^T Q, dQ = dS K.
 //
-// dQ is a sum over keys, which are spread over blocks. The non-deterministic engine accumulates it in a float buffer,
-// in the order in which blocks finish. The deterministic one stores dS in the workspace and computes dQ by a separate
-// matmul.
-void build_backward(Graph& g, bool deterministic) {
+// dQ is a sum over keys, which are spread over blocks. With sums_dq, blocks add it up in a float buffer: in the order
+// in which they finish, or, by one deterministic engine, in a fixed order. Without, engines compute dQ by a separate
+// matmul, for which most store dS in the workspace.
+void build_backward(Graph& g, bool sums_dq) {
     Handle q = g.of_qkv(uid_q);
     Handle k_transposed = g.of_qkv_transposed(uid_k), v_transposed = g.of_qkv_transposed(uid_v);
     Handle out = g.of_out(uid_out), dout = g.of_out(uid_dout), lse = g.rows(uid_lse);
@@ -241,11 +241,11 @@ void build_backward(Graph& g, bool deterministic) {
     g.matmul(ds_transposed, q, dk);
 
     Handle k = g.reshape(k_transposed, g.of_qkv(g.next_virtual++));
-    if (deterministic) {
-        g.matmul(ds, k, dq);
-    } else {
+    if (sums_dq) {
         Handle dq_sums = g.matmul(ds, k, g.float_heads(uid_dq_sums));
         g.pointwise(CUDNN_POINTWISE_IDENTITY, dq_sums, nullptr, dq);
+    } else {
+        g.matmul(ds, k, dq);
     }
 }
 
@@ -269,8 +269,13 @@ std::string last_reason() {
     return all.substr(begin, all.find('\n', begin) - begin);
 }
 
-// The graph of g.operations. device: null if target has a handle.
-Handle operation_graph(Graph& g, const CudnnTarget& target, Handle device) {
+// device: null if target has a handle.
+Handle operation_graph(Graph& g, AttentionPass pass, bool sums_dq, const CudnnTarget& target, Handle device) {
+    g.operations.clear();
+    if (pass == AttentionPass::forward)
+        build_forward(g);
+    else
+        build_backward(g, sums_dq);
     Handle graph = g.create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     set_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(g.operations.size()),
                   g.operations.data());
@@ -301,6 +306,7 @@ std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
 // (override_heuristics_query in its scaled_dot_product_flash_attention.h). The knobs' values have no documentation.
 struct KnownConfig {
     size_t oldest, newest;  // versions of cuDNN that have it
+    bool sums_dq;           // of build_backward
     int64_t engine;
     std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
 };
@@ -313,8 +319,10 @@ const std::vector<KnownConfig>& known_configs() {
     static const std::vector<KnownConfig> configs = {
         // Compute capability 10.x: sums dQ in a second kernel, without a workspace. Not in 9.18.0, whose deterministic
         // backward NVIDIA's Transformer Engine excludes.
-        {91801, 92299, 5, {{kernel, 31}, {stages, 2}}},
-        {92300, 99999, 5, {{tile_m, 3}, {tile_n, 2}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 2}}},
+        {91801, 92299, false, 5, {{kernel, 31}, {stages, 2}}},
+        {92300, 99999, false, 5, {{tile_m, 3}, {tile_n, 2}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 2}}},
+        // Compute capability 9.x: adds dQ up in a fixed order, so that blocks wait for each other.
+        {92500, 99999, true, 6, {{tile_m, 2}, {tile_n, 1}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 4}}},
     };
     return configs;
 }
@@ -341,17 +349,40 @@ Handle make_config(Graph& g, Handle graph, Handle device, const KnownConfig& kno
     return cudnnBackendFinalize(config) == CUDNN_STATUS_SUCCESS ? config : nullptr;
 }
 
-// The configurations to make plans of, best first: the known ones, as NVIDIA's frontend prefers them, then the
-// heuristics'.
-std::vector<Handle> engine_configs(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
-    Handle graph = operation_graph(g, target, device);
-    std::vector<Handle> configs;
-    if (pass == AttentionPass::deterministic_backward && g.shape.HS <= known_max_HS)
-        for (const KnownConfig& known : known_configs())
-            if (cudnnGetVersion() >= known.oldest && cudnnGetVersion() <= known.newest)
-                if (Handle config = make_config(g, graph, device, known)) configs.push_back(config);
-    for (Handle config : proposed_configs(g, graph, device)) configs.push_back(config);
-    return configs;
+struct Candidate {
+    Handle config;
+    bool sums_dq;  // of build_backward
+};
+
+void add_known(std::vector<Candidate>& candidates, Graph& g, const CudnnTarget& target, Handle device, bool sums_dq) {
+    const size_t version = cudnnGetVersion();
+    for (const KnownConfig& known : known_configs()) {
+        if (version < known.oldest || version > known.newest || known.sums_dq != sums_dq) continue;
+        Handle graph = operation_graph(g, AttentionPass::deterministic_backward, sums_dq, target, device);
+        if (Handle config = make_config(g, graph, device, known)) candidates.push_back({config, sums_dq});
+    }
+}
+
+// The configurations to make plans of, in the order of NVIDIA's frontend. It prefers the known configurations that do
+// not sum dQ in memory to the heuristics'. The others are for users who limit the workspace: the frontend calls them
+// slower, so they are last, and only the autotuner takes them.
+std::vector<Candidate> candidate_configs(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
+    const bool has_known = pass == AttentionPass::deterministic_backward && g.shape.HS <= known_max_HS;
+    const bool sums_dq = pass == AttentionPass::backward;
+    std::vector<Candidate> candidates, last;
+    if (has_known) {
+        add_known(candidates, g, target, device, false);
+        add_known(last, g, target, device, true);
+    }
+    Handle graph = operation_graph(g, pass, sums_dq, target, device);
+    for (Handle config : proposed_configs(g, graph, device)) candidates.push_back({config, sums_dq});
+    candidates.insert(candidates.end(), last.begin(), last.end());
+    return candidates;
+}
+
+int64_t dq_sums_bytes(const CudnnShape& shape) {
+    constexpr int64_t alignment = 256;
+    return round_up(int64_t(shape.B) * shape.NH * shape.T * shape.HS * int64_t(sizeof(float)), alignment);
 }
 
 int engine_number(Graph& g, Handle config) {
@@ -364,8 +395,8 @@ int engine_number(Graph& g, Handle config) {
 
 }  // namespace
 
-// The engines of cuDNN 9.19 use no workspace forward. Backward they store a copy of dQ in float, or, if deterministic,
-// dS in bf16, with T rounded up to whole tiles. `other` allows for smaller buffers.
+// The engines of cuDNN 9.19 use no workspace forward. Backward they store a copy of dq_sums, or, if deterministic, dS
+// in bf16, with T rounded up to whole tiles. `other` allows for smaller buffers.
 int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
     constexpr int64_t tile = 128, other = 1 << 20;
     const int64_t T = round_up(int64_t(shape.T), tile), heads = int64_t(shape.B) * shape.NH;
@@ -373,7 +404,8 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
         case AttentionPass::forward:
             return other;
         case AttentionPass::backward:
-            return heads * T * round_up(int64_t(shape.HS), tile / 2) * int64_t(sizeof(float)) + other;
+            return dq_sums_bytes(shape) + heads * T * round_up(int64_t(shape.HS), tile / 2) * int64_t(sizeof(float)) +
+                   other;
         case AttentionPass::deterministic_backward:
             return heads * T * T * int64_t(sizeof(uint16_t)) + other;
     }
@@ -384,14 +416,9 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
     // cuDNN makes plans for one token, but the release notes of 9.18.1 say that its backward does not support it.
     if (pass != AttentionPass::forward && shape.T == 1) return {{}, {}, "backward for one token"};
     Graph g{shape, {}, {}};
-    if (pass == AttentionPass::forward)
-        build_forward(g);
-    else
-        build_backward(g, pass == AttentionPass::deterministic_backward);
-
     Handle device = target.handle ? nullptr : describe_device(g, target.device);
     CudnnPlans result;
-    for (Handle config : engine_configs(g, pass, target, device)) {
+    for (const auto& [config, sums_dq] : candidate_configs(g, pass, target, device)) {
         if (result.plans.size() == max_plans) break;
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
@@ -400,9 +427,10 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
         else
             set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, target.handle);
         if (cudnnBackendFinalize(plan.handle) != CUDNN_STATUS_SUCCESS) continue;
-        const int64_t bytes = get_int(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
-        if (bytes > workspace_limit(pass, shape)) continue;
-        result.plans.push_back({std::move(plan), bytes, engine_number(g, config)});
+        const int64_t sums = sums_dq ? dq_sums_bytes(shape) : 0;
+        const int64_t workspace = get_int(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+        if (sums + workspace > workspace_limit(pass, shape)) continue;
+        result.plans.push_back({std::move(plan), sums, workspace, engine_number(g, config)});
     }
     if (result.plans.empty()) result.reason = last_reason();
     result.descriptors = std::move(g.descriptors);

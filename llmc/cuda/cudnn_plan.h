@@ -41,7 +41,7 @@ enum Uid : int64_t {
     uid_dk,
     uid_dv,
     uid_row_sums,  // (B, NH, T) floats: the sums of dout * out
-    uid_dq_sums,   // (B, NH, T, HS) floats, accumulated in any order; not in deterministic_backward
+    uid_dq_sums,   // (B, NH, T, HS) floats, to which blocks add; only where the plan has dq_sums_bytes
     uid_scale,     // 1 / sqrt(HS); this and the following are host floats, passed by value
     uid_masked,    // -infinity
     uid_one,
@@ -74,8 +74,9 @@ struct CudnnTarget {
 
 struct CudnnPlan {
     Descriptor plan;
-    int64_t workspace_bytes;
-    int engine;  // the engine's global index in cuDNN
+    int64_t dq_sums_bytes;    // size of the tensor dq_sums, a multiple of 256; 0: the plan's graph does not have it
+    int64_t workspace_bytes;  // that cuDNN needs in addition
+    int engine;               // the engine's global index in cuDNN
 };
 
 struct CudnnPlans {
@@ -84,7 +85,7 @@ struct CudnnPlans {
     std::string reason;                  // why there is no plan, in cuDNN's words; may be empty
 };
 
-// Upper bound of the workspace, in bytes, that a plan for this pass and shape may use.
+// Upper bound of dq_sums_bytes + workspace_bytes of a plan for this pass and shape.
 int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape);
 
 // Up to max_plans plans whose workspace is within workspace_limit; none if cuDNN has no engine for the shape.

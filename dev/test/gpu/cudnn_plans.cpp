@@ -21,12 +21,14 @@ constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backw
 constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
 constexpr int64_t MiB = 1 << 20;
 
+static int64_t memory_of(const gpu::CudnnPlan& plan) { return plan.dq_sums_bytes + plan.workspace_bytes; }
+
 static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t max_plans) {
     const std::string path = format("dev/test/gpu/devices/%s.json", device);
     CudnnPlans found = gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, max_plans);
     printf("%-10s B %d T %d NH %d HS %d %s:", device, shape.B, shape.T, shape.NH, shape.HS, pass_names[int(pass)]);
     for (const auto& plan : found.plans)
-        printf("  engine %d, %.1f MiB", int(plan.engine), double(plan.workspace_bytes) / double(MiB));
+        printf("  engine %d, %.1f MiB", plan.engine, double(memory_of(plan)) / double(MiB));
     printf("\n");
     return found;
 }
@@ -38,7 +40,8 @@ static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char*
     const CudnnPlans found = plans_for(pass, shape, device, 1);
     REQUIRE(found.plans.size() == 1);
     CHECK(found.plans[0].workspace_bytes >= 0);
-    CHECK(found.plans[0].workspace_bytes <= gpu::workspace_limit(pass, shape));
+    CHECK(memory_of(found.plans[0]) <= gpu::workspace_limit(pass, shape));
+    CHECK((found.plans[0].dq_sums_bytes > 0) == (pass == AttentionPass::backward));
 }
 
 // Allowance for small buffers in addition to those of a tensor's size. Up to 256 bytes were measured.
@@ -48,17 +51,34 @@ TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspac
     const CudnnShape shape{64, 1024, 12, 64};
     const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100", 4);
     CHECK(forward.plans.size() >= 2);
-    for (const auto& plan : forward.plans) CHECK(plan.workspace_bytes <= small_buffers);
-    // The engine's own copy of dQ, 64 * 12 * 1024 * 64 floats, or nothing.
+    for (const auto& plan : forward.plans) CHECK(memory_of(plan) <= small_buffers);
+    // The sums of dQ, 64 * 12 * 1024 * 64 floats, and an engine's own copy of them, or nothing.
     const auto backward = plans_for(AttentionPass::backward, shape, "sm90_h100", 4);
     CHECK(backward.plans.size() >= 2);
-    for (const auto& plan : backward.plans) CHECK(plan.workspace_bytes <= 192 * MiB + small_buffers);
+    for (const auto& plan : backward.plans) {
+        CHECK(plan.dq_sums_bytes == 192 * MiB);
+        CHECK(plan.workspace_bytes <= 192 * MiB + small_buffers);
+    }
     // dS of all sequences, 64 * 12 * 1024 * 1024 elements in bf16.
     const auto deterministic = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
     CHECK(deterministic.plans.size() >= 1);
     for (const auto& plan : deterministic.plans) {
+        if (plan.dq_sums_bytes) continue;
         CHECK(plan.workspace_bytes >= 1536 * MiB);
         CHECK(plan.workspace_bytes <= 1536 * MiB + small_buffers);
+    }
+}
+
+TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a fixed order") {
+    if (cudnnGetVersion() < 92500) return skip_case("cuDNN has this engine from 9.25 on");
+    for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
+        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
+        REQUIRE(found.plans.size() >= 2);
+        CHECK(found.plans[0].dq_sums_bytes == 0);
+        const auto& last = found.plans.back();
+        CHECK(last.engine == 6);
+        CHECK(last.dq_sums_bytes == int64_t(shape.B) * shape.T * shape.NH * shape.HS * int64_t(sizeof(float)));
+        CHECK(last.workspace_bytes <= MiB / 4);  // of flags by which blocks wait; 96 KiB were measured
     }
 }
 
@@ -68,7 +88,7 @@ TEST_CASE("deterministic backward on a B200 prefers an engine that stores no dS"
         const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm100_b200", 4);
         REQUIRE(found.plans.size() >= 2);
         CHECK(found.plans[0].engine == 5);
-        CHECK(found.plans[0].workspace_bytes <= small_buffers);
+        CHECK(memory_of(found.plans[0]) <= small_buffers);
         CHECK(found.plans[1].engine == 7);  // the heuristics' first
     }
     // With 256 channels, NVIDIA's frontend takes another configuration of it.
