@@ -45,14 +45,26 @@ struct SharedTile {
     // token are filled with zeros.
     template <int ROWS>
     __device__ void fetch(HeadRows<const bf16> head, int first, int T) const {
-        const int chunk = int(threadIdx.x) % chunks;
+        constexpr int step = MMA_THREADS / chunks;  // the block copies `step` rows at a time
+        static_assert(step % 8 == 0);               // so rows that are `step` apart have the same swizzle
+        const int own_row = int(threadIdx.x) / chunks, chunk = int(threadIdx.x) % chunks;
+        bf16* to = at(own_row, chunk);
+        if (first + ROWS <= T) {  // the same for the whole block; offsets in `to` are constants
+            const bf16* from = head.at(first + own_row, chunk * 8);
+            UNROLL
+            for (int row = 0; row < ROWS; row += step) {
+                cp_async_16(to + row * HS, from);
+                from += step * head.stride;
+            }
+            return;
+        }
         UNROLL_BY(1)
-        for (int i = 0; i < ROWS * chunks / MMA_THREADS; i++) {
-            const int row = int(threadIdx.x) / chunks + i * (MMA_THREADS / chunks);
-            if (first + row < T)
-                cp_async_16(at(row, chunk), head.at(first + row, chunk * 8));
+        for (int row = 0; row < ROWS; row += step) {
+            const int t = first + own_row + row;
+            if (t < T)
+                cp_async_16(to + row * HS, head.at(t, chunk * 8));
             else
-                store128(at(row, chunk), Vec<bf16>{});
+                store128(to + row * HS, Vec<bf16>{});
         }
     }
 
@@ -404,16 +416,23 @@ struct QueryStatistics {
 template <int HS, int R>
 __device__ __forceinline__ void compute_delta(float* row_delta, float* delta, HeadRows<const bf16> dout,
                                               HeadRows<const bf16> out, int first, int T) {
-    constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks;
+    constexpr int chunks = HS / 8, rows_at_once = WARP_SIZE / chunks, steps = 16 * R / rows_at_once;
     const int lane = int(threadIdx.x) % WARP_SIZE, chunk = lane % chunks;
+    Vec<bf16> x[steps], y[steps];  // apart from the sums, so that all loads are in flight at the same time
     UNROLL
-    for (int i = 0; i < 16 * R / rows_at_once; i++) {
+    for (int i = 0; i < steps; i++) {
+        const int t = first + i * rows_at_once + lane / chunks;
+        const int token = t < T ? t : T - 1;  // a load without a condition; nothing depends on sums past the last token
+        x[i] = load128(dout.at(token, chunk * 8));
+        y[i] = load128cs(out.at(token, chunk * 8));
+    }
+    UNROLL
+    for (int i = 0; i < steps; i++) {
         const int row = i * rows_at_once + lane / chunks, t = first + row;
+        const Floats<bf16> a = widened(x[i]), b = widened(y[i]);
         float sum = 0.0f;
-        if (t < T) {
-            const auto x = load128(dout.at(t, chunk * 8)), y = load128cs(out.at(t, chunk * 8));
-            for (int c = 0; c < x.size; c++) sum += float(x[c]) * float(y[c]);
-        }
+        UNROLL
+        for (int c = 0; c < a.size; c++) sum += a[c] * b[c];
         for (int distance = chunks / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, distance);
         if (chunk == 0) {
             row_delta[row] = sum;
@@ -453,17 +472,21 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     const auto other_y = [&](int stage) { return other_x(stage).from(COLUMNS); };
     SHARED(column_statistics, QueryStatistics[2][OF_KEYS ? COLUMNS : 1]);
     SHARED(row_delta, float[OF_KEYS ? 1 : Tiles::rows]);
-    QueryStatistics fetched = {};  // of one query per thread; stays in registers until publish, so fetch does not wait
+    // The statistics of one query per thread. Only publish reads these registers, so fetch does not wait for the loads.
+    float fetched_lse = INFINITY, fetched_delta = 0.0f;
     const auto fetch = [&](int tile) {
         other_x(tile % 2).template fetch<COLUMNS>(OF_KEYS ? q : k, tile * COLUMNS, T);
         other_y(tile % 2).template fetch<COLUMNS>(OF_KEYS ? d : v, tile * COLUMNS, T);
         cp_async_commit();
         const int t = tile * COLUMNS + int(threadIdx.x);
-        if (OF_KEYS && threadIdx.x < COLUMNS)
-            fetched = t < T ? QueryStatistics{lse[t] * LOG2_E, delta[t]} : QueryStatistics{INFINITY, 0.0f};
+        if (OF_KEYS && threadIdx.x < COLUMNS) {
+            fetched_lse = t < T ? lse[t] : INFINITY;
+            fetched_delta = t < T ? delta[t] : 0.0f;
+        }
     };
     const auto publish = [&](int tile) {
-        if (OF_KEYS && threadIdx.x < COLUMNS) column_statistics[tile % 2][threadIdx.x] = fetched;
+        if (OF_KEYS && threadIdx.x < COLUMNS)
+            column_statistics[tile % 2][threadIdx.x] = {fetched_lse * LOG2_E, fetched_delta};
     };
     const auto any_lse_is_huge = [&](int stage, int column) {  // of the 32 queries from `column` on
         static_assert(!OF_KEYS || 8 * N == WARP_SIZE);
