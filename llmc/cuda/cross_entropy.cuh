@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTR
             for (int v = own.first; v < Vp; v += own.step) store128(out + v, Vec<floatX>{});
         return;
     }
-    const float target_logit = float(row[target]);  // before the gradient overwrites it
+    const floatX target_element = row[target];  // before the gradient overwrites it
 
     // No barrier: a thread reads from shared memory only what it copied itself.
     floatX* shared_row = nullptr;
@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTR
         add(0, own.whole);
     if (own.owns_partial()) own_sum.add(own.cut(read(own.whole)));
     const SoftmaxSum all = own_sum.of_block();
+    const float target_logit = float(target_element);  // the first use: up to here no thread waits for this load
     if (threadIdx.x == 0) losses[n] = logf(all.sum) + (all.row_max - target_logit);
     if (!GRADIENT) return;
 
@@ -227,8 +228,7 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_SHARD_THREADS)
     // Not streaming stores: the next matmul reads the gradient.
     UNROLL_BY(2)
     for (int v = own.first; v < own.whole; v += own.step) store128(row + v, gradient_of(widened(load128(row + v))));
-    if (own.owns_partial())
-        store128(row + own.whole, gradient_of(own.cut(widened(load128(row + own.whole)))));
+    if (own.owns_partial()) store128(row + own.whole, gradient_of(own.cut(widened(load128(row + own.whole)))));
     UNROLL_BY(1)
     for (int v = round_up(own.V, own.size) + own.first; v < Vp; v += own.step) store128(row + v, Vec<floatX>{});
     if (owns_target) row[column] = floatX((exp_fast(target_logit - row_lse) - 1.0f) * scale);
