@@ -187,8 +187,8 @@ T shuffle_as(unsigned mask, T value, int source_lane, Site site) {
     return value;
 }
 
-inline void check_aligned_16(const void* p, const char* what, Site site) {
-    if (reinterpret_cast<uintptr_t>(p) % 16 != 0) report(what, site);
+inline void check_aligned(const void* p, size_t bytes, const char* what, Site site) {
+    if (reinterpret_cast<uintptr_t>(p) % bytes != 0) report(what, site);
 }
 
 }  // namespace simt

@@ -1,10 +1,12 @@
 // adamw.cuh: the AdamW update (Loshchilov and Hutter 2019) over flat buffers, in one launch.
 //
-// A thread owns as many elements as 16 bytes of floatX hold, so that every access is 16 bytes wide. Memory traffic
-// bounds the time. In bf16 it is 30 bytes per parameter (gradient read; master, m and v read and written; weight
-// written), 24 without master weights, and in fp32 28: 3.7 GB for 124M parameters in bf16. The kernel reads the clip
-// factor from device memory, so the host never waits for the norm. Without master weights, a thread needs one call of
-// Philox, about 60 integer instructions, for the stochastic rounding of its eight weights.
+// A thread owns four elements, so each access of a warp to an fp32 array covers 512 consecutive bytes. If it owned
+// eight, each access would cover only half of every sector of 32 bytes. In bf16 without master weights a thread owns
+// eight nevertheless: one call of Philox, about 60 integer instructions, gives the random bits for eight roundings.
+//
+// Memory traffic bounds the time. In bf16 it is 30 bytes per parameter (gradient read; master, m and v read and
+// written; weight written), 24 without master weights, and in fp32 28: 3.7 GB for 124M parameters in bf16. The kernel
+// reads the clip factor from device memory, so the host never waits for the norm.
 #pragma once
 #include <cmath>
 
@@ -32,16 +34,20 @@ __device__ inline float adamw_element(float w, float& m, float& v, float g, floa
 // without master weights).
 enum class Master { separate, weight_itself };
 
+// The elements of a thread.
+template <class floatX, Master MASTER>
+constexpr int adamw_per_thread = MASTER == Master::separate ? Vec<float>::size : Vec<floatX>::size;
+
 // weight, master, m, v (count) =, from grad (count) and the clip factor (1). Element 0 of the buffers has index `begin`
 // in the flat parameter buffer, which decides its weight decay and its random bits.
 //
-// Grid: blocks of 256 threads; a thread owns Vec<floatX>::size consecutive elements.
+// Grid: blocks of 256 threads; a thread owns adamw_per_thread consecutive elements.
 template <class floatX, Master MASTER>
 __global__ void __launch_bounds__(256)
     adamw_kernel(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor,
                  int64_t begin, int64_t count, DecayPattern decay, AdamWStep s) {
     using V = Vec<float>;
-    constexpr int per_thread = Vec<floatX>::size, vecs = per_thread / V::size;
+    constexpr int per_thread = adamw_per_thread<floatX, MASTER>, vecs = per_thread / V::size;
     constexpr bool has_master = MASTER == Master::separate;
     constexpr bool stochastic = !has_master && sizeof(floatX) != sizeof(float);  // rounding of the weights
     static_assert(FLAT_ALIGN % per_thread == 0);
@@ -54,7 +60,7 @@ __global__ void __launch_bounds__(256)
     uint32_t random[4] = {};
     if constexpr (stochastic) s.random.words(random, uint64_t(begin + first) / per_thread);
 
-    Vec<floatX> weights;
+    Vec<floatX, per_thread> weights;
     if constexpr (!has_master) weights = load128(weight + first);
     UNROLL
     for (int j = 0; j < vecs; j++) {
@@ -76,7 +82,11 @@ __global__ void __launch_bounds__(256)
         store128cs(v + at, vi);
         if constexpr (has_master) store128cs(master + at, w);
     }
-    store128(weight + first, weights);  // the next forward pass reads it
+    // Not streaming stores: the next forward pass reads the weights.
+    if constexpr (has_master)
+        store64(weight + first, weights);
+    else
+        store128(weight + first, weights);
 }
 
 template <class floatX>
@@ -94,11 +104,11 @@ void gpu::adamw(floatX* weight, float* master, float* m, float* v, const float* 
                          config.weight_decay,
                          {config.seed, ROUNDING_STREAMS + uint64_t(step)}};
     constexpr int threads = 256;
-    const auto launch = [&](auto kernel) {
-        simt::launch(kernel, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, weight, master, m, v,
-                     grad, factor, begin, count, decay, s);
+    const auto launch = [&](auto kernel, int per_thread) {
+        simt::launch(kernel, blocks_for(count, threads * per_thread), threads, 0, stream, weight, master, m, v, grad,
+                     factor, begin, count, decay, s);
     };
     if constexpr (sizeof(floatX) != sizeof(float))
-        if (master) return launch(adamw_kernel<floatX, Master::separate>);
-    launch(adamw_kernel<floatX, Master::weight_itself>);
+        if (master) return launch(adamw_kernel<floatX, Master::separate>, adamw_per_thread<floatX, Master::separate>);
+    launch(adamw_kernel<floatX, Master::weight_itself>, adamw_per_thread<floatX, Master::weight_itself>);
 }

@@ -19,10 +19,10 @@
 constexpr int WARP_SIZE = 32;
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
-// 16 bytes of T, the widest memory access of a thread.
-template <class T>
-struct alignas(16) Vec {
-    static constexpr int size = 16 / sizeof(T);
+// COUNT elements of T that a thread accesses at once. 16 bytes are the widest access.
+template <class T, int COUNT = int(16 / sizeof(T))>
+struct alignas(COUNT * sizeof(T)) Vec {
+    static constexpr int size = COUNT;
     T values[size];
     HOST_DEVICE T& operator[](int i) { return values[i]; }
     HOST_DEVICE const T& operator[](int i) const { return values[i]; }
@@ -120,6 +120,11 @@ template <class T>
 __device__ __forceinline__ void store128cs(T* p, Vec<T> v) {
     __stcs(reinterpret_cast<int4*>(p), __builtin_bit_cast(int4, v));
 }
+// Stores 8 bytes.
+template <class T>
+__device__ __forceinline__ void store64(T* p, Vec<T, int(8 / sizeof(T))> v) {
+    *reinterpret_cast<int2*>(p) = __builtin_bit_cast(int2, v);
+}
 
 // Two floats, rounded to bf16, in one register; `low` comes first in memory.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -216,7 +221,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, S
 
 template <class T>
 Vec<T> load128(const T* p, SIMT_SITE) {
-    simt::check_aligned_16(p, "misaligned 16-byte load", site);
+    simt::check_aligned(p, 16, "misaligned 16-byte load", site);
     Vec<T> v;
     std::memcpy(&v, p, 16);
     return v;
@@ -227,7 +232,7 @@ Vec<T> load128cs(const T* p, SIMT_SITE) {
 }
 template <class T>
 void store128(T* p, Vec<T> v, SIMT_SITE) {
-    simt::check_aligned_16(p, "misaligned 16-byte store", site);
+    simt::check_aligned(p, 16, "misaligned 16-byte store", site);
     std::memcpy(p, &v, 16);
 }
 template <class T>
@@ -237,6 +242,11 @@ void store128_whole(T* p, Vec<T> v, SIMT_SITE) {
 template <class T>
 void store128cs(T* p, Vec<T> v, SIMT_SITE) {
     store128(p, v, site);
+}
+template <class T>
+void store64(T* p, Vec<T, int(8 / sizeof(T))> v, SIMT_SITE) {
+    simt::check_aligned(p, 8, "misaligned 8-byte store", site);
+    std::memcpy(p, &v, 8);
 }
 
 inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
@@ -257,7 +267,7 @@ inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t
 
 template <bool TRANSPOSE>
 void ldmatrix_rows(uint32_t (&r)[4], const void* row, simt::Site site) {
-    simt::check_aligned_16(row, "ldmatrix: a row is not 16-byte aligned", site);
+    simt::check_aligned(row, 16, "ldmatrix: a row is not 16-byte aligned", site);
     if (!simt::is_shared(row, 16)) simt::report("ldmatrix: a row is not in shared memory", site);
     uint64_t bits[2];
     std::memcpy(bits, row, 16);  // in this file, because sanitizers do not see the emulator's own accesses
@@ -269,8 +279,8 @@ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix_rows<true>(r, row, site); }
 
 inline void cp_async_16(void* shared, const void* global, SIMT_SITE) {
-    simt::check_aligned_16(shared, "cp.async: the destination is not 16-byte aligned", site);
-    simt::check_aligned_16(global, "cp.async: the source is not 16-byte aligned", site);
+    simt::check_aligned(shared, 16, "cp.async: the destination is not 16-byte aligned", site);
+    simt::check_aligned(global, 16, "cp.async: the source is not 16-byte aligned", site);
     if (!simt::is_shared(shared, 16)) simt::report("cp.async: the destination is not in shared memory", site);
     if (simt::config.eager_cp_async) std::memcpy(shared, global, 16);
     simt::cp_async_begin({shared, global}, site);

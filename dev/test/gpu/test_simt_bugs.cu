@@ -194,6 +194,7 @@ TEST_CASE("bug: copies in the wrong direction, and copies that are too long, are
 
 __global__ void misaligned_load(float* out) { out[0] = load128(out + 1)[0]; }
 __global__ void misaligned_store(float* out) { store128(out + 2, Vec<float>{}); }
+__global__ void misaligned_half(float* out) { store64(out + 1, Vec<float, 2>{}); }
 __global__ void misaligned_raw(float* out) { out[0] = reinterpret_cast<float4*>(out + 1)->x; }
 __global__ void misaligned_ldmatrix(float* out) {
     bf16* s = simt::dynamic_shared<bf16>();
@@ -215,6 +216,8 @@ TEST_CASE("bug: misaligned accesses, and an index that overflows, are reported")
     expect_report({load, load, load, load}, [] { run(misaligned_load, 1, 32, 0, anything); });
     const char* const store = "misaligned 16-byte store";
     expect_report({store, store, store, store}, [] { run(misaligned_store, 1, 32, 0, anything); });
+    const char* const half = "misaligned 8-byte store";
+    expect_report({half, half, half, half}, [] { run(misaligned_half, 1, 32, 0, anything); });
     expect_report({nullptr, "misaligned address", nullptr, nullptr}, [] { run(misaligned_raw, 1, 32, 0, anything); });
     const char* const row = "ldmatrix: a row is not 16-byte aligned";
     expect_report({row, row, row, row}, [] { run(misaligned_ldmatrix, 1, 32, 512, anything); });
