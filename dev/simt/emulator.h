@@ -11,8 +11,9 @@
 // uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing __syncthreads, __syncwarp,
 // __threadfence, atomic, event or synchronisation, and it names both source lines.
 //
-// It cannot show a GPU's rounding (FMA, __expf, the order of sums inside mma), a GPU's speed, kernels whose threads
-// spin until another thread acts (fibers are not preempted), and instructions that simt.h has no wrapper for.
+// It cannot show a GPU's rounding (FMA, ex2.approx, rcp.approx, the order of sums inside mma), a GPU's speed, kernels
+// whose threads spin until another thread acts (fibers are not preempted), and instructions that simt.h has no wrapper
+// for.
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]

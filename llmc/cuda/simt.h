@@ -161,6 +161,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// 1 / x in one instruction, with an error of at most 1 ulp, also for x = 1. Results below 2^-126 become 0.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // x * y, rounded to nearest. The compiler never fuses it with an addition into an FMA.
 __device__ __forceinline__ float mul_rn(float x, float y) { return __fmul_rn(x, y); }
 
@@ -256,6 +263,10 @@ uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
            uint32_t(fp8_code<Format>(x3)) << 24;
 }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float reciprocal_fast(float x) {
+    const float y = 1.0f / x;
+    return std::fabs(y) < 0x1p-126f ? std::copysign(0.0f, y) : y;
+}
 inline float mul_rn(float x, float y) { return x * y; }
 
 inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
