@@ -352,6 +352,9 @@ struct LayerNormBackward {
             blocks = needed < resident ? needed : resident;
         });
     }
+
+    // Bytes of device_scratch that the blocks' sums take.
+    int64_t scratch_bytes(int C) const { return int64_t(blocks) * 3 * C * int64_t(sizeof(float)); }
 };
 
 namespace gpu {
@@ -359,7 +362,7 @@ namespace gpu {
 // Bytes of device_scratch that layernorm_backward uses.
 template <class floatX>
 int64_t layernorm_scratch_bytes(int N, int C) {
-    return int64_t(LayerNormBackward<floatX>(N, C).blocks) * 3 * C * int64_t(sizeof(float));
+    return LayerNormBackward<floatX>(N, C).scratch_bytes(C);
 }
 
 }  // namespace gpu
@@ -370,7 +373,7 @@ void launch_layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
                                const float* rstd, const floatX* dresidual, int N, int C, Stream stream) {
     const LayerNormBackward<floatX> launch(N, C);
     const int groups = dbranch_bias ? 3 : 2;
-    float* partial = static_cast<float*>(device_scratch(gpu::layernorm_scratch_bytes<floatX>(N, C)));
+    float* partial = static_cast<float*>(device_scratch(launch.scratch_bytes(C)));
     simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp, partial, amax, dout,
                  inp, weight, mean, rstd, dresidual, N, C, groups);
     sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
