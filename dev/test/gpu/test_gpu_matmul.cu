@@ -137,6 +137,7 @@ TEST_CASE_TEMPLATE("the same matmul twice has the same bits, on any stream", flo
     for (int i = 0; i < 2; i++) {
         OnGpu<floatX> dx(dinp[i]);
         OnGpu<float> dw(dweight[i]), db(dbias[i]);
+        wait_for_device();  // a copy to the device may return before it ends, and other streams do not wait for it
         const Stream stream = i == 0 ? nullptr : create_stream();
         gpu::matmul_backward<floatX>(dx, dw, db, dy, x, {w, nullptr}, nullptr, N, IC, OC, false, stream);
         wait_for_stream(stream);
