@@ -50,16 +50,19 @@ struct Fastest {
     float ms, first_ms;  // times of the fastest candidate, and of the first that can run
 };
 
-// Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. Each is run twice, first to
+// Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. The first is repeated for
+// warm_ms, in which an idle GPU raises its clock; else it would seem slower than the others. Each is run twice, first to
 // load its kernels. Those within a tenth of the best are run again. A candidate replaces an earlier one only if it is
 // clearly faster, so that noise does not choose. After max_ms of work the remaining candidates are not tried. Returns
 // nothing if none can run.
 template <class Run>
 std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
-    constexpr float max_ms = 120.0f, near_ratio = 1.1f, faster_ratio = 0.98f;
-    constexpr int more_runs = 4;
+    constexpr float warm_ms = 10.0f, max_ms = 120.0f, near_ratio = 1.1f, faster_ratio = 0.98f;
+    constexpr int more_runs = 4, max_warm_runs = 100;
     const Timer timer;
     const auto ms_of = [&](size_t i) { return measure_ms(timer, stream, [&] { return run(i); }); };
+    float warmed = 0.0f;
+    for (int n = 0; count > 0 && n < max_warm_runs && warmed < warm_ms; n++) warmed += ms_of(0);
     std::vector<float> ms(count, INFINITY);
     float spent = 0.0f;
     for (size_t i = 0; i < count && spent < max_ms; i++) {
