@@ -35,10 +35,6 @@
 
 namespace {
 
-// NVIDIA recommends 32 MiB for Hopper and 4 MiB for other GPUs. The partial sums of a weight's gradient need more: in 7
-// parts, 3072 x 768 floats are 63 MiB.
-constexpr int64_t WORKSPACE_BYTES = 128 << 20;
-
 enum class Kind { forward, input_gradient, weight_gradient };
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
 
@@ -60,6 +56,18 @@ struct Shape {
     int alignment = 0;  // of all operands, in bytes
     auto operator<=>(const Shape&) const = default;
 };
+
+// Bytes of the algorithms' workspace for a model of C channels. NVIDIA recommends 32 MiB for Hopper and 4 MiB for other
+// GPUs. The partial sums of a weight's gradient need more: (4C, C) floats in 8 parts are 72 MiB where C is 768.
+int64_t workspace_of_model(int C) {
+    constexpr int64_t least = 32 << 20, most = 128 << 20, parts = 8;
+    return std::clamp(parts * 4 * C * C * int64_t(sizeof(float)), least, most);
+}
+
+// Of one matmul. At least one side of a weight is at most C.
+int64_t workspace_limit(const Shape& shape) {
+    return workspace_of_model(shape.kind == Kind::weight_gradient ? std::min(shape.m, shape.n) : 0);
+}
 
 // The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
 // to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
@@ -161,17 +169,18 @@ void set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.desc, attribute, &value, sizeof(value)));
 }
 
-// Memory behind the workspace of the algorithms, for a bias gradient that is still to be added.
-float* bias_gradient_scratch(int OC) {
-    char* scratch = static_cast<char*>(device_scratch(WORKSPACE_BYTES + OC * int64_t(sizeof(float))));
-    return reinterpret_cast<float*>(scratch + WORKSPACE_BYTES);
+// Memory behind the workspace of the algorithms, for a bias gradient (n floats) that is still to be added.
+float* bias_gradient_scratch(const Shape& shape) {
+    const int64_t workspace = workspace_limit(shape);
+    char* scratch = static_cast<char*>(device_scratch(workspace + shape.n * int64_t(sizeof(float))));
+    return reinterpret_cast<float*>(scratch + workspace);
 }
 
 template <class floatX>
 void set_pointers(Plan& plan, const Call<floatX>& call) {
     const void* bias = call.bias;
     if (plan.post_kernel == PostKernel::add_bias_gradient)
-        bias = call.accumulate ? bias_gradient_scratch(call.shape.n) : call.dbias;
+        bias = call.accumulate ? bias_gradient_scratch(call.shape) : call.dbias;
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (plan.uses_aux) set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
     if (call.shape.operands != Operands::fp8) return;
@@ -239,7 +248,7 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE_BYTES));
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_limit(shape)));
     uint32_t schemes = 0;
     for (const uint32_t scheme : reduction_schemes(shape)) schemes |= scheme;
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
@@ -292,7 +301,7 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
         gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
                                    device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);
     if (plan.post_kernel == PostKernel::add_bias_gradient && call.accumulate)
-        gpu::sum_bias_parts(call.dbias, bias_gradient_scratch(OC), 1, OC, true, stream);
+        gpu::sum_bias_parts(call.dbias, bias_gradient_scratch(call.shape), 1, OC, true, stream);
 }
 
 template <class floatX>
@@ -320,7 +329,7 @@ std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
     constexpr int max_parts = 32;
     std::vector<std::pair<double, int32_t>> costs;
     const int64_t part_bytes = int64_t(sizeof(float)) * shape.m * shape.n;
-    for (int parts = 1; parts <= max_parts && (parts == 1 || parts * part_bytes <= WORKSPACE_BYTES); parts++)
+    for (int parts = 1; parts <= max_parts && (parts == 1 || parts * part_bytes <= workspace_limit(shape)); parts++)
         costs.emplace_back(split_cost(shape, parts), parts);
     std::sort(costs.begin(), costs.end());
     std::vector<int32_t> best;
@@ -341,7 +350,7 @@ std::vector<Plan> split_plans(Plan plan, const Shape& shape, int32_t parts) {
         const cublasStatus_t status =
             cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &plan.algo, &checked);
         plan.workspace_bytes = int64_t(checked.workspaceSize);
-        if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= WORKSPACE_BYTES) out.push_back(plan);
+        if (status == CUBLAS_STATUS_SUCCESS && plan.workspace_bytes <= workspace_limit(shape)) out.push_back(plan);
     }
     return out;
 }
@@ -383,7 +392,7 @@ std::optional<Plan> chosen_plan(const Call<floatX>& call) {
     cublasLtMatmulHeuristicResult_t checked;
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
-    if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > WORKSPACE_BYTES) return {};
+    if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > workspace_limit(call.shape)) return {};
     plan.algo = algo;
     plan.workspace_bytes = int64_t(checked.workspaceSize);
     return plan;
@@ -565,7 +574,7 @@ struct Fp8Operands {
 
 template <class floatX>
 int64_t gpu::matmul_scratch_bytes(int N, int C) {
-    int64_t bytes = WORKSPACE_BYTES + 4 * C * int64_t(sizeof(float));  // and bias_gradient_scratch
+    int64_t bytes = workspace_of_model(C) + 4 * C * int64_t(sizeof(float));  // and bias_gradient_scratch
     for (const int OC : {C, 3 * C, 4 * C}) bytes = std::max(bytes, bias_scratch_bytes<floatX>(N, OC));
     return bytes;
 }
