@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu_pass.sh [-o FOLDER] [STAGE...]: tests and measures everything that needs a real GPU. Its stages, and the seconds
-# that each may take, 29 minutes in all:
+# that each may take, 38 minutes in all:
 #
 #   build      300   the programs, tests and benchmarks
 #   test       120   all kernel tests, test_gpt2cu, NCCL with one rank
@@ -13,6 +13,7 @@
 #   racecheck   90   the same for our own kernels, because cuBLAS and cuDNN have reports of their own
 #   initcheck   60
 #   synccheck   30
+#   models     540   350M, 774M and 1558M: whole steps with each choice of attention and algorithms, PyTorch, llm.c
 #
 # Without arguments it runs all stages, the most important first. It continues after a failure and lists the failures
 # at the end. Programs that do not fit into the time of their stage count as failures. STAGE_SECONDS changes the time of
@@ -24,13 +25,13 @@
 # cuDNN and NCCL are taken from PyTorch's packages unless CUDNN_HOME and NCCL_HOME name them.
 #
 # FOLDER [out/gpu_pass] receives a log per program, results.jsonl (one object per figure), results.md (tables made by
-# dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stage
-# "compare" runs PyTorch if python3 has it with CUDA, and llm.c if LLMC names a folder with its sources. It builds llm.c
-# there, with cuDNN's attention if CUDNN_FRONTEND names the folder "include" of cudnn-frontend 1.18.
+# dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stages
+# "compare" and "models" run PyTorch if python3 has it with CUDA, and llm.c if LLMC names a folder with its sources. They
+# build llm.c there, with cuDNN's attention if CUDNN_FRONTEND names the folder "include" of cudnn-frontend 1.18.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-all_stages=(build test bench compare train curve memcheck racecheck initcheck synccheck)
+all_stages=(build test bench compare train curve memcheck racecheck initcheck synccheck models)
 stage_seconds() { sed -n "s/^#   $1 *\([0-9]*\).*/\1/p" dev/gpu_pass.sh; }
 out=out/gpu_pass
 if [ "${1:-}" = -o ]; then out=$2 && shift 2; fi
@@ -301,13 +302,12 @@ curve() {
     run curve-torch 150 python3 dev/bench/torch_curve.py "$out/curve" --noise "$out/curve-other-seed" --compile
 }
 
-# Builds and runs llm.c on the same shards, whose format is llm.c's.
-run_llmc() {
-    local cudnn=()
+# Builds llm.c in its folder.
+build_llmc() {
+    local cudnn=() folder headers=${CPATH:-}
     # CUDA 13 changed the signature of cudaMemAdvise, which llm.c calls where memory is short. llm.c links
     # libnvidia-ml.so, but a driver installs only libnvidia-ml.so.1.
     sed -i 's/^\( *\)cudaCheck_(cudaMemAdvise(.*/\1;/' "$LLMC/llmc/cuda_utils.cuh"
-    local folder headers=${CPATH:-}
     for folder in $(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { sub(/\/[^\/]*$/, "", $NF); print $NF }') \
         ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} /usr/local/nvidia/lib64; do
         if [ -e "$folder/libnvidia-ml.so.1" ]; then ln -sf "$folder/libnvidia-ml.so.1" "$LLMC/libnvidia-ml.so" && break; fi
@@ -323,30 +323,48 @@ run_llmc() {
         export LD_LIBRARY_PATH=$CUDNN_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     fi
     run llmc-build 300 env LIBRARY_PATH="$LLMC" CPATH="$headers" make -C "$LLMC" NO_MULTI_GPU=1 NO_USE_MPI=1 \
-        GPU_COMPUTE_CAPABILITY="$1" ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu || return
+        GPU_COMPUTE_CAPABILITY="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)" \
+        ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu
+}
+
+# others MODEL:B...: PyTorch and llm.c with these micro-batches. llm.c trains on the same shards, whose format is its own.
+others() {
+    local each model B
+    if has_torch; then
+        for each in "$@"; do
+            model=${each%:*} B=${each#*:}
+            run "torch-$model-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --model "$model" --B "$B" --T 1024 \
+                --precision bf16 --compile --steps 20 --json "$results"
+        done
+    else
+        say "no PyTorch with CUDA here"
+    fi
+    if [ -z "${LLMC:-}" ]; then say "llm.c not run: LLMC is not set" && return; fi
+    build_llmc || return
     tokens
-    for B in 32 64; do
-        run "llmc-B$B" 60 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e d12 -b $B \
+    for each in "$@"; do
+        model=${each%:*} B=${each#*:}
+        run "llmc-$model-B$B" 150 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e "$model" -b "$B" \
             -t 1024 -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 &&
-            python3 dev/bench/results.py --llmc $B "$out/llmc-B$B.log" >>"$results"
+            python3 dev/bench/results.py --llmc "$model:$B" "$out/llmc-$model-B$B.log" >>"$results"
     done
 }
 
 compare() {
     run again-d12 30 "$bin/bench_ops" --model d12 -b 64 -t 1024 --precision bf16 --op step --json "$results"
-    if has_torch; then
-        for B in 64 32 16; do
-            run "torch-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --B $B --T 1024 --precision bf16 \
-                --compile --steps 20 --json "$results"
+    others d12:64 d12:32
+}
+
+models() {
+    local each variant
+    for each in d24:32 d36:16 d48:16; do
+        for variant in "" "--autotune off" "--deterministic off" "--cudnn off"; do
+            # shellcheck disable=SC2086  # an option and its value
+            run "bench-${each%:*}${variant// /-}" 60 "$bin/bench_ops" -t 1024 --json "$results" --model "${each%:*}" -b "${each#*:}" \
+                --precision bf16 --op step $variant
         done
-    else
-        say "no PyTorch with CUDA here"
-    fi
-    if [ -n "${LLMC:-}" ]; then
-        run_llmc "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)"
-    else
-        say "llm.c not run: LLMC is not set"
-    fi
+    done
+    others d24:32 d36:16 d48:8
 }
 
 for stage in "${stages[@]}"; do

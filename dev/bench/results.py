@@ -3,7 +3,7 @@
 
     dev/bench/results.py results.jsonl              Markdown on stdout
     dev/bench/results.py --run NAME log.jsonl       prints one such object for a training run
-    dev/bench/results.py --llmc 64 llmc.log         prints one for the output of llm.c's trainer with -b 64 -t 1024
+    dev/bench/results.py --llmc d12:64 llmc.log     prints one for the output of llm.c's trainer with -e d12 -b 64 -t 1024
 
 bench_ops --json, torch_baseline.py --json, --run and --llmc write such objects. If a figure was measured several times, the
 best one counts.
@@ -33,17 +33,20 @@ def run_summary(name, path):
     }
 
 
-def llmc_summary(B, path):
-    """llm.c's fastest step; its line is "step 3/30 | loss ... | 140.00 ms | 38.0% bf16 MFU | 468000 tok/s"."""
+def llmc_summary(shape, path):
+    """llm.c's fastest step; its line is "step 3/30 | loss ... | 140.00 ms | 38.0% bf16 MFU | 468000 tok/s". shape: d12:64."""
+    model, B = shape.split(":")[0], int(shape.split(":")[1])
     with open(path, errors="replace") as file:
         text = file.read()
     ms = [float(x) for x in re.findall(r"^step +[0-9]+/[0-9]+ .*\| *([0-9.]+) ms \|", text, re.M)]
     if len(ms) < 3:
         sys.exit(f"results.py: {path}: no steps of llm.c")
     device = re.search(r"\| device +\| (.*?) *\|", text)
+    memory = re.search(r"device memory usage: *([0-9]+) MiB", text)
     fastest = min(ms[1:])
-    return {"bench": "other", "name": "llm.c", "device": device.group(1) if device else "", "model": "d12", "dtype": "bf16",
-            "B": B, "T": 1024, "ms": fastest, "tokens_per_s": 1024 * B / fastest * 1e3}
+    return {"bench": "other", "name": "llm.c", "device": device.group(1) if device else "", "model": model, "dtype": "bf16",
+            "B": B, "T": 1024, "ms": fastest, "tokens_per_s": 1024 * B / fastest * 1e3,
+            **({"bytes": int(memory.group(1)) << 20} if memory else {})}
 
 
 def best(results, key, figure):
@@ -64,15 +67,21 @@ def table(head, rows):
     print()
 
 
+def mfu_of(r, rows):
+    """The result's MFU. Of another program: that of our rows of the same model and T, in proportion to the speed."""
+    same = [o for o in rows if o.get("mfu") and (o["model"], o["dtype"], o["T"]) == (r["model"], r["dtype"], r["T"])]
+    return r.get("mfu") or (same and same[0]["mfu"] * r["tokens_per_s"] / same[0]["tokens_per_s"])
+
+
 def steps_table(results):
     rows = best([r for r in results if r["bench"] in ("step", "other")], ("bench", "name", "variant", "model", "dtype", "B", "T"), "ms")
     if not rows:
         return
     print("### Whole training steps\n")
     ratios(rows)
-    table(["program", "device", "model", "dtype", "B", "T", "ms", "tokens/s", "MFU", "memory, GB"],
+    table(["program", "device", "model", "dtype", "B", "T", "ms", "ms for 65,536 tokens", "tokens/s", "MFU", "memory, GB"],
           [[r.get("name", f"train_gpt2 {r.get('variant', '')}".strip()), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
-            f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f} %" if r.get("mfu") else "",
+            f"{65536e3 / r['tokens_per_s']:.1f}", f"{r['tokens_per_s']:,.0f}", f"{100 * mfu_of(r, rows):.1f} %" if mfu_of(r, rows) else "",
             f"{1e-9 * r['bytes']:.1f}" if "bytes" in r else ""]
            for r in rows])
 
@@ -122,7 +131,7 @@ def runs_table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--run", metavar="NAME", help="FILE is a training run's log.jsonl: print one object")
-    parser.add_argument("--llmc", type=int, metavar="B", help="FILE is what llm.c printed: print one object")
+    parser.add_argument("--llmc", metavar="MODEL:B", help="FILE is what llm.c printed: print one object")
     parser.add_argument("file")
     args = parser.parse_args()
     try:

@@ -123,7 +123,8 @@ def main():
         with open(args.json, "a") as file:
             print(json.dumps({"bench": "other", "name": name, "device": device, "model": args.model, "B": args.B,
                               "T": args.T, "dtype": args.precision, "ms": 1e3 * best,
-                              "tokens_per_s": tokens_per_step / best}), file=file)
+                              "tokens_per_s": tokens_per_step / best,
+                              **({"bytes": torch.cuda.max_memory_reserved()} if args.device == "cuda" else {})}), file=file)
 
 
 if __name__ == "__main__":
