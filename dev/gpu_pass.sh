@@ -13,14 +13,14 @@
 #   racecheck   90   the same for our own kernels, because cuBLAS and cuDNN have reports of their own
 #   initcheck   60
 #   synccheck   30
-#   models     540   350M, 774M and 1558M: whole steps with each choice of attention and algorithms, PyTorch, llm.c
+#   models     540   350M, 774M and 1558M: whole steps with and without cuDNN, determinism and timed algorithms; PyTorch; llm.c
 #
 # Without arguments it runs all stages, the most important first. It continues after a failure and lists the failures
 # at the end. Programs that do not fit into the time of their stage count as failures. STAGE_SECONDS changes the time of
 # each stage. SHAPES=tiny replaces models and steps by small ones, to try the script itself. Stages may also be run in
 # several commands with the same FOLDER, "build" in the first.
 #
-# On a machine without packages, .deps/include may have the headers that the build needs:
+# If a machine cannot install packages, copy the headers that the build needs into .deps/include on another machine:
 #   mkdir -p .deps/include && cp -r /usr/include/{CLI,doctest,nlohmann,xxhash.h} .deps/include
 # cuDNN and NCCL are taken from PyTorch's packages unless CUDNN_HOME and NCCL_HOME name them.
 #
@@ -374,8 +374,8 @@ for stage in "${stages[@]}"; do
     fi
 done
 say "$(nvidia-smi --query-gpu=name,driver_version,memory.total,persistence_mode --format=csv,noheader 2>&1 | head -n 1)"
-# Without persistence mode the driver initializes the GPU for every program, which takes 1 to 3 s. While nvidia-smi runs, the
-# GPU stays initialized. dmon.log has its power and clocks.
+# If persistence mode is off and no program uses the GPU, the driver shuts it down, and the next program waits 1 to 3 s. This
+# nvidia-smi runs during all stages, so that the GPU stays on. It writes the GPU's power and clocks into dmon.log.
 nvidia-smi dmon -s pc -d 5 >"$out/dmon.log" 2>&1 </dev/null &
 dmon=$!
 disown  # `wait` must not wait for it

@@ -9,10 +9,10 @@
 The model, the options and the learning rate of each step come from the run's log.jsonl, the weights from its --init. The
 order of the tokens is computed as in data/dataloader.cpp.
 
-In bf16 the two programs round differently and drift apart, like two runs with different seeds, but less. So only the first
-losses must agree. The last line has their largest difference, and the mean of the last tenth of all losses. Exit code 0: the
-difference is at most --tolerance; 1: it is larger, as with a wrong gradient, learning rate, decay or token; 77: PyTorch is
-not installed.
+In bf16 the two programs round differently, and small differences grow with the steps. Two runs with different seeds differ
+more. Only the first losses must agree; --first and --tolerance say how many and how closely. The last line printed has their
+largest difference, and each program's mean loss over the last tenth of the steps. Exit code 0: the first losses agree; 1:
+they do not, or the run cannot be read; 77: PyTorch is not installed.
 """
 import argparse
 import glob
@@ -49,14 +49,14 @@ def epoch_order(windows, epoch, seed):
     while 1 << 2 * half < windows:
         half += 1
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
-    x, todo = np.arange(windows, dtype=np.uint64), np.arange(windows)
-    while len(todo):
-        left, right = x[todo] >> shift, x[todo] & mask
+    x, outside = np.arange(windows, dtype=np.uint64), np.arange(windows)
+    while len(outside):
+        left, right = x[outside] >> shift, x[outside] & mask
         for step in range(8):
             mixed = philox(seed, 0xda7a000000000000 + epoch, np.uint64(step << 32) | right)
             left, right = right, left ^ mixed & mask
-        x[todo] = left << shift | right
-        todo = todo[x[todo] >= windows]
+        x[outside] = left << shift | right
+        outside = outside[x[outside] >= windows]
     return x.astype(np.int64)
 
 
@@ -119,9 +119,17 @@ def load(model, tensors):
 
 def read_log(run):
     """The description of the run, and its step lines."""
-    with open(os.path.join(run, "log.jsonl")) as file:
-        lines = [json.loads(line) for line in file]
-    return next(line for line in lines if line["kind"] == "run"), [line for line in lines if line["kind"] == "step"]
+    path = os.path.join(run, "log.jsonl")
+    try:
+        with open(path) as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        sys.exit(f"torch_curve.py: {path}: {error}")
+    descriptions = [line for line in lines if line["kind"] == "run"]
+    steps = {line["step"]: line for line in lines if line["kind"] == "step"}  # a resumed run may have repeated some
+    if not descriptions or not steps:
+        sys.exit(f"torch_curve.py: {path} has no steps of a run")
+    return descriptions[0], list(steps.values())
 
 
 def newest_weights(directory):
@@ -180,12 +188,15 @@ def main():
     args = parser.parse_args()
 
     description, lines = read_log(args.run)
-    lines = lines[:args.steps]
+    lines = lines[:args.steps] if args.steps else lines
     training = Training(description, args.device, args.compile)
+    micro_batch = args.micro_batch or training.options["micro-batch"]
+    if not isinstance(micro_batch, int) or micro_batch < 1:
+        sys.exit(f"torch_curve.py: the run has --micro-batch {micro_batch}; give a number of windows with --micro-batch")
     ours, theirs, every = [line["loss"] for line in lines], [], max(1, len(lines) // 20)
     tenth = max(1, len(lines) // 10)
     for line in lines:
-        theirs.append(training.step(line, args.micro_batch or training.options["micro-batch"]))
+        theirs.append(training.step(line, micro_batch))
         if line["step"] % every == 0:
             print(f"step {line['step']:5d}  train_gpt2 {line['loss']:.6f}  PyTorch {theirs[-1]:.6f}  "
                   f"difference {theirs[-1] - line['loss']:+.6f}", flush=True)

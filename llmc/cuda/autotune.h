@@ -50,11 +50,11 @@ struct Fastest {
     float ms, first_ms;  // times of the fastest candidate, and of the first that can run
 };
 
-// Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. The first is repeated for
-// warm_ms, in which an idle GPU raises its clock; else it would seem slower than the others. Each is run twice, first to
-// load its kernels. Those within a tenth of the best are run again. A candidate replaces an earlier one only if it is
-// clearly faster, so that noise does not choose. After max_ms of work the remaining candidates are not tried. Returns
-// nothing if none can run.
+// Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. Before that it runs the
+// first one for warm_ms, because an idle GPU has a low clock, at which the first would seem slow. Each candidate is run
+// twice, first to load its kernels. Those within a tenth of the best are run again. A candidate replaces an earlier one
+// only if it is clearly faster, so that noise does not choose. After max_ms of work the remaining candidates are not
+// tried. Returns nothing if none can run.
 template <class Run>
 std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
     constexpr float warm_ms = 10.0f, max_ms = 120.0f, near_ratio = 1.1f, faster_ratio = 0.98f;

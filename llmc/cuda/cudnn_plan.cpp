@@ -211,9 +211,9 @@ void build_forward(Graph& g) {
 // row_sums = sum of dout * out, P = exp(causal(scale Q K^T - lse)), dV = P^T dout,
 // dS = (dout V^T - row_sums) P scale, dK = dS^T Q, dQ = dS K.
 //
-// dQ is a sum over keys, which are spread over blocks. With sums_dq, blocks add it up in a float buffer: in the order
-// in which they finish, or, by one deterministic engine, in a fixed order. Without, engines compute dQ by a separate
-// matmul, for which most store dS in the workspace.
+// dQ is a sum over keys, which are spread over blocks. If sums_dq is true, the blocks add their parts to a float
+// buffer: in the order in which they finish, or, in one deterministic engine, in a fixed order. If it is false, the
+// engine computes dQ by a separate matmul. Most engines store dS in the workspace for it.
 void build_backward(Graph& g, bool sums_dq) {
     Handle q = g.of_qkv(uid_q);
     Handle k_transposed = g.of_qkv_transposed(uid_k), v_transposed = g.of_qkv_transposed(uid_v);
@@ -303,7 +303,8 @@ std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
 }
 
 // A configuration for deterministic backward that the heuristics do not propose although NVIDIA's frontend takes it
-// (override_heuristics_query in its scaled_dot_product_flash_attention.h). The knobs' values have no documentation.
+// (override_heuristics_query in its scaled_dot_product_flash_attention.h). cuDNN does not document the values of the
+// knobs.
 struct KnownConfig {
     size_t oldest, newest;  // versions of cuDNN that have it
     bool sums_dq;           // of build_backward

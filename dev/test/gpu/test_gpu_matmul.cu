@@ -231,8 +231,8 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
     }
 }
 
-// The two tests below change a choice to the library's bias gradient. The emulator's first algorithm computes one. A
-// GPU's algorithm need not; then the matmul is timed again.
+// The two tests below edit a stored choice, so that the same algorithm also computes the bias gradient. All algorithms
+// of the emulator can do so. On a GPU the library may refuse the edited choice, and the matmul is timed again.
 TEST_CASE("matmuls chosen by timing have the same gradients in two calls as in one, with either bias gradient") {
     const Inputs<bf16> in({40, 64, 96});
     AlgorithmChoices choices;
