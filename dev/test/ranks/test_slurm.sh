@@ -159,13 +159,15 @@ job=$(submit recipe --seed 7)
 check "exit code 75 queues the recipe again" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
 # Slurm waits two minutes before it starts the job again, unless scontrol changes the start time. That must wait until all files
 # of the first attempt are gone, which slurmd would take for those of the job: its script, and the sockets of its steps,
-# HOST_JOB.STEP.
+# HOST_JOB.STEP. And it must wait for the next second: slurmd knows when it revoked the first attempt's credential only to the
+# second, and refuses a credential of the same second, which fails the job.
 first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
 # starts_again FILE TEXT: a second attempt of $job writes TEXT into FILE.
 starts_again() {
     for _ in $(seq 60); do
         if grep -q -- "$2" "$1"; then return; fi
         if slurm squeue --noheader --jobs="$job" --format=%r | grep -q BeginTime && ! first_attempt_is_there; then
+            sleep 1
             slurm scontrol update "JobId=$job" StartTime=now
         fi
         sleep 0.5
@@ -180,8 +182,8 @@ for rank in 0 1 2 3; do
 done
 
 # ---- a job that is queued again while it trains: Slurm sends SIGTERM, and the ranks save
-long=("${train[@]}" --steps 200 --val-every 0 --checkpoint-every 100000)
-check "1 process, 200 steps" "${long[@]}" --output "$scratch/long"
+long=("${train[@]}" --steps 400 --val-every 0 --checkpoint-every 100000)
+check "1 process, 400 steps" "${long[@]}" --output "$scratch/long"
 out=$scratch/requeued
 printf '#!/usr/bin/env bash\nexec srun --mpi=pmix %s\n' "${long[*]} --output $out --resume" >"$scratch/requeued.sh"
 job=$(slurm sbatch --parsable "${two_by_two[@]}" --requeue --open-mode=append --output="$scratch/requeued.out" "$scratch/requeued.sh")
@@ -189,10 +191,10 @@ check "a job that is queued again trains" wait_for "$out/log.jsonl" '"step":3,'
 check "scontrol requeue" slurm scontrol requeue "$job"
 check "scontrol requeue: the run saves" wait_for "$out/latest"
 saved=$(cat "$out/latest")
-check "scontrol requeue: the run saves in between, $saved" test "$saved" != step_000200
+check "scontrol requeue: the run saves in between, $saved" test "$saved" != step_000400
 check "scontrol requeue: the job resumes at the step that it has saved" starts_again "$out/log.jsonl" "\"resumed_at\":$((10#${saved#step_}))[,}]"
-check "scontrol requeue: the run is complete" wait_for "$out/latest" step_000200
-check "scontrol requeue: the run has the bits of one that was not disturbed" same_run "$scratch/long" "$out" 200
+check "scontrol requeue: the run is complete" wait_for "$out/latest" step_000400
+check "scontrol requeue: the run has the bits of one that was not disturbed" same_run "$scratch/long" "$out" 400
 
 # ---- no process is left
 check "Slurm stops" dev/test/ranks/slurm.sh down "$scratch" 2
