@@ -24,6 +24,7 @@ struct SpanLabel {
     const char* name = nullptr;  // a string of static duration; null: do not record the span
     int64_t number = -1;
     int64_t step = -1, tokens = -1, bytes = -1;
+    double queued = -1.0;  // when the rank asked for this collective, on this host's clock
 };
 
 // The spans of one rank. Only the training thread may create spans of streams; any thread may create others.

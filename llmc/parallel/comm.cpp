@@ -38,6 +38,7 @@ void Comm::label_next(const char* name, int64_t number) {
 SpanLabel Comm::take_label() {
     SpanLabel label = std::exchange(next_label, {});
     label.bytes = bytes_sent - label.bytes;
+    if (label.name) label.queued = seconds_now();
     return label;
 }
 

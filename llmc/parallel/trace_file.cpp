@@ -72,7 +72,10 @@ static std::string line_of(const Trace::Record& r, double zero, int pid, int tid
     Json event = {{"name", name}, {"ph", "X"},   {"pid", pid},
                   {"tid", tid},   {"ts", begin}, {"dur", std::max<int64_t>(end - begin, 0)}};
     const std::pair<const char*, int64_t> args[] = {
-        {"step", r.label.step}, {"tokens", r.label.tokens}, {"bytes", r.label.bytes}};
+        {"step", r.label.step},
+        {"tokens", r.label.tokens},
+        {"bytes", r.label.bytes},
+        {"queued_us", r.label.queued < 0.0 ? -1 : std::max<int64_t>(begin - microseconds(r.label.queued - zero), 0)}};
     for (const auto& [what, value] : args)
         if (value >= 0) event["args"][what] = value;
     return event.dump();

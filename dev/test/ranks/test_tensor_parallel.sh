@@ -144,7 +144,7 @@ if command -v python3 >/dev/null; then
     for name in tp2 tp2_sp; do
         out=$scratch/trace_$name
         check "$name with a trace" in_layout $name "${wide[@]}" --output "$out" --trace "$out.json"
-        check "$name: the trace has the bytes and waits of the log, and sums of gradients run beside matmuls" \
+        check "$name: the trace has the bytes and waits of the log, and weights have their gradients during a sum" \
             python3 dev/test/support/trace_check.py "$out.json" "$out" 2 0 6 4 tensor
         for collective in "sum activations" "gather losses"; do
             check "$name: the trace has \"$collective\"" grep -q "\"name\":\"$collective\"" "$out.json"

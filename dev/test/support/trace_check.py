@@ -85,22 +85,18 @@ if not gpu:
             assert a["begin"] <= b["end"] + slack and b["begin"] <= a["end"] + slack, (a, b)
 
 
-def overlap(span, others):
-    return sum(max(0, min(span["end"], s["end"]) - max(span["begin"], s["begin"])) for s in others)
-
-
-# A rank waits at once for a sum of forward. It computes a weight's gradient during a sum of backward. Where no core is free, the
-# sum begins only when the rank waits for it, so the check is on the longest tenth of the times.
+# A rank waits at once for a sum of forward. It computes a weight's gradient between its call of a sum of backward and its wait.
 if tensor:
-    longest = {}
-    for name in "forward", "backward":
-        times = []
-        for rank in range(ranks):
-            waits = of(rank, "training", "wait for sum of activations")
+    computing = {"forward": [], "backward": []}  # microseconds between call and wait
+    for rank in range(ranks):
+        sums, waits = of(rank, "communication", "sum activations"), of(rank, "training", "wait for sum of activations")
+        assert len(sums) == len(waits) > 0, (len(sums), len(waits))
+        for name, times in computing.items():
             for whole in of(rank, "training", name):
-                times += [overlap(s, [whole]) - overlap(s, waits) for s in of(rank, "communication", "sum activations", whole)]
-        longest[name] = sorted(times)[len(times) * 9 // 10]
-    assert longest["backward"] > 5 * longest["forward"] + 20, ("microseconds of a sum beside computing", longest)
+                times += [w["begin"] - s["begin"] + s["args"]["queued_us"] for s, w in zip(sums, waits)
+                          if whole["begin"] <= w["begin"] and w["end"] <= whole["end"]]
+    middle = {name: sorted(times)[len(times) // 2] for name, times in computing.items()}
+    assert middle["backward"] > 5 * middle["forward"] + 20, ("microseconds of computing between a sum's call and its wait", middle)
 for name in "checkpoint", "validation", "sample":
     print(name, len(of(0, "host" if gpu else "training", name)))
 print("read", len(of(0, "loader", "read batch")))

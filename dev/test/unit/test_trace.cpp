@@ -194,7 +194,7 @@ TEST_CASE("ranks of one machine share a clock, and clocks of machines are aligne
     CHECK(std::fabs(zero_of_clock(clocks, 4) - zero + 50.0) < 2e-5);
 }
 
-TEST_CASE("a collective has the name of the last label_next() and the bytes that it sends") {
+TEST_CASE("a collective has the name of the last label_next(), the bytes that it sends and the time of its call") {
     Comm comm;
     comm.label_next("nobody listens");
     CHECK(comm.take_label().name == nullptr);
@@ -209,6 +209,12 @@ TEST_CASE("a collective has the name of the last label_next() and the bytes that
     CHECK(label.step == 5);
     CHECK(label.bytes == 60);
     CHECK(comm.take_label().name == nullptr);
+    pass_time();
+    { const Span late(comm.trace.get(), Track::communication, label); }
+    { const Span other(comm.trace.get(), Track::communication, {.name = "not queued"}); }
+    const std::vector<Json> spans = spans_of(events_of(*comm.trace));
+    CHECK(int64_t(spans[0]["args"]["queued_us"]) >= 2000);
+    CHECK_FALSE(spans[1].contains("args"));
 }
 
 // Rank 0 of two ranks. The test prepares the data of rank 1.
