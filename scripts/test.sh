@@ -122,11 +122,12 @@ run() {
     report "$1"
 }
 
-# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others; `report_all` waits for all and reports them.
+# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others, one more than there are cores, because many of
+# them mostly wait; `report_all` waits for all and reports them.
 parallel_names=() parallel_processes=()
 in_parallel() {
     if ! wanted "$1"; then return; fi
-    while [ "$(count_running)" -ge "$(nproc)" ]; do sleep 0.05; done
+    while [ "$(count_running)" -gt "$(nproc)" ]; do sleep 0.05; done
     execute "$@" &
     parallel_names+=("$1") parallel_processes+=($!)
     report_ended
@@ -284,7 +285,7 @@ for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/releas
 report_all
 heading "the command line"
 # These measure how long a run takes to end, or what it does at the same time as something else.
-alone='/test_(hosts|lost_host|tensor_parallel|trace|watchdog).sh$'
+alone='/test_(hosts|lost_host|trace|watchdog).sh$'
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
     if ! [[ $script =~ $alone ]]; then in_parallel "$(basename "$script")" 300 bash "$script"; fi
 done
