@@ -122,8 +122,8 @@ run() {
     report "$1"
 }
 
-# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others, one more than there are cores, because many of
-# them mostly wait; `report_all` waits for all and reports them.
+# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others; `report_all` waits for all and reports them.
+# Many programs mostly wait, so one more runs at a time than there are cores.
 parallel_names=() parallel_processes=()
 in_parallel() {
     if ! wanted "$1"; then return; fi

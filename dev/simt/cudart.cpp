@@ -31,8 +31,9 @@ cudaError_t cudart::result(cudaError_t error) {
 
 cudaError_t cudart::completed() { return result(runtime().sticky_error); }
 
-// Device memory. The arena is of huge pages where the system has them: every call protects all of it from the host,
-// which takes 512 times as many changes of the page table with pages of 4 KiB.
+// Device memory is one arena. Every call of the runtime protects the whole arena from the host. With huge pages (2 MiB)
+// this changes far fewer entries of the page table than with pages of 4 KiB. A system without huge pages uses the
+// latter.
 
 constexpr size_t HUGE_PAGE = 2 << 20;
 

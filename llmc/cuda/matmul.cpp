@@ -57,14 +57,15 @@ struct Shape {
     auto operator<=>(const Shape&) const = default;
 };
 
-// Bytes of the algorithms' workspace for a model of C channels. NVIDIA recommends 32 MiB for Hopper and 4 MiB for other
-// GPUs. The partial sums of a weight's gradient need more: (4C, C) floats in 8 parts are 72 MiB where C is 768.
+// Bytes of workspace that cuBLASLt's algorithms may use in a model of C channels. NVIDIA recommends 32 MiB for Hopper
+// and 4 MiB for other GPUs. The partial sums of a weight's gradient need more: (4C, C) floats in 8 parts are 72 MiB
+// where C is 768.
 int64_t workspace_of_model(int C) {
     constexpr int64_t least = 32 << 20, most = 128 << 20, parts = 8;
     return std::clamp(parts * 4 * C * C * int64_t(sizeof(float)), least, most);
 }
 
-// Of one matmul. At least one side of a weight is at most C.
+// Bytes of workspace that they may use in one matmul. C is not known here, but a weight's shorter side is at most C.
 int64_t workspace_limit(const Shape& shape) {
     return workspace_of_model(shape.kind == Kind::weight_gradient ? std::min(shape.m, shape.n) : 0);
 }

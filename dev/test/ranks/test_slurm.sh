@@ -159,8 +159,8 @@ job=$(submit recipe --seed 7)
 check "exit code 75 queues the recipe again" wait_for "$scratch/recipe.out" 'ended with exit code 75; queued again'
 # Slurm waits two minutes before it starts the job again, unless scontrol changes the start time. That must wait until all files
 # of the first attempt are gone, which slurmd would take for those of the job: its script, and the sockets of its steps,
-# HOST_JOB.STEP. And it must wait for the next second: slurmd knows when it revoked the first attempt's credential only to the
-# second, and refuses a credential of the same second, which fails the job.
+# HOST_JOB.STEP. scontrol must also wait for the next second. slurmd revokes the first attempt's credential and notes the time in
+# whole seconds. It refuses a credential that was made in the same second, and then Slurm fails the job.
 first_attempt_is_there() { compgen -G "$scratch/*/spool/job*" || compgen -G "$scratch/*/spool/*_$job.*"; } >/dev/null
 # starts_again FILE TEXT: a second attempt of $job writes TEXT into FILE.
 starts_again() {

@@ -85,7 +85,7 @@ if not gpu:
             assert a["begin"] <= b["end"] + slack and b["begin"] <= a["end"] + slack, (a, b)
 
 
-# A rank waits at once for a sum of forward. It computes a weight's gradient between its call of a sum of backward and its wait.
+# In forward a rank calls for a sum and waits for it at once. In backward it computes a weight's gradient between the two.
 if tensor:
     computing = {"forward": [], "backward": []}  # microseconds between call and wait
     for rank in range(ranks):
