@@ -61,7 +61,7 @@ check "a resume on --gpus 2 needs no other option" "$emulated" --resume --output
 check "a resume without --gpus takes one GPU" grep -q 'single process' <("$emulated" --resume --output "$scratch/two" --print-launch)
 
 # ---- two machines: the same command on each
-port=$((21000 + $$ % 10000))
+take_ports
 nodes=("${train[@]}" --gpus 1 --nnodes 2 --rendezvous "127.0.0.1:$port" --output "$scratch/nodes")
 start "${nodes[@]}" --node-rank 0
 SIMT_DEVICES=4 "${nodes[@]}" --gpus 1,2 --node-rank 1 >"$scratch/node_1.log" 2>&1 && fail "machines with 1 and 2 GPUs trained"

@@ -5,13 +5,10 @@
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
-python=/usr/bin/python3  # which has Debian's PyTorch
 emulated=$PWD/build/release/emulator/train_gpt2cu
 reason=$(no_hosts_because)
 if [ ! -x "$emulated" ]; then reason="build/release/emulator/train_gpt2cu is not built"; fi
-if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
-    reason="there is no torchrun (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)"
-fi
+if [ -z "$reason" ]; then reason=$(no_torchrun_because); fi
 if [ -n "$reason" ]; then skip "a run that loses a host under torchrun" "$reason" && exit 0; fi
 export CLUSTER=e$$n CLUSTER_SUBNET=10.79.0
 export SIMT_NCCL_FOLDER=$scratch  # the hosts are network namespaces, which share no abstract sockets
@@ -23,11 +20,11 @@ train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1
     --deterministic-ranks 2)
 out=$scratch/elastic
 
-# agent HOST: starts torchrun on a host, in the background. docs/distributed.md has the same options; -r, -t and --monitor_interval
-# are for Debian's PyTorch 1.13, and for a short test. Each host has one GPU, not the same.
+# agent HOST: starts torchrun on a host, in the background, with --nnodes to --rdzv_id as in docs/distributed.md. Each host has one
+# GPU, not the same.
 agent() {
-    dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1:"$1" $python -m torch.distributed.run -r 9:1 -t 9:1 \
-        --monitor_interval=0.1 --rdzv_conf=last_call_timeout=5 --no_python --nnodes 1:2 --nproc_per_node 1 --max_restarts 3 \
+    dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1:"$1" "${torchrun[@]}" \
+        --rdzv_conf=last_call_timeout=5 --nnodes 1:2 --nproc_per_node 1 --max_restarts 3 \
         --rdzv_backend c10d --rdzv_endpoint "${CLUSTER}0:29400" --rdzv_id elastic \
         "${train[@]/\*/\\*}" --output "$out" --resume >>"$scratch/agent$1" 2>&1 &
     agents[$1]=$!

@@ -9,7 +9,7 @@ emulated=$PWD/build/release/emulator/train_gpt2cu
 if [ ! -x "$emulated" ]; then skip "GPUs by NCCL" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 several_ranks_here
 mpi=$(no_ranks_because)  # empty if there is MPI
-port=$((22000 + $$ % 10000))
+take_ports
 
 # start_options N COMMAND...: starts N ranks by options, in the background. Sets pids. Output goes to rank_R.log.
 start_options() {

@@ -394,11 +394,9 @@ check "--grad-dtype bf16 with 3 tensor-parallel ranks" mpirun -np 3 --oversubscr
     --tensor-parallel 3 --grad-dtype bf16
 
 # ---- torchrun, which starts ranks without MPI
-if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
-    # torchrun [OPTION...] COMMAND...: -r and -t, because Debian's 1.13 does not read its own defaults under Python 3.11.
-    torchrun() {
-        timeout 60 /usr/bin/python3 -m torch.distributed.run -r 9:1 -t 9:1 --standalone --nnodes=1 --no_python "$@"
-    }
+reason=$(no_torchrun_because)
+if [ -z "$reason" ]; then
+    torchrun() { timeout 60 "${torchrun[@]}" "${one_host[@]}" "$@"; }
     check "torchrun: 1 rank trains" torchrun --nproc_per_node=1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
     check "torchrun: 1 rank gives the same bits as mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
     torchrun --nproc_per_node=2 "${never[@]}" >"$scratch/torchrun.log" 2>&1
@@ -406,7 +404,7 @@ if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
     check "torchrun: 2 ranks are refused with the reason" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
     check "torchrun: 2 ranks write nothing" test ! -e "$scratch/never/log.jsonl"
 else
-    skip "torchrun" "there is none (apt-get install python3-torch)"
+    skip "torchrun" "$reason"
 fi
 
 # ---- the CUDA backend in the emulator: gradients pass through host memory

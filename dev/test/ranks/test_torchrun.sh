@@ -4,24 +4,18 @@
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
-python=/usr/bin/python3  # which has Debian's PyTorch
-if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
-    skip "torchrun" "there is none (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)" && exit 0
-fi
+reason=$(no_torchrun_because)
+if [ -n "$reason" ]; then skip "torchrun" "$reason" && exit 0; fi
 rank_program=$PWD/build/release/rendezvous_rank
 make --no-print-directory -o Makefile "${rank_program#"$PWD"/}" >/dev/null || fail "$rank_program is not built"
 who=("$program" --print-launch)
 host=$(hostname)
-port=$((23000 + $$ % 4000 * 2))  # of this test; the ranks use the ports above it
+take_ports  # the agents listen on some of them, and the ranks on those above
 
-# torchrun OPTION... COMMAND...: -r and -t, because Debian's 1.13 does not read its own defaults under Python 3.11.
-torchrun() {
-    timeout 60 $python -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python "$@" 2>>"$scratch/err"
-}
+torchrun() { timeout 60 "${torchrun[@]}" "$@" 2>>"$scratch/err"; }
 modes() {
-    echo "--standalone --nnodes=1"
-    echo "--nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:$port --rdzv_id=mine"
-    echo "--nnodes=1 --master_addr=127.0.0.1 --master_port=$((port + 20))"
+    echo "${one_host[*]}"
+    echo "--nnodes=1 --master_addr=127.0.0.1 --master_port=$port"
 }
 
 # joined RANKS ATTEMPT FILE...: one line of each rank, of this attempt, all with the same rank_infos and the same nccl_id.
@@ -47,7 +41,7 @@ while read -r mode; do
     check "$mode: every process finds its rank" test "$found" = "$expected"
     check "$mode: 3 ranks join" joined 3 0 "$scratch/out"
 done < <(modes)
-torchrun --standalone --nnodes=1 --nproc_per_node=1 "${who[@]}" >"$scratch/out"
+torchrun "${one_host[@]}" --nproc_per_node=1 "${who[@]}" >"$scratch/out"
 check "1 rank needs no rendezvous" grep -qx "torchrun, rank 0 of 1, local rank 0 of 1 on $host" "$scratch/out"
 
 # ---- two agents, as on two hosts
@@ -80,12 +74,12 @@ for run in 0 1; do check "two runs on overlapping ports: the ranks of run $run j
 check "two runs on overlapping ports: each has its own nccl_id" test "$(sed 's/.*, nccl_id //' "$scratch/run0" "$scratch/run1" | sort -u | wc -l)" = 2
 
 # ---- a restart, and a refused start
-torchrun --standalone --nnodes=1 --max_restarts=1 --nproc_per_node=2 \
+torchrun "${one_host[@]}" --max_restarts=1 --nproc_per_node=2 \
     sh -c "[ \"\$TORCHELASTIC_RESTART_COUNT \$RANK\" != '0 1' ] || exit 3; ${who[*]}; exec $rank_program" >"$scratch/out"
 check "the restarted ranks join as attempt 1" joined 2 1 "$scratch/out"
 check "--print-launch names the restart" test "$(grep -c ', restart 1: joins the others at ' "$scratch/out")" = 2
 : >"$scratch/err"
-torchrun --standalone --nnodes=1 --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
+torchrun "${one_host[@]}" --nproc_per_node=2 env OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 "${who[@]}" >"$scratch/out"
 check "mpirun's variables of another run: exit code 2" grep -q 'exitcode *: 2 ' "$scratch/err"
 check "mpirun's variables of another run: the error names the contradiction" grep -q 'contradict each other; start with one of them' "$scratch/err" "$scratch/out"
 
@@ -97,14 +91,14 @@ steps_once() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.json
 starts() { grep -c '"kind":"run"' "$1/log.jsonl"; }
 # shellcheck disable=SC2016  # for the inner shell
 noted=(sh -c '"$@"; status=$?; grep -c "\"kind\":\"step\"" "$0/log.jsonl" >>"$0.steps"; exit $status' "$scratch/timed")
-torchrun --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 "${noted[@]}" "${train[@]}" --checkpoint-every 7 --max-time $((2 * slower)) --output "$scratch/timed" >"$scratch/out" 2>&1
+torchrun "${one_host[@]}" --max_restarts=2 --nproc_per_node=1 "${noted[@]}" "${train[@]}" --checkpoint-every 7 --max-time $((2 * slower)) --output "$scratch/timed" >"$scratch/out" 2>&1
 check "--max-time under torchrun: torchrun ends with 1" test $? = 1
 check "--max-time under torchrun: 2 restarts" test "$(starts "$scratch/timed")" = 3
 check "--max-time under torchrun: each restart resumes at the last step" \
     test "$(sed -n 's/.*"resumed_at":\([1-9][0-9]*\).*/\1/p' "$scratch/timed/log.jsonl")" = "$(head -n 2 "$scratch/timed.steps")"
 check "--max-time under torchrun: the log has each step once" steps_once "$scratch/timed"
 # SIGTERM to torchrun: it passes the signal on, and starts nothing again.
-$python -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python --standalone --nnodes=1 --max_restarts=2 --nproc_per_node=1 \
+"${torchrun[@]}" "${one_host[@]}" --max_restarts=2 --nproc_per_node=1 \
     "${train[@]}" --output "$scratch/ended" >"$scratch/out" 2>&1 &
 agent=$!
 check "SIGTERM to torchrun: the rank trains" wait_for "$scratch/ended/log.jsonl" '"step":12,'

@@ -146,6 +146,38 @@ wait_for_stop() {
     return 1
 }
 
+# take_ports: sets port, the first of 400 TCP ports that no other test of this machine uses. The lock on a file, which every user
+# can read, ends with the test and all that it has started. Tests begin with different files, because another test may have
+# another /tmp. Linux gives these ports to nobody else: its own choices are 32768 and above.
+take_ports() {
+    local i file lock
+    for ((i = 0; i < 31; i++)); do
+        port=$((20000 + ($$ + i) % 31 * 400))
+        file=/tmp/train_gpt2_ports_$port
+        if ! [ -e "$file" ]; then (umask 022 && : >>"$file"); fi
+        exec {lock}<"$file"
+        if flock --nonblock "$lock"; then return; fi
+        exec {lock}<&-
+    done
+    fail "no free ports: other tests have locked all of /tmp/train_gpt2_ports_*" && exit 1
+}
+
+# Use as "${torchrun[@]}" OPTION... COMMAND...: the torchrun of Debian's PyTorch. -r and -t, because version 1.13 does not read its
+# own defaults under Python 3.11.
+python=/usr/bin/python3
+torchrun=("$python" -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python)
+# Options of torchrun for one host, with any free port. --standalone of version 1.13 always takes port 29400: a second run would use
+# the store of the first, and fail when the first ends.
+# shellcheck disable=SC2034  # the tests use it
+one_host=(--nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 --rdzv_id=one)
+
+# Prints why torchrun cannot start ranks here, or nothing.
+no_torchrun_because() {
+    if ! $python -c 'import torch.distributed.run' 2>/dev/null; then
+        echo "there is no torchrun (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)"
+    fi
+}
+
 # How many times slower than usual the program runs, for example under an emulator of another CPU. Waits are
 # that many times longer.
 slower=${SLOWER:-1}
