@@ -5,9 +5,10 @@
     dev/bench/compare_cpu.py --torch .venv/bin/python --llmc ../llm.c
     dev/bench/compare_cpu.py --torch .venv/bin/python --rounds 1 12.3M       the rows with that text in their names
 
-Prints the tokens/s of each run, and at the end a table for RESULTS.md: a cell has the runs of all rounds. --torch names a
-Python that has PyTorch. --llmc names a folder with llm.c's sources, which it builds in a copy; llm.c's CPU program has
-fp32 only. Without one of the two its column stays empty. Let nothing else run meanwhile.
+Prints the tokens/s of each run. At the end it prints a table for RESULTS.md, where a cell has one figure for each round.
+--torch names a Python that has PyTorch. --llmc names a folder with the sources of llm.c. The script copies the folder and
+builds llm.c in the copy. llm.c's CPU program has only fp32. The column of a program that is not named stays empty. Run
+nothing else at the same time.
 """
 import argparse
 import array
@@ -22,19 +23,21 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 THREADS = len(os.sched_getaffinity(0))
-# What llm.c's checkpoint says of a model: the longest sequence, V, L, NH, C, Vp.
-D12, SMALL = (1024, 50257, 12, 12, 768, 50304), (256, 4096, 6, 6, 384, 4096)
-SMALL_SHAPE = "--layers 6 --heads 6 --channels 384 --vocab-size 4096"
+# For each model: the options of bench_step, and what llm.c's checkpoint says of it: the longest sequence, V, L, NH, C, Vp.
+MODELS = {
+    "d12": ("--model d12", (1024, 50257, 12, 12, 768, 50304)),
+    "small": ("--layers 6 --heads 6 --channels 384 --vocab-size 4096", (256, 4096, 6, 6, 384, 4096)),
+}
+# Each of these variables restricts one library to AVX2: train_gpt2, oneDNN, MKL, and PyTorch's own kernels.
 AVX2 = {"CPU_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-# Name, options of bench_step, options of torch_baseline.py, variables, model of llm.c.
+# A row's name, model, B, T, precision, and the environment variables that both programs get. readme_table.py knows the names.
 ROWS = [
-    ("124M, bf16, `-b 4 -t 256`", "-b 4 -t 256", "--B 4 --T 256", {}, None),
-    ("124M, bf16, `-b 1 -t 1024`", "-b 1 -t 1024", "--B 1 --T 1024", {}, None),
-    ("124M, `-b 4 -t 256 --precision fp32`", "-b 4 -t 256 --precision fp32", "--B 4 --T 256 --precision fp32", {}, D12),
-    ("the same, 4 x 256, AVX2 alone", "-b 4 -t 256 --precision fp32", "--B 4 --T 256 --precision fp32", AVX2, None),
-    (f"12.3M, bf16, `-b 16 -t 256 {SMALL_SHAPE}`", f"-b 16 -t 256 {SMALL_SHAPE}", "--model small --B 16", {}, None),
-    ("12.3M, the same with `--precision fp32`", f"-b 16 -t 256 --precision fp32 {SMALL_SHAPE}",
-     "--model small --B 16 --precision fp32", {}, SMALL),
+    ("124M, bf16, `-b 4 -t 256`", "d12", 4, 256, "bf16", {}),
+    ("124M, bf16, `-b 1 -t 1024`", "d12", 1, 1024, "bf16", {}),
+    ("124M, `-b 4 -t 256 --precision fp32`", "d12", 4, 256, "fp32", {}),
+    ("the same, 4 x 256, AVX2 alone", "d12", 4, 256, "fp32", AVX2),
+    (f"12.3M, bf16, `-b 16 -t 256 {MODELS['small'][0]}`", "small", 16, 256, "bf16", {}),
+    ("12.3M, the same with `--precision fp32`", "small", 16, 256, "fp32", {}),
 ]
 
 
@@ -46,14 +49,17 @@ def run(command, variables=None, **more):
     return done.stdout
 
 
-def ours(options, steps, variables):
-    text = run([ROOT / "build/release/bench_step", *options.split(), "--steps", str(steps), "--threads", str(THREADS)], variables)
+def ours(row, steps):
+    _, model, B, T, precision, variables = row
+    text = run([ROOT / "build/release/bench_step", *MODELS[model][0].split(), "-b", str(B), "-t", str(T), "--precision", precision,
+                "--steps", str(steps), "--threads", str(THREADS)], variables)
     return float(re.search(r"ms = (\d+) tok/s", text).group(1))
 
 
-def torch(python, options, steps, variables):
-    text = run([python, ROOT / "dev/bench/torch_baseline.py", *options.split(), "--steps", str(steps), "--compile", "--threads",
-                str(THREADS)], variables)
+def torch(python, row, steps):
+    _, model, B, T, precision, variables = row
+    text = run([python, ROOT / "dev/bench/torch_baseline.py", "--model", model, "--B", str(B), "--T", str(T), "--precision",
+                precision, "--compile", "--steps", str(steps), "--threads", str(THREADS)], variables)
     return float(re.search(r"(\d+) tokens/s best", text).group(1))
 
 
@@ -86,13 +92,19 @@ def prepare_llmc(sources, folder, model, B, T, steps):
             array.array("H", [random.randrange(V) for _ in range(count)]).tofile(file)
 
 
-def llmc(sources, model, options, steps):
-    B, T = (int(re.search(rf"-{letter} (\d+)", options).group(1)) for letter in "bt")
+def llmc(sources, row, steps):
+    _, model, B, T, _, _ = row
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch) / "llm.c"
-        prepare_llmc(sources, folder, model, B, T, steps)
+        prepare_llmc(sources, folder, MODELS[model][1], B, T, steps)
         text = run([folder / "train_gpt2"], cwd=folder)
     return B * T / (min(float(ms) for ms in re.findall(r"\(took ([\d.]+) ms\)", text)) / 1e3)
+
+
+def positive(text):
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
+    return int(text)
 
 
 def main():
@@ -100,20 +112,25 @@ def main():
     parser.add_argument("rows", nargs="*", help="words in the names of the rows to measure (all)")
     parser.add_argument("--torch", metavar="PYTHON")
     parser.add_argument("--llmc", metavar="FOLDER")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--steps", type=positive, default=4)
     args = parser.parse_args()
     rows = [row for row in ROWS if all(word in row[0] for word in args.rows)]
     if not rows:
         parser.error(f"no row has {' and '.join(args.rows)} in its name")
+    for path, need in [(ROOT / "build/release/bench_step", "run make bench"), (args.llmc, "--llmc names a folder with llm.c"),
+                       (args.torch and shutil.which(args.torch) or args.torch, "--torch names a Python that has PyTorch")]:
+        if path and not os.path.exists(path):
+            sys.exit(f"error: {path} does not exist; {need}")
 
     table = ["| | train_gpt2, each run | PyTorch compiled | llm.c |", "|---|---|---|---|"]
-    for name, step_options, torch_options, variables, model in rows:
-        programs = {"train_gpt2": lambda: ours(step_options, args.steps, variables)}
+    for row in rows:
+        name, _, _, _, precision, variables = row
+        programs = {"train_gpt2": lambda: ours(row, args.steps)}
         if args.torch:
-            programs["PyTorch"] = lambda: torch(args.torch, torch_options, args.steps, variables)
-        if args.llmc and model:
-            programs["llm.c"] = lambda: llmc(args.llmc, model, step_options, args.steps)
+            programs["PyTorch"] = lambda: torch(args.torch, row, args.steps)
+        if args.llmc and precision == "fp32" and not variables:
+            programs["llm.c"] = lambda: llmc(args.llmc, row, args.steps)
         rates = {program: [] for program in ("train_gpt2", "PyTorch", "llm.c")}
         for _ in range(args.rounds):
             for program, measure in programs.items():

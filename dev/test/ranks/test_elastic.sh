@@ -20,8 +20,8 @@ train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1
     --deterministic-ranks 2)
 out=$scratch/elastic
 
-# agent HOST: starts torchrun on a host, in the background, with --nnodes to --rdzv_id as in docs/distributed.md. Each host has one
-# GPU, not the same.
+# agent HOST: starts torchrun on a host, in the background. docs/distributed.md has the same options, from --nnodes to --rdzv_id.
+# Host 0 has GPU 0, and host 1 has GPU 1.
 agent() {
     dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1:"$1" "${torchrun[@]}" \
         --rdzv_conf=last_call_timeout=5 --nnodes 1:2 --nproc_per_node 1 --max_restarts 3 \

@@ -10,7 +10,7 @@ rank_program=$PWD/build/release/rendezvous_rank
 make --no-print-directory -o Makefile "${rank_program#"$PWD"/}" >/dev/null || fail "$rank_program is not built"
 who=("$program" --print-launch)
 host=$(hostname)
-take_ports  # the agents listen on some of them, and the ranks on those above
+take_ports  # agents listen on port + 0, 40, 60, 80 and 81, and their ranks on the ports above
 
 torchrun() { timeout 60 "${torchrun[@]}" "$@" 2>>"$scratch/err"; }
 modes() {

@@ -146,9 +146,9 @@ wait_for_stop() {
     return 1
 }
 
-# take_ports: sets port, the first of 400 TCP ports that no other test of this machine uses. The lock on a file, which every user
-# can read, ends with the test and all that it has started. Tests begin with different files, because another test may have
-# another /tmp. Linux gives these ports to nobody else: its own choices are 32768 and above.
+# take_ports: reserves 400 TCP ports for this test, and sets port to the first of them. The test and the processes that it has
+# started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends on the process ID,
+# because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where Linux's choice of free ports begins.
 take_ports() {
     local i file lock
     for ((i = 0; i < 31; i++)); do
@@ -162,12 +162,12 @@ take_ports() {
     fail "no free ports: other tests have locked all of /tmp/train_gpt2_ports_*" && exit 1
 }
 
-# Use as "${torchrun[@]}" OPTION... COMMAND...: the torchrun of Debian's PyTorch. -r and -t, because version 1.13 does not read its
-# own defaults under Python 3.11.
+# Use as "${torchrun[@]}" OPTION... COMMAND.... It runs the torchrun of Debian's PyTorch. It gives -r and -t, because version 1.13
+# cannot parse their default values under Python 3.11.
 python=/usr/bin/python3
 torchrun=("$python" -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python)
-# Options of torchrun for one host, with any free port. --standalone of version 1.13 always takes port 29400: a second run would use
-# the store of the first, and fail when the first ends.
+# The options of torchrun for one host; torchrun listens on any free port. They replace --standalone, which in version 1.13 always
+# listens on port 29400: a second run would join the store of the first run, and fail when the first run ends.
 # shellcheck disable=SC2034  # the tests use it
 one_host=(--nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 --rdzv_id=one)
 
