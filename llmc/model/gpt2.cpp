@@ -5,6 +5,7 @@
 
 #include "model/model_memory.h"
 #include "ops/ops.h"
+#include "parallel/comm.h"
 
 // Names for null arguments of the matmuls.
 static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr;
@@ -89,20 +90,6 @@ void GPT2<floatX>::pack_bucket(int bucket) {
 template <class floatX>
 void GPT2<floatX>::about_to_read(int bucket) {
     if (before_read) before_read(bucket);
-}
-
-template <class floatX>
-void GPT2<floatX>::embeddings_forward(const int* tokens, int B, int T) {
-    INVARIANT(B <= this->B && T <= this->T,
-              "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
-    INVARIANT(!divides_rows(B * T) || T % layout.shard.count == 0, "%d tokens cannot be divided among %d ranks", T,
-              layout.shard.count);
-    const LayerActivations<floatX>& a = acts.layer[0];
-    lnf_tokens = B * T;
-    about_to_read(0);
-    embed(tokens, 0, B, T);
-    about_to_read(1);
-    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, ln1w, ln1b, 0, B * T);
 }
 
 // ---- LayerNorm and matmuls of a layer, in FP8 or not
@@ -203,11 +190,10 @@ void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const float
 //
 // With one rank these functions call the operation itself.
 
-// Gathers every rank's shard of x (bytes). The names are those of the trace.
+// Gathers every rank's shard of x (bytes).
 template <class floatX>
-void GPT2<floatX>::gather(void* x, int64_t bytes, const char* name, const char* wait_name) {
-    tensor_ranks->label_next(name);
-    tensor_ranks->wait(tensor_ranks->gather_activations(x, bytes, stream), stream, {.name = wait_name});
+void GPT2<floatX>::gather(void* x, int64_t bytes) {
+    tensor_ranks->wait(tensor_ranks->gather_activations(x, bytes, stream), stream);
 }
 
 // The rows of all ranks, from this rank's rows. They are valid until the next call of gather_rows or branch_output.
@@ -216,24 +202,23 @@ const floatX* GPT2<floatX>::gather_rows(const floatX* x, int N) {
     if (!divides_rows(N)) return x;
     const int64_t bytes = int64_t(N) * config.C * int64_t(sizeof(floatX)), own = bytes / layout.shard.count;
     copy_on_device(reinterpret_cast<std::byte*>(acts.all_rows) + layout.shard.index * own, x, own, stream);
-    gather(acts.all_rows, bytes, "gather activations", "wait for activations");
+    gather(acts.all_rows, bytes);
     return acts.all_rows;
 }
 
 // Sums parts (N, C) over the ranks, in place. end_sum returns this rank's rows of the sum.
 template <class floatX>
-TensorCollectives::Ticket GPT2<floatX>::begin_sum(floatX* parts, int N) {
+int64_t GPT2<floatX>::begin_sum(floatX* parts, int N) {
     const int64_t count = int64_t(N) * config.C;
     if (!is_divided()) return 0;
-    tensor_ranks->label_next("sum activations");
     return divides_rows(N) ? tensor_ranks->reduce_scatter(parts, count, stream)
                            : tensor_ranks->all_reduce(parts, count, stream);
 }
 
 template <class floatX>
-const floatX* GPT2<floatX>::end_sum(TensorCollectives::Ticket ticket, const floatX* parts, int N) {
+const floatX* GPT2<floatX>::end_sum(int64_t ticket, const floatX* parts, int N) {
     if (!is_divided()) return parts;
-    tensor_ranks->wait(ticket, stream, {.name = "wait for sum of activations"});
+    tensor_ranks->wait(ticket, stream);
     return divides_rows(N) ? parts + int64_t(layout.shard.index) * own_rows(N) * config.C : parts;
 }
 
@@ -260,7 +245,7 @@ const floatX* GPT2<floatX>::branch_input_backward(float* dbias, const floatX* do
     const floatX* all = gather_rows(inp, N);
     ops::matmul_backward<floatX>(acts.dtmp, nullptr, no_dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
                                  accumulate, stream);
-    const TensorCollectives::Ticket sum = begin_sum(acts.dtmp, N);
+    const int64_t sum = begin_sum(acts.dtmp, N);
     ops::matmul_backward<floatX>(nullptr, g(weight, l), dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
                                  accumulate, stream);
     return end_sum(sum, acts.dtmp, N);
@@ -294,7 +279,7 @@ void GPT2<floatX>::logits_losses(float* losses, const int* targets, int rows) {
     float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
     ops::cross_entropy_shard(own, acts.logits, targets, rows, layout.vocab(), layout.rows(wte), stream);
     const int64_t bytes = int64_t(shards) * 2 * rows * int64_t(sizeof(float));
-    gather(acts.partials, bytes, "gather losses", "wait for losses");
+    gather(acts.partials, bytes);
     ops::cross_entropy_combine(losses, acts.logit_lse, acts.partials, targets, shards, rows, stream);
 }
 
@@ -315,7 +300,7 @@ const floatX* GPT2<floatX>::row_logits(int row) {
                                 no_residual, 1, config.C, Vp, stream);
     if (is_divided()) {
         const int64_t bytes = int64_t(shards) * Vp * int64_t(sizeof(floatX));
-        gather(acts.logits, bytes, "gather logits", "wait for logits");
+        gather(acts.logits, bytes);
     }
     return acts.logits;
 }
@@ -323,67 +308,51 @@ const floatX* GPT2<floatX>::row_logits(int row) {
 // ---- The layers
 
 template <class floatX>
-void GPT2<floatX>::layer_attention(int l, int B, int T) {
-    const LayerActivations<floatX>& a = acts.layer[l];
-    layer_matmul(a.qkv, no_gelu, gather_rows(a.ln1, B * T), qkvw, w(qkvb, l), no_residual, l, B * T);
-    ops::attention_forward(a.att, a.lse, a.qkv, B, T, own_heads(layout), config.HS(), stream);
+const floatX* GPT2<floatX>::layer_input(int l) const {
+    return l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
 }
 
-// Computes a layer from the attention's output to GELU's output.
+// residual2 = x + attention(ln1(x)); residual3 = residual2 + mlp(ln2(residual2)). recomputes: for backward, stops at
+// GELU's output.
 template <class floatX>
-void GPT2<floatX>::layer_hidden(int l, int N) {
+void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomputes) {
+    const int N = B * T, NH = own_heads(layout), HS = config.HS();
     const LayerActivations<floatX>& a = acts.layer[l];
-    const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
+    const floatX* x = layer_input(l);
+    floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * layout.rows(qkvw);
+    if (!recomputes) about_to_read(1 + l);  // backward has waited for them
+    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, x, ln1w, ln1b, l, N);
+    layer_matmul(qkv, no_gelu, gather_rows(a.ln1, N), qkvw, w(qkvb, l), no_residual, l, N);
+    if (decode_at < 0)
+        ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
+    else
+        ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
     branch_output(a.residual2, a.att, attprojw, attprojb, x, l, N);
     layer_norm(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, ln2w, ln2b, l, N);
     layer_matmul(a.gelu, a.fc, gather_rows(a.ln2, N), fcw, w(fcb, l), no_residual, l, N);
-}
-
-// Computes a layer from GELU's output to the next layer's ln1; for the last layer, to acts.lnf.
-template <class floatX>
-void GPT2<floatX>::layer_output(int l, int N) {
-    const LayerActivations<floatX>& a = acts.layer[l];
+    if (recomputes) return;
     branch_output(a.residual3, a.gelu, fcprojw, fcprojb, a.residual2, l, N);
-    if (l + 1 == config.L) {
-        ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, a.residual3, w(lnfw), w(lnfb), own_rows(N),
-                               config.C, stream);
-        return;
-    }
-    const LayerActivations<floatX>& next = acts.layer[l + 1];
-    about_to_read(2 + l);
-    layer_norm(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, ln1w, ln1b, l + 1, N);
-}
-
-template <class floatX>
-void GPT2<floatX>::layer_forward(int l, int B, int T) {
-    layer_attention(l, B, T);
-    layer_hidden(l, B * T);
-    layer_output(l, B * T);
-}
-
-template <class floatX>
-void GPT2<floatX>::forward(const int* tokens, int B, int T) {
-    if (fp8) fill_zero(acts.amax, amax_count(config) * int64_t(sizeof(float)), stream);
-    embeddings_forward(tokens, B, T);
-    for (int l = 0; l < config.L; l++) layer_forward(l, B, T);
 }
 
 template <class floatX>
 void GPT2<floatX>::decode(const int* token, int t) {
     INVARIANT(keeps_keys(), "decoding with the keys of the last layer, at position %d", t);
-    const LayerActivations<floatX>& first = acts.layer[0];
-    lnf_tokens = 1;
+    forward(token, 1, 1, t);
+}
+
+template <class floatX>
+void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
+    INVARIANT(B <= this->B && T <= this->T,
+              "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
+    INVARIANT(!divides_rows(B * T) || T % layout.shard.count == 0, "%d tokens cannot be divided among %d ranks", T,
+              layout.shard.count);
+    if (fp8 && decode_at < 0) fill_zero(acts.amax, amax_count(config) * int64_t(sizeof(float)), stream);
+    lnf_tokens = B * T;
     about_to_read(0);
-    embed(token, t, 1, 1);
-    about_to_read(1);
-    layer_norm(first.ln1, first.ln1_mean, first.ln1_rstd, acts.encoded, ln1w, ln1b, 0, 1);
-    for (int l = 0; l < config.L; l++) {
-        const LayerActivations<floatX>& a = acts.layer[l];
-        layer_matmul(a.qkv + int64_t(t) * layout.rows(qkvw), no_gelu, a.ln1, qkvw, w(qkvb, l), no_residual, l, 1);
-        ops::attention_decode(a.att, a.qkv, t + 1, own_heads(layout), config.HS(), stream);
-        layer_hidden(l, 1);
-        layer_output(l, 1);
-    }
+    embed(tokens, std::max(0, decode_at), B, T);
+    for (int l = 0; l < config.L; l++) layer_forward(l, B, T, decode_at, false);
+    ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, layer_input(config.L), w(lnfw), w(lnfb),
+                           own_rows(B * T), config.C, stream);
 }
 
 template <class floatX>
@@ -432,16 +401,6 @@ void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_ste
     norm_backward(dlnf, acts.layer[config.L - 1].residual3, acts.lnf_mean, acts.lnf_rstd, lnfw, lnfb, 0, N);
 }
 
-// Recomputes the layer's activations from its input.
-template <class floatX>
-void GPT2<floatX>::recompute_layer(int l, int B, int T) {
-    const LayerActivations<floatX>& a = acts.layer[l];
-    const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
-    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, x, ln1w, ln1b, l, B * T);
-    layer_attention(l, B, T);
-    layer_hidden(l, B * T);
-}
-
 // On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. Calls begin(bucket) for
 // the layer below, whose bias gradient of fcproj is computed here.
 template <class floatX>
@@ -449,10 +408,10 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step, const Buc
     const int N = B * T;
     const bool accumulate = micro_step > 0;
     const LayerActivations<floatX>& a = acts.layer[l];
-    const floatX* x = l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
+    const floatX* x = layer_input(l);
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     about_to_read(1 + l);
-    if (recompute == Recompute::layer && !last) recompute_layer(l, B, T);
+    if (recompute == Recompute::layer && !last) layer_forward(l, B, T, -1, true);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * layout.rows(fcw), stream);
     layer_matmul_backward(acts.dlarge, no_dbias, gather_rows(acts.dx, N), a.gelu, fcprojw, a.fc, l, N, accumulate);
     const floatX* dln2 = branch_input_backward(g(fcb, l), acts.dlarge, a.ln2, fcw, l, N, accumulate);

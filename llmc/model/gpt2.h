@@ -9,7 +9,8 @@
 #include "base/device.h"
 #include "model/bucket_buffer.h"
 #include "model/params.h"
-#include "model/tensor_collectives.h"
+
+struct Comm;  // parallel/comm.h
 
 // Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
 // the activations that are recomputed. With tensor parallelism over P ranks (tensor_parallel.h), 3C, C and 4C of qkv,
@@ -98,8 +99,7 @@ struct GPT2 {
     int B, T;        // the largest micro-batch that fits
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
-    // The ranks that share this model's layers, of which this rank has layout.shard. Null without tensor parallelism.
-    TensorCollectives* tensor_ranks = nullptr;
+    Comm* tensor_ranks = nullptr;  // the tensor-parallel ranks, of which this rank has layout.shard; null: none
 
     BucketBuffer<floatX> weights;          // shared by layers with shard_weights
     int packed_layers;                     // layers whose packed matrices are in memory: all, or one with shard_weights
@@ -128,8 +128,8 @@ struct GPT2 {
     // The smallest number of tokens of a sequence, from T up, that forward takes: sequence parallelism divides them.
     int divisible_tokens(int T) const { return sequence_parallel ? round_up(T, layout.shard.count) : T; }
     // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf, the input of the head:
-    // backward or token_losses computes the logits and losses.
-    void forward(const int* tokens, int B, int T);
+    // backward or token_losses computes the logits and losses. decode_at: see decode; -1: whole sequences.
+    void forward(const int* tokens, int B, int T, int decode_at = -1);
     // After forward: writes the loss of each token to acts.losses. Computes no gradients.
     void token_losses(const int* targets, int B, int T);
     // After forward: adds scale * (gradient of the mean loss) to grads, and scale * mean loss to acts.loss. The first
@@ -155,10 +155,10 @@ struct GPT2 {
     bool is_divided() const { return layout.shard.count > 1; }
     bool divides_rows(int N) const { return sequence_parallel && N > 1; }
     int own_rows(int N) const { return divides_rows(N) ? N / layout.shard.count : N; }
-    void gather(void* x, int64_t bytes, const char* name, const char* wait_name);
+    void gather(void* x, int64_t bytes);
     const floatX* gather_rows(const floatX* x, int N);
-    TensorCollectives::Ticket begin_sum(floatX* parts, int N);
-    const floatX* end_sum(TensorCollectives::Ticket ticket, const floatX* parts, int N);
+    int64_t begin_sum(floatX* parts, int N);
+    const floatX* end_sum(int64_t ticket, const floatX* parts, int N);
     void branch_output(floatX* out, const floatX* inp, Param weight, Param bias, const floatX* residual, int l, int N);
     const floatX* branch_input_backward(float* dbias, const floatX* dout, const floatX* inp, Param weight, int l, int N,
                                         bool accumulate);
@@ -168,7 +168,6 @@ struct GPT2 {
     void logits_backward(float* losses, const int* targets, int rows, float scale);
 
     void about_to_read(int bucket);
-    void embeddings_forward(const int* tokens, int B, int T);
     std::byte* packed_copy(Param p, int l);
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
@@ -179,14 +178,11 @@ struct GPT2 {
                       const floatX* residual, int l, int N);
     void layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp, Param weight,
                                const floatX* pre_gelu, int l, int N, bool accumulate);
-    void layer_forward(int l, int B, int T);
-    void layer_attention(int l, int B, int T);
-    void layer_hidden(int l, int N);
-    void layer_output(int l, int N);
+    const floatX* layer_input(int l) const;
+    void layer_forward(int l, int B, int T, int decode_at, bool recomputes);
     void zero_bucket(int bucket);
     void head_backward(const int* targets, int B, int T, int micro_step, float scale);
     void layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin);
-    void recompute_layer(int l, int B, int T);
     void embeddings_backward(const int* tokens, int B, int T);
 };
 

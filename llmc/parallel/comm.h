@@ -9,7 +9,6 @@
 
 #include "base/device.h"
 #include "base/trace.h"
-#include "model/tensor_collectives.h"
 #include "parallel/flight_recorder.h"
 #include "parallel/launch.h"
 
@@ -17,7 +16,8 @@ enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--gr
 
 struct Watchdog;
 
-struct Comm : TensorCollectives {
+struct Comm {
+    using Ticket = int64_t;
     int rank = 0, world_size = 1;
     int shard_index = 0;  // which of the world_size equal shards of a buffer reduce_scatter leaves on this rank
     // Totals of this rank: bytes sent, collectives, waits for collectives. exposed_seconds: the time that the host or
@@ -34,6 +34,7 @@ struct Comm : TensorCollectives {
     const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
     SpanLabel next_label = {};     // trace label of the next collective; its `bytes` holds the earlier bytes_sent
 
+    virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
     virtual void check_grad_dtype(GradDtype) const {}  // refuses an unsupported dtype
     // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
@@ -51,34 +52,32 @@ struct Comm : TensorCollectives {
     // every rank makes its calls in the same order.
     virtual std::unique_ptr<Comm> split(int color);
 
-    using Ticket = int64_t;
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
     // shards become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
-    // The same sums of activations. In bf16 the ranks send bf16; each addition is in float, and its result is rounded
-    // to bf16. If training waits for these sums in every layer, they are on its critical path: the ranks answer at once
-    // instead of leaving the core to computation.
-    Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) override { return 0; }
-    Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) override { return 0; }
-    Ticket all_reduce(float* x, int64_t count, Stream stream) override {
+    // The same sums of activations (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and its
+    // result is rounded to bf16. These sums are on the critical path, so the MPI thread polls instead of sleeping.
+    virtual Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
+    virtual Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
+    virtual Ticket all_reduce(float* x, int64_t count, Stream stream) {
         return all_reduce(x, count, GradDtype::fp32, stream);
     }
-    Ticket reduce_scatter(float* x, int64_t count, Stream stream) override {
+    virtual Ticket reduce_scatter(float* x, int64_t count, Stream stream) {
         return reduce_scatter(x, count, GradDtype::fp32, stream);
     }
     // Copies every rank's shard of x (bytes) to all ranks.
     virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
-    // The same copies of activations, for which training waits as for their sums.
-    Ticket gather_activations(void* x, int64_t bytes, Stream stream) override { return all_gather(x, bytes, stream); }
+    // The same copies of activations, which are on the critical path like their sums.
+    virtual Ticket gather_activations(void* x, int64_t bytes, Stream stream) { return all_gather(x, bytes, stream); }
     // Copies x (bytes) to all ranks from the rank whose shard_index is `from`.
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
     // Waits like the function above; the trace records the wait as a span of the training track.
-    void wait(Ticket ticket, Stream stream, SpanLabel label) final;
+    void wait(Ticket ticket, Stream stream, SpanLabel label);
     // label_next sets the trace label of the next collective; the function that queues the collective takes it.
-    void label_next(const char* name) final { label_next(name, -1); }
+    void label_next(const char* name) { label_next(name, -1); }
     void label_next(const char* name, int64_t number);
     SpanLabel take_label();
     FlightRecorder* flight_recorder() const { return parent ? parent->flight_recorder() : flights.get(); }

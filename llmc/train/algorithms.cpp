@@ -41,7 +41,7 @@ static Comm single_rank;
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
     const BucketHook before_read = std::exchange(model.before_read, nullptr);
-    TensorCollectives* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
+    Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
     device_time_algorithms(true);
     model.zero_gradients();
