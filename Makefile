@@ -52,8 +52,8 @@ UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gp
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
-QUICK := base/json base/terminal base/trace checkpoint/hf_config options/arguments options/foreign_options \
-         options/options options/option_table parallel/launch parallel/trace_file train/log train/report train/run_source
+QUICK := base/json base/terminal base/trace checkpoint/hf_config parallel/launch parallel/trace_file train/log \
+         train/options train/report train/run_source
 QUICK := $(BUILD)/dev/test/%.o $(BUILD)/dev/fuzz/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
 $(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
 $(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)

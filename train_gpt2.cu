@@ -235,8 +235,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
-    if (options.command == Command::verify) return run_verify(options);
-    if (options.command == Command::explain) return run_explain(options);
     if (options.print_launch) {
         const bool several = launch.launcher == "--gpus" || starts_ranks(options);
         return several ? print_launches(options) : print_launch(launch);
@@ -244,7 +242,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
-        printf("options from %s/run.json: %s\n", message_text(options.output).c_str(),
+        printf("options from %s/run.toml:%s\n", message_text(options.output).c_str(),
                message_text(options.taken).c_str());
     start_device(options, launch);
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
@@ -270,7 +268,7 @@ int main(int argc, char** argv) {
     return report_errors({}, [&](Launch& launch, std::unique_ptr<Comm>& comm) {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
-        const Options options = read_options(argc, argv);
+        const Options options = parse_options(argc, argv);
         if (!options.print_launch && starts_ranks(options)) return start_ranks(options, argv, run_command);
         if (options.command != Command::help) launch = launch_of(options);
         return run_command(options, argv, launch, comm);

@@ -16,6 +16,6 @@ $(BUILD)/commit: always
 	@mkdir -p $(@D)
 	@echo "$(COMMIT) $(SOURCES)" | cmp -s - $@ || echo "$(COMMIT) $(SOURCES)" >$@
 BUILT_FROM := $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
-$(BUILD)/llmc/options/version.o: CXXFLAGS += $(BUILT_FROM)
-build/fuzz/llmc/options/version.o: FUZZFLAGS += $(BUILT_FROM)
-$(BUILD)/llmc/options/version.o build/fuzz/llmc/options/version.o: $(BUILD)/commit
+$(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
+build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
+$(BUILD)/llmc/train/version.o build/fuzz/llmc/train/version.o: $(BUILD)/commit

@@ -19,7 +19,7 @@
 #include "model/gpt2.h"
 #include "model/mfu.h"
 #include "ops/ops.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "support/random_tokens.h"
 #include "train/init_weights.h"
 #include "train/optimizer.h"

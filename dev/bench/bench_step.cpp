@@ -10,7 +10,7 @@
 #include <cstdio>
 
 #include "model/gpt2.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "support/random_tokens.h"
 #include "train/init_weights.h"
 #include "train/optimizer.h"

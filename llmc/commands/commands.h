@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/dtype.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/comm.h"
 #include "parallel/launch.h"
 
@@ -16,8 +16,6 @@
 int run_generate(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);
 int run_eval(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);  // prints the loss on --val-data
 int run_tokenize(const Options& options);                                             // text to token shards
-int run_verify(const Options& options);   // checks checkpoints and Hugging Face directories
-int run_explain(const Options& options);  // the reports of a run that a watchdog has ended
 int print_launch(const Launch& launch);   // --print-launch
 // Prints the batch, memory, time and disk space of a training run on --world-size ranks, or on as many ranks as were
 // launched.
@@ -38,8 +36,6 @@ int print_launches(const Options& options);  // the lines of --print-launch for 
 // the failed rank forever. Returns the exit code.
 int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function);
 
-// Parses the command line; with --resume, options that are not given come from OUTPUT/run.json.
-Options read_options(int argc, char** argv);
 // Refuses several processes that would all do the same, and mix their output: of tokenize and verify, and of generate
 // unless they divide the layers.
 void check_processes(const Options& options, const Launch& launch);

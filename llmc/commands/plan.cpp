@@ -132,10 +132,9 @@ static std::string fit_command(const Options& o, const Layout& layout, const Ran
         const std::string& name = setting.name;
         const bool of_layout = is_one_of(name, {std::begin(LAYOUT_OPTIONS), std::end(LAYOUT_OPTIONS)});
         const bool of_ranks = is_one_of(name, {"gpus", "ranks", "nnodes", "world-size"});
-        if (setting.is_default || of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
+        if (of_layout || of_ranks || is_one_of(name, {"fit", "gpu-memory"})) continue;
         text += format(" --%s", name.c_str());
-        if (!setting.is_flag) text += format(" %s", message_text(shell_word(setting.value)).c_str());
-        if (setting.is_flag && setting.value != "1") text += "=" + setting.value;
+        text += format("=%s", message_text(shell_word(setting.value)).c_str());
     }
     if (gpus && world_size > 1) text += format(" --gpus %d", together);
     if (gpus && hosts > 1) text += format(" --nnodes %d --node-rank N --rendezvous HOST:PORT", hosts);

@@ -16,7 +16,6 @@
 #include "base/terminal.h"
 #include "base/threads.h"
 #include "commands/commands.h"
-#include "commands/saved_options.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 #include "parallel/local_ranks.h"
@@ -82,12 +81,6 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }
 
-Options read_options(int argc, char** argv) {
-    const Options options = parse_options(argc, argv);
-    const std::string saved = options.needs_saved ? saved_options(options) : "";
-    return saved.empty() ? options : parse_options(argc, argv, saved);
-}
-
 // CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own, or the user has chosen a
 // number of threads.
 static int threads_of_rank(const Options& o, const Launch& launch) {
@@ -98,7 +91,7 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
 
 void check_processes(const Options& o, const Launch& launch) {
     const int ranks = launch.world_size;
-    const bool alone = o.command == Command::tokenize || o.command == Command::verify;
+    const bool alone = o.command == Command::tokenize;
     ENSURE(!alone || ranks == 1,
            "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or "
            "start one",

@@ -99,7 +99,7 @@ static int run_rank(const Launch& own, Options options, char** argv, bool resume
         for (char** argument = argv; *argument; argument++) arguments.push_back(*argument);
         if (resume) arguments.push_back(flag.data());
         arguments.push_back(nullptr);
-        if (resume) options = read_options(int(arguments.size()) - 1, arguments.data());
+        if (resume) options = parse_options(int(arguments.size()) - 1, arguments.data());
         return run_command(options, arguments.data(), launch, comm);
     });
 }

@@ -1,7 +1,7 @@
 // watch_ranks.h: the watchdog (parallel/watchdog.h) of eval and generate.
 #pragma once
 #include "base/common.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/watchdog.h"
 
 // Called by all ranks, first of all. These commands have no --output, so the reports of several ranks go into a new

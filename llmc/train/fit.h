@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "options/options.h"
+#include "train/options.h"
 #include "train/plan.h"
 #include "train/traffic.h"
 

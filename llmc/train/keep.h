@@ -4,7 +4,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "options/options.h"
+#include "train/options.h"
 
 KeepRules keep_rules(const Options& options);
 // The most checkpoints of a whole run that are on the disk at the same time, with the one that is being saved. The run

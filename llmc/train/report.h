@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/dataloader.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/comm.h"
 #include "train/log.h"
 #include "train/plan.h"

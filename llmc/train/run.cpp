@@ -89,7 +89,7 @@ static void open_log(Run& run, const RunInfo& info, std::vector<std::string> not
     // warnings.
     for (const std::string& line : run.source.notes)
         run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
-    if (const std::string changed = changed_options(run.state.options, o); !changed.empty())
+    if (const std::string changed = changed_options(o); !changed.empty())
         run.log->warn("changed since the checkpoint: " + changed);
     warn_of_data(*run.log, o, run.source, run.loader->corpus, val_corpus(run));
 }
@@ -237,6 +237,8 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     open_log(run, info, notes);
     print_table(run, launch, device, rank_infos);
     if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing
+    if (run.state.step < o.steps && run.first_rank() && !o.output.empty())
+        replace_file(o.output + "/run.toml", run_toml(o));
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
     run.info_options = info.options;
     warn_of_warmup(*run.log, o);

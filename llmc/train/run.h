@@ -10,7 +10,7 @@
 #include "base/output_lock.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/groups.h"
 #include "parallel/straggler.h"
 #include "parallel/watchdog.h"

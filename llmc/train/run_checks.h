@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "base/output_lock.h"
 #include "data/dataloader.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/groups.h"
 #include "train/log.h"
 #include "train/plan.h"

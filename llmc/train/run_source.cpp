@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -255,22 +254,4 @@ std::string warn_of_tokenizer(const std::string& path, const std::string& patter
         "%s was made with the tokenizer in its directory, which differs from that of %s: its tokens mean other "
         "text to the model",
         pattern.c_str(), path.c_str());
-}
-
-// -1 stands for an option that was not given and whose default depends on other options (--warmup).
-static std::string shown(const nlohmann::json& value) { return value == -1 ? "not given" : value.dump(); }
-
-std::string changed_options(const std::string& saved, const Options& options) {
-    std::set<std::string> may_change;
-    for (const Setting& setting : settings(options))
-        if (setting.may_change) may_change.insert(setting.name);
-    const nlohmann::json before = parse_json(in_present_form(saved, options), "the options in trainer.json"),
-                         after = parse_json(options_json(options), "the options");
-    std::string text;
-    for (const auto& [name, value] : after.items()) {
-        if (may_change.contains(name) || !before.contains(name) || before[name] == value) continue;
-        text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", name.c_str(), shown(value).c_str(),
-                       shown(before[name]).c_str());
-    }
-    return text;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/params.h"
-#include "options/options.h"
+#include "train/options.h"
 #include "parallel/comm.h"
 #include "text/tokenizer.h"
 
@@ -42,7 +42,3 @@ bool differ_as_tokenizers(const std::string& path, const std::string& other_path
 // string. The tokenizer of the shards is the one in their directory. The result is also empty if either tokenizer
 // cannot be read.
 std::string warn_of_tokenizer(const std::string& path, const std::string& pattern);
-
-// Returns one line with the options that differ from those of the checkpoint (a JSON object), except those that may
-// change.
-std::string changed_options(const std::string& saved, const Options& options);

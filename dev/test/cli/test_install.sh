@@ -51,7 +51,7 @@ build_in() {
     make -s -C "$1" CXX=g++ SANITIZE= DEBUG=0 CUDA=0 CUDNN=0 NCCL=0 MPI=0 "build/release-nocudnn-nompi-nonccl/llmc/base/common.o" "$object" >"$scratch/made" &&
         test "$(tr -d '\n' <"$scratch/made")" = "$2"
 }
-object=build/release-nocudnn-nompi-nonccl/llmc/options/version.o
+object=build/release-nocudnn-nompi-nonccl/llmc/train/version.o
 if [ -n "$commit" ]; then
     check "make dist" make CUDA=0 dist
     check "the archive of make dist has the sources" grep -q "^train_gpt2-$version/train_gpt2.cu$" <(tar -tzf "train_gpt2-$version.tar.gz")
@@ -59,17 +59,17 @@ if [ -n "$commit" ]; then
     clone() { git -C "$scratch/clone" -c user.name=a -c user.email=a@b "$@"; }
     tar -xzf "train_gpt2-$version.tar.gz" -C "$scratch/clone"
     rm -f "train_gpt2-$version.tar.gz"
-    check "make compiles a clone" build_in "$scratch/clone" "  CXX   llmc/base/common.cpp  CXX   llmc/options/version.cpp"
+    check "make compiles a clone" build_in "$scratch/clone" "  CXX   llmc/base/common.cpp  CXX   llmc/train/version.cpp"
     check "the clone's version has its commit" has_commit "$scratch/clone" "$commit"
     check "make again compiles nothing" build_in "$scratch/clone" ""
     clone commit -q --allow-empty -m "another"
-    check "a new commit compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/options/version.cpp"
+    check "a new commit compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/train/version.cpp"
     check "the version has the new commit" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)"
     echo "#" >>"$scratch/clone/README.md"
-    check "a changed file compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/options/version.cpp"
+    check "a changed file compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/train/version.cpp"
     check "the version says that a file was changed" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)-dirty"
     archive=$scratch/clone/train_gpt2-$version  # a git checkout surrounds it
-    check "make compiles the archive" build_in "$archive" "  CXX   llmc/base/common.cpp  CXX   llmc/options/version.cpp"
+    check "make compiles the archive" build_in "$archive" "  CXX   llmc/base/common.cpp  CXX   llmc/train/version.cpp"
     check "the archive's version has no commit" has_commit "$archive" ""
 else
     skip "make dist, and the commit in the version" "this is no git checkout"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "options/options.h"
+#include "train/options.h"
 
 inline Options parse(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "/usr/local/bin/train_gpt2");

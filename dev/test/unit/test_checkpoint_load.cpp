@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "options/options.h"
+#include "train/options.h"
 #include "support/faults.h"
 #include "support/small_checkpoint.h"
 #include "train/run_source.h"

@@ -1,6 +1,6 @@
 // version.cpp: the program's version. It is the only source that depends on the commit and on the checksum of all
 // sources (mk/version.mk).
-#include "options/options.h"
+#include "train/options.h"
 
 std::string version() {
 #ifdef GIT_COMMIT

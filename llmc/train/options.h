@@ -1,0 +1,145 @@
+// options.h: the options of the command line. Each is declared once, in options.cpp: names, unit, help and range; its
+// default is that of its field here. The parser, --help, run.toml and the comparison of ranks use this declaration.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/params.h"
+
+// help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
+enum class Command { train, generate, eval, plan, tokenize, help };
+
+const char* command_name(Command command);
+
+struct Options {
+    Command command = Command::train;
+    std::string text;
+    std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
+    std::map<std::string, std::string> saved;  // name and value of each option in that run.toml, as in settings()
+
+    // data and model
+    std::string train_data, val_data;  // shell patterns
+    std::string tokenizer;             // directory or file; empty: beside the data or in init
+    std::string model;                 // a name of config_by_name; empty: layers, heads and channels, or init
+    bool default_model = false;        // no shape was given: --resume uses the checkpoint's shape
+    std::string init;                  // a Hugging Face directory, a checkpoint, or a run's output directory
+    int layers = 0, heads = 0, channels = 0;
+    int vocab_size = 0;              // 0: the tokenizer's, or 50257
+    int seq_len = 0;                 // T; 0: the model's positions
+    std::string precision = "auto";  // fp32, bf16, fp8 (only train and plan), auto
+
+    // batch
+    int micro_batch = 4;                // B; 0: the largest that fits, which resolve_micro_batch sets
+    int64_t global_batch_tokens = -1;   // per step over all ranks; 0: one micro-batch per rank; -1: not given
+    bool default_global_batch = false;  // global_batch_tokens is neither given nor from the run that is resumed
+    std::string recompute = "none";     // none, gelu, layer
+    int logit_chunks = 0;               // chunks in which the logits are computed; 0: automatic
+    std::string master_weights = "on";  // on, off: fp32 copies of bf16 weights
+
+    // ranks
+    int ranks = 0;                    // started on this machine; 0: none, -1: one for each visible GPU
+    double timeout = 600;             // seconds without progress that end the run; 0: never
+    int zero = 0;                     // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
+    std::string grad_dtype = "fp32";  // dtype of gradients in collectives: fp32, bf16
+    int tensor_parallel = 1;          // ranks that share each layer
+    bool sequence_parallel = false;
+    int virtual_ranks = 0;  // --deterministic-ranks; 0: as many as ranks
+    int64_t check_replicas = 1000;
+
+    // optimizer and schedule
+    std::string optimizer = "adamw";
+    int64_t steps = 0;       // 0: one epoch, which resolve_steps sets
+    int64_t stop_after = 0;  // 0: off
+    double lr = 6e-4, final_lr_fraction = 0.1;
+    std::string schedule = "cosine";
+    int64_t given_warmup = -1;  // steps; -1: not given, so each start of a run computes it from its own --steps
+    int64_t warmup = 0;         // steps, set by resolve_steps
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double grad_clip = 1.0;       // 0: off
+    std::string on_nan = "halt";  // halt, skip
+    double spike_z = 0.0;         // 0: off
+
+    // evaluation, samples, checkpoints; *_every are in steps, 0: never
+    int64_t val_every = 250, sample_every = 0, checkpoint_every = 1000;
+    int val_batches = 20;  // 0: all
+    int sample_tokens = 64;
+    std::string sample_prompt;
+    std::string output = "out";  // directory; empty: nothing is written
+    std::string checkpoint_async = "on";
+    int keep = 3;            // newest checkpoints; 0: all
+    int64_t keep_every = 0;  // also checkpoints of steps that are multiples of this; 0: off
+    bool keep_best = false, resume = false;
+    std::string export_dtype = "fp32";  // dtype of model.safetensors: fp32, bf16
+
+    // run
+    std::string config;  // file; empty: none
+    std::string cudnn = "on", deterministic = "on", cuda_graph = "on", autotune = "on";
+    uint64_t seed = 42;
+    int64_t log_every = 1;
+    bool quiet = false;
+    std::string trace;  // file; empty: none
+
+    // generate
+    std::string prompt;
+    int max_tokens = 256, num_samples = 1;
+    double temperature = 0.8;  // 0: the likeliest token
+    int top_k = 200;           // 0: off
+    double top_p = 1.0;        // 1: off
+
+    // tokenize
+    std::vector<std::string> inputs;
+    int train_bpe = 0;         // vocabulary size; 0: off
+    double val_fraction = -1;  // 0: nothing is held out; -1: 0.05, or 0 with val_tokens
+    int64_t val_tokens = 0;    // instead of val_fraction; 0: off
+    int64_t shard_tokens = 100000000;
+    bool replace = false;
+    std::string split = "none", text_key = "text";
+
+    // until removed
+    std::string gpus, rendezvous, run_id, on_spike = "warn", progress = "auto";
+    int nnodes = 1, node_rank = -1, max_restarts = 0, rank = -1, world_size = -1, local_rank = -1, threads = 0,
+        comm_sms = 0;
+    double rendezvous_timeout = 300, timeout_start = -1, timeout_step = -1, timeout_validation = -1,
+           timeout_checkpoint = -1, gpu_memory = 0, max_time = 0;
+    bool print_launch = false, tp_across_hosts = false, share_gpu = false, fit = false, debug_sync = false,
+         resume_strict = false;
+    int64_t hash_check = 1000, recompute_check = 0, trace_steps = 20;
+    std::vector<std::string> renamed;
+};
+
+// Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml; the first that has an option sets
+// it. Refuses invalid options with EXIT_USAGE, and a file's invalid values with EXIT_BAD_DATA. The error names a
+// replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
+Options parse_options(int argc, const char* const* argv);
+
+inline bool is_given(const Options&, const std::string&) { return false; }  // until removed
+
+// An option of the command with its current value, in TOML and JSON: {"micro-batch", "4"}, {"schedule", "\"cosine\""}.
+struct Setting {
+    std::string name, value;
+    bool stored;      // run.toml has the option
+    bool may_change;  // a resume accepts another value without a warning
+};
+std::vector<Setting> settings(const Options& options);  // in the order of --help
+std::string run_toml(const Options& options);           // the content of OUTPUT/run.toml
+std::string options_json(const Options& options);       // all options as a JSON object
+// The options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".
+std::string changed_options(const Options& options);
+
+// The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
+// --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
+GPT2Config model_config(const Options& options, int default_vocab = 50257);
+// The attention heads of the model that the options describe. 0: that of --init, which is not read here.
+int heads_of(const Options& options);
+
+// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default
+// 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the
+// run.
+void resolve_steps(Options& options, int64_t steps_per_epoch);
+
+// "train_gpt2 0.1.0 (commit 1234abc)"; without the commit if the build has none.
+std::string version();
+// The checksum of the sources that the program was built from.
+extern const char SOURCES_CHECKSUM[];
