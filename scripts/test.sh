@@ -3,7 +3,7 @@
 #
 # 1. Release build: unit tests (build/release/test_*), the fuzzers on their committed inputs (build/release/replay_*), the CUDA
 #    backend in the emulator and, if there is one, on the GPU (dev/test/gpu/*.cu and test_gpt2cu), the whole model against its
-#    reference (test_gpt2), and the shell tests (dev/test/*/test_*.sh).
+#    reference (test_gpt2), the recorded bits of short runs (dev/test/golden.sh), and the shell tests (dev/test/*/test_*.sh).
 # 2. The quick unit tests, the fuzzers on their committed inputs and the CUDA backend under AddressSanitizer and
 #    UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer (by clang if there is one), and under clang's MemorySanitizer.
 #    These builds run in the background at the lowest priority, during the tests of the release build.
@@ -283,6 +283,7 @@ heading "matrix instructions in plain C++"
 if [ ${#units[@]} = 0 ]; then skip "units" "this machine has no AVX-512"; fi
 for name in ${units[@]+"${units[@]}"}; do with_units "units/$name" "build/release/units/$name"; done
 report_all
+run golden.sh 600 bash dev/test/golden.sh
 heading "the command line"
 # These measure how long a run takes to end, or what it does at the same time as something else.
 alone='/test_(hosts|lost_host|trace|watchdog).sh$'
