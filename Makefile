@@ -22,9 +22,11 @@ include mk/find.mk
 # -Wno-pass-failed: clang warns of every loop that it does not vectorize, and a sanitizer's build vectorizes none.
 # Warnings are errors only with WERROR=1, as in CI: a newer compiler may have warnings that are not fixed here yet.
 WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
+# Most of a trainer's time is in kernels, most of a compiler's in the rest. So -O3 is for the sources of FAST below.
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
-OPT  := $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),-O1,-O3) -fno-math-errno -fno-trapping-math)
-INFO := $(if $(SANITIZE),-g1,-g)
+OPTIMIZE = $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),$(2),$(1)) -fno-math-errno -fno-trapping-math)
+OPT     := $(call OPTIMIZE,-O1,-O0)
+INFO    := $(if $(filter 1,$(DEBUG)),-g,-g1)
 # Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same bits on
 # every architecture, and the reference of an operation computes as it is written.
 CONTRACT := -ffp-contract=off
@@ -51,18 +53,11 @@ TEST_MAIN   := $(BUILD)/dev/test/support/main.o
 UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gpt2 test_matmul test_matrix_attention))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
-# Sources whose speed does not matter, because they run once or only in tests. Their headers take long to optimize.
-QUICK := base/json base/terminal base/trace checkpoint/hf_config parallel/launch parallel/trace_file train/log \
-         train/options train/report train/run_source
-QUICK := $(BUILD)/dev/test/%.o $(BUILD)/dev/fuzz/%.o $(QUICK:%=$(BUILD)/llmc/%.o)
-$(QUICK): OPT  := $(if $(SANITIZE),-O0,-O1)
-$(QUICK): INFO := $(if $(filter 1,$(DEBUG)),-g,-g1)
-# With a sanitizer g++ compiles these twice as fast at -O0 as at -O1, and no test is slow because of them.
-SLOW_INSTRUMENTED := checkpoint/checkpoint checkpoint/hf_weights parallel/comm parallel/comm_mpi parallel/mpi_group \
-                     parallel/mpi_thread parallel/rendezvous parallel/missing_ranks text/text_reader text/tokenizer_files
-ifneq ($(SANITIZE),)
-$(SLOW_INSTRUMENTED:%=$(BUILD)/llmc/%.o): OPT := -O0
-endif
+# Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
+FAST := $(basename $(wildcard llmc/cpu/*.cpp)) $(addprefix llmc/,base/files base/unicode base/xxhash checkpoint/hf_weights \
+        data/dataloader data/shard infer/sampler model/params parallel/comm_mpi parallel/mpi_group train/init_weights \
+        train/optimizer text/bpe_train text/tokenize text/tokenizer) $(basename $(wildcard dev/bench/*.cpp))
+$(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
 $(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
 %/llmc/parallel/comm.o $(addprefix %/,$(MPI_SOURCES:.cpp=.o)): CXXFLAGS += $(MPI_FLAGS)
@@ -89,6 +84,13 @@ endif
 Q   := $(if $(filter 1,$(V)),,@)
 say  = @echo "  $(1)"
 
+# $(count): "3 of 98 ", the number of this object among those that this make compiles. A dry run counts them.
+ifeq ($(findstring n,$(filter-out -%,$(firstword $(MAKEFLAGS)))),)
+OBJECTS := $(if $(filter clean help dist,$(MAKECMDGOALS)),,\
+               $(shell $(MAKE) --dry-run --no-print-directory $(MAKEOVERRIDES) $(MAKECMDGOALS) 2>&1 | grep -c ' -c '))
+count    = $(eval compiled += x)$(words $(compiled)) of $(OBJECTS)  
+endif
+
 # $(call link,LIBRARIES): links the objects and archives among the prerequisites.
 define link
 	$(call say,LINK  $@)
@@ -97,7 +99,7 @@ endef
 # $(call compile,NAME,COMMAND): makes an object and the list of its headers.
 define compile
 	@mkdir -p $(@D)
-	$(call say,$(1))
+	$(call say,$(count)$(1))
 	$(Q)$(2) -MMD -MP -c $< -o $@
 endef
 

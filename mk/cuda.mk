@@ -30,9 +30,8 @@ train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
 	@ln -sf $< $@
 
 # The objects have the list of GPUs for which they were built, so a change of CUDA_ARCHS compiles them again.
-$(BUILD)/cuda/archs: always
-	@mkdir -p $(@D)
-	@echo "$(strip $(CUDA_ARCHS))" | cmp -s - $@ || echo "$(strip $(CUDA_ARCHS))" >$@
+$(shell mkdir -p $(BUILD)/cuda && { echo "$(strip $(CUDA_ARCHS))" | cmp -s - $(BUILD)/cuda/archs || \
+        echo "$(strip $(CUDA_ARCHS))" >$(BUILD)/cuda/archs; })
 $(BUILD)/cuda/llmc/cuda/device.o: NVCCFLAGS += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
 
 $(BUILD)/cuda/%.o: %.cu $(RULES) $(BUILD)/cuda/archs

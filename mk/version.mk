@@ -12,9 +12,8 @@ endif
 SOURCES := $(shell cat train_gpt2.cu $(sort $(wildcard $(addprefix llmc/*/*.,cpp h inc cu cuh))) | cksum | cut -d ' ' -f 1)
 
 # This file changes only with the commit and the sources, so a new commit compiles version.cpp and nothing else.
-$(BUILD)/commit: always
-	@mkdir -p $(@D)
-	@echo "$(COMMIT) $(SOURCES)" | cmp -s - $@ || echo "$(COMMIT) $(SOURCES)" >$@
+$(shell mkdir -p $(BUILD) && { echo "$(COMMIT) $(SOURCES)" | cmp -s - $(BUILD)/commit || \
+        echo "$(COMMIT) $(SOURCES)" >$(BUILD)/commit; })
 BUILT_FROM := $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
 $(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
 build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
