@@ -73,9 +73,6 @@ $(BUILD)/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) -mavx512bf16
 $(BUILD)/llmc/cpu/amx.o:        CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 $(BUILD)/units/llmc/cpu/amx.o $(BUILD)/units/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) $(EMULATED)
 $(BUILD)/units/llmc/cpu/isa.o:  CXXFLAGS += -DEMULATED_UNITS
-$(BUILD)/dev/test/support/units.o: CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
-$(BUILD)/units/dev/test/support/units.o: CXXFLAGS += $(AVX512) $(EMULATED)
-$(BUILD)/test_units: $(BUILD)/dev/test/support/units.o $(BUILD)/units/dev/test/support/units.o
 endif
 
 # ---- how
