@@ -2,8 +2,8 @@
 # make help       the other targets and the options
 #
 # mk/find.mk looks for libraries, mk/sanitize.mk has the flags of the sanitizers, mk/version.mk finds the commit,
-# mk/cuda.mk builds for a GPU, mk/emulator.mk builds the same sources for the emulator, mk/fuzz.mk builds the fuzzers, and
-# mk/install.mk installs.
+# mk/cuda.mk builds for a GPU, mk/emulator.mk builds the same sources for the emulator, mk/fuzz.mk builds the
+# fuzzers, and mk/install.mk installs.
 
 .DEFAULT_GOAL := all
 CXX      ?= g++
@@ -27,8 +27,8 @@ WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
 OPTIMIZE = $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),$(2),$(1)) -fno-math-errno -fno-trapping-math)
 OPT     := $(call OPTIMIZE,-O1,-O0)
 INFO    := $(if $(filter 1,$(DEBUG)),-g,-g1)
-# Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same bits on
-# every architecture, and the reference of an operation computes as it is written.
+# Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same
+# bits on every architecture, and the reference of an operation computes as it is written.
 CONTRACT := -ffp-contract=off
 INCLUDES := -Illmc -Idev/test
 CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) $(CPPFLAGS) -pthread
@@ -54,9 +54,10 @@ UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gp
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := $(basename $(wildcard llmc/cpu/*.cpp)) $(addprefix llmc/,base/files base/unicode base/xxhash checkpoint/hf_weights \
-        data/dataloader data/shard infer/sampler model/params parallel/comm_mpi parallel/mpi_group train/init_weights \
-        train/optimizer text/bpe_train text/tokenize text/tokenizer) $(basename $(wildcard dev/bench/*.cpp))
+FAST := base/files base/unicode base/xxhash checkpoint/hf_weights data/dataloader data/shard infer/sampler \
+        model/params parallel/comm_mpi parallel/mpi_group train/init_weights train/optimizer text/bpe_train \
+        text/tokenize text/tokenizer
+FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
 $(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=

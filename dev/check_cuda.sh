@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled registers as
-# errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than dev/cuda_budget.txt allows,
-# or lacks the instructions that it should use (opcodes.py). --update writes the file again. Needs nvcc, but no GPU.
+# check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
+# registers as errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than
+# dev/cuda_budget.txt allows, or lacks the instructions that it should use (opcodes.py). --update writes the file again.
+# Needs nvcc, but no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -29,7 +30,8 @@ if ! make found | grep -q '| CUDA [0-9]'; then
     exit 0
 fi
 
-# compile SOURCE ARCH LOG: compiles the kernels into $work/cubin by the Makefile's own command. LOG gets the report of ptxas.
+# compile SOURCE ARCH LOG: compiles the kernels into $work/cubin by the Makefile's own command. LOG gets
+# the report of ptxas.
 compile() {
     local object=build/release/cuda/${1%.cu}.o command
     command=$(make -n V=1 CUDA=1 CUDA_ARCHS="$2" -W "$1" "$object" | grep -- " -c $1 ")
@@ -44,7 +46,10 @@ kernels_of() {
             sub(/^void /, "", name); gsub(/\(anonymous namespace\)::|\([A-Z][A-Za-z]*\)/, "", name)  # (Master)1
             sub(/\(.*/, "", name); gsub(/ /, "", name) }
         /bytes spill stores/ && name != "" { spilled = $5 + $9 }
-        / Used [0-9]+ registers/ && name != "" { for (i = 1; i < NF; i++) if ($i == "Used") print arch, name, $(i + 1), spilled; name = "" }'
+        / Used [0-9]+ registers/ && name != "" {
+            for (i = 1; i < NF; i++) if ($i == "Used") print arch, name, $(i + 1), spilled
+            name = ""
+        }'
 }
 
 for arch in "${archs[@]}"; do
@@ -54,7 +59,8 @@ for arch in "${archs[@]}"; do
             grep -E 'error|warning' "$work/log" | c++filt | sed 's/^/      /' | head -20
             status=1
         fi
-        # ptxas prints these without failing: asynchronous matrix instructions that it serializes, and setmaxnreg that it ignores.
+        # ptxas prints these without failing: asynchronous matrix instructions that it serializes, and
+        # setmaxnreg that it ignores.
         if grep -E 'C75(04|05|08|10|11|17|19|20)|Potential Performance Loss' "$work/log"; then
             echo "FAIL  $source for sm_$arch: see above"
             status=1
@@ -70,17 +76,24 @@ sort -k1,1V -k2,2 "$work/table" -o "$work/table"
 echo "$(wc -l <"$work/table") kernels, sm_${archs[*]}"
 
 if [ $update = 1 ]; then
-    { echo "# arch kernel registers spilled-bytes: dev/check_cuda.sh --update, $(make found | grep -o 'CUDA [0-9.]*' | head -1)"; cat "$work/table"; } >$budget
+    toolkit=$(make found | grep -o 'CUDA [0-9.]*' | head -1)
+    { echo "# arch kernel registers spilled-bytes: dev/check_cuda.sh --update, $toolkit"; cat "$work/table"; } >$budget
     echo "written: $budget"
 else
     awk 'NR == FNR { if ($1 !~ /^#/) { registers[$1 " " $2] = $3; spilled[$1 " " $2] = $4 } next }
         { key = $1 " " $2 }
         !(key in registers) { print "FAIL  sm_" key " is not in the budget (--update)"; bad = 1; next }
-        $3 > registers[key] || $4 > spilled[key] { printf "FAIL  sm_%s: %d registers, %d bytes spilled; the budget has %d and %d\n", key, $3, $4, registers[key], spilled[key]; bad = 1 }
+        $3 > registers[key] || $4 > spilled[key] {
+            printf "FAIL  sm_%s: %d registers, %d bytes spilled; ", key, $3, $4
+            printf "the budget has %d and %d\n", registers[key], spilled[key]
+            bad = 1
+        }
         $3 < registers[key] { printf "less  sm_%s: %d registers, the budget has %d\n", key, $3, registers[key] }
         END { exit bad }' $budget "$work/table" || status=1
 fi
 
-if [ $status = 0 ]; then make CUDA=1 train_gpt2cu test_gpt2cu >"$work/log" 2>&1 || { tail -20 "$work/log"; status=1; }; fi
+if [ $status = 0 ]; then
+    make CUDA=1 train_gpt2cu test_gpt2cu >"$work/log" 2>&1 || { tail -20 "$work/log" && status=1; }
+fi
 [ $status = 0 ] && echo "PASS  compiled, linked, within the budget"
 exit $status

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# emulator_orders.sh [address|thread|memory]...: runs every kernel test, test_gpt2cu, and the training program on two GPUs in
-# the emulator, in every order of threads and of streams (emulator.h), under AddressSanitizer, ThreadSanitizer and
-# MemorySanitizer. scripts/test.sh runs the orders that find most bugs. Needs clang. Logs are in build/orders_logs.
+# emulator_orders.sh [address|thread|memory]...: runs every kernel test, test_gpt2cu, and the training program on two
+# GPUs in the emulator, in every order of threads and of streams (emulator.h), under AddressSanitizer, ThreadSanitizer
+# and MemorySanitizer. scripts/test.sh runs the orders that find most bugs. Needs clang. Logs are in build/orders_logs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -28,8 +28,8 @@ execute() {
 make -j"$(nproc)" train_gpt2 || exit 1
 head -c 40000 README.md >"$work/text.txt"
 ./train_gpt2 tokenize "$work/text.txt" --output "$work/data" --train-bpe 300 --quiet || exit 1
-ranks=(--train-data "$work/data/train_*.bin" --layers 3 --heads 2 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1
-       --global-batch 64 --deterministic-ranks 2 --steps 3 --checkpoint-every 3 --threads 1 --gpus 2)
+ranks=(--train-data "$work/data/train_*.bin" --layers 3 --heads 2 --channels 32 --vocab-size 384 --seq-len 16
+       --micro-batch 1 --global-batch 64 --deterministic-ranks 2 --steps 3 --checkpoint-every 3 --ranks 2)
 
 for sanitizer in "$@"; do
     case $sanitizer in

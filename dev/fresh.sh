@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# fresh.sh bookworm|trixie [quickstart|test|COMMAND] [ARGUMENT...]: runs a command of the README in a minimal Debian system.
+# fresh.sh bookworm|trixie [quickstart|test|COMMAND] [ARGUMENT...]: runs a command of the README in
+# a minimal Debian system.
 #
-# The system is made by debootstrap (minbase, git and ca-certificates) and has its own clone of the last commit. Default:
-# quickstart. `test` is ./scripts/test.sh; any other COMMAND runs in the clone as given. The exit status is the command's.
+# The system is made by debootstrap (minbase, git and ca-certificates) and has its own clone of the last commit.
+# Default: quickstart. `test` is ./scripts/test.sh; any other COMMAND runs in the clone as given. The exit
+# status is the command's.
 #
-# FRESH_DIR (default: a folder of /tmp) keeps the minimal system and the packages that were fetched, so that the next run is
-# quick. The copy in which the command ran is removed, or kept with KEEP=1. TRAIN_SECONDS, FUZZ_SECONDS, LAUNCHERS, CPU_ISA and
-# WERROR are passed on. Packages come from the host's own apt sources, else from debootstrap's default.
+# FRESH_DIR (default: a folder of /tmp) keeps the minimal system and the packages that were fetched, so that
+# the next run is quick. The copy in which the command ran is removed, or kept with KEEP=1. TRAIN_SECONDS,
+# FUZZ_SECONDS, LAUNCHERS, CPU_ISA and WERROR are passed on. Packages come from the host's own apt sources,
+# else from debootstrap's default.
 #
 # Needs root for mount and chroot. All mounts are in a mount namespace of this run, and end with it in every case.
 set -euo pipefail
@@ -94,12 +97,14 @@ trap 'exit 143' TERM HUP
 [ -d "$base" ] || make_base
 trap clean_up EXIT
 make_copy
-environment=(HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+environment=(HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}"
+             PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 for name in TRAIN_SECONDS FUZZ_SECONDS LAUNCHERS CPU_ISA WERROR http_proxy https_proxy no_proxy; do
     if [ -n "${!name:-}" ]; then environment+=("$name=${!name}"); fi
 done
 echo "fresh.sh: $suite, commit $(git -C "$root/root/gpt2" rev-parse --short HEAD): ${command[*]} ${arguments[*]}"
 status=0
-env -i "${environment[@]}" chroot "$root" bash -c 'cd /root/gpt2 && exec "$@"' fresh "${command[@]}" "${arguments[@]}" || status=$?
+env -i "${environment[@]}" chroot "$root" bash -c 'cd /root/gpt2 && exec "$@"' fresh "${command[@]}" \
+    "${arguments[@]}" || status=$?
 echo "fresh.sh: $suite, ${command[*]} ${arguments[*]}: exit status $status after $SECONDS s"
 exit $status

@@ -7,13 +7,14 @@
 #   bench      210   every operation of 124M and 1558M, whole steps
 #   compare    210   PyTorch and llm.c in the same minutes
 #   train      330   runs repeated, resumed, with and without graphs, cuDNN and recomputation; compared with the CPU;
-#                    124M for 300 steps; two ranks, on two GPUs if there are
+#                    124M for 300 steps; two ranks if there are two GPUs
 #   curve      210   124M in PyTorch with the same weights and tokens: the same losses
 #   memcheck   150   compute-sanitizer on the kernel tests and a tiny run
 #   racecheck   90   the same for our own kernels, because cuBLAS and cuDNN have reports of their own
 #   initcheck   60
 #   synccheck   30
-#   models     540   350M, 774M and 1558M: whole steps with and without cuDNN, determinism and timed algorithms; PyTorch; llm.c
+#   models     540   350M, 774M and 1558M: whole steps with and without cuDNN, determinism and timed algorithms;
+#                    PyTorch; llm.c
 #
 # Without arguments it runs all stages, the most important first. It continues after a failure and lists the failures
 # at the end. Programs that do not fit into the time of their stage count as failures. STAGE_SECONDS changes the time of
@@ -26,8 +27,8 @@
 #
 # FOLDER [out/gpu_pass] receives a log per program, results.jsonl (one object per figure), results.md (tables made by
 # dev/bench/results.py) and summary.txt. TEXT='files': the training data [this repository's own text]. The stages
-# "compare" and "models" run PyTorch if python3 has it with CUDA, and llm.c if LLMC names a folder with its sources. They
-# build llm.c there, with cuDNN's attention if CUDNN_FRONTEND names the folder "include" of cudnn-frontend 1.18.
+# "compare" and "models" run PyTorch if python3 has it with CUDA, and llm.c if LLMC names a folder with its sources.
+# They build llm.c there, with cuDNN's attention if CUDNN_FRONTEND names the folder "include" of cudnn-frontend 1.18.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -47,10 +48,11 @@ deadline=0
 PATH=$PATH:/usr/local/cuda/bin
 if [ -d .deps/include ]; then export CPATH=$PWD/.deps/include${CPATH:+:$CPATH}; fi
 while read -r nvidia; do
-    if [ -z "${CUDNN_HOME:-}" ] && [ -e "$nvidia/cudnn/include/cudnn_version.h" ]; then export CUDNN_HOME=$nvidia/cudnn; fi
-    if [ -z "${NCCL_HOME:-}" ] && [ -e "$nvidia/nccl/include/nccl.h" ]; then export NCCL_HOME=$nvidia/nccl; fi
+    if [ -e "$nvidia/cudnn/include/cudnn_version.h" ]; then export CUDNN_HOME=${CUDNN_HOME:-$nvidia/cudnn}; fi
+    if [ -e "$nvidia/nccl/include/nccl.h" ]; then export NCCL_HOME=${NCCL_HOME:-$nvidia/nccl}; fi
 done < <(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
-# All runs of the pass share one file of timed algorithms: a run that times anew may choose others, which give other bits.
+# All runs of the pass share one file of timed algorithms: a run that times anew may choose others,
+# which give other bits.
 XDG_CACHE_HOME=${XDG_CACHE_HOME:-$(cd "$out" && pwd)/cache}
 export XDG_CACHE_HOME
 
@@ -60,14 +62,14 @@ small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --globa
 d12=(--model d12 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 d48=(--model d48 --vocab-size 50257 --seq-len 1024 --sample-every 0)
 micro_batch=64 batch=131072 large_batch=524288 vocabulary=4096
-steps=200 few=20 d12_steps=300 curve_steps=150 d48_steps=5 nccl_sms=(0 8 16)
+steps=200 few=20 d12_steps=300 curve_steps=150 d48_steps=5
 if [ "${SHAPES:-}" = tiny ]; then
     small=(--layers 1 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2
            --sample-every 0 --checkpoint-every 0)
     d12=(--layers 2 --heads 2 --channels 32 --vocab-size 384 --seq-len 16 --sample-every 0)
     d48=("${d12[@]}")
     micro_batch=2 batch=64 large_batch=64 vocabulary=320
-    steps=6 few=3 d12_steps=2 curve_steps=4 d48_steps=2 nccl_sms=(8)
+    steps=6 few=3 d12_steps=2 curve_steps=4 d48_steps=2
 fi
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
@@ -121,7 +123,7 @@ tokens() {
         ${TEXT:-$(find README.md data dev llmc scripts -type f -regex '.*\.\(md\|cpp\|h\|cuh?\|py\|sh\)')} \
         --output "$out/data" --train-bpe $vocabulary
 }
-data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin" --progress plain)
+data=(--train-data "$out/data/train_*.bin" --val-data "$out/data/val_*.bin")
 
 our_kernels() { awk '!/^#/ { sub(/<.*/, "", $2); print $2 }' dev/cuda_budget.txt | sort -u; }
 
@@ -129,10 +131,8 @@ our_kernels() { awk '!/^#/ { sub(/<.*/, "", $2); print $2 }' dev/cuda_budget.txt
 sanitize() {
     if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
     local tool=$1
-    # --report-api-errors no: a test asks for a petabyte on purpose, and libraries try calls that may fail. GOMP_SPINCOUNT:
-    # without it the trainer executes itself again (limit_spinning), and compute-sanitizer would not follow it.
-    local under=(env OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 compute-sanitizer --tool "$tool" --error-exitcode 9
-        --report-api-errors no)
+    # --report-api-errors no: a test asks for a petabyte on purpose, and libraries try calls that may fail.
+    local under=(env OMP_NUM_THREADS=2 compute-sanitizer --tool "$tool" --error-exitcode 9 --report-api-errors no)
     if [ "$tool" != memcheck ]; then
         for name in $(our_kernels); do under+=(--kernel-name "kns=$name"); done
     fi
@@ -188,36 +188,14 @@ near_losses() {
         END { exit NR != n || bad }'
 }
 
-# Two ranks by MPI on one GPU have the same losses, bit for bit, as one rank.
-shared_gpu() {
-    if ! command -v mpirun >/dev/null || ! make found CUDA=1 | grep -q '| Open MPI [0-9]'; then return; fi
-    local ranks=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
-    train_run one-of-two "${ranks[@]}"
-    rm -rf "$out/two"
-    run two 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-        mpirun -np 2 ./train_gpt2cu "${data[@]}" --output "$out/two" "${ranks[@]}" --share-gpu --zero 1
-    claim "two ranks on one GPU have the same losses as one rank" same_losses one-of-two two $few
-}
+# two_ranks NAME ARGUMENTS...: train_run on two GPUs by NCCL.
+two_ranks() { train_run "$@" --ranks 2; }
 
-# two_ranks NAME ARGUMENTS...: train_run on two GPUs by NCCL. Both ranks get the same options; rank 0 alone writes. If rank 0
-# has ended and rank 1 has not after 10 s, rank 1 is ended: it would take the time of the next programs.
-two_ranks() {
-    local name=$1 other
-    shift
-    set -- "$@" --world-size 2 --rendezvous 127.0.0.1:29411
-    rm -rf "${out:?}/$name"
-    timeout --kill-after=5 200 ./train_gpt2cu "${data[@]}" "$@" --rank 1 --local-rank 1 --output "$out/$name" \
-        >"$out/$name-rank-1.log" 2>&1 </dev/null &
-    other=$!
-    train_run "$name" "$@" --rank 0 --local-rank 0
-    timeout 10 tail --pid=$other -f /dev/null || kill $other
-}
-
-# Two GPUs with --tensor-parallel and --sequence-parallel: the losses, which differ from one GPU's in the order of the sums,
-# and the speed.
+# Two GPUs with --tensor-parallel and --sequence-parallel: the losses, which differ from one GPU's in the order of the
+# sums, and the speed.
 split_layers() {
-    local whole=("${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps "$few" --warmup 1 --val-every 0
-        --checkpoint-every 0)
+    local whole=("${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps "$few" --warmup 1
+        --val-every 0 --checkpoint-every 0)
     two_ranks two-gpus-tensor-parallel "${small[@]}" --steps "$steps" --stop-after "$few" --tensor-parallel 2
     claim "two GPUs with --tensor-parallel 2 have one GPU's losses within 1 %" \
         near_losses one-of-two-gpus two-gpus-tensor-parallel $few 0.01
@@ -229,10 +207,10 @@ split_layers() {
     two_ranks d12-sequence-parallel "${whole[@]}" --tensor-parallel 2 --sequence-parallel
 }
 
-# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. Also the
-# speed with several numbers of multiprocessors for NCCL, and layers split between the GPUs.
+# On a machine with two GPUs: two ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. Also
+# the speed, and layers split between the GPUs.
 two_gpus() {
-    local zero sms name one options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
+    local zero name one options=("${small[@]}" --steps "$steps" --stop-after "$few" --deterministic-ranks 2)
     if [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then say "one GPU: no ranks by NCCL" && return; fi
     train_run one-of-two-gpus "${options[@]}"
     train_run one-of-two-gpus-sharded "${options[@]}" --zero 2  # sums in another order than --zero 0 and 1
@@ -242,10 +220,8 @@ two_gpus() {
         two_ranks $name "${options[@]}" --zero $zero
         claim "two GPUs with --zero $zero have the same losses as one" same_losses $one $name $few
     done
-    for sms in "${nccl_sms[@]}"; do
-        two_ranks two-gpus-comm-sms-$sms "${d12[@]}" --micro-batch $micro_batch --global-batch 0 --steps "$few" --warmup 1 \
-            --val-every 0 --checkpoint-every 0 --comm-sms $sms
-    done
+    two_ranks d12-two-gpus "${d12[@]}" --micro-batch $micro_batch --global-batch 0 --steps "$few" --warmup 1 \
+        --val-every 0 --checkpoint-every 0
     split_layers
 }
 
@@ -276,12 +252,11 @@ train() {
     done
     claim "the losses of GPU and CPU in fp32 agree within 0.01 %" near_losses small-fp32 cpu-fp32 $few 0.0001
     claim "the losses of GPU and CPU in bf16 agree within 1 %" near_losses small cpu-bf16 $few 0.01
-    shared_gpu
     two_gpus
     train_run d12 "${d12[@]}" --val-batches 8 --micro-batch auto --global-batch $batch --steps $d12_steps \
         --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
-    train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few --warmup 1 \
-        --val-every 0 --autotune off --checkpoint-every 0
+    train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few \
+        --warmup 1 --val-every 0 --autotune off --checkpoint-every 0
     train_run d48-fp8 "${d48[@]}" --micro-batch auto --global-batch $batch --steps $d48_steps --warmup 1 --val-every 0 \
         --checkpoint-every 0 --precision fp8
     train_run d48 "${d48[@]}" --micro-batch auto --global-batch $batch --steps $d48_steps --warmup 1 --val-every 0 \
@@ -295,8 +270,10 @@ curve() {
     if ! has_torch; then say "no PyTorch with CUDA here" && return; fi
     tokens
     local options=(--val-every 0 --sample-every 0 --micro-batch "$micro_batch" --global-batch "$batch")
-    train_run curve-weights "${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps 1 --warmup 0 --lr 0 --val-every 0
-    options+=(--init "$out/curve-weights" --steps "$curve_steps" --warmup $((curve_steps / 10)) --lr 6e-4 --checkpoint-every 0)
+    train_run curve-weights "${d12[@]}" --micro-batch "$micro_batch" --global-batch "$batch" --steps 1 --warmup 0 \
+        --lr 0 --val-every 0
+    options+=(--init "$out/curve-weights" --steps "$curve_steps" --warmup $((curve_steps / 10)) --lr 6e-4
+        --checkpoint-every 0)
     train_run curve "${options[@]}"
     train_run curve-other-seed "${options[@]}" --seed 43
     run curve-torch 150 python3 dev/bench/torch_curve.py "$out/curve" --noise "$out/curve-other-seed" --compile
@@ -310,7 +287,9 @@ build_llmc() {
     sed -i 's/^\( *\)cudaCheck_(cudaMemAdvise(.*/\1;/' "$LLMC/llmc/cuda_utils.cuh"
     for folder in $(ldconfig -p | awk '/libnvidia-ml\.so\.1/ { sub(/\/[^\/]*$/, "", $NF); print $NF }') \
         ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} /usr/local/nvidia/lib64; do
-        if [ -e "$folder/libnvidia-ml.so.1" ]; then ln -sf "$folder/libnvidia-ml.so.1" "$LLMC/libnvidia-ml.so" && break; fi
+        if [ -e "$folder/libnvidia-ml.so.1" ]; then
+            ln -sf "$folder/libnvidia-ml.so.1" "$LLMC/libnvidia-ml.so" && break
+        fi
     done
     if [ -n "${CUDNN_FRONTEND:-}" ]; then
         mkdir -p "$LLMC/cudnn-frontend"
@@ -327,14 +306,15 @@ build_llmc() {
         ${cudnn[@]+"${cudnn[@]}"} train_gpt2cu
 }
 
-# others MODEL:B...: PyTorch and llm.c with these micro-batches. llm.c trains on the same shards, whose format is its own.
+# others MODEL:B...: PyTorch and llm.c with these micro-batches. llm.c trains on the same shards, whose
+# format is its own.
 others() {
     local each model B
     if has_torch; then
         for each in "$@"; do
             model=${each%:*} B=${each#*:}
-            run "torch-$model-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --model "$model" --B "$B" --T 1024 \
-                --precision bf16 --compile --steps 20 --json "$results"
+            run "torch-$model-B$B" 150 python3 dev/bench/torch_baseline.py --device cuda --model "$model" --B "$B" \
+                --T 1024 --precision bf16 --compile --steps 20 --json "$results"
         done
     else
         say "no PyTorch with CUDA here"
@@ -344,8 +324,8 @@ others() {
     tokens
     for each in "$@"; do
         model=${each%:*} B=${each#*:}
-        run "llmc-$model-B$B" 150 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" -e "$model" -b "$B" \
-            -t 1024 -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 &&
+        run "llmc-$model-B$B" 150 "$LLMC/train_gpt2cu" -i "$out/data/train_*.bin" -j "$out/data/train_*.bin" \
+            -e "$model" -b "$B" -t 1024 -d $((B * 1024)) -x 30 -v 0 -s 0 -h 0 &&
             python3 dev/bench/results.py --llmc "$model:$B" "$out/llmc-$model-B$B.log" >>"$results"
     done
 }
@@ -360,8 +340,8 @@ models() {
     for each in d24:32 d36:16 d48:16; do
         for variant in "" "--autotune off" "--deterministic off" "--cudnn off"; do
             # shellcheck disable=SC2086  # an option and its value
-            run "bench-${each%:*}${variant// /-}" 60 "$bin/bench_ops" -t 1024 --json "$results" --model "${each%:*}" -b "${each#*:}" \
-                --precision bf16 --op step $variant
+            run "bench-${each%:*}${variant// /-}" 60 "$bin/bench_ops" -t 1024 --json "$results" \
+                --model "${each%:*}" -b "${each#*:}" --precision bf16 --op step $variant
         done
     done
     others d24:32 d36:16 d48:8
@@ -374,12 +354,6 @@ for stage in "${stages[@]}"; do
     fi
 done
 say "$(nvidia-smi --query-gpu=name,driver_version,memory.total,persistence_mode --format=csv,noheader 2>&1 | head -n 1)"
-# If persistence mode is off and no program uses the GPU, the driver shuts it down, and the next program waits 1 to 3 s. This
-# nvidia-smi runs during all stages, so that the GPU stays on. It writes the GPU's power and clocks into dmon.log.
-nvidia-smi dmon -s pc -d 5 >"$out/dmon.log" 2>&1 </dev/null &
-dmon=$!
-disown  # `wait` must not wait for it
-trap 'if [ "$BASHPID" = $$ ]; then kill "$dmon" 2>/dev/null; fi' EXIT
 for stage in "${stages[@]}"; do
     say "== $stage ($SECONDS s)"
     deadline=$((SECONDS + ${STAGE_SECONDS:-$(stage_seconds "$stage")}))

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Lists the instructions in the kernels of a cubin, without a disassembler, and checks that the kernels use those they should.
+"""Lists the instructions in the kernels of a cubin, without a disassembler, and checks that the
+kernels use those they should.
 
     dev/opcodes.py FILE.cubin              checks the rules below; prints each violation, exit status 1
     dev/opcodes.py --list FILE.cubin       prints the counts of every kernel

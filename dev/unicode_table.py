@@ -3,8 +3,8 @@
 
 usage: pip install unicodedata2==16.0.0 && dev/unicode_table.py > llmc/base/unicode_table.inc
 
-The version is fixed, because another one splits rare text at other places. 16.0 is the version of Hugging Face tokenizers
-0.23 (compared over all code points). A Python whose own unicodedata has this version needs no package.
+The version is fixed, because another one splits rare text at other places. 16.0 is the version of Hugging Face
+tokenizers 0.23 (compared over all code points). A Python whose own unicodedata has this version needs no package.
 """
 import sys
 

@@ -1,12 +1,11 @@
 # cuda.mk: builds the CUDA backend with nvcc.
 
-# With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, directly or through the model, so they are
-# compiled once per backend.
-OPS_SOURCES  := $(addprefix llmc/,model/gpt2.cpp model/model_memory.cpp parallel/gradients.cpp parallel/weight_gather.cpp train/adamw.cpp \
-    train/optimizer.cpp)
-OPS_OBJECTS  := $(OPS_SOURCES:%.cpp=$(BUILD)/cuda/%.o)
+# With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, directly or through the model, so they
+# are compiled once per backend.
+OPS_SOURCES  := model/gpt2 model/model_memory parallel/gradients parallel/weight_gather train/adamw train/optimizer
+OPS_OBJECTS  := $(OPS_SOURCES:%=$(BUILD)/cuda/llmc/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
-HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
+HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
 CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
 GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
 GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(GPU_NAMES))

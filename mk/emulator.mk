@@ -1,4 +1,5 @@
-# emulator.mk: builds the CUDA backend with the host's compiler for the emulator (dev/simt), which runs kernels on a CPU.
+# emulator.mk: builds the CUDA backend with the host's compiler for the emulator (dev/simt), which runs
+# kernels on a CPU.
 #
 # The emulator's own files are never instrumented. If a sanitizer is linked, they tell it which fiber runs.
 # ThreadSanitizer is many times slower here with g++ than with clang.
@@ -8,7 +9,8 @@ SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := $(patsubst %,$(BUILD)/emulator/dev/simt/%.o,emulator warp shared_memory cudart streams cublasLt cudnn nccl)
+EMU_LIB      := emulator warp shared_memory cudart streams cublasLt cudnn nccl
+EMU_LIB      := $(EMU_LIB:%=$(BUILD)/emulator/dev/simt/%.o)
 EMU_OBJECTS  := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
@@ -17,7 +19,8 @@ $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA
 emulator: $(EMU_TESTS) $(BUILD)/emulator/test_gpt2cu $(BUILD)/emulator/group_ranks
 
 $(BUILD)/emulator/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
-$(addprefix $(BUILD)/emulator/,train_gpt2cu test_gpt2cu): $(BUILD)/emulator/%cu: $(BUILD)/%.o $(BUILD)/emulator/libllmc.a
+$(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/%cu: $(BUILD)/%.o \
+                                                               $(BUILD)/emulator/libllmc.a
 	$(call link)
 
 $(BUILD)/emulator/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/emulator/libllmc.a
@@ -39,11 +42,7 @@ $(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
 
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
-KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/algorithm_choices base/common base/files base/host \
-                      base/host_memory base/socket base/terminal base/trace base/unicode base/xxhash model/params parallel/comm \
-                      parallel/comm_mpi parallel/flight_recorder parallel/groups parallel/launch parallel/missing_ranks \
-                      parallel/mpi_group parallel/mpi_thread parallel/rendezvous parallel/rendezvous_messages \
-                      parallel/trace_file train/plan train/update_rule)
+KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/% parallel/% model/params train/plan train/update_rule)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 

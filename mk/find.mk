@@ -71,7 +71,8 @@ endif
 # Without a GPU here the CUDA programs are built only with CUDA=1.
 CUDA_WANTED := $(if $(NVCC),$(if $(filter 1,$(CUDA))$(GPU_ARCHS),1))
 NO_NVCC     := no nvcc found; NVCC=... or CUDA_HOME=... names it
-NO_CUDA     := $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(if $(filter 0,$(CUDA)),CUDA=0,$(NO_NVCC)))
+NO_CUDA     := $(if $(filter 0,$(CUDA)),CUDA=0,$(NO_NVCC))
+NO_CUDA     := $(if $(NVCC),no GPU here; CUDA=1 builds train_gpt2cu all the same,$(NO_CUDA))
 
 # $(call find_file,FILE,FOLDERS): the path of the file in the first folder that has it.
 find_file    = $(firstword $(wildcard $(addsuffix /$(1),$(2))))
@@ -105,8 +106,8 @@ MPI_VERSION := $(shell $(MPICC) --showme:version 2>/dev/null | sed -n 's/.*Open 
 ifneq ($(MPI_VERSION),)
 MPI_FOUND := Open MPI $(MPI_VERSION)
 MPI_FLAGS := -DUSE_MPI $(addprefix -isystem ,$(shell $(MPICC) --showme:incdirs))
-LDLIBS    += -Wl$(comma)--as-needed $(foreach d,$(shell $(MPICC) --showme:libdirs),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) \
-             -lmpi -Wl$(comma)--no-as-needed
+MPI_LIBS  := $(foreach d,$(shell $(MPICC) --showme:libdirs),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lmpi
+LDLIBS    += -Wl$(comma)--as-needed $(MPI_LIBS) -Wl$(comma)--no-as-needed
 else ifeq ($(MPI),1)
 $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-bin)
 endif
@@ -128,5 +129,5 @@ $(error NCCL=1, but there is no NCCL: install libnccl-dev, or name its folder by
 endif
 endif
 
-FOUND = $(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | cuDNN $(or $(CUDNN_FOUND),off) | \
-        $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)
+FOUND = $(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | \
+        cuDNN $(or $(CUDNN_FOUND),off) | $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)

@@ -9,7 +9,8 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 COMMIT := $(if $(COMMIT),$(COMMIT)$(if $(shell git --no-optional-locks status --porcelain --untracked-files=no),-dirty))
 endif
 
-SOURCES := $(shell cat train_gpt2.cu $(sort $(wildcard $(addprefix llmc/*/*.,cpp h inc cu cuh))) | cksum | cut -d ' ' -f 1)
+SOURCES := $(sort $(wildcard $(addprefix llmc/*/*.,cpp h inc cu cuh)))
+SOURCES := $(shell cat train_gpt2.cu $(SOURCES) | cksum | cut -d ' ' -f 1)
 
 # This file changes only with the commit and the sources, so a new commit compiles version.cpp and nothing else.
 $(shell mkdir -p $(BUILD) && { echo "$(COMMIT) $(SOURCES)" | cmp -s - $(BUILD)/commit || \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# from_help.sh man PROGRAM VERSION | bash PROGRAM NAME... | zsh PROGRAM NAME...: prints a man page, or the shell's completion
-# of options for the programs NAME, made from PROGRAM's --help. make install calls it.
+# from_help.sh man PROGRAM VERSION | bash PROGRAM NAME... | zsh PROGRAM NAME...: prints a man page, or the shell's
+# completion of options for the programs NAME, made from PROGRAM's --help. make install calls it.
 set -euo pipefail
 what=$1 program=$2
 shift 2
@@ -12,7 +12,10 @@ help_of() { "$program" "$1" --help; }
 options_of() {
     help_of "$1" | awk '
         function flush() { if (name != "") print name "\t" unit "\t" text; name = "" }
-        /^  -/ { flush(); name = $1; sub(/.*,/, "", name); sub(/\[=.*/, "", name); rest = substr($0, 3); unit = ""; text = ""
+        /^  -/ {
+            flush()
+            name = $1; sub(/.*,/, "", name); sub(/\[=.*/, "", name)
+            rest = substr($0, 3); unit = ""; text = ""
             if (match(rest, /  +/)) { text = substr(rest, RSTART + RLENGTH); rest = substr(rest, 1, RSTART - 1) }
             if (split(rest, word, " ") > 1) unit = word[2]
             next }
@@ -23,7 +26,8 @@ options_of() {
 
 man_page() {
     local command
-    printf '.TH TRAIN_GPT2 1 "" "train_gpt2 %s"\n.SH NAME\ntrain_gpt2 \\- a standalone GPT-2 trainer\n.SH SYNOPSIS\n' "$1"
+    printf '.TH TRAIN_GPT2 1 "" "train_gpt2 %s"\n' "$1"
+    printf '.SH NAME\ntrain_gpt2 \\- a standalone GPT-2 trainer\n.SH SYNOPSIS\n'
     for command in "${commands[@]}"; do printf '.B train_gpt2 %s\n[options]\n.br\n' "$command"; done
     printf '.SH DESCRIPTION\nTokenizes text, trains GPT-2 models, evaluates them and generates text.\n'
     printf '.SH OPTIONS OF EVERY COMMAND\n.TP\n.B \\-\\-help\nthe list of options\n.TP\n.B \\-\\-version\nthe version\n'
@@ -38,7 +42,8 @@ man_page() {
 bash_completion() {
     local command
     echo "_train_gpt2() {"
-    echo '    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=train options="" values=""'
+    echo '    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}'
+    echo '    local command=train options="" values=""'
     echo "    case \" ${commands[*]} \" in *\" \${COMP_WORDS[1]:-} \"*) command=\${COMP_WORDS[1]} ;; esac"
     echo '    case $command in'
     for command in "${commands[@]}"; do
@@ -68,7 +73,8 @@ zsh_completion() {
         printf '        %s) _arguments -S \\\n' "$command"
         options_of "$command" | sed "s/'/'\\\\''/g; s/[]:[]/\\\\&/g" | awk -F'\t' '{
             value = $2 == "" ? "" : ":" $2 ":_files"
-            if ($2 ~ /^[a-z0-9|-]+$/ && $2 ~ /\|/) { choices = $2; gsub(/\|/, " ", choices); value = ":value:(" choices ")" }
+            choices = $2
+            if ($2 ~ /^[a-z0-9|-]+$/ && gsub(/\|/, " ", choices)) value = ":value:(" choices ")"
             printf "            '\''%s[%s]%s'\'' \\\n", $1, $3, value }'
         echo "            '*:file:_files' ;;"
     done

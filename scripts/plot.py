@@ -15,7 +15,8 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def read_log(path):
-    """The (step, loss) pairs of training and of validation. If a step was repeated after a restart, its last loss counts."""
+    """The (step, loss) pairs of training and of validation. If a step was repeated after a
+    restart, its last loss counts."""
     losses = {"step": {}, "val": {}}
     keys = {"step": "loss", "val": "val_loss"}
     with open(path, encoding="utf-8") as file:

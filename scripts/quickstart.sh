@@ -58,7 +58,10 @@ choose_model() {
     local size=$1 of_windows
     choose_windows "$data"
     options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin")
-    if [ "$size" = small ]; then options+=(--layers 4 --heads 4 --channels 256); else options+=(--layers 6 --heads 6 --channels 384); fi
+    case $size in
+        small) options+=(--layers 4 --heads 4 --channels 256) ;;
+        *) options+=(--layers 6 --heads 6 --channels 384) ;;
+    esac
     read -ra of_windows <<<"$windows"
     options+=("${of_windows[@]}")
     tokens_per_step=${windows##* }
@@ -66,13 +69,15 @@ choose_model() {
     if [ $most_steps -lt 100 ]; then most_steps=100; fi
 }
 
-# Sets steps: as many as fit into the time, at the median speed of the last 8 of 16 steps. The first ones are slow: memory is new.
+# Sets steps: as many as fit into the time, at the median speed of the last 8 of 16 steps. The first ones are
+# slow: memory is new.
 measure() {
     local scratch speed
     scratch=$(mktemp -d)
     echo "measuring the speed of 16 steps"
     "$program" "${options[@]}" --output "$scratch" --steps 16 --warmup 1 --val-every 0 --checkpoint-every 0 --quiet
-    speed=$(sed -n 's/.*"tokens_per_s": *\([0-9]*\).*/\1/p' "$scratch/log.jsonl" | tail -n 8 | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+    speed=$(sed -n 's/.*"tokens_per_s": *\([0-9]*\).*/\1/p' "$scratch/log.jsonl" | tail -n 8 | sort -n |
+        awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
     rm -r "$scratch"
     [ -n "$speed" ] || die "$program wrote no speed into its log"
     steps=$((seconds * speed / tokens_per_step / 10 * 10))
@@ -100,8 +105,9 @@ choose_run() {
         choose_model small
         measure
     fi
-    options+=(--steps "$steps" --lr 2e-3 --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine --final-lr-fraction 0.1
-              --val-every $(((steps + 9) / 10)) --val-batches 40 --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
+    options+=(--steps "$steps" --lr 2e-3 --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine
+              --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10)) --val-batches 40
+              --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
 }

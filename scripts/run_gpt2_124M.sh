@@ -6,8 +6,8 @@
 # Published by llm.c for 8 A100-80GB: 0.3 s per step, 94 minutes.
 # 8 H100 at 40 % of their 989 TFLOP/s in bf16: 0.13 s per step, 42 minutes (computed, not measured).
 #
-# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan only.
-# Started again, it resumes from its last checkpoint.
+# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan
+# only. Started again, it resumes from its last checkpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=d12 steps=18865 lr=6e-4 final_lr_fraction=0 checkpoint_every=1000

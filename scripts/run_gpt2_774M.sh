@@ -7,8 +7,8 @@
 # Published by llm.c for 8 A100-80GB: 1.7 s per step, 135 hours.
 # 8 H100 at 40 % of their 989 TFLOP/s in bf16: 0.82 s per step, 65 hours (computed, not measured).
 #
-# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan only.
-# Started again, it resumes from its last checkpoint.
+# NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan
+# only. Started again, it resumes from its last checkpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=d36 steps=286102 lr=2.5e-4 final_lr_fraction=0 checkpoint_every=4000

@@ -1,30 +1,34 @@
 #!/usr/bin/env bash
 # test.sh [WORD...]: builds and runs every test. With words it runs only the programs whose names contain one of them.
 #
-# 1. Release build: unit tests (build/release/test_*), the fuzzers on their committed inputs (build/release/replay_*), the CUDA
-#    backend in the emulator and, if there is one, on the GPU (dev/test/gpu/*.cu and test_gpt2cu), the whole model against its
-#    reference (test_gpt2), the recorded bits of short runs (dev/test/golden.sh), and the shell tests (dev/test/*/test_*.sh).
+# 1. Release build: unit tests (build/release/test_*), the fuzzers on their committed inputs (build/release/replay_*),
+#    the CUDA backend in the emulator and, if there is one, on the GPU (dev/test/gpu/*.cu and test_gpt2cu), the whole
+#    model against its reference (test_gpt2), the recorded bits of short runs (dev/test/golden.sh), and the shell tests
+#    (dev/test/*/test_*.sh).
 # 2. The quick unit tests, the fuzzers on their committed inputs and the CUDA backend under AddressSanitizer and
-#    UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer (by clang if there is one), and under clang's MemorySanitizer.
-#    These builds run in the background at the lowest priority, during the tests of the release build.
+#    UndefinedBehaviorSanitizer, the emulator under ThreadSanitizer (by clang if there is one), and under clang's
+#    MemorySanitizer. These builds run in the background at the lowest priority, during the tests of the release build.
 # 3. With FUZZ_SECONDS=20 each fuzzer for 20 seconds (needs clang).
 #
-# The last line is "N passed, N failed, N skipped", in test cases. A crash or a hang counts as one failure. A check that cannot
-# run here is skipped: its program prints a line "SKIP  <what>: <reason>", and the result lists all of these. Only failures
-# decide the exit code.
+# The last line is "N passed, N failed, N skipped", in test cases. A crash or a hang counts as one failure. A check that
+# cannot run here is skipped: its program prints a line "SKIP  <what>: <reason>", and the result lists all of these.
+# Only failures decide the exit code.
 #
-# LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh, test_torchrun.sh,
-# test_elastic.sh and a part of test_ranks.sh, which start ranks by srun and torchrun. Without these packages they are skipped.
+# LAUNCHERS=1 installs Slurm and PyTorch (slurm-wlm, munge, python3-torch; some 300 MB) for test_slurm.sh,
+# test_torchrun.sh, test_elastic.sh and a part of test_ranks.sh, which start ranks by srun and torchrun. Without these
+# packages they are skipped.
 #
-# FAULTS=1 runs the tests of faults that take longer (dev/test/faults/test_*.sh); FAULT_COUNT=20 makes test_random_faults.sh shorter.
+# FAULTS=1 runs the tests of faults that take longer (dev/test/faults/test_*.sh); FAULT_COUNT=20 makes
+# test_random_faults.sh shorter.
 #
 # ARM=1 installs a cross compiler and qemu-user (g++-aarch64-linux-gnu, qemu-user; some 300 MB), builds the CPU program
 # for arm64, and runs its unit tests, test_gpt2 and test_resume.sh there.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-export OMP_WAIT_POLICY=passive  # idle threads do not spin: tests run many small parallel regions, and may share the machine
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export OMP_WAIT_POLICY=passive  # idle threads do not spin: tests have many small parallel regions, and share cores
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1}
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 logs=build/test_logs
 mapfile -t replays < <(for source in dev/fuzz/fuzz_*.cpp; do basename "${source/fuzz_/replay_}" .cpp; done)
 kernels=()
@@ -65,7 +69,8 @@ count() {
     local log=$1 status=$2 line
     cases_passed=0 cases_failed=0 cases_skipped=$(grep -acE '^SKIP  ' "$log")
     if line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -1) && [ -n "$line" ]; then
-        [[ $line =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]] && cases_passed=${BASH_REMATCH[1]} cases_failed=${BASH_REMATCH[2]}
+        cases_passed=${line%% *} cases_failed=${line#*, }
+        cases_failed=${cases_failed%% *}
     elif grep -aqE '^(PASS|FAIL|SKIP)  ' "$log"; then
         cases_passed=$(grep -acE '^PASS  ' "$log")
         cases_failed=$(grep -acE '^FAIL  ' "$log")
@@ -122,8 +127,8 @@ run() {
     report "$1"
 }
 
-# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others; `report_all` waits for all and reports them.
-# Many programs mostly wait, so one more runs at a time than there are cores.
+# in_parallel NAME SECONDS COMMAND...: runs a test program at the same time as others; `report_all` waits for all and
+# reports them. Many programs mostly wait, so one more runs at a time than there are cores.
 parallel_names=() parallel_processes=()
 in_parallel() {
     if ! wanted "$1"; then return; fi
@@ -135,11 +140,14 @@ in_parallel() {
 
 count_running() {
     local process count=0
-    for process in ${parallel_processes[@]+"${parallel_processes[@]}"}; do kill -0 "$process" 2>/dev/null && count=$((count + 1)); done
+    for process in ${parallel_processes[@]+"${parallel_processes[@]}"}; do
+        kill -0 "$process" 2>/dev/null && count=$((count + 1))
+    done
     echo $count
 }
 
-# report_ended [all]: reports the programs of `in_parallel` in their order, up to the first that still runs; with "all" waits for it.
+# report_ended [all]: reports the programs of `in_parallel` in their order, up to the first that still runs; with
+# "all" waits for it.
 report_ended() {
     while [ ${#parallel_names[@]} != 0 ]; do
         if [ "${1:-}" != all ] && kill -0 "${parallel_processes[0]}" 2>/dev/null; then return; fi
@@ -150,8 +158,8 @@ report_ended() {
 }
 report_all() { report_ended all; }
 
-# with_units NAME PROGRAM: `in_parallel` for a program with emulated matrix instructions. These are slow, so cases of large
-# matmuls and long sequences run only on machines that have the instructions.
+# with_units NAME PROGRAM: `in_parallel` for a program with emulated matrix instructions. These are slow, so cases of
+# large matmuls and long sequences run only on machines that have the instructions.
 with_units() {
     local small=(--test-suite-exclude=large)
     if [[ $1 == *test_gpt2 ]]; then small=(); fi
@@ -169,7 +177,8 @@ build() {
     fi
 }
 
-# build_in_background TITLE MAKE-ARGUMENTS...: builds at the lowest priority, with output to a log. `built TITLE` waits for it.
+# build_in_background TITLE MAKE-ARGUMENTS...: builds at the lowest priority, with output to a log. `built
+# TITLE` waits for it.
 build_in_background() {
     local log status=0
     log=$(log_of "build_$1")
@@ -204,16 +213,17 @@ mkdir -p $logs
 # These are too slow under the sanitizers. Other tests run the same sources.
 slow='^test_(checkpoint_faults|matmul|tokenize_refused)$'
 sanitized=()
-for name in $(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow") "${replays[@]}" \
-    "${emulated[@]}"; do
+mapfile -t quick < <(for source in dev/test/unit/test_*.cpp; do basename "$source" .cpp; done | grep -vE "$slow")
+for name in "${quick[@]}" "${replays[@]}" "${emulated[@]}"; do
     if wanted "sanitized/$name"; then sanitized+=("$name"); fi
 done
-# Tests with the CPU's matrix instructions in plain C++ (dev/test/support/emulated_units.h), which run the sources for AMX and
-# AVX512-BF16 on any machine with AVX-512.
+# Tests with the CPU's matrix instructions in plain C++ (dev/test/support/emulated_units.h), which run the sources for
+# AMX and AVX512-BF16 on any machine with AVX-512.
 units=()
 if grep -qs avx512bw /proc/cpuinfo; then units=(test_gpt2 test_matmul test_matrix_attention); fi
 for name in ${units[@]+"${units[@]}"}; do if wanted "sanitized/units/$name"; then sanitized+=("units/$name"); fi; done
-# ThreadSanitizer is many times faster with fibers in clang. With g++ only the emulator's own tests run, which take a minute.
+# ThreadSanitizer is many times faster with fibers in clang. With g++ only the emulator's own tests run,
+# which take a minute.
 compiler=${CXX:-g++} raced=() unwritten=()
 if command -v clang++ >/dev/null; then compiler=clang++; fi
 for name in "${kernels[@]}"; do
@@ -232,14 +242,21 @@ in_tsan=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$com
 
 programs=("${emulated[@]}" "${on_gpu[@]}")
 if [ ${#kernels[@]} != 0 ]; then
-    programs+=(emulator/train_gpt2cu emulator/train_gpt2cu_faults emulator/nonccl/train_gpt2cu emulator/alone/train_gpt2cu emulator/group_ranks)
+    programs+=(emulator/train_gpt2cu emulator/train_gpt2cu_faults emulator/nonccl/train_gpt2cu
+               emulator/alone/train_gpt2cu emulator/group_ranks)
 fi
 build "release" all tests "${programs[@]/#/build/release/}"
 (
     trap 'kill $(jobs -p); exit' TERM
-    if [ ${#sanitized[@]} != 0 ]; then build_in_background "address,undefined" SANITIZE=address,undefined "${sanitized[@]/#/$in_asan/}"; fi
-    if [ ${#raced[@]} != 0 ]; then build_in_background "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$in_tsan/emulator/}"; fi
-    if [ ${#unwritten[@]} != 0 ]; then build_in_background "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$in_msan/emulator/}"; fi
+    if [ ${#sanitized[@]} != 0 ]; then
+        build_in_background "address,undefined" SANITIZE=address,undefined "${sanitized[@]/#/$in_asan/}"
+    fi
+    if [ ${#raced[@]} != 0 ]; then
+        build_in_background "thread" SANITIZE=thread CXX="$compiler" "${raced[@]/#/$in_tsan/emulator/}"
+    fi
+    if [ ${#unwritten[@]} != 0 ]; then
+        build_in_background "memory" SANITIZE=memory CXX=clang++ "${unwritten[@]/#/$in_msan/emulator/}"
+    fi
 ) &
 builder=$!
 trap 'kill $builder 2>/dev/null' EXIT
@@ -256,17 +273,19 @@ heading "the CUDA backend"
 if [ ${#kernels[@]} = 0 ]; then skip "emulator" "it switches stacks as x86-64 does, and this machine is $(uname -m)"; fi
 for name in "${emulated[@]}"; do in_parallel "$name" 300 "build/release/$name"; done
 for name in "${emulated[@]}"; do
-    if [[ $name == */test_gpu_* ]]; then in_parallel "reverse/${name#*/}" 300 env SIMT_ORDER=reverse "build/release/$name"; fi
+    if [[ $name != */test_gpu_* ]]; then continue; fi
+    in_parallel "reverse/${name#*/}" 300 env SIMT_ORDER=reverse "build/release/$name"
 done
 report_all
 if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
 for name in "${on_gpu[@]}"; do run "$name" 300 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
 
-# test_gpt2 runs once for each value of CPU_ISA. The error for an unknown value lists all. Unit tests of operations go through
-# the values themselves.
+# test_gpt2 runs once for each value of CPU_ISA. The error for an unknown value lists all. Unit tests of operations go
+# through the values themselves.
 heading "the whole model"
-instruction_sets=$(CPU_ISA=unknown ./test_gpt2 2>&1 | sed -n 's/^error: CPU_ISA=unknown is not known: //p' | sed 's/,/ /g; s/ or / /')
+instruction_sets=$(CPU_ISA=unknown ./test_gpt2 2>&1 |
+    sed -n '/^error: CPU_ISA=unknown is not known: /{s///; s/,/ /g; s/ or / /; p}')
 if [ -z "$instruction_sets" ]; then
     failed=$((failed + 1))
     failures+=("test_gpt2: no list of the values of CPU_ISA")
@@ -304,13 +323,18 @@ if [ ${#sanitized[@]} != 0 ]; then
     built "address,undefined"
     heading "unit tests under address,undefined"
     for name in "${sanitized[@]}"; do
-        if [[ $name == units/* ]]; then with_units "sanitized/$name" "$in_asan/$name"; else in_parallel "sanitized/$name" 300 "$in_asan/$name"; fi
+        case $name in
+            units/*) with_units "sanitized/$name" "$in_asan/$name" ;;
+            *) in_parallel "sanitized/$name" 300 "$in_asan/$name" ;;
+        esac
     done
     report_all
 fi
 
 heading "the CUDA backend under thread"
-if [ ${#kernels[@]} != 0 ] && [ "$compiler" != clang++ ]; then skip "thread/test_gpu_*" "no clang++, and by g++ they take many minutes"; fi
+if [ ${#kernels[@]} != 0 ] && [ "$compiler" != clang++ ]; then
+    skip "thread/test_gpu_*" "no clang++, and by g++ they take many minutes"
+fi
 if [ ${#raced[@]} != 0 ]; then
     built "thread"
     # One OpenMP thread: clang's OpenMP runtime is not instrumented, and would be reported.
@@ -354,8 +378,8 @@ if [ "$FUZZ_SECONDS" != 0 ]; then
         name=$(basename "$source" .cpp)
         mkdir -p "build/fuzz/corpus_$name"  # inputs that it finds are where the next run begins
         run "fuzz/$name" $((FUZZ_SECONDS + 60)) "build/fuzz/$name" "build/fuzz/corpus_$name" \
-            "dev/fuzz/corpus/${name#fuzz_}" -max_len=4096 -max_total_time="$FUZZ_SECONDS" -timeout=10 -rss_limit_mb=1024 \
-            -malloc_limit_mb=256 -artifact_prefix=$logs/
+            "dev/fuzz/corpus/${name#fuzz_}" -max_len=4096 -max_total_time="$FUZZ_SECONDS" -timeout=10 \
+            -rss_limit_mb=1024 -malloc_limit_mb=256 -artifact_prefix=$logs/
     done
 else
     skip "fuzz" "FUZZ_SECONDS is 0"

@@ -5,10 +5,10 @@
     dev/bench/compare_cpu.py --torch .venv/bin/python --llmc ../llm.c
     dev/bench/compare_cpu.py --torch .venv/bin/python --rounds 1 12.3M       the rows with that text in their names
 
-Prints the tokens/s of each run. At the end it prints a table for RESULTS.md, where a cell has one figure for each round.
---torch names a Python that has PyTorch. --llmc names a folder with the sources of llm.c. The script copies the folder and
-builds llm.c in the copy. llm.c's CPU program has only fp32. The column of a program that is not named stays empty. Run
-nothing else at the same time.
+Prints the tokens/s of each run. At the end it prints a table for RESULTS.md, where a cell has one figure for each
+round. --torch names a Python that has PyTorch. --llmc names a folder with the sources of llm.c. The script copies the
+folder and builds llm.c in the copy. llm.c's CPU program has only fp32. The column of a program that is not named stays
+empty. Run nothing else at the same time.
 """
 import argparse
 import array
@@ -23,14 +23,17 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 THREADS = len(os.sched_getaffinity(0))
-# For each model: the options of bench_step, and what llm.c's checkpoint says of it: the longest sequence, V, L, NH, C, Vp.
+# For each model: the options of bench_step, and what llm.c's checkpoint says of it: the longest sequence, V,
+# L, NH, C, Vp.
 MODELS = {
     "d12": ("--model d12", (1024, 50257, 12, 12, 768, 50304)),
     "small": ("--layers 6 --heads 6 --channels 384 --vocab-size 4096", (256, 4096, 6, 6, 384, 4096)),
 }
 # Each of these variables restricts one library to AVX2: train_gpt2, oneDNN, MKL, and PyTorch's own kernels.
-AVX2 = {"CPU_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-# A row's name, model, B, T, precision, and the environment variables that both programs get. readme_table.py knows the names.
+AVX2 = {"CPU_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2"}
+# A row's name, model, B, T, precision, and the environment variables that both programs get.
+# readme_table.py knows the names.
 ROWS = [
     ("124M, bf16, `-b 4 -t 256`", "d12", 4, 256, "bf16", {}),
     ("124M, bf16, `-b 1 -t 1024`", "d12", 1, 1024, "bf16", {}),
@@ -45,21 +48,22 @@ def run(command, variables=None, **more):
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(THREADS), **(variables or {})}, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, **more)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+        output = done.stdout[-1000:] + done.stderr[-3000:]
+        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{output}")
     return done.stdout
 
 
 def ours(row, steps):
     _, model, B, T, precision, variables = row
-    text = run([ROOT / "build/release/bench_step", *MODELS[model][0].split(), "-b", str(B), "-t", str(T), "--precision", precision,
-                "--steps", str(steps), "--threads", str(THREADS)], variables)
+    text = run([ROOT / "build/release/bench_step", *MODELS[model][0].split(), "-b", str(B), "-t", str(T), "--precision",
+                precision, "--steps", str(steps), "--threads", str(THREADS)], variables)
     return float(re.search(r"ms = (\d+) tok/s", text).group(1))
 
 
 def torch(python, row, steps):
     _, model, B, T, precision, variables = row
-    text = run([python, ROOT / "dev/bench/torch_baseline.py", "--model", model, "--B", str(B), "--T", str(T), "--precision",
-                precision, "--compile", "--steps", str(steps), "--threads", str(THREADS)], variables)
+    text = run([python, ROOT / "dev/bench/torch_baseline.py", "--model", model, "--B", str(B), "--T", str(T),
+                "--precision", precision, "--compile", "--steps", str(steps), "--threads", str(THREADS)], variables)
     return float(re.search(r"(\d+) tokens/s best", text).group(1))
 
 
@@ -68,8 +72,8 @@ def prepare_llmc(sources, folder, model, B, T, steps):
     shutil.copytree(sources, folder, ignore=shutil.ignore_patterns(".git", "*.bin"))
     path = folder / "train_gpt2.c"
     text = path.read_text()
-    for old, new in [("int B = 4;", f"int B = {B};"), ("int T = 64;", f"int T = {T};"), ("step <= 40", f"step < {steps}"),
-                     ("int val_num_batches = 5;", "int val_num_batches = 1;")]:
+    for old, new in [("int B = 4;", f"int B = {B};"), ("int T = 64;", f"int T = {T};"),
+                     ("step <= 40", f"step < {steps}"), ("int val_num_batches = 5;", "int val_num_batches = 1;")]:
         if old not in text:
             sys.exit(f"{path} has no text \"{old}\"; take llm.c of commit f1e2ace")
         text = text.replace(old, new)
@@ -118,8 +122,10 @@ def main():
     rows = [row for row in ROWS if all(word in row[0] for word in args.rows)]
     if not rows:
         parser.error(f"no row has {' and '.join(args.rows)} in its name")
-    for path, need in [(ROOT / "build/release/bench_step", "run make bench"), (args.llmc, "--llmc names a folder with llm.c"),
-                       (args.torch and shutil.which(args.torch) or args.torch, "--torch names a Python that has PyTorch")]:
+    for path, need in [(ROOT / "build/release/bench_step", "run make bench"),
+                       (args.llmc, "--llmc names a folder with llm.c"),
+                       (args.torch and shutil.which(args.torch) or args.torch,
+                        "--torch names a Python that has PyTorch")]:
         if path and not os.path.exists(path):
             sys.exit(f"error: {path} does not exist; {need}")
 
@@ -136,7 +142,8 @@ def main():
             for program, measure in programs.items():
                 rates[program].append(measure())
                 print(f"{name}: {program} {rates[program][-1]:,.0f}", flush=True)
-        table.append(f"| {name} | " + " | ".join(", ".join(f"{rate:,.0f}" for rate in cell) for cell in rates.values()) + " |")
+        cells = [", ".join(f"{rate:,.0f}" for rate in cell) for cell in rates.values()]
+        table.append(f"| {name} | " + " | ".join(cells) + " |")
     print("\n".join(["", *table]))
 
 

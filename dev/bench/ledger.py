@@ -3,19 +3,19 @@
 
     dev/bench/ledger.py --gpu h100-sxm --model d12 --micro-batch 64
     dev/bench/ledger.py --gpu h100-sxm --model d48 --micro-batch 16 --precision fp8
-    dev/bench/ledger.py --gpu h100-sxm --measured out/gpu_pass/results.jsonl    figures of bench_ops beside the predictions
+    dev/bench/ledger.py --gpu h100-sxm --measured results.jsonl    figures of bench_ops beside the predictions
     dev/bench/ledger.py --update-docs                                           writes the tables of docs/performance.md
 
 The floor of a launch is the larger of two times: of its bytes at the memory's data-sheet speed, and of its FLOPs at the
-data-sheet peak. The prediction divides these by shares of the two speeds that kernels reach, and adds a time per launch.
-Matmuls also pay for the tiles of their last wave and for a short inner dimension. `--shares` prints the shares with their
-sources.
+data-sheet peak. The prediction divides these by shares of the two speeds that kernels reach, and adds a time
+per launch. Matmuls also pay for the tiles of their last wave and for a short inner dimension. `--shares` prints
+the shares with their sources.
 
-The launches are those of one rank without recomputation, with AdamW, master weights and cuDNN's deterministic attention. A
-bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it.
-bench_ops has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
-`train_gpt2 plan` counts the same FLOPs per token and the same batch; its time is measured on the machine where it runs, or
-stands for 30 % of the peak, and it does not read this script.
+The launches are those of one rank without recomputation, with AdamW, master weights and cuDNN's deterministic
+attention. A bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it. bench_ops
+has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
+`train_gpt2 plan` counts the same FLOPs per token and the same batch; its time is measured on the machine where it runs,
+or stands for 30 % of the peak, and it does not read this script.
 """
 import argparse
 import math
@@ -64,23 +64,27 @@ class Gpu:
 MFU_PEAKS = {name: (float(bf16), float(fp32)) for name, bf16, fp32 in
              in_source("llmc/model/mfu.h", r'\{"([^"]+)", ([\d.]+), [\d.]+, ([\d.]+)\}')}
 GPUS = {
-    "h100-sxm": Gpu("H100 SXM", "H100", 132, 3350, 1979, 80, True, "NVIDIA H100 data sheet; the H100 white paper for SMs"),
-    "h100-pcie": Gpu("H100 PCIe", "H100 PCIe", 114, 2000, 1513, 80, True, "NVIDIA H100 data sheet; the H100 white paper for SMs"),
+    "h100-sxm": Gpu("H100 SXM", "H100", 132, 3350, 1979, 80, True,
+                    "NVIDIA H100 data sheet; the H100 white paper for SMs"),
+    "h100-pcie": Gpu("H100 PCIe", "H100 PCIe", 114, 2000, 1513, 80, True,
+                     "NVIDIA H100 data sheet; the H100 white paper for SMs"),
     "h200": Gpu("H200 SXM", "H200", 132, 4800, 1979, 141, True, "NVIDIA H200 data sheet"),
-    "a100": Gpu("A100 SXM 80 GB", "A100", 108, 2039, 0, 80, False, "NVIDIA A100 data sheet; the A100 white paper for SMs"),
+    "a100": Gpu("A100 SXM 80 GB", "A100", 108, 2039, 0, 80, False,
+                "NVIDIA A100 data sheet; the A100 white paper for SMs"),
     "rtx-4090": Gpu("RTX 4090", "RTX 4090", 128, 1008, 330.3, 24, False, "NVIDIA Ada white paper, appendix A"),
 }
 
 # ---- shares of the peak that kernels reach
 
-# Values are (share, depth, source). Share: of the peak FLOP/s (for matmuls, at an infinitely long inner dimension) or of the
-# memory's speed. Depth: the cost of starting and ending a matmul tile, in elements of its inner dimension; see
+# Values are (share, depth, source). Share: of the peak FLOP/s (for matmuls, at an infinitely long inner dimension) or
+# of the memory's speed. Depth: the cost of starting and ending a matmul tile, in elements of its inner dimension; see
 # matmul_seconds. Other GPUs are assumed to reach the same shares as an H100.
 SHARES = {
     "matmul bf16": (0.86, 283, "fitted to two matmuls on H100: 8192 x 8192 x 8192 at 798 TFLOP/s (PyTorch, once), "
                                "65536 x 6656 x 1664 at 726 (nanochat, dev/LOG.md, 2026-02-02)"),
     "matmul fp32": (0.75, 0, "an estimate: without tensor cores, and no figure of cuBLAS was found"),
-    "matmul fp8": (0.81, 640, "one scale per tensor; fitted to two: 65536 x 6656 x 1664 at 1160 TFLOP/s (nanochat, the same, "
+    "matmul fp8": (0.81, 640,
+                   "one scale per tensor; fitted to two: 65536 x 6656 x 1664 at 1160 TFLOP/s (nanochat, the same, "
                               "1.45 ms of which 0.2 ms are an estimate for the cast), inner dimension 16384 at 1550 "
                               "(DeepGEMM's README)"),
     "matmul fp8-block": (0.83, 1020, "scales for 1 x 128 and 128 x 128 elements; fitted to DeepGEMM's tables on H800: "
@@ -89,11 +93,13 @@ SHARES = {
                                    "paper, figure 5)"),
     "attention_backward": (0.25, 0, "cuDNN 9.19, the same heads, T 2048: 264 TFLOP/s on H200 (cudnn-frontend's "
                                     "benchmarks); T 1024 is taken as 247"),
-    "attention_forward, no Hopper": (0.38, 0, "an estimate: FlashAttention-2 reaches 0.50 to 0.73 of an A100 (its paper), "
+    "attention_forward, no Hopper": (0.38, 0,
+                                     "an estimate: FlashAttention-2 reaches 0.50 to 0.73 of an A100 (its paper), "
                                               "less with 64 channels and T 1024"),
     "attention_backward, no Hopper": (0.33, 0, "an estimate, as above"),
     "attention fp32": (0.15, 0, "an estimate: our own kernels on the FMA units, never timed"),
-    "memory": (0.80, 0, "copies: 3.0 of 3.35 TB/s on H100, 4.3 of 4.8 on H200 (PyTorch, once); kernels 0.88 to 0.92 of a copy "
+    "memory": (0.80, 0,
+               "copies: 3.0 of 3.35 TB/s on H100, 4.3 of 4.8 on H200 (PyTorch, once); kernels 0.88 to 0.92 of a copy "
                         "(cuDNN's norms, cudnn-frontend's benchmarks)"),
 }
 LAUNCH_SECONDS = 2e-6  # an estimate: about 1 us between nodes of a CUDA graph, and as much to fill and drain a kernel
@@ -102,8 +108,8 @@ MAX_SPLITS = 32
 
 
 def matmul_seconds(launch, gpu, splits=MAX_SPLITS):
-    """SMs compute the tiles of the result in whole waves. A weight's gradient has few tiles and a long inner dimension, so
-    up to `splits` SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
+    """SMs compute the tiles of the result in whole waves. A weight's gradient has few tiles and a long inner dimension,
+    so up to `splits` SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
     m, n, k = launch.shape
     share, depth, _ = SHARES["matmul " + launch.precision]
     rate = share * gpu.peak(launch.precision)
@@ -177,7 +183,8 @@ class Shape:
         self.Vp = round_up(self.V, 128)
         self.chunks = math.ceil(self.N / self.logit_rows)
         self.rows = math.ceil(self.N / self.chunks)
-        self.dtype = "fp32" if self.precision == "fp32" else "bf16"  # of all tensors but the operands of the layers' matmuls
+        # The dtype of all tensors but the operands of the layers' matmuls.
+        self.dtype = "fp32" if self.precision == "fp32" else "bf16"
         self.element = 4 if self.precision == "fp32" else 2  # bytes of an element of dtype
         self.operand = 1 if self.precision.startswith("fp8") else self.element  # bytes, in the layers' matmuls
 
@@ -188,7 +195,8 @@ class Shape:
         return tensors(self.Vp * C, self.max_T * C, C, C) + self.L * layer
 
     def zeroed(self):
-        """Elements that a step zeroes, because kernels add to them: gradients of wpe, biases and LayerNorms, and the loss."""
+        """Elements that a step zeroes, because kernels add to them: gradients of wpe, biases
+        and LayerNorms, and the loss."""
         C, tensors = self.C, lambda *sizes: sum(round_up(size, 64) for size in sizes)
         return 1 + self.max_T * C + tensors(C, C) + self.L * tensors(C, C, 3 * C, C, C, C, 4 * C, C)
 
@@ -210,8 +218,8 @@ def gelu_is_fused(s, gpu):
 
 
 def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
-    """gelu: also writes the values before GELU. Where the library's GELU is slow, our own kernel follows. residual: adds the
-    residual stream, which has the size of the result."""
+    """gelu: also writes the values before GELU. Where the library's GELU is slow, our own kernel follows. residual:
+    adds the residual stream, which has the size of the result."""
     fused = gelu and gelu_is_fused(s, gpu)
     calls, result = s.L * s.micro_steps, s.element * s.N * OC
     moved = s.operand * (s.N * IC + IC * OC) + (2 if fused or residual else 1) * result
@@ -219,8 +227,8 @@ def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
     yield Launch("forward", name + " forward", kernels, "layers' matmuls, forward", calls, moved, 2 * s.N * IC * OC,
                  precision=s.precision, shape=(s.N, OC, IC))
     if gelu and not fused:
-        yield Launch("forward", name + " forward", "gelu_forward", "passes of GELU and bias", calls, 2 * result, extra=result,
-                     begins=False)
+        yield Launch("forward", name + " forward", "gelu_forward", "passes of GELU and bias", calls, 2 * result,
+                     extra=result, begins=False)
 
 
 def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
@@ -228,19 +236,21 @@ def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
     fused = gelu and gelu_is_fused(s, gpu)
     calls, result, operation = s.L * s.micro_steps, s.element * s.N * IC, name + " backward"
     moved = s.operand * (s.N * OC + IC * OC) + (2 if fused else 1) * result
-    yield Launch("backward", operation, "input gradient" + (" x GELU'" if fused else ""), "layers' matmuls, input gradients",
+    yield Launch("backward", operation, "input gradient" + (" x GELU'" if fused else ""),
+                 "layers' matmuls, input gradients",
                  calls, moved, 2 * s.N * IC * OC, precision=s.precision, shape=(s.N, IC, OC))
     if gelu and not fused:
-        yield Launch("backward", operation, "gelu_backward", "passes of GELU and bias", calls, 3 * result, extra=2 * result,
-                     begins=False)
+        yield Launch("backward", operation, "gelu_backward", "passes of GELU and bias", calls, 3 * result,
+                     extra=2 * result, begins=False)
     yield weight_gradient(s, operation, "layers' matmuls, weight gradients", calls, s.N, IC, OC, 1)
     if bias and s.precision.startswith("fp8"):  # the pass that makes the FP8 copies also adds up blocks of 128 rows
         moved = 2 * 4 * s.N / 128 * OC
-        yield Launch("backward", operation, "sum_rows", "passes of GELU and bias", calls, moved, extra=moved, begins=False)
+        yield Launch("backward", operation, "sum_rows", "passes of GELU and bias", calls, moved, extra=moved,
+                     begins=False)
     elif bias:
         moved = s.element * s.N * OC
-        yield Launch("backward", operation, "bias_backward, sum_rows", "passes of GELU and bias", calls, moved, launches=2,
-                     extra=moved, begins=False)
+        yield Launch("backward", operation, "bias_backward, sum_rows", "passes of GELU and bias", calls, moved,
+                     launches=2, extra=moved, begins=False)
 
 
 def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
@@ -255,11 +265,11 @@ def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
 
 
 def cast(s, phase, operation, elements, calls, what, copies, amax=False):
-    """Conversion of a tensor to FP8. cuBLASLt's FP8 matmuls on Hopper need the inner dimension of both operands contiguous.
-    Forward reads rows of its input. Backward reads a transposed copy of the input, and both layouts of the output's gradient.
-    A pass reads bf16 and writes 1 or 2 copies. One scale per tensor needs the largest magnitude (amax) first; one scale per
-    block does not. LayerNorm and GELU kernels find amax as they write the tensor. amax=True: a library writes the tensor, so
-    another pass finds it."""
+    """Conversion of a tensor to FP8. cuBLASLt's FP8 matmuls on Hopper need the inner dimension of both operands
+    contiguous. Forward reads rows of its input. Backward reads a transposed copy of the input, and both layouts of the
+    output's gradient. A pass reads bf16 and writes 1 or 2 copies. One scale per tensor needs the largest magnitude
+    (amax) first; one scale per block does not. LayerNorm and GELU kernels find amax as they write the tensor.
+    amax=True: a library writes the tensor, so another pass finds it."""
     if s.precision == "fp8" and amax:
         yield Launch(phase, operation, f"amax of {what}", "FP8 casts", calls, 2 * elements, extra=2 * elements,
                      begins=False)
@@ -269,15 +279,17 @@ def cast(s, phase, operation, elements, calls, what, copies, amax=False):
 
 
 def attention(s, phase, gpu):
-    calls, NC, pairs = s.L * s.micro_steps, s.N * s.C, 0.5 * s.N * s.T * s.C  # causal: half of all pairs, C numbers each
+    calls, NC = s.L * s.micro_steps, s.N * s.C
+    pairs = 0.5 * s.N * s.T * s.C  # causal: half of all pairs, C numbers each
     if phase == "forward":
         yield Launch(phase, "attention_forward", "attention_forward", "attention", calls, 4 * s.element * NC, 4 * pairs,
                      precision=s.dtype)
         return
-    # cuDNN's deterministic backward writes and reads the gradient of the scores. Causal attention has half of the scores.
+    # cuDNN's deterministic backward writes and reads the gradient of the scores. Causal attention has
+    # half of the scores.
     scores = 2 * 0.5 * 2 * s.B * s.NH * s.T * s.T if s.dtype == "bf16" else 0
-    yield Launch(phase, "attention_backward", "attention_backward", "attention", calls, 8 * s.element * NC + scores, 10 * pairs,
-                 extra=scores, precision=s.dtype, launches=3 * attention_parts(s, gpu))
+    yield Launch(phase, "attention_backward", "attention_backward", "attention", calls, 8 * s.element * NC + scores,
+                 10 * pairs, extra=scores, precision=s.dtype, launches=3 * attention_parts(s, gpu))
 
 
 def attention_parts(s, gpu):
@@ -324,8 +336,8 @@ def backward(s, gpu):
     C, NC, calls = s.C, s.N * s.C, s.L * s.micro_steps
 
     def layernorm(what, calls):
-        return Launch("backward", "layernorm_backward", f"layernorm_backward ({what}), sum_rows", "LayerNorm, embeddings", calls,
-                      4 * s.element * NC, launches=2)
+        return Launch("backward", "layernorm_backward", f"layernorm_backward ({what}), sum_rows",
+                      "LayerNorm, embeddings", calls, 4 * s.element * NC, launches=2)
     yield from backward_of_head(s, gpu)
     yield layernorm("lnf", s.micro_steps)
     yield from cast(s, "backward", "fcproj backward", NC, calls, "dx", 2)
@@ -344,15 +356,16 @@ def backward(s, gpu):
     yield from matmul_backward(s, "qkv", C, 3 * C, gpu, bias=True)
     yield layernorm("ln1", calls)
     passes = 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
-    yield Launch("backward", "embedding_backward", "position_sums, sort, token_parts, token_join", "LayerNorm, embeddings",
+    yield Launch("backward", "embedding_backward", "position_sums, sort, token_parts, token_join",
+                 "LayerNorm, embeddings",
                  s.micro_steps, s.element * NC + 8 * C * (min(s.N, s.V) + s.T), launches=3 + 3 * passes)
 
 
 def update(s):
     parameters = s.padded_parameters()
     adamw = 28 if s.dtype == "fp32" else 30
-    yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1, 4 * parameters,
-                 launches=9)
+    yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1,
+                 4 * parameters, launches=9)
     yield Launch("update", "adamw, all buckets", "adamw", "update", 1, adamw * parameters)
     yield from cast(s, "update", "adamw, all buckets", 12 * s.C**2 * s.L, 1, "weights", 2, amax=True)
 
@@ -407,7 +420,8 @@ def launch_rows(launches, gpu, measured):
     head = ["phase", "operation", "kernels", "launches", "MB", "GFLOP", "floor, ms", "predicted, ms"]
     rows, seen = [], set()
     for launch in launches:
-        row = [launch.phase, launch.operation, launch.kernels, f"{launch.calls * launch.launches}", f"{1e-6 * launch.moved:,.1f}",
+        row = [launch.phase, launch.operation, launch.kernels, f"{launch.calls * launch.launches}",
+               f"{1e-6 * launch.moved:,.1f}",
                f"{1e-9 * launch.flop:,.1f}", f"{1e3 * launch.floor(gpu):.2f}", f"{1e3 * launch.seconds(gpu):.2f}"]
         if measured:
             new = launch.operation not in seen and launch.operation in measured
@@ -452,14 +466,15 @@ def summary(launches, s, gpu):
     seconds, tokens = sum(launch.seconds(gpu) for launch in launches), s.N * s.micro_steps
     mfu = s.flops_per_token() * tokens / seconds / gpu.peak(s.dtype)
     unsplit = sum(launch.seconds(gpu, 1) for launch in launches) - seconds
-    return (f"Predicted, not measured: {1e3 * seconds:.1f} ms for a step of {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s, "
-            f"MFU {100 * mfu:.1f} % of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s. "
+    return (f"Predicted, not measured: {1e3 * seconds:.1f} ms for a step of {tokens:,} tokens, "
+            f"{tokens / seconds:,.0f} tokens/s, MFU {100 * mfu:.1f} % of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s. "
             f"Without split-K the weights' gradients would take {1e3 * unsplit:.1f} ms more.")
 
 
 def describe(s, gpu):
-    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, B {s.B}, T {s.T}, "
-            f"{s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, {gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
+    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, "
+            f"B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
+            f"{gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
 
 # ---- docs/performance.md
@@ -498,9 +513,11 @@ def arguments(args):
     add("--seq-len", type=int, default=1024, help="tokens per sequence [1024]")
     add("--vocab-size", type=int, default=50257, help="[50257]")
     add("--micro-steps", type=int, default=1, help="micro-batches of a step [1]")
-    add("--precision", default="bf16", help="bf16, fp32; fp8: the layers' matmuls with a scale per tensor, fp8-block: with a "
+    add("--precision", default="bf16",
+        help="bf16, fp32; fp8: the layers' matmuls with a scale per tensor, fp8-block: with a "
                                             "scale per block, which the trainer does not have [bf16]")
-    add("--logit-rows", type=int, default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]),
+    add("--logit-rows", type=int, default=int(in_source("llmc/cuda/ops.cu",
+                                                        r"preferred_logit_rows\(\) { return (\d+)")[0]),
         help="tokens whose logits are in memory at a time [65536]; on a CPU bench_ops has 2048")
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
     add("--operations", action="store_true", help="print the lines of bench_ops --list")
@@ -543,11 +560,12 @@ def shape_of(a):
 def print_shares():
     rows = [[key, g.title, f"{g.sms}", f"{g.memory:,}", *(f"{1e-12 * g.peak(p):,g}" for p in ("bf16", "fp32", "fp8")),
              g.source] for key, g in GPUS.items()]
-    print_columns(["--gpu", "name", "SMs", "GB/s", "bf16 TFLOP/s", "fp32", "fp8", "source; bf16 and fp32: llmc/model/mfu.h"], rows)
+    print_columns(["--gpu", "name", "SMs", "GB/s", "bf16 TFLOP/s", "fp32", "fp8",
+                   "source; bf16 and fp32: llmc/model/mfu.h"], rows)
     for name, (share, depth, source) in SHARES.items():
         print(f"{name:<30} {share:.2f}  {f'depth {depth}' if depth else '':<10}  {source}")
-    print(f"{'launch':<30} {1e6 * LAUNCH_SECONDS:.0f} us             an estimate: about 1 us between nodes of a CUDA graph, and as "
-          "much to fill and drain a kernel")
+    print(f"{'launch':<30} {1e6 * LAUNCH_SECONDS:.0f} us             "
+          "an estimate: about 1 us between nodes of a CUDA graph, and as much to fill and drain a kernel")
 
 
 def main():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """readme_table.py [--check]: writes the README's table of speeds from the table of dev/bench/RESULTS.md.
 
-A cell of RESULTS.md has the tokens/s of several runs, the README's cell has the best of them. --check changes nothing, and
-fails if the README's table is not the one that RESULTS.md gives.
+A cell of RESULTS.md has the tokens/s of several runs, the README's cell has the best of them. --check changes nothing,
+and fails if the README's table is not the one that RESULTS.md gives.
 """
 import pathlib
 import re
@@ -44,7 +44,8 @@ def main():
     marked = re.compile(r"(<!-- speed: [^\n]*-->\n).*?(<!-- /speed -->)", re.S)
     changed = marked.sub(lambda m: m.group(1) + new + m.group(2), text)
     if sys.argv[1:] == ["--check"]:
-        sys.exit(0 if changed == text else "README.md: its table of speeds is not that of dev/bench/RESULTS.md: run dev/bench/readme_table.py")
+        sys.exit(0 if changed == text else "README.md: its table of speeds is not that of dev/bench/RESULTS.md: "
+                                           "run dev/bench/readme_table.py")
     readme.write_text(changed, encoding="utf-8")
 
 

@@ -3,10 +3,10 @@
 
     dev/bench/results.py results.jsonl              Markdown on stdout
     dev/bench/results.py --run NAME log.jsonl       prints one such object for a training run
-    dev/bench/results.py --llmc d12:64 llmc.log     prints one for the output of llm.c's trainer with -e d12 -b 64 -t 1024
+    dev/bench/results.py --llmc d12:64 llmc.log     prints one for the output of llm.c with -e d12 -b 64 -t 1024
 
-bench_ops --json, torch_baseline.py --json, --run and --llmc write such objects. If a figure was measured several times, the
-best one counts.
+bench_ops --json, torch_baseline.py --json, --run and --llmc write such objects. If a figure was measured several
+times, the best one counts.
 """
 import argparse
 import json
@@ -34,7 +34,8 @@ def run_summary(name, path):
 
 
 def llmc_summary(shape, path):
-    """llm.c's fastest step; its line is "step 3/30 | loss ... | 140.00 ms | 38.0% bf16 MFU | 468000 tok/s". shape: d12:64."""
+    """llm.c's fastest step; its line is "step 3/30 | loss ... | 140.00 ms | 38.0% bf16 MFU | 468000 tok/s". shape:
+    d12:64."""
     model, B = shape.split(":")[0], int(shape.split(":")[1])
     with open(path, errors="replace") as file:
         text = file.read()
@@ -44,8 +45,8 @@ def llmc_summary(shape, path):
     device = re.search(r"\| device +\| (.*?) *\|", text)
     memory = re.search(r"device memory usage: *([0-9]+) MiB", text)
     fastest = min(ms[1:])
-    return {"bench": "other", "name": "llm.c", "device": device.group(1) if device else "", "model": model, "dtype": "bf16",
-            "B": B, "T": 1024, "ms": fastest, "tokens_per_s": 1024 * B / fastest * 1e3,
+    return {"bench": "other", "name": "llm.c", "device": device.group(1) if device else "", "model": model,
+            "dtype": "bf16", "B": B, "T": 1024, "ms": fastest, "tokens_per_s": 1024 * B / fastest * 1e3,
             **({"bytes": int(memory.group(1)) << 20} if memory else {})}
 
 
@@ -74,14 +75,18 @@ def mfu_of(r, rows):
 
 
 def steps_table(results):
-    rows = best([r for r in results if r["bench"] in ("step", "other")], ("bench", "name", "variant", "model", "dtype", "B", "T"), "ms")
+    rows = best([r for r in results if r["bench"] in ("step", "other")],
+                ("bench", "name", "variant", "model", "dtype", "B", "T"), "ms")
     if not rows:
         return
     print("### Whole training steps\n")
     ratios(rows)
-    table(["program", "device", "model", "dtype", "B", "T", "ms", "ms for 65,536 tokens", "tokens/s", "MFU", "memory, GB"],
-          [[r.get("name", f"train_gpt2 {r.get('variant', '')}".strip()), r["device"], r["model"], r["dtype"], r["B"], r["T"], f"{r['ms']:.2f}",
-            f"{65536e3 / r['tokens_per_s']:.1f}", f"{r['tokens_per_s']:,.0f}", f"{100 * mfu_of(r, rows):.1f} %" if mfu_of(r, rows) else "",
+    table(["program", "device", "model", "dtype", "B", "T", "ms", "ms for 65,536 tokens", "tokens/s", "MFU",
+           "memory, GB"],
+          [[r.get("name", f"train_gpt2 {r.get('variant', '')}".strip()), r["device"], r["model"], r["dtype"], r["B"],
+            r["T"], f"{r['ms']:.2f}",
+            f"{65536e3 / r['tokens_per_s']:.1f}", f"{r['tokens_per_s']:,.0f}",
+            f"{100 * mfu_of(r, rows):.1f} %" if mfu_of(r, rows) else "",
             f"{1e-9 * r['bytes']:.1f}" if "bytes" in r else ""]
            for r in rows])
 
@@ -92,7 +97,8 @@ def ratios(rows):
     for name, model, dtype, T in dict.fromkeys((r["name"], r["model"], r["dtype"], r["T"]) for r in others):
         theirs = max((r for r in others if r["name"] == name and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)),
                      key=lambda r: r["tokens_per_s"])
-        same = [r for r in rows if r["bench"] == "step" and not r.get("variant") and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)]
+        same = [r for r in rows if r["bench"] == "step" and not r.get("variant")
+                and (r["model"], r["dtype"], r["T"]) == (model, dtype, T)]
         if same:
             ours = max(same, key=lambda r: r["tokens_per_s"])
             print(f"{model}, {dtype}, T {T}: {ours['tokens_per_s'] / theirs['tokens_per_s']:.2f} x {name} "
@@ -109,10 +115,12 @@ def operations_table(results):
         rows = best([r for r in operations if setting_of(r) == setting], ("op",), "us")
         device, model, dtype, B, T, variant = setting
         print(f"### Operations: {model}, {dtype}, B {B}, T {T}, {device} {variant}".strip() + "\n")
-        print(f"Copy {rows[0]['copy_gbs']:,.0f} GB/s, matmul {rows[0]['product_tflops']:.1f} TFLOP/s in the same run.\n")
+        copy, product = rows[0]["copy_gbs"], rows[0]["product_tflops"]
+        print(f"Copy {copy:,.0f} GB/s, matmul {product:.1f} TFLOP/s in the same run.\n")
         rows.sort(key=lambda r: -r["count"] * (r["us"] - r["floor_us"]))
         table(["operation", "runs a step", "us", "GB/s", "TFLOP/s", "ms a step", "floor, ms", "gap, ms"],
-              [[r["op"], r["count"], f"{r['us']:.1f}", f"{1e-3 * r['bytes'] / r['us']:,.0f}", f"{1e-6 * r['flop'] / r['us']:.1f}",
+              [[r["op"], r["count"], f"{r['us']:.1f}", f"{1e-3 * r['bytes'] / r['us']:,.0f}",
+                f"{1e-6 * r['flop'] / r['us']:.1f}",
                 f"{1e-3 * r['count'] * r['us']:.2f}", f"{1e-3 * r['count'] * r['floor_us']:.2f}",
                 f"{1e-3 * r['count'] * (r['us'] - r['floor_us']):.2f}"] for r in rows])
 

@@ -96,7 +96,8 @@ def main():
     model = GPT2(*SIZES[args.model], args.T).to(args.device)
     optimizer, optimizer_name = make_optimizer(model)
     forward = torch.compile(model) if args.compile else model
-    tokens, targets = (torch.randint(0, SIZES[args.model][3] - 47, (args.B, args.T), device=args.device) for _ in range(2))
+    vocabulary = SIZES[args.model][3] - 47
+    tokens, targets = (torch.randint(0, vocabulary, (args.B, args.T), device=args.device) for _ in range(2))
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -124,7 +125,8 @@ def main():
             print(json.dumps({"bench": "other", "name": name, "device": device, "model": args.model, "B": args.B,
                               "T": args.T, "dtype": args.precision, "ms": 1e3 * best,
                               "tokens_per_s": tokens_per_step / best,
-                              **({"bytes": torch.cuda.max_memory_reserved()} if args.device == "cuda" else {})}), file=file)
+                              **({"bytes": torch.cuda.max_memory_reserved()} if args.device == "cuda" else {})}),
+                  file=file)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Trains a run of train_gpt2 again in PyTorch, with the same initial weights, tokens and learning rates, and compares losses.
+"""Trains a run again in PyTorch, with the same initial weights, tokens and learning rates, and compares the losses.
 
-    ./train_gpt2 ... --layers 2 --heads 2 --channels 64 --steps 1 --warmup 0 --lr 0 --output first     the initial weights
+    ./train_gpt2 ... --steps 1 --warmup 0 --lr 0 --output first     the initial weights
     ./train_gpt2 ... --init first --output run                      the run
     dev/bench/torch_curve.py run                                    its steps in PyTorch
     dev/bench/torch_curve.py run --noise other                      other: the same run with another --seed
 
-The model, the options and the learning rate of each step come from the run's log.jsonl, the weights from its --init. The
-order of the tokens is computed as in data/dataloader.cpp.
+The model, the options and the learning rate of each step come from the run's log.jsonl, the weights from its --init.
+The order of the tokens is computed as in data/dataloader.cpp.
 
-In bf16 the two programs round differently, and small differences grow with the steps. Two runs with different seeds differ
-more. Only the first losses must agree; --first and --tolerance say how many and how closely. The last line printed has their
-largest difference, and each program's mean loss over the last tenth of the steps. Exit code 0: the first losses agree; 1:
-they do not, or the run cannot be read; 77: PyTorch is not installed.
+In bf16 the two programs round differently, and small differences grow with the steps. Two runs with different seeds
+differ more. Only the first losses must agree; --first and --tolerance say how many and how closely. The last line
+printed has their largest difference, and each program's mean loss over the last tenth of the steps. Exit code 0: the
+first losses agree; 1: they do not, or the run cannot be read; 77: PyTorch is not installed.
 """
 import argparse
 import glob
@@ -34,11 +34,13 @@ MASK = np.uint64(0xffffffff)
 
 def philox(seed, stream, index):
     """The first word of Philox4x32-10 for an array of indices (base/random.h)."""
-    x = [index & MASK, index >> np.uint64(32)] + [np.full_like(index, stream >> shift & 0xffffffff) for shift in (0, 32)]
+    x = [index & MASK, index >> np.uint64(32)]
+    x += [np.full_like(index, stream >> shift & 0xffffffff) for shift in (0, 32)]
     key = [seed & 0xffffffff, seed >> 32]
     for _ in range(10):
         p0, p1 = x[0] * np.uint64(0xD2511F53), x[2] * np.uint64(0xCD9E8D57)
-        x = [p1 >> np.uint64(32) ^ x[1] ^ np.uint64(key[0]), p1 & MASK, p0 >> np.uint64(32) ^ x[3] ^ np.uint64(key[1]), p0 & MASK]
+        x = [p1 >> np.uint64(32) ^ x[1] ^ np.uint64(key[0]), p1 & MASK, p0 >> np.uint64(32) ^ x[3] ^ np.uint64(key[1]),
+             p0 & MASK]
         key = [key[0] + 0x9E3779B9 & 0xffffffff, key[1] + 0xBB67AE85 & 0xffffffff]
     return x[0]
 
@@ -146,15 +148,18 @@ class Training:
         self.T, self.device = self.options["seq-len"] or shape["positions"], device
         self.windows = description["tokens_per_step"] // self.T
         self.precision = description["precision"]
-        self.model = GPT2(shape["layers"], shape["heads"], shape["channels"], shape["vocab_size"], shape["positions"]).to(device)
+        self.model = GPT2(shape["layers"], shape["heads"], shape["channels"], shape["vocab_size"],
+                          shape["positions"]).to(device)
         load(self.model, read_safetensors(newest_weights(os.path.join(description["directory"], self.options["init"]))))
         self.forward = torch.compile(self.model) if compiled else self.model
         matrices = [p for p in self.model.parameters() if p.dim() == 2]
         others = [p for p in self.model.parameters() if p.dim() != 2]
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": self.options["weight-decay"]}, {"params": others, "weight_decay": 0.0}],
+            [{"params": matrices, "weight_decay": self.options["weight-decay"]},
+             {"params": others, "weight_decay": 0.0}],
             betas=(self.options["beta1"], self.options["beta2"]), eps=self.options["eps"])
-        self.tokens = Tokens(os.path.join(description["directory"], self.options["train-data"]), self.T, self.options["seed"])
+        self.tokens = Tokens(os.path.join(description["directory"], self.options["train-data"]), self.T,
+                             self.options["seed"])
 
     def step(self, line, micro_batch):
         """One optimizer step on the tokens of the logged step; returns its loss."""
@@ -192,7 +197,8 @@ def main():
     training = Training(description, args.device, args.compile)
     micro_batch = args.micro_batch or training.options["micro-batch"]
     if not isinstance(micro_batch, int) or micro_batch < 1:
-        sys.exit(f"torch_curve.py: the run has --micro-batch {micro_batch}; give a number of windows with --micro-batch")
+        sys.exit(f"torch_curve.py: the run has --micro-batch {micro_batch}; "
+                 "give a number of windows with --micro-batch")
     ours, theirs, every = [line["loss"] for line in lines], [], max(1, len(lines) // 20)
     tenth = max(1, len(lines) // 10)
     for line in lines:
