@@ -94,7 +94,8 @@ __device__ void plain_matmul_nn(float (&acc)[R][GROUPS][4], const float* weights
     }
 }
 
-// Stores this thread's weights to shared memory, for plain_matmul_nn. Call __syncthreads before plain_matmul_nn reads them.
+// Stores this thread's weights to shared memory, for plain_matmul_nn. Call __syncthreads before plain_matmul_nn reads
+// them.
 template <int GROUPS, int R>
 __device__ void store_weights(float* weights, const float (&acc)[R][R]) {
     constexpr int stride = PlainTiles<GROUPS>::weight_stride;

@@ -186,8 +186,8 @@ void device_init(int local_rank, int threads) {
     ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
-    // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only GPU of
-    // the machine, the ranks find out that they share it, and refuse to start.
+    // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only GPU
+    // of the machine, the ranks find out that they share it, and refuse to start.
     if (count == 1 && local_rank > 0) {
         if (visible_devices().empty())
             fprintf(stderr, "note: process %d of this machine sees one GPU and uses it\n", local_rank);
@@ -418,7 +418,8 @@ static void wait_before_pageable_copy(const void* host, Stream stream) {
     CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
     cudaPointerAttributes attributes = {};
     CUDA_CHECK(cudaPointerGetAttributes(&attributes, host));
-    if (attributes.type == cudaMemoryTypeUnregistered && capture == cudaStreamCaptureStatusNone) wait_for_stream(stream);
+    const bool pageable = attributes.type == cudaMemoryTypeUnregistered;
+    if (pageable && capture == cudaStreamCaptureStatusNone) wait_for_stream(stream);
 }
 
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {

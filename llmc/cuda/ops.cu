@@ -21,8 +21,8 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
                      embedding_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
-// Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits of
-// GPT-2's vocabulary with more rows than 85,000 have more than 2^32 elements, for which cuBLASLt has few algorithms.
+// Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits
+// of GPT-2's vocabulary with more rows than 85,000 have more than 2^32 elements, for which cuBLASLt has few algorithms.
 int gpu::preferred_logit_rows() { return 65536; }
 
 INSTANTIATE(gpu::scratch_bytes);
@@ -52,5 +52,5 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
-               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax,
-               &gpu::layernorm_forward_amax, &gpu::layernorm_backward_amax);
+               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts,
+               &gpu::set_attention, &gpu::raise_amax, &gpu::layernorm_forward_amax, &gpu::layernorm_backward_amax);

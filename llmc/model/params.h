@@ -98,8 +98,10 @@ constexpr int dim_size(const GPT2Config& config, Dim dim) {
 // Number of parameters, without the padded rows of wte: 124,439,808 for d12.
 constexpr int64_t count_parameters(const GPT2Config& config) {
     int64_t count = 0;
-    for (const ParamSpec& p : param_table)
-        count += int64_t(dim_size(config, p.rows)) * dim_size(config, p.cols) * (p.scope == Scope::layer ? config.L : 1);
+    for (const ParamSpec& p : param_table) {
+        const int copies = p.scope == Scope::layer ? config.L : 1;
+        count += int64_t(dim_size(config, p.rows)) * dim_size(config, p.cols) * copies;
+    }
     return count;
 }
 

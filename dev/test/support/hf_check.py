@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Loads a model directory of train_gpt2 with Hugging Face's transformers, as a user would.
 
-    dev/test/support/hf_check.py DIR                        checks that no tensor is missing or unexpected
-    dev/test/support/hf_check.py DIR --logits FILE          also checks that the model computes FILE's logits from FILE's tokens
-    dev/test/support/hf_check.py DIR --export OUT           also writes the model by transformers to OUT: one/, sharded/, half/, bare/
-    dev/test/support/hf_check.py DIR --tokenizer TEXT       also checks that its tokenizer gives TEXT back
+    hf_check.py DIR                        checks that no tensor is missing or unexpected
+    hf_check.py DIR --logits FILE          also checks that the model computes FILE's logits from FILE's tokens
+    hf_check.py DIR --export OUT           also writes the model by transformers to OUT: one/, sharded/, half/, bare/
+    hf_check.py DIR --tokenizer TEXT       also checks that its tokenizer gives TEXT back
 
-FILE is a safetensors file of F32 with tokens (B, T) and logits (B, T, V), such as dev/test/support/reference.safetensors.
-Exit code 0: all checks pass; 1: one fails; 77: PyTorch or transformers is not installed. test_hf_weights runs this script.
+FILE is a safetensors file of F32 with tokens (B, T) and logits (B, T, V), such as
+dev/test/support/reference.safetensors. Exit code 0: all checks pass; 1: one fails; 77: PyTorch or transformers is not
+installed. test_hf_weights runs this script.
 """
 import argparse
 import os
@@ -35,8 +36,8 @@ def check_logits(model, path):
     reference = load_file(path)
     with torch.no_grad():
         got = model(reference["tokens"].long()).logits
-    # transformers sums floats in another order, which changes logits of about 5 by a few roundings. A wrong layout would
-    # change them far more.
+    # transformers sums floats in another order, which changes logits of about 5 by a few roundings. A wrong layout
+    # would change them far more.
     difference = (got - reference["logits"]).abs().max().item()
     print(f"largest difference of {got.numel()} logits: {difference:.2e}")
     if not difference < 1e-4:

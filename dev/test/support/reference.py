@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """GPT-2 in PyTorch, in float64 with autograd: the reference of test_gpt2.
 
-    dev/test/support/reference.py            writes dev/test/support/reference.safetensors (committed, so that tests need no PyTorch)
-    dev/test/support/reference.py --check    computes the results again and compares them with that file
+    reference.py            writes dev/test/support/reference.safetensors, which is committed: tests need no PyTorch
+    reference.py --check    computes the results again and compares them with that file
 
 Needs PyTorch and numpy; Debian's python3-torch is enough (run it by /usr/bin/python3).
 

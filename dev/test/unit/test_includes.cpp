@@ -1,5 +1,5 @@
-// test_includes.cpp: tests that the folders of llmc/ include each other as docs/architecture.md says, and that no module
-// includes itself through others. A module is a header and its source.
+// test_includes.cpp: tests that the folders of llmc/ include each other as docs/architecture.md says, and that no
+// module includes itself through others. A module is a header and its source.
 #include <doctest/doctest.h>
 
 #include <filesystem>

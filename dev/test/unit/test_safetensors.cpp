@@ -220,9 +220,15 @@ TEST_CASE("a tensor whose size or place does not fit the data is refused") {
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "describes 4 bytes of data, the file has 5", 5},
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "describes 4 bytes of data, the file has 3", 3},
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})", "the tensor before it ends at 0", 5},
-        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})", "the tensor before it ends at 4", 6},
-        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}})", "the tensor before it ends at 4"},
-        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "the tensor before it ends at 4"},
+        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+         R"("b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})",
+         "the tensor before it ends at 4", 6},
+        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+         R"("b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}})",
+         "the tensor before it ends at 4"},
+        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+         R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+         "the tensor before it ends at 4"},
     });
     // clang-format on
 }
@@ -245,7 +251,8 @@ TEST_CASE("a name that occurs twice, and metadata that is not text, is refused")
     // clang-format off
     check_refusals({
         {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "a field occurs twice"},
-        {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", "\"a\" occurs twice"},
+        {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+         "\"a\" occurs twice"},
         {R"({"__metadata__":{"a":"1"},"__metadata__":{"b":"1"}})", "__metadata__ occurs twice", 0},
         {R"({"__metadata__":{"a":"1","a":"2"}})", "occurs twice", 0},
         {R"({"__metadata__":{"a":1}})", "wrong type", 0},
