@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fineweb10B.sh [SHARDS]: downloads web text for the GPT-2 recipes, as ready-made shards of GPT-2 tokens: the validation shard
-# and the first SHARDS training shards (default: all 103), of 100 million tokens and 200 MB each.
+# fineweb10B.sh [SHARDS]: downloads web text for the GPT-2 recipes, as ready-made shards of GPT-2 tokens: the validation
+# shard and the first SHARDS training shards (default: all 103), of 100 million tokens and 200 MB each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh

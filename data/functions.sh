@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # functions.sh: functions and settings shared by the scripts in this folder, which source it in the repository's root.
 
-# The batch of a training step: 8 windows of 256 tokens (dev/LOG.md has other sizes). A text of a few pages has fewer windows than
-# that, or would be memorized, so it gets short windows.
+# The batch of a training step: 8 windows of 256 tokens (dev/LOG.md has other sizes). A text of a few pages has fewer
+# windows than that, or would be memorized, so it gets short windows.
 book_windows="--seq-len 256 --micro-batch 8 --global-batch 2048"
 page_windows="--seq-len 64 --micro-batch 16 --global-batch 1024"
 
@@ -27,8 +27,8 @@ bad_usage() {
     exit 2
 }
 
-# parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME for each option --NAME VALUE, and the array operands, of at
-# most MOST. --help prints the usage, which is the comment at the start of the script.
+# parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME for each option --NAME VALUE, and the array
+# operands, of at most MOST. --help prints the usage, which is the comment at the start of the script.
 parse_arguments() {
     local most=$1 names=" $2 " name
     shift 2
@@ -75,12 +75,14 @@ fetch() {
     mkdir -p "$(dirname "$file")"
     local status=0 progress=--silent
     if [ -t 2 ]; then progress=--progress-bar; fi
-    if [ -z "$size" ] || [ "$(stat -c %s "$file.part" 2>/dev/null)" != "$size" ]; then  # otherwise the download is complete, and only the rename is missing
+    # otherwise the download is complete, and only the rename is missing
+    if [ -z "$size" ] || [ "$(stat -c %s "$file.part" 2>/dev/null)" != "$size" ]; then
         curl --fail --location --show-error $progress --connect-timeout 20 --retry 3 --speed-limit 1000 \
             --speed-time 60 --continue-at - --output "$file.part" "$url" || status=$?
     fi
     if [ $status != 0 ]; then
-        die "the download failed (curl: $status); run this again to continue. By hand: download $url, store it as $file, run this again"
+        die "the download failed (curl: $status); run this again to continue." \
+            "By hand: download $url, store it as $file, run this again"
     fi
     check "$file.part" "$size" "$sum"
     mv "$file.part" "$file"
@@ -108,7 +110,8 @@ fetch_from_hub() {
     local base=${HF_ENDPOINT:-https://huggingface.co}/datasets/$1 name=$2 file=$3 pointer size sum
     if [ -f "$file" ]; then return; fi
     command -v curl >/dev/null || die "curl is missing: apt-get install curl"
-    pointer=$(curl --fail --location --silent --connect-timeout 20 --retry 3 --max-filesize 10000 "$base/raw/main/$name") ||
+    pointer=$(curl --fail --location --silent --connect-timeout 20 --retry 3 \
+        --max-filesize 10000 "$base/raw/main/$name") ||
         die "no answer from $base; by hand: download $base/resolve/main/$name, store it as $file, run this again"
     size=$(sed -n 's/^size \([0-9]*\)$/\1/p' <<<"$pointer")
     sum=$(sed -n 's/^oid sha256:\([0-9a-f]*\)$/\1/p' <<<"$pointer")
@@ -123,7 +126,8 @@ fetch_gpt2_tokenizer() {
     fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 }
 
-# suitable_vocab BYTES: prints a vocabulary size for a text of so many bytes; in a larger vocabulary most tokens would be rare.
+# suitable_vocab BYTES: prints a vocabulary size for a text of so many bytes; in a larger vocabulary most
+# tokens would be rare.
 suitable_vocab() {
     local bytes=$1
     if [ "$bytes" -lt 300000 ]; then echo 512
@@ -140,8 +144,8 @@ too_short() {
 # tokens_in FILE...: prints the number of tokens in shards with two bytes per token.
 tokens_in() { stat -c %s "$@" | awk '{ sum += ($1 - 1024) / 2 } END { print int(sum) }'; }
 
-# choose_windows OUT: sets train_tokens, and sets windows to the longest for which the shards in OUT have enough text. Exits
-# if there is not enough text for two steps and a validation.
+# choose_windows OUT: sets train_tokens, and sets windows to the longest for which the shards in OUT have enough text.
+# Exits if there is not enough text for two steps and a validation.
 choose_windows() {
     local val_tokens
     train_tokens=$(tokens_in "$1"/train_*.bin) val_tokens=$(tokens_in "$1"/val_*.bin)
@@ -154,8 +158,8 @@ choose_windows() {
     fi
 }
 
-# tokenize OUT INPUT... OPTIONS...: makes shards in OUT, unless they were made from the same files with the same options. The
-# program deletes older shards, because it knows whether another process is writing there.
+# tokenize OUT INPUT... OPTIONS...: makes shards in OUT, unless they were made from the same files with the same
+# options. The program deletes older shards, because it knows whether another process is writing there.
 tokenize() {
     local out=$1 stamp
     shift
@@ -171,7 +175,9 @@ tokenize() {
     rm -f "$out/made_of"
     local status=0
     "$program" tokenize "$@" --output "$out" --replace || status=$?
-    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then say "--vocab N sets the size of the vocabulary" >&2; fi
+    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then
+        say "--vocab N sets the size of the vocabulary" >&2
+    fi
     if [ $status != 0 ]; then exit $status; fi
     has_shards "$out" || too_short "$out has no train and val shards"
     echo "$stamp" >"$out/made_of"

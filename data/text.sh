@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# text.sh FILE|DIR... [--out DIR] [--vocab N]: makes train and val shards from your own text: text files, .jsonl files and
-# folders of them. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size).
+# text.sh FILE|DIR... [--out DIR] [--vocab N]: makes train and val shards from your own text: text files, .jsonl files
+# and folders of them. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size).
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tinyshakespeare.sh [--vocab N]: makes train and val shards from 1.1 MB of Shakespeare's plays. Without --vocab it uses GPT-2's
-# vocabulary, to fine-tune GPT-2, and llm.c's split, byte for byte. With --vocab it trains a vocabulary of N tokens on the
-# text, to train a model from scratch.
+# tinyshakespeare.sh [--vocab N]: makes train and val shards from 1.1 MB of Shakespeare's plays. Without --vocab it uses
+# GPT-2's vocabulary, to fine-tune GPT-2, and llm.c's split, byte for byte. With --vocab it trains a vocabulary of N
+# tokens on the text, to train a model from scratch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
@@ -20,5 +20,6 @@ else
     # The split of llm.c, so that losses can be compared: the first 32,768 tokens for validation, the rest for training.
     tokenize $out $out/input.txt --split blank-lines --tokenizer data/gpt2 --val-tokens 32768
     print_train_command $out "--init DIR --seq-len 256 --global-batch 4096 --steps 100 --lr 1e-5 --warmup 10"
-    say "DIR is a download of GPT-2 from huggingface.co; to train from scratch, use a vocabulary of its own: $0 --vocab 2048"
+    say "DIR is a download of GPT-2 from huggingface.co."
+    say "To train from scratch, use a vocabulary of its own: $0 --vocab 2048"
 fi

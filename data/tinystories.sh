@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tinystories.sh [--vocab N]: makes train and val shards from 2.7 million short stories in simple words. Downloads 2.2 GB and
-# trains a vocabulary of N tokens (default 8192). A model of 10 to 30 million parameters learns to write whole stories.
+# tinystories.sh [--vocab N]: makes train and val shards from 2.7 million short stories in simple words.
+# Downloads 2.2 GB and trains a vocabulary of N tokens (default 8192). A model of 10 to 30 million parameters
+# learns to write whole stories.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
@@ -10,8 +11,8 @@ vocab=8192
 parse_arguments 0 vocab "$@"
 out=data/tinystories
 
-# to_jsonl IN OUT: writes each story as a JSON object. In the download the stories are separated by <|endoftext|>, which the
-# tokenizer would read as ordinary text.
+# to_jsonl IN OUT: writes each story as a JSON object. In the download the stories are separated by <|endoftext|>, which
+# the tokenizer would read as ordinary text.
 to_jsonl() {
     python3 - "$1" "$2.part" <<'PYTHON'
 import json

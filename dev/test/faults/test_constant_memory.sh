@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_constant_memory.sh: the memory of two ranks does not grow: the resident memory of each at step 10,000 is within 1 % of that at
-# step 1,000, with a save in the background every 50 steps.
+# test_constant_memory.sh: the memory of two ranks does not grow: the resident memory of each at step 10,000 is within 1
+# % of that at step 1,000, with a save in the background every 50 steps.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -9,13 +9,15 @@ if [ -n "$reason" ]; then skip "the memory of two ranks" "$reason" && exit 0; fi
 several_ranks_here
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 32 --steps 1000000 --schedule constant
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 32
+    --steps 1000000 --schedule constant
     --checkpoint-every 50 --keep 2 --checkpoint-async on --hash-check 100)
 # at_step N: waits until the log has this step or a later one.
 at_step() {
     local last
     while runs "$job"; do
-        last=$(tail -n 5 "$out/log.jsonl" 2>/dev/null | sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' | tail -n 1)
+        last=$(tail -n 5 "$out/log.jsonl" 2>/dev/null | sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' |
+            tail -n 1)
         if [ "${last:-0}" -ge "$1" ]; then return 0; fi
         sleep 0.2
     done

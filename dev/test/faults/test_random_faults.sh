@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# test_random_faults.sh: random faults of a small run on two ranks, one in each run: a rank or the launcher is killed or stopped, a
-# signal asks to stop, the disk is full, a bit of a checkpoint flips, or the cable between the two ranks' hosts is cut.
-# --max-restarts and a loop start the run again. Each run must end with the log, weights and moments of a run that was not
-# disturbed. Runs with an odd seed have --zero 1, so that each rank sends its part of a checkpoint to rank 0.
+# test_random_faults.sh: random faults of a small run on two ranks, one in each run: a rank or the launcher is killed
+# or stopped, a signal asks to stop, the disk is full, a bit of a checkpoint flips, or the cable between the two
+# ranks' hosts is cut.
+# --max-restarts and a loop start the run again. Each run must end with the log, weights and moments of a run that was
+# not disturbed. Runs with an odd seed have --zero 1, so that each rank sends its part of a checkpoint to rank 0.
 #
-# FAULT_COUNT faults [200], with the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one, up to the
-# moment at which it strikes.
+# FAULT_COUNT faults [200], with the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one,
+# up to the moment at which it strikes.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -14,7 +15,8 @@ if [ -n "$reason" ]; then skip "random faults" "$reason" && exit 0; fi
 several_ranks_here
 steps=400
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps "$steps" --checkpoint-every 20
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps "$steps"
+    --checkpoint-every 20
     --timeout-step $((3 * slower)) --timeout-checkpoint $((3 * slower)))
 undisturbed=$scratch/undisturbed
 check "the undisturbed run" "${train[@]}" --ranks 2 --output "$undisturbed"
@@ -49,7 +51,8 @@ start() {
     starts=$((starts + 1))
     local launcher=("${interruptible[@]}") restarts=(--ranks 2 --max-restarts 3)
     if [ "$kind" = cut_cable ]; then launcher+=(dev/test/ranks/cluster.sh run 2 1) restarts=(); fi
-    "${launcher[@]}" "${train[@]}" "${restarts[@]}" --zero $((seed % 2)) --resume --output "$out" >>"$log" 2>&1 </dev/null &
+    "${launcher[@]}" "${train[@]}" "${restarts[@]}" --zero $((seed % 2)) --resume --output "$out" \
+    >>"$log" 2>&1 </dev/null &
     job=$!
 }
 # at_step STEP: waits for this step of the run. Fails if the run ends before.
@@ -113,8 +116,8 @@ fault_flip() {
     kill -9 "$(a_rank)"
 }
 
-# disturbed KIND STEP MICROSECONDS: runs until this time after this step, lets the fault strike, and starts the run until it is
-# complete. Sets status, and hit: the fault has ended the ranks, or a save has failed.
+# disturbed KIND STEP MICROSECONDS: runs until this time after this step, lets the fault strike, and starts the run
+# until it is complete. Sets status, and hit: the fault has ended the ranks, or a save has failed.
 disturbed() {
     rm -rf "$out" "$log"
     starts=0 hit=0 what="$1, too late"

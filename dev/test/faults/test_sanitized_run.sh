@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# test_sanitized_run.sh: runs of FAULT_STEPS steps [1000] under sanitizers, without a report: one process and two ranks by mpirun under
-# AddressSanitizer and UndefinedBehaviorSanitizer, and two emulated GPUs under ThreadSanitizer, without and with ZeRO. It builds the programs.
+# test_sanitized_run.sh: runs of FAULT_STEPS steps [1000] under sanitizers, without a report: one process and two ranks
+# by mpirun under AddressSanitizer and UndefinedBehaviorSanitizer, and two emulated GPUs under ThreadSanitizer, without
+# and with ZeRO. It builds the programs.
 #
-# Leaks are reported for the single process only. In the ranks Open MPI, which is not instrumented, leaks memory of plugins that it
-# has unloaded, whose names are then unknown; test_constant_memory.sh shows that the ranks' memory does not grow.
+# Leaks are reported for the single process only. In the ranks Open MPI, which is not instrumented, leaks memory
+# of plugins that it has unloaded, whose names are then unknown; test_constant_memory.sh shows that the ranks'
+# memory does not grow.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 steps=${FAULT_STEPS:-1000}
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1 --steps "$steps" --val-every 100 --val-batches 2
-    --sample-every 200 --sample-tokens 8 --checkpoint-every 20 --keep 2 --checkpoint-async on --recompute-check 50 --hash-check 20)
+train=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1
+    --steps "$steps" --val-every 100 --val-batches 2
+    --sample-every 200 --sample-tokens 8 --checkpoint-every 20 --keep 2 --checkpoint-async on --recompute-check 50
+    --hash-check 20)
 clean() { ! grep -E 'ERROR: |WARNING: |runtime error' "$1"; }
 has_steps() { test "$(grep -c '"kind":"step"' "$1/log.jsonl")" = "$steps"; }
 # sanitized NAME COMMAND...: a run that must end without a report.
@@ -35,7 +39,10 @@ else
         skip "two ranks under AddressSanitizer" "$reason"
     else
         several_ranks_here
-        for zero in 0 2; do sanitized address_2_zero_$zero env ASAN_OPTIONS=detect_leaks=0 mpirun -np 2 $build "${train[@]}" --zero $zero; done
+        for zero in 0 2; do
+            sanitized address_2_zero_$zero env ASAN_OPTIONS=detect_leaks=0 mpirun -np 2 $build "${train[@]}" \
+                --zero $zero
+        done
     fi
 fi
 
@@ -50,8 +57,10 @@ else
     # One OpenMP thread: clang's OpenMP runtime is not instrumented, and would be reported.
     # With --zero 1 a thread of each rank sends its part of every checkpoint.
     for zero in 0 1; do
-        sanitized thread_2_zero_$zero env SIMT_DEVICES=2 OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 $build --gpus 2 "${train[@]}" \
-            --zero $zero --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 --autotune off \
+        sanitized thread_2_zero_$zero env SIMT_DEVICES=2 OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 $build \
+            --gpus 2 "${train[@]}" \
+            --zero $zero --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 \
+            --autotune off \
             --timeout-step 0 --timeout-start 0
     done
 fi
