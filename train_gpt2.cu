@@ -105,7 +105,7 @@ static bool accumulate_gradients(Trainer<floatX>& t, int64_t step) {
         report_background_save(run);
         const bool twice = number == 0 && run.options.recompute_check > 0 && step % run.options.recompute_check == 0;
         if (twice) compute_in_advance(t, batch, step, trace);
-        run.log->working(step, "micro-step", number, run.batch.grad_accum_steps);
+        run.log->working("micro-step", number, run.batch.grad_accum_steps);
         // A graph replays the same calls on the same memory. Communication is never part of a graph, nor are ZeRO-2,
         // ZeRO-3 and tensor parallelism, which communicate in every micro-step.
         const bool as_graph = graphs && !twice && !in_turns && !model.tensor_ranks && !t.optimizer.weights.pending() &&
@@ -232,7 +232,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
-    if (options.command == Command::train && saves_checkpoints(options)) end_on_signals(launch.rank == 0);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
     if (options.print_launch) {

@@ -1,4 +1,4 @@
-// sources: llmc/train/log.cpp llmc/base/gpu_monitor.cpp llmc/base/files.cpp llmc/base/terminal.cpp
+// sources: llmc/train/log.cpp llmc/base/files.cpp llmc/base/terminal.cpp
 // llmc/base/unicode.cpp llmc/base/common.cpp
 //
 // fuzz_log.cpp: reads any bytes as the log.jsonl of a run that is resumed. The kept lines must be lines of the file in

@@ -546,7 +546,7 @@ FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progre
 }
 
 void refuse_without_model(const std::string& path) {
-    if (path_exists(path + "/run.json"))
+    if (path_exists(path + "/run.toml"))
         fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
     fail(EXIT_NO_INPUT, "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
          path.c_str());

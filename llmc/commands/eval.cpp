@@ -9,7 +9,6 @@
 #include "commands/load_model.h"
 #include "commands/watch_ranks.h"
 #include "model/mfu.h"
-#include "train/report.h"
 #include "train/run_checks.h"
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }

@@ -66,7 +66,6 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
         error = message_text(library_error(e));
         exit_code = EXIT_INTERNAL;
     }
-    stop_quietly();
     write_error_text(launch, error);
     send_errors_to_supervisor();
     if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks

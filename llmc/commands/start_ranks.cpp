@@ -48,7 +48,7 @@ static bool started_by_ranks(const Options& o, const Launch& launch) {
 
 Launch launch_of(const Options& o) {
     const bool trains = o.command == Command::train, plans = o.command == Command::plan;
-    if (!o.gpus.empty() && !o.fit) {  // --fit may ask for more GPUs than this machine has
+    if (!o.gpus.empty()) {
         Launch launch = gpu_launches(o)[0];
         if (launch.world_size == 1) launch.launcher = "single";
         return launch;
@@ -60,14 +60,14 @@ Launch launch_of(const Options& o) {
         "--ranks %d starts all ranks and numbers them; leave out --rank, --world-size, --local-rank, --rendezvous and "
         "--run-id",
         o.ranks);
-    Launch launch = find_launch(plans ? LaunchOptions{} : launch_options(o), getenv);
+    if (plans) return find_launch({}, getenv);
+    Launch launch = find_launch(launch_options(o), getenv);
     if (o.ranks == 0 || started_by_ranks(o, launch)) return launch;
     ENSURE(device_memory_is_host(), "--ranks is for train_gpt2, the program for the CPU; give --gpus %d", o.ranks);
     ENSURE(launch.launcher == "single",
            "--ranks %d starts the ranks by mpirun, but %s has started rank %d of %d; leave out "
            "--ranks or %s",
            o.ranks, launch.launcher.c_str(), launch.rank, launch.world_size, launch.launcher.c_str());
-    if (plans) launch.world_size = launch.local_world_size = o.ranks;
     return launch;
 }
 
@@ -145,7 +145,7 @@ static bool is_in_path(const std::string& program) {
 // Replaces this process by mpirun, which starts this program's command line as ranks.
 static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool on_terminal, char** argv) {
     const std::string count = std::to_string(o.ranks), restarts = std::to_string(attempt);
-    const std::string first = attempt > 0 ? std::to_string(first_step) : "", start = format("%.3f", command_start());
+    const std::string first = attempt > 0 ? std::to_string(first_step) : "";
     std::vector<std::string> words = {"mpirun", "-np", count};
     for (char** word = argv; *word; word++) {
         const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
@@ -165,8 +165,7 @@ static int become_mpirun(const Options& o, int attempt, int64_t first_step, bool
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
                                       {STDOUT_IS_TERMINAL, on_terminal ? "1" : "0"},
                                       {"TRAIN_GPT2_RESTARTS", restarts.c_str()},
-                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()},
-                                      {COMMAND_START, start.c_str()}})
+                                      {"TRAIN_GPT2_FIRST_STEP", first.c_str()}})
         setenv(name, value, 0);
     // Without ssh and rsh mpirun refuses to start, although it needs neither for ranks of this machine.
     if (!is_in_path("ssh") && !is_in_path("rsh")) setenv("OMPI_MCA_plm_rsh_agent", "", 0);
@@ -283,10 +282,6 @@ int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
             print_message(format("error: the ranks have failed after %d restarts (--max-restarts)", attempt));
         if (stuck == ATTEMPTS_WITHOUT_PROGRESS || attempt == o.max_restarts) return outcome.exit_code;
         const double seconds = std::min(LONGEST_PAUSE, double(1 << std::min(stuck, 6)));
-        if (o.max_time > 0.0 && seconds_now() + seconds >= command_start() + o.max_time) {
-            print_message("error: the ranks have failed, and --max-time leaves no time for a restart");
-            return outcome.exit_code;
-        }
         print_message(format("restart %d of %d in %g s: %s; %s", attempt + 1, o.max_restarts, seconds,
                              outcome.failure.c_str(), newest.empty() ? "there is no checkpoint yet" : newest.c_str()));
         if (!supervisor.pause(seconds)) return 128 + supervisor.request();

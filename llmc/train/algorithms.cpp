@@ -8,7 +8,7 @@
 #include "base/algorithm_choices.h"
 #include "base/common.h"
 #include "base/files.h"
-#include "train/measure.h"
+#include "train/plan.h"
 
 // The file that keeps the choices; "" if no directory for it is known.
 static std::string choices_file() {

@@ -2,58 +2,70 @@
 
 #include <algorithm>
 
-#include "base/terminal.h"
+#include "base/random.h"
+#include "data/dataloader.h"
+#include "model/mfu.h"
+#include "train/options.h"
+#include "train/init_weights.h"
 #include "train/optimizer.h"
+#include "train/run_source.h"
 
 // The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
 // a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens
 // as with 8,192, and 3 to 20 % slower with 512.
 constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
-// Advice for a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
-// that divides the global batch, or else fewer ranks; and the nearest multiple.
-static std::string advise_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size) {
-    const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size,
-                  below = global_batch_tokens / step_tokens * step_tokens;
+// Advises on a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
+// that divides it, and the nearest multiple.
+static std::string advise_batch(int micro_batch, int64_t rows_tokens, int64_t global_batch_tokens) {
+    const int64_t step_tokens = micro_batch * rows_tokens, below = global_batch_tokens / step_tokens * step_tokens;
     const bool nearer_below = below > 0 && global_batch_tokens - below < below + step_tokens - global_batch_tokens;
-    const std::string nearest = std::to_string(nearer_below ? below : below + step_tokens);
+    const std::string nearest = "--global-batch " + std::to_string(nearer_below ? below : below + step_tokens);
     for (int B = micro_batch - 1; B > 0; B--)
-        if (global_batch_tokens % (int64_t(B) * seq_len * world_size) == 0)
-            return format("--micro-batch %d, or --global-batch %s", B, nearest.c_str());
-    for (int ranks = world_size - 1; ranks > 0; ranks--)
-        if (global_batch_tokens % (int64_t(ranks) * seq_len) == 0)
-            return format("--micro-batch 1 on %d rank%s, or --global-batch %s", ranks, ranks == 1 ? "" : "s",
-                          nearest.c_str());
-    return "--global-batch " + nearest;
+        if (global_batch_tokens % (B * rows_tokens) == 0) return format("--micro-batch %d, or %s", B, nearest.c_str());
+    return nearest;
 }
 
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size, bool is_default) {
-    const int64_t step_tokens = int64_t(micro_batch) * seq_len * world_size;
+    const int64_t rows_tokens = int64_t(seq_len) * world_size, step_tokens = micro_batch * rows_tokens;
     if (global_batch_tokens == 0) global_batch_tokens = step_tokens;
-    ENSURE(
-        global_batch_tokens % step_tokens == 0 || !is_default,
-        "--micro-batch %d x --seq-len %d x %d rank%s = %lld tokens do not divide the default --global-batch of %lld; "
-        "try %s",
-        micro_batch, seq_len, world_size, world_size == 1 ? "" : "s", static_cast<long long>(step_tokens),
-        static_cast<long long>(global_batch_tokens),
-        advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
     ENSURE(global_batch_tokens % step_tokens == 0,
-           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %d rank%s; try %s",
-           static_cast<long long>(global_batch_tokens), static_cast<long long>(step_tokens), micro_batch, seq_len,
-           world_size, world_size == 1 ? "" : "s",
-           advise_batch(micro_batch, seq_len, global_batch_tokens, world_size).c_str());
-    ENSURE(global_batch_tokens / step_tokens <= std::numeric_limits<int>::max(),
-           "--global-batch %lld takes %s micro-steps of %lld tokens; at most %s are supported",
-           static_cast<long long>(global_batch_tokens), with_commas(global_batch_tokens / step_tokens).c_str(),
-           static_cast<long long>(step_tokens), with_commas(std::numeric_limits<int>::max()).c_str());
-    return {micro_batch, seq_len, world_size, narrow(global_batch_tokens / step_tokens), global_batch_tokens};
+           "%s--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %s; try %s",
+           is_default ? "the default " : "", static_cast<long long>(global_batch_tokens),
+           static_cast<long long>(step_tokens), micro_batch, seq_len, counted(world_size, "rank").c_str(),
+           advise_batch(micro_batch, rows_tokens, global_batch_tokens).c_str());
+    const int64_t micro_steps = global_batch_tokens / step_tokens;
+    ENSURE(micro_steps <= std::numeric_limits<int>::max(),
+           "--global-batch %lld takes %s micro-steps of %lld tokens; at most 2,147,483,647 are supported",
+           static_cast<long long>(global_batch_tokens), with_commas(micro_steps).c_str(),
+           static_cast<long long>(step_tokens));
+    return {micro_batch, seq_len, world_size, int(micro_steps), global_batch_tokens};
+}
+
+// ---- memory
+
+MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_index) {
+    const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
+                                : o.recompute == "gelu" ? Recompute::gelu
+                                                        : Recompute::none;
+    return {.recompute = recompute,
+            .logit_chunks = o.logit_chunks,
+            .master_weights = o.master_weights == "on",
+            .virtual_ranks = std::max(o.virtual_ranks, data_parallel),
+            .shards = o.zero ? data_parallel : 1,
+            .shard_gradients = o.zero >= 2,
+            .shard_weights = o.zero >= 3 && data_parallel > 1,
+            .bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && device_joins_ranks() && !o.share_gpu,
+            .fp8 = o.precision == "fp8",
+            .tensor = {tensor_index, o.tensor_parallel},
+            .sequence_parallel = o.sequence_parallel};
 }
 
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
-                                        MemoryOptions options, const std::string& optimizer) {
+                                        MemoryOptions options) {
     std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
         std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, options);
-        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size, optimizer))
+        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size, "adamw"))
             items.push_back(item);
         return items;
     });
@@ -66,12 +78,6 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
     return items;
 }
 
-int64_t total_bytes(const std::vector<MemoryItem>& items) {
-    int64_t total = 0;
-    for (const MemoryItem& item : items) total += item.bytes;
-    return total;
-}
-
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
     int64_t total = 0;
     for (const MemoryItem& item : items)
@@ -80,46 +86,34 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
 }
 
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        MemoryOptions options, int64_t available, const std::string& optimizer, bool own_memory) {
+                        MemoryOptions options, int64_t available, bool own_memory) {
     const int shares = std::max(world_size, options.virtual_ranks);  // of a step, in whole micro-batches
     const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * shares);
     const auto bytes = [&](int B) {
-        const BatchPlan batch = plan_batch(B, seq_len, 0, world_size);
-        return device_bytes(training_memory(dtype, config, batch, options, optimizer), own_memory);
+        return device_bytes(training_memory(dtype, config, plan_batch(B, seq_len, 0, world_size), options), own_memory);
     };
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
     const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
     ENSURE(bytes(1) <= available, "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s",
            seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str(),
-           advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available, optimizer).c_str());
+           advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
         if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
 }
 
-// What is left if no option on these ranks makes training fit. CPU ranks share the memory of their machine. So
-// neither more ranks on the same machine help, nor --tensor-parallel, whose ranks are on one machine.
-static std::string advise_ranks(const GPT2Config& config, const MemoryOptions& options) {
-    if (device_memory_is_host())
-        return std::string("try a smaller model, or ") + (options.shard_weights ? "" : "--zero 3 on ") +
-               "more machines";
-    std::string ways = options.shard_weights ? "" : "--zero 3";
-    if (options.tensor.count < config.NH && !options.fp8)
-        ways +=
-            format("%s%s--tensor-parallel", ways.empty() ? "" : " or ", options.tensor.count > 1 ? "a larger " : "");
-    return "try a smaller model, or " + ways + (ways.empty() ? "more ranks" : " on more ranks");
-}
-
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available, const std::string& optimizer) {
+                          int64_t available) {
     const auto fits = [&](int B) {
         const BatchPlan smaller = {B, batch.T, batch.world_size, 1, 0};
-        return device_bytes(training_memory(dtype, config, smaller, options, optimizer)) <= available;
+        return device_bytes(training_memory(dtype, config, smaller, options)) <= available;
     };
     if (fits(batch.B)) return "";
-    const MemoryOptions given = options;
+    // CPU ranks share the memory of their machine, so more of them on it do not help.
+    const std::string zero = options.shard_weights ? "" : "--zero 3 on ";
+    const std::string more = zero + (device_memory_is_host() ? "more machines" : "more ranks");
     std::string text = batch.B > 1 ? "try --micro-batch auto" : "try";
     if (fits(1)) return text;
     if (options.recompute != Recompute::layer) text += " --recompute layer";
@@ -133,30 +127,222 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
     }
     if (options.master_weights) text += " --master-weights off";
     options.master_weights = false;
-    return fits(1) ? text : advise_ranks(config, given);
+    return fits(1) ? text : "try a smaller model, or " + more;
 }
 
-std::string describe_memory(const std::vector<MemoryItem>& items) {
-    std::string text;
-    for (const MemoryItem& item : items)
-        if (item.bytes)
-            text += format("%s%s %s%s", text.empty() ? "" : ", ", item.purpose, human_bytes(item.bytes).c_str(),
-                           item.on_host && !device_memory_is_host() ? " of the host" : "");
-    return text;
+// ---- bytes sent
+
+// Returns the bytes that a rank of n sends in one pass: a reduce-scatter or an all-gather. An all-reduce is two.
+static int64_t one_pass(int64_t bytes, int n) { return bytes / n * (n - 1); }
+
+// Returns what a tensor-parallel rank sends of the activations in a micro-step, in passes over N x C elements.
+//
+// Without sequence parallelism a layer has four all-reduces, of two passes each: of the outputs of attproj and fcproj
+// in forward, of the gradients of ln2 and ln1 in backward; the model has the embedding's output and lnf's gradient.
+// With it a layer's forward gathers ln1 and ln2 and scatters the outputs of attproj and fcproj. Its backward gathers
+// the gradients for fcproj and attproj, gathers ln2 and ln1 again, and scatters their gradients. The model scatters the
+// embedding's output, gathers lnf, scatters its gradient, and gathers the gradient of the embedding's output.
+// --recompute layer repeats, for all layers but the last, a layer's forward up to fcproj.
+static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const int n = o.tensor_parallel;
+    if (n == 1) return 0;
+    const int64_t element = dtype == Dtype::fp32 ? 4 : 2, tokens = int64_t(batch.B) * batch.T;
+    const int64_t in_layer = o.sequence_parallel ? 4 + 6 : 2 * (2 + 2), in_model = o.sequence_parallel ? 4 : 2 * 2;
+    const int64_t again = o.recompute == "layer" ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
+    const int64_t partials = tokens * 2 * int64_t(sizeof(float)) * n;  // of cross entropy, from every rank
+    return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
 
-std::string describe_model(const GPT2Config& config) {
+SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n), own_virtual_ranks = virtual_ranks / n;
+    const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
+    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
+    const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;
+    // Each forward and each backward of ZeRO-3 gathers the layers, but for two that are in memory from the pass before.
+    const int64_t in_pass = o.zero >= 3 ? std::max(0, config.L - 2) * layout.layer_stride : 0;
+    const int64_t gradients = one_pass(layout.total * gradient, n);
+    const int64_t in_micro_step = 2 * one_pass(in_pass * gathered, n) + activations_sent(dtype, config, o, batch);
+    // With ZeRO-2 every micro-step sums the gradients, but a rank adds up its virtual ranks first.
+    const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / own_virtual_ranks : 1;
+    const int ranks = n * o.tensor_parallel;
+    int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
+                       2 * one_pass(step_stats_bytes(layout, virtual_ranks, ranks), ranks) + sums * gradients +
+                       batch.grad_accum_steps * in_micro_step;
+    // Gradients that are sums over a rank's rows are summed before them.
+    if (o.sequence_parallel)
+        per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : own_virtual_ranks) *
+                    one_pass(row_sums_bytes(layout), o.tensor_parallel);
+    return {per_step, in_micro_step + (o.zero >= 2 ? gradients / own_virtual_ranks : 0)};
+}
+
+// ---- time
+
+// Time limit of a micro-step in seconds, estimated by ASSUMED_MFU. A micro-batch with a longer estimate is made
+// smaller. If one sequence is estimated longer, nothing is measured. If a run takes longer, there is no other.
+constexpr double MAX_MICRO_STEP_SECONDS = 2.0;
+
+DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
+    std::vector<int> host(static_cast<size_t>(count));
+    for (size_t i = 0; i < host.size(); i++) host[i] = int(Philox{1, 2}(i)[0] % uint32_t(V));
+    DeviceBuffer<int> tokens(count, "tokens");
+    copy_to_device(tokens.data, host.data(), tokens.bytes(), stream);
+    wait_for_stream(stream);
+    return tokens;
+}
+
+template <class floatX>
+static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options) {
+    const OwnedStream own;
+    GPT2<floatX> model(config, Purpose::train, B, T, options);
+    model.stream = own.stream;
+    Comm single_rank;  // its collectives do nothing
+    if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
+    Optimizer<floatX> optimizer(model, {"adamw"}, options);
+    init_weights(optimizer, 42);
+    optimizer.weights_loaded();
+    const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
+    MeasuredStep measured{B, 0.0, 0.0};
+    // The first step includes the first use of the memory; the times of a later one replace its times.
+    for (int step = 1; step <= 3 && measured.micro_step < MAX_MICRO_STEP_SECONDS; step++) {
+        wait_for_device();
+        const double begin = seconds_now();
+        optimizer.gradients.begin_step();
+        model.zero_gradients();
+        model.forward(tokens.data, B, T);
+        model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
+        wait_for_device();
+        const double update = seconds_now();
+        optimizer.gradients.virtual_rank_done(0);
+        optimizer.clip(1.0f);
+        optimizer.step(1e-4f, step);
+        wait_for_device();
+        measured.micro_step = update - begin;
+        measured.update = seconds_now() - update;
+    }
+    return measured;
+}
+
+void load_libraries(Dtype dtype, const GPT2Config& config) {
+    if (device_memory_is_host()) return;
+    const GPT2Config small = {std::min(64, config.max_T), std::min(512, config.V), 1, config.NH, config.C};
+    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}); });
+}
+
+std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
+                                         double peak_flops) {
+    options.virtual_ranks = options.shards = 1;
+    options.shard_gradients = options.shard_weights = false;
+    const double sequence = flops_per_token(config, T) * T / options.tensor.count / (ASSUMED_MFU * peak_flops);
+    if (sequence > MAX_MICRO_STEP_SECONDS) return {};
+    B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);
+    if (device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options)) > device_bytes_free()) return {};
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return run_steps<floatX>(config, B, T, options); });
+}
+
+// ---- text
+
+double peak_flops(const DeviceInfo& device, Dtype dtype) {
+    return dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+}
+
+static std::string describe_schedule(const Options& o) {
+    const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
+    const std::string end =
+        decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
+    return format("%s, lr %g, %s warmup%s; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  counted(o.warmup, "step").c_str(), end.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+}
+
+static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
+    const double peak = peak_flops(device, dtype);
+    if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
+    return format("%s; peak %s TFLOP/s in %s, %s", device.name.c_str(), plain_number(peak / 1e12).c_str(),
+                  dtype_name(dtype), device.peak_source.c_str());
+}
+
+static std::string describe_precision(const Options& o, Dtype dtype) {
+    if (dtype == Dtype::fp32) return "fp32";
+    const char* simulated = device_memory_is_host() ? ", simulated (slower than bf16)" : "";
+    const std::string fp8 = o.precision == "fp8" ? format("fp8 in the layers' matmuls%s; else ", simulated) : "";
+    if (o.master_weights == "off")
+        return fp8 + "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
+    return fp8 + "bf16, with fp32 master weights, gradients and moments" +
+           (device_bf16_is_faster() ? "" : "; --precision fp32 is faster on this device");
+}
+
+static std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
+    return format("%s, %s, %s of %d: an epoch is %.1f steps", counted(int64_t(corpus.shards.size()), "shard").c_str(),
+                  counted(corpus.tokens, "token").c_str(), counted(corpus.num_windows, "window").c_str(), corpus.T,
+                  double(corpus.num_windows) / double(windows_per_step));
+}
+
+static std::string describe_model(const GPT2Config& config) {
     return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
                   counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
                   counted(config.max_T, "position").c_str(), config.V, config.Vp(),
                   with_commas(count_parameters(config)).c_str());
 }
 
-std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
-    const std::string ranks = tensor_parallel == 1 ? counted(batch.world_size, "rank")
-                                                   : counted(batch.world_size, "group") +
-                                                         format(" of %d tensor-parallel ranks", tensor_parallel);
-    return format("%s per step = %d sequence%s x %d token%s x %s x %s", counted(batch.tokens_per_step, "token").c_str(),
-                  batch.B, batch.B == 1 ? "" : "s", batch.T, batch.T == 1 ? "" : "s", ranks.c_str(),
+static std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
+    std::string ranks = counted(batch.world_size, tensor_parallel == 1 ? "rank" : "group");
+    if (tensor_parallel > 1) ranks += format(" of %d tensor-parallel ranks", tensor_parallel);
+    return format("%s per step = %s x %s x %s x %s", counted(batch.tokens_per_step, "token").c_str(),
+                  counted(batch.B, "sequence").c_str(), counted(batch.T, "token").c_str(), ranks.c_str(),
                   counted(batch.grad_accum_steps, "micro-step").c_str());
+}
+
+// "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, gradients 475 MiB, ..."
+static std::string describe_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
+                                   int64_t available) {
+    const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
+    const bool several = batch.world_size * options.tensor.count > 1;
+    std::string text = human_bytes(device_bytes(memory)) + (several ? " per rank" : "");
+    if (available > 0) {
+        text += format(" of %s available", human_bytes(available).c_str());
+        const std::string advice = advise_memory(dtype, config, batch, options, available);
+        if (!advice.empty()) text += ", does not fit: " + advice;
+    }
+    const char* separator = ": ";
+    for (const MemoryItem& item : memory) {
+        if (item.bytes == 0) continue;
+        const char* where = item.on_host && !device_memory_is_host() ? " of the host" : "";
+        text += format("%s%s %s%s", separator, item.purpose, human_bytes(item.bytes).c_str(), where);
+        separator = ", ";
+    }
+    return text;
+}
+
+static std::string describe_sent(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const SentBytes sent = sent_bytes(dtype, config, o, batch);
+    const std::string part = sent.per_micro_step == 0
+                                 ? "for any number of micro-steps"
+                                 : "of which " + human_bytes(sent.per_micro_step) + " in each micro-step";
+    return format("each rank sends %s per step, in %d buckets, ", human_bytes(sent.per_step).c_str(),
+                  ParamLayout(config).num_buckets()) +
+           part;
+}
+
+std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& source, const BatchPlan& batch,
+                            const DeviceInfo& device, int64_t available, const Corpus* data) {
+    const std::string start = !source.resume.empty()    ? "resumed from " + source.resume
+                              : !source.weights.empty() ? "weights of " + source.weights
+                                                        : "GPT-2's initialization, seed " + std::to_string(o.seed);
+    const std::string tokenizer = source.tokenizer
+                                      ? source.tokenizer_path + ", " + counted(source.tokenizer->vocab_size(), "token")
+                                      : "none (--tokenizer): no samples, and no tokenizer in checkpoints";
+    std::vector<Row> rows = {
+        {"model", describe_model(source.config)},
+        {"start", start},
+        {"tokenizer", tokenizer},
+        {"batch", describe_batch(batch, o.tensor_parallel)},
+        {"precision", describe_precision(o, dtype)},
+        {"libraries", device_libraries()},
+        {"device", describe_device(device, dtype)},
+        {"memory", describe_memory(dtype, source.config, batch, memory_options_of(o, batch.world_size),
+                                   std::min(available, device.memory_bytes))}};
+    if (data) rows.push_back({"data", describe_data(*data, batch.tokens_per_step / batch.T)});
+    if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
+    if (batch.world_size * o.tensor_parallel > 1)
+        rows.push_back({"network", describe_sent(dtype, source.config, o, batch)});
+    return rows;
 }

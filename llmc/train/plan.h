@@ -1,11 +1,17 @@
-// plan.h: computes what a run will need before it starts: batch arithmetic and memory by purpose. `plan` prints the
-// results, `train` uses them.
+// plan.h: computes what a run will need before it starts: batch arithmetic, memory by purpose, bytes that ranks send,
+// the time of a step, and the table at the start. `plan` prints the results, `train` uses them.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/terminal.h"
 #include "model/gpt2.h"
+
+struct Corpus;
+struct Options;
+struct RunSource;
 
 // Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
 // step. Tensor-parallel ranks count as one: they compute the same micro-batch.
@@ -20,12 +26,15 @@ struct BatchPlan {
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size,
                      bool is_default = false);
 
+// ---- memory
+
+// The options that change memory use, for this number of data-parallel ranks and this rank's shard of the layers.
+MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
+
 // The memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which is
-// loaded as a whole while the device's memory is already allocated. optimizer: the name of the update rule, as in
-// --optimizer.
+// loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
-                                        MemoryOptions options, const std::string& optimizer);
-int64_t total_bytes(const std::vector<MemoryItem>& items);
+                                        MemoryOptions options);
 // The bytes of the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
@@ -33,15 +42,47 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !de
 // `available` bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
 // the size beyond which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
-                        MemoryOptions options, int64_t available, const std::string& optimizer,
-                        bool own_memory = !device_memory_is_host());
+                        MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
 // Options that would make training fit into `available` bytes of the device: "try --recompute layer ..."; "" if
 // training fits already. It names no option that `options` have already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available, const std::string& optimizer);
+                          int64_t available);
 
-// "weights 237 MiB, gradients 475 MiB, ..."; items of 0 bytes are left out.
-std::string describe_memory(const std::vector<MemoryItem>& items);
-std::string describe_model(const GPT2Config& config);
-std::string describe_batch(const BatchPlan& batch, int tensor_parallel = 1);
+// ---- bytes sent
+
+// Bytes that a rank sends. With ZeRO-3 the first step, and a step after validation or a sample, send up to two layers'
+// weights more or less.
+struct SentBytes {
+    int64_t per_step;        // with all micro-steps
+    int64_t per_micro_step;  // on average, if not every micro-step sums gradients (--deterministic-ranks)
+};
+SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
+
+// ---- time
+
+// Random tokens below V, for a step whose result does not matter.
+DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
+
+// Trains a step of one small layer, so that the GPU's libraries and kernels allocate their memory before the free
+// memory is measured. Does nothing on the CPU.
+void load_libraries(Dtype dtype, const GPT2Config& config);
+
+struct MeasuredStep {
+    int B;                      // sequences of the micro-batch
+    double micro_step, update;  // seconds
+};
+
+// Times a micro-step and an update on one rank, with fewer than B sequences if B would take long. Returns nothing if
+// one sequence would take too long, estimated from the device's peak (FLOP/s), or if too little memory is free.
+std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
+                                         double peak_flops);
+
+// ---- text
+
+// Returns the table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown. data:
+// the training data; null: unknown. The schedule is left out while --steps is 0.
+std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
+                            const DeviceInfo& device, int64_t available, const Corpus* data);
+// The FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
+double peak_flops(const DeviceInfo& device, Dtype dtype);

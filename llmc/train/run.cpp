@@ -10,8 +10,8 @@
 #include "base/json.h"
 #include "base/terminal.h"
 #include "base/trace.h"
+#include "model/mfu.h"
 #include "parallel/trace_file.h"
-#include "train/report.h"
 #include "train/run_checks.h"
 #include "train/save.h"
 #include "train/stop.h"
@@ -71,17 +71,14 @@ static void open_data(Run& run) {
 
 static const Corpus* val_corpus(const Run& run) { return run.val_loader ? &run.val_loader->corpus : nullptr; }
 
-static void open_log(Run& run, const RunInfo& info, std::vector<std::string> notes) {
+static void open_log(Run& run, double flops_per_token, double peak_flops, std::vector<std::string> notes) {
     const Options& o = run.options;
     const bool resumes = !run.source.resume.empty();
-    LogOptions log = {o.output, o.progress, o.quiet, !run.first_rank(), o.log_every, o.steps};
-    if (!run.first_rank()) {
-        log.output.clear();
-        log.progress = "plain";
-    }
+    LogOptions log = {o.output, o.quiet, !run.first_rank(), o.log_every, o.steps};
+    if (!run.first_rank()) log.output.clear();
     if (resumes) log.resume_step = run.state.step;
-    log.flops_per_token = info.flops_per_token;
-    log.peak_flops = info.peak_flops * run.comm.world_size;
+    log.flops_per_token = flops_per_token;
+    log.peak_flops = peak_flops * run.comm.world_size;
     if (run.lock && resumes) make_room_to_resume(o, run.source, run.state.step, notes);
     run.log = std::make_unique<Log>(log);
     for (const std::string& line : notes) run.log->note(line);
@@ -98,25 +95,18 @@ static void print_table(Run& run, const Launch& launch, const DeviceInfo& device
                         const std::vector<std::string>& rank_infos) {
     const Options& o = run.options;
     const int64_t available = device_bytes_free(std::max(1, launch.local_world_size));
-    std::vector<Row> rows = plan_table(run.dtype, o, run.source, run.batch, device, available);
-    rows.push_back({"data", describe_data(run.loader->corpus, run.batch.tokens_per_step / run.batch.T)});
-    rows.push_back({"schedule", describe_schedule(o)});
+    std::vector<Row> rows = plan_table(run.dtype, o, run.source, run.batch, device, available, &run.loader->corpus);
     rows.push_back({"launcher", describe_launch(launch)});
     rows.push_back({"ranks", describe_ranks(run.comm, rank_infos)});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
     run.log->table(rows);
 }
 
-// Warns if the data `name` of a resumed run are not those of its checkpoint, and names the files if the checkpoint
-// does.
+// Warns if the data `name` of a resumed run are not those of its checkpoint.
 static void compare_data(Run& run, const nlohmann::json& before, const nlohmann::json& now, const char* name,
-                         const char* files, const std::string& title, const std::string& consequence) {
-    if (!now.contains(name) || before.value(name, "") == now.value(name, "")) return;
-    std::string which;
-    if (before.contains(files))
-        which = differing_files(now[files].dump(), before[files].dump(), "now", "in the checkpoint");
-    run.log->warn("the " + title + " data differ from those of the checkpoint" +
-                  (which.empty() ? "" : " (" + which + ")") + "; " + consequence);
+                         const std::string& title, const std::string& consequence) {
+    if (now.contains(name) && before.value(name, "") != now.value(name, ""))
+        run.log->warn("the " + title + " data differ from those of the checkpoint; " + consequence);
 }
 
 // Compares the data with those of the checkpoint that the run resumes. A checkpoint of an older version describes no
@@ -124,14 +114,11 @@ static void compare_data(Run& run, const nlohmann::json& before, const nlohmann:
 static void compare_with_checkpoint(Run& run, nlohmann::json& now) {
     const nlohmann::json before = parse_json(run.state.data, "the data in trainer.json");
     try {
-        compare_data(run, before, now, "train", "files", "training",
-                     "training continues at the same position in the new data");
+        compare_data(run, before, now, "train", "training", "training continues at the same position in the new data");
         if (!before.contains("val")) return;
-        compare_data(run, before, now, "val", "val_files", "validation",
-                     "losses before and after this start cannot be compared");
+        compare_data(run, before, now, "val", "validation", "losses before and after this start cannot be compared");
         if (now.contains("val")) return;
         now["val"] = before["val"];  // this start does not validate; a later one may
-        now["val_files"] = before.value("val_files", nlohmann::json::object());
     } catch (const nlohmann::json::exception&) {
         fail(EXIT_BAD_DATA, "%s/trainer.json: its description of the data cannot be read; the checkpoint is damaged",
              run.source.resume.c_str());
@@ -141,12 +128,11 @@ static void compare_with_checkpoint(Run& run, nlohmann::json& now) {
 // Describes the data for the next checkpoint.
 static void describe_data_of(Run& run) {
     nlohmann::json now;
-    const auto add = [&](const char* name, const char* files, const Corpus& corpus) {
+    const auto add = [&](const char* name, const Corpus& corpus) {
         now[name] = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
-        now[files] = parse_json(files_json(&corpus), "the files of the data");
     };
-    add("train", "files", run.loader->corpus);
-    if (run.val_loader) add("val", "val_files", run.val_loader->corpus);
+    add("train", run.loader->corpus);
+    if (run.val_loader) add("val", run.val_loader->corpus);
     if (!run.source.resume.empty()) compare_with_checkpoint(run, now);
     run.data_fingerprint = now.dump();
 }
@@ -184,9 +170,7 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
     const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
     const std::vector<std::string> rank_infos = run.comm.all_gather_text(
         rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device, gpu));
-    check_same_files(run.comm, rank_infos, "training data", &run.loader->corpus);
-    check_same_files(run.comm, rank_infos, "validation data", val_corpus(run));
-    check_same(rank_infos, fields_of_one_rank(o));
+    check_same(rank_infos, fields_of_one_rank());
     const std::string differing = differing_rounding(rank_infos);
     run.same_rounding = differing.empty();
     ENSURE(run.same_rounding || o.virtual_ranks == 0,
@@ -226,21 +210,21 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
     align_trace(comm);
 
-    RunInfo info = run_info(o, run.source, run.batch, run.loader->corpus, device, dtype_name(dtype), command_line);
-    info.driver = run.gpu.driver;
-    info.world_size = comm.world_size;
-    run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * info.flops_per_token));
+    const nlohmann::ordered_json info =
+        run_info(o, run.source, run.batch, run.loader->corpus, device, dtype, comm.world_size, command_line);
+    const double flops = flops_per_token(run.source.config, run.batch.T);
+    run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * flops));
     run.watchdog.set_first_save(slow_disk_seconds(bytes_of_save(o, run.source)));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
-    open_log(run, info, notes);
+    open_log(run, flops, peak_flops(device, dtype), notes);
     print_table(run, launch, device, rank_infos);
     if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing
     if (run.state.step < o.steps && run.first_rank() && !o.output.empty())
         replace_file(o.output + "/run.toml", run_toml(o));
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
-    run.info_options = info.options;
+    run.info_options = options_json(o);
     warn_of_warmup(*run.log, o);
     note_keep_rules(*run.log, o);
     warn_of_rounding(run, rank_infos);
@@ -255,25 +239,6 @@ void start_clock(Run& run) {
     run.clock = seconds_now();
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = run.groups.exposed(run.groups.waits());
-    set_stop_time(run);
-}
-
-double time_for_saves(double max_time, double longest_save, bool in_flight) {
-    // Until the first save, its time is unknown. 5 s are enough for GPT-2 of 124 M parameters and a disk of 300 MB/s.
-    const double save = std::max(longest_save, std::min(5.0, 0.1 * max_time));
-    return in_flight ? 2.0 * save : save;
-}
-
-void set_stop_time(const Run& run) {
-    const double max_time = run.options.max_time;
-    if (!run.first_rank() || max_time == 0.0) return;
-    // On the CPU the ranks leave the step after this micro-step, or after the next one, if the votes of all ranks were
-    // on their way. Several GPU ranks do not leave a step: they finish this one, the next one, which is queued already,
-    // the one that tells all ranks of the request, and the one that is queued before its result is known.
-    const bool host = device_memory_is_host();
-    const double steps = host ? 2.0 / run.batch.grad_accum_steps : run.comm.world_size > 1 ? 4.0 : 2.0;
-    stop_at(command_start() + max_time - time_for_saves(max_time, run.longest_save, saves_now(run)) -
-            steps * run.last_step);
 }
 
 void end_trace(Run& run) {
@@ -302,19 +267,7 @@ void warn_of_changed_data(Run& run) {
         changed[0].c_str(), more.c_str()));
 }
 
-// Says what asked which rank to stop: " (SIGTERM to rank 1)"; with one rank " (SIGTERM)".
-static std::string describe_request(Run& run) {
-    const std::vector<std::string> reasons = run.comm.all_gather_text(stop_reason());
-    const auto first = std::find_if(reasons.begin(), reasons.end(), [](const auto& reason) { return !reason.empty(); });
-    if (first == reasons.end()) return "";  // a rank that could not continue
-    if (reasons.size() == 1 || *first == "--max-time") return " (" + *first + ")";
-    const auto same = std::count(reasons.begin(), reasons.end(), *first);
-    const std::string more = same > 1 ? format(" and %td more", same - 1) : "";
-    return format(" (%s to rank %td%s)", first->c_str(), first - reasons.begin(), more.c_str());
-}
-
 static int end_of_stopped(Run& run) {
-    const std::string request = describe_request(run);
     const std::vector<std::string> codes =
         run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
     const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
@@ -325,16 +278,15 @@ static int end_of_stopped(Run& run) {
                    : format("the run ends at step %lld", step).c_str());
     for (const std::string& code : codes)
         if (code != "0") return std::stoi(code);
-    run.log->note("stopped on request" + request +
+    run.log->note(std::string("stopped on request") +
                   (saved ? format("; step %lld is saved, --resume continues", step)
                          : ", before the first step was complete: there is nothing to save"));
     return EXIT_PREEMPTED;
 }
 
 int end_run(Run& run) {
-    stop_quietly();
     warn_of_changed_data(run);
-    const bool log_is_complete = run.log->finish() == 0;
+    const bool log_is_complete = run.log->finish();
     if (run.stop) return end_of_stopped(run);
     return log_is_complete ? 0 : EXIT_IO;
 }

@@ -15,6 +15,7 @@
 #include "parallel/straggler.h"
 #include "parallel/watchdog.h"
 #include "train/background_save.h"
+#include "train/gpu_health.h"
 #include "train/health.h"
 #include "train/log.h"
 #include "train/plan.h"
@@ -50,7 +51,7 @@ struct Run {
     std::optional<Error> failure;  // why this rank must stop
     int failed_saves = 0;
     int64_t first_step = 0;                      // at the start of the run; restarts by --max-restarts do not change it
-    double longest_save = 0.0, last_step = 0.0;  // seconds, of this start
+    double longest_save = 0.0;                   // seconds, of this start
     int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
     bool saves_in_background = false;           // the same on all ranks
     std::unique_ptr<StateCollector> collector;  // with saves_in_background, if each rank has a part of the state
@@ -78,11 +79,6 @@ Timeouts timeouts_of(const Options& options);
 
 // Starts the timer of a step.
 void start_clock(Run& run);
-// The seconds that --max-time leaves for the last save, and for a save in flight, which must end before it.
-double time_for_saves(double max_time, double longest_save, bool in_flight);
-// Chooses when the first rank asks the run to stop, so that the last save ends within --max-time. Called when a step or
-// a save has ended, because their times enter.
-void set_stop_time(const Run& run);
 // Called by all ranks at the same point: ends the recording of the trace and writes it. A write error is a warning.
 void end_trace(Run& run);
 // Warns if NVML has failed on this rank, once for each of its functions.

@@ -5,14 +5,17 @@
 #include <limits>
 #include <numeric>
 
+#include <nlohmann/json.hpp>
+
 #include "base/common.h"
 #include "base/files.h"
+#include "base/host.h"
+#include "base/threads.h"
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
+#include "model/mfu.h"
 #include "parallel/trace_file.h"
 #include "train/keep.h"
-#include "train/measure.h"
-#include "train/report.h"
 #include "train/save.h"
 #include "train/update_rule.h"
 
@@ -20,10 +23,10 @@ void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T
                          int data_parallel, int local_ranks) {
     if (o.micro_batch != 0) return;
     groups.connect();
-    load_libraries(dtype, source.config, o.optimizer);
+    load_libraries(dtype, source.config);
     const int64_t available = device_bytes_free(std::max(1, local_ranks));
     const int own = largest_micro_batch(dtype, source.config, T, o.global_batch_tokens, data_parallel,
-                                        memory_options_of(o, data_parallel), available, o.optimizer);
+                                        memory_options_of(o, data_parallel), available);
     o.micro_batch = own;
     for (const std::string& other : groups.world.all_gather_text(std::to_string(own)))
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
@@ -58,7 +61,7 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, in
 
 void check_trace(const Options& o) {
     const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
-    for (const char* own : {"log.jsonl", "run.json", "run.lock", "latest", "best"})
+    for (const char* own : {"log.jsonl", "run.toml", "run.lock", "latest", "best"})
         ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
                "--trace %s is a file of the run itself; give another name", o.trace.c_str());
     check_trace_file(o.trace);
@@ -162,4 +165,121 @@ void make_room_to_resume(const Options& o, const RunSource& source, int64_t step
     } catch (const Error& error) {
         notes.push_back(error.what());
     }
+}
+
+// ---- comparison of ranks
+
+using Json = nlohmann::ordered_json;
+
+static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
+
+Json run_info(const Options& o, const RunSource& source, const BatchPlan& batch, const Corpus& corpus,
+              const DeviceInfo& device, Dtype dtype, int world_size, const std::string& command_line) {
+    const GPT2Config& config = source.config;
+    Json info = {
+        {"version", version()},
+        {"command_line", command_line},
+        {"directory", current_directory()},
+        {"device", device.name},
+        {"peak_flops", peak_flops(device, dtype)},
+        {"peak_source", device.peak_source},
+        {"libraries", device_libraries()},
+        {"precision", o.precision == "fp8" ? o.precision : dtype_name(dtype)},
+        {"world_size", world_size},
+        {"threads", openmp_threads()},
+        {"model",
+         {{"layers", config.L},
+          {"heads", config.NH},
+          {"channels", config.C},
+          {"vocab_size", config.V},
+          {"positions", config.max_T},
+          {"parameters", count_parameters(config)},
+          {"flops_per_token", flops_per_token(config, batch.T)}}},
+        {"data", {{"train", o.train_data}, {"tokens", corpus.tokens}, {"fingerprint", hex(corpus.fingerprint)}}},
+        {"tokens_per_step", batch.tokens_per_step},
+        {"steps", o.steps},
+        {"seed", o.seed},
+        {"options", Json::parse(options_json(o))}};
+    if (!device.cpu_isa.empty()) info["cpu_isa"] = device.cpu_isa;
+    return info;
+}
+
+// Equal for two builds of the same sources, by other compilers for example.
+static std::string describe_program() {
+    const char* kind = device_memory_is_host() ? "for the CPU" : "for GPUs";
+    return version() + " " + kind + ", sources " + SOURCES_CHECKSUM;
+}
+
+static std::string hash_of_build() {
+    const char* self = "/proc/self/exe";
+    return path_exists(self) ? hex(checksum_file(self).xxh3) : "";  // "": not Linux
+}
+
+static std::string with_options(Json rank_info, const Options& o) {
+    for (const Setting& setting : settings(o)) rank_info["--" + setting.name] = setting.value;
+    return rank_info.dump(-1, ' ', false, Json::error_handler_t::replace);  // file names need not be UTF-8
+}
+
+std::string rank_info(const Options& o, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
+                      const std::string& precision, const DeviceInfo& device, int gpu) {
+    return with_options({{"host", host_name()},
+                         {"machine", host_id()},
+                         {"device", device.name},
+                         {"gpu", gpu < 0 ? "" : std::to_string(gpu)},
+                         {"CPU_ISA", device.cpu_isa},
+                         {"build", hash_of_build()},
+                         {"program", describe_program()},
+                         {"precision", precision},
+                         {"checkpoint", source.resume},
+                         {"weights", source.weights},
+                         {"training data", hex(train_data.fingerprint)},
+                         {"validation data", val_data ? hex(val_data->fingerprint) : ""}},
+                        o);
+}
+
+void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
+    const Json own = {{"program", describe_program()},
+                      {"weights", source.weights},
+                      {"validation data", data ? hex(data->fingerprint) : ""}};
+    check_same(comm.all_gather_text(with_options(own, o)), fields_of_one_rank());
+}
+
+std::vector<std::string> fields_of_one_rank() { return {"host", "machine", "device", "gpu", "CPU_ISA", "build"}; }
+
+std::string differing_rounding(const std::vector<std::string>& rank_infos) {
+    const auto field = [&](size_t rank, const char* name) {
+        return nlohmann::json::parse(rank_infos[rank]).value(name, "");
+    };
+    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
+        const std::string isa = field(rank, "CPU_ISA"), first = field(0, "CPU_ISA");
+        if (isa != first) return format("rank %zu has CPU_ISA=%s, rank 0 has %s", rank, isa.c_str(), first.c_str());
+        if (field(rank, "build") != field(0, "build"))
+            return format("rank %zu runs another build of the sources than rank 0", rank);
+    }
+    return "";
+}
+
+std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos) {
+    std::vector<std::string> hosts;
+    for (const std::string& rank_info : rank_infos) hosts.push_back(nlohmann::json::parse(rank_info)["host"]);
+    return hosts;
+}
+
+std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos) {
+    std::string text = comm.describe();
+    if (comm.world_size == 1) return text;
+    std::vector<nlohmann::json> ranks;
+    for (const std::string& rank_info : rank_infos) ranks.push_back(nlohmann::json::parse(rank_info));
+    for (size_t first = 0, end = 0; first < ranks.size(); first = end) {
+        const auto together = [&](const auto& r) {
+            return r["machine"] == ranks[first]["machine"] && r["device"] == ranks[first]["device"];
+        };
+        std::string gpus;
+        for (; end < ranks.size() && together(ranks[end]); end++) gpus += " " + ranks[end]["gpu"].get<std::string>();
+        text += format("%s%zu", first ? ", " : ": ", first);
+        if (end - first > 1) text += format("-%zu", end - 1);
+        text += " on " + ranks[first]["host"].get<std::string>() + " (" + ranks[first]["device"].get<std::string>();
+        text += ranks[first]["gpu"] == "" ? ")" : "; GPU" + gpus + ")";
+    }
+    return text;
 }

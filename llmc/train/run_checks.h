@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "base/dtype.h"
 #include "base/output_lock.h"
 #include "data/dataloader.h"
@@ -49,3 +51,22 @@ int64_t bytes_of_save(const Options& options, const RunSource& source);
 // log. A failure becomes a note: training may still continue without that room.
 void make_room_to_resume(const Options& options, const RunSource& source, int64_t step,
                          std::vector<std::string>& notes);
+
+// ---- comparison of ranks
+
+// Content of the first line of log.jsonl.
+nlohmann::ordered_json run_info(const Options& options, const RunSource& source, const BatchPlan& batch,
+                                const Corpus& corpus, const DeviceInfo& device, Dtype dtype, int world_size,
+                                const std::string& command_line);
+// Returns the JSON object that ranks exchange. All its fields must be equal on all ranks (check_same), except
+// fields_of_one_rank. val_data: null without validation data. gpu: index of this rank's GPU on its host; -1 on the CPU.
+std::string rank_info(const Options& options, const RunSource& source, const Corpus& train_data, const Corpus* val_data,
+                      const std::string& precision, const DeviceInfo& device, int gpu);
+std::vector<std::string> fields_of_one_rank();
+// Names the first rank whose CPU_ISA or build is not that of rank 0, so that it may round differently; "" if none is.
+std::string differing_rounding(const std::vector<std::string>& rank_infos);
+// Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
+void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
+// "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.
+std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos);
+std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos);

@@ -10,7 +10,6 @@
 #include "infer/generate.h"
 #include "train/algorithms.h"
 #include "train/init_weights.h"
-#include "train/report.h"
 #include "train/run_checks.h"
 #include "train/stop.h"
 
@@ -94,10 +93,7 @@ static void log_step(Run& run, PendingStep& step) {
     run.clock = now;
     run.loader_waited = run.loader->wait_seconds;
     run.comm_exposed = exposed;
-    record.gpu = summarize_gpus(step.results.statuses, run.comm.world_size);
     run.log->step(record);
-    run.last_step = 1e-3 * record.step_ms;
-    set_stop_time(run);
     const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
     for (const std::string& line : run.slowdowns.add(step.results.statuses, run.hosts)) run.log->warn(line);
@@ -115,7 +111,6 @@ static void log_step(Run& run, PendingStep& step) {
 template <class floatX>
 void Trainer<floatX>::halt(const std::string& why) {
     save_or_warn(run, reader);
-    stop_quietly();
     // No rank may end before rank 0 has saved: a rank that fails ends the others.
     run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
     end_trace(run);
@@ -207,7 +202,7 @@ void Trainer<floatX>::validate(int64_t step) {
     try {
         const auto go_on = [&](int64_t done, int64_t of, bool failed) {
             if (done > 0) run.watchdog.validation_batch_done(seconds_now() - begun);
-            run.log->working(step, "validation batch", done, of);
+            run.log->working("validation batch", done, of);
             run.watchdog.reached("validation batch", done);
             fault_point({.point = FaultPoint::validation, .rank = run.comm.rank, .step = step});
             run.stop |= run.comm.any_rank(stop_requested() || failed);

@@ -59,53 +59,17 @@ chmod 755 "$scratch/unlisted"
 check "plan succeeds" "$program" plan --model d12 --micro-batch 4
 check "plan succeeds for every named size" bash -c "for m in d12 d24 d36 d48 gpt2 gpt2-medium gpt2-large gpt2-xl gpt3-{125m,350m,760m,1.3b,2.7b,6.7b,13b}; do '$program' plan --model \$m -b 4 -t 1024 | grep -q parameters || exit 1; done"
 
-# ---- plan --fit: the first layout of the list is in the command below it, and plan gives that command the same memory
-small_fit=(--layers 3 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --global-batch 1024)
-fit=$("$program" plan --fit --ranks 2 --gpu-memory 4 "${small_fit[@]}")
-command=$(tail -n 1 <<<"$fit")
-read -r tensor_parallel sequence_parallel zero recompute micro_batch _ memory unit _ <<<"$(sed -n '/^tensor-parallel /{n;p}' <<<"$fit")"
-layout="--zero $zero --recompute $recompute --micro-batch $micro_batch"
-if [ "$sequence_parallel" = yes ]; then layout="--sequence-parallel $layout"; fi
-if [ "$tensor_parallel" != 1 ]; then layout="--tensor-parallel $tensor_parallel $layout"; fi
-check "plan --fit: the command has the first layout" test "${command##*--ranks 2 }" = "$layout"
-# shellcheck disable=SC2086  # several options
-"$program" plan ${command#* } >"$scratch/out"
-check "plan --fit: plan gives the command the memory of the list" grep -q "^memory  *$memory $unit per rank" "$scratch/out"
-"$program" plan --fit --world-size 2 --gpu-memory 80 --model d48 --global-batch 1048576 >"$scratch/out"
-check "plan --fit prints long times as plain numbers" test "$(awk '$1 == 1 && $11 ~ /^[0-9]*,[0-9]*$/' "$scratch/out" | wc -l)" = 12
 check "plan prints large numbers without an exponent" grep -q "^work .* [0-9,]*,[0-9]* TFLOP per step" <("$program" plan --model d48 -d 1048576)
-refused "plan --fit where nothing fits: more ranks would share the same memory" 2 "; try more machines (--world-size) or a smaller model" \
-    "$program" plan --fit --ranks 2 --model gpt3-13b --gpu-memory 4
-refused "plan --fit where nothing fits" 2 "per rank: the least, --zero 3 --recompute layer --micro-batch 1, needs" \
-    "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4
-refused "plan --fit where nothing fits with the given options" 2 "or leave out --tensor-parallel and --zero" \
-    "$program" plan --fit --world-size 2 --model gpt3-13b --gpu-memory 4 --zero 1 --tensor-parallel 1
-refused "plan --fit with heads that --tensor-parallel does not divide" 2 "--tensor-parallel 5" \
-    "$program" plan --fit --ranks 5 --tensor-parallel 5 "${small_fit[@]}"
-fit_ranks() { "$program" plan --fit "$@" "${small_fit[@]}" >"$scratch/out" && sed -n 's/^ranks  *//p' "$scratch/out"; }
-# gib TEXT: the number of GiB in "... 3.2 GiB for the run".
-gib() { sed 's/.* \([0-9.]* [A-Za-z]*\) for the run.*/\1/' <<<"$1" | awk '{ print $1 * ($2 == "TiB" ? 1024 : $2 == "GiB" ? 1 : 1 / 1024) }'; }
-shared=$(fit_ranks --ranks 2)
-check "plan --fit --ranks: the ranks share this machine" grep -q "^2, which share this machine, each with .* for the run" <<<"$shared"
-apart=$(fit_ranks --world-size 2)
-check "plan --fit --world-size: each rank has a machine" grep -q "^2, each with a machine like this one to itself and .* for the run; " <<<"$apart"
-check "plan --fit --world-size: the command starts one rank on each machine" grep -q \
-    "^mpirun -np 2 --hostfile HOSTS --map-by ppr:1:node --bind-to none ./train_gpt2 .*--micro-batch [0-9]*$" "$scratch/out"
-check "plan --fit --world-size: the command does not start ranks itself" test -z "$(grep -- '--ranks [0-9]* --' "$scratch/out")"
-# Other programs take and free memory between the two plans.
-check "plan --fit: ranks that share a machine share its memory" awk -v a="$(gib "$apart")" -v b="$(gib "$shared")" 'BEGIN { exit !(a > 1.5 * b) }'
-refused "plan --gpu-memory without --fit" 2 "needs --fit" "$program" plan --gpu-memory 4
-refused "train --fit" 2 "which belongs to plan" "$program" --fit --train-data x
-
 check "training takes llm.c's one-letter options" "$program" -i "$scratch/data/train_*.bin" -j "$scratch/data/val_*.bin" -o '' -b 2 -t 16 -d 64 -l 1e-2 -u 1 -q 0.1 \
     -c 0.1 -v 2 -s 2 -g 4 -x 3 -n 0 -y 0 -k cosine --layers 2 --heads 2 --channels 32 --quiet
 check "plan measures a step" grep -q "per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak" \
     <("$program" plan "${data[@]}" "${tiny[@]}")
-"$program" plan "${data[@]}" "${tiny[@]}" --world-size 2 >"$scratch/out"
-check "plan of 2 ranks shows the memory per rank" grep -q "^memory .* per rank of .* available" "$scratch/out"
-check "plan of 2 ranks assumes a machine for each" grep -q "^ranks  *2, each with a machine like this one to itself" "$scratch/out"
-check "plan of ranks that share a machine: so do they its cores" grep -q "^time .* on one rank alone with all cores, which the ranks share" \
-    <("$program" plan "${data[@]}" "${tiny[@]}" --threads 0 --world-size 2 --tensor-parallel 2)
+"$program" plan "${data[@]}" "${tiny[@]}" --ranks 64 --global-batch 0 >"$scratch/out"
+check "plan of 64 ranks shows the memory per rank" grep -q "^memory .* per rank of .* available" "$scratch/out"
+check "plan of 64 ranks shows the bytes that they send" grep -q "^network  *each rank sends .* per step, in .* buckets, for any number" "$scratch/out"
+check "plan of 64 ranks gives each the memory of this machine" test "$(sed -n 's/^memory .* of \([0-9.]*\) .* available.*/\1/p' "$scratch/out")" = \
+    "$("$program" plan "${data[@]}" "${tiny[@]}" | sed -n 's/^memory .* of \([0-9.]*\) .* available.*/\1/p')"
+check "plan of 64 ranks measures one of them" grep -q "^time .*, on one rank alone, without the network" "$scratch/out"
 check "plan says that a checkpoint's size is an upper bound" grep -q "^disk .*at most .* per checkpoint, 3 kept" <("$program" plan "${data[@]}" "${tiny[@]}")
 check "plan says that it does not measure a step that is too large" grep -q "estimated at 40 % of the peak: a step is too large" <("$program" plan --model d48 -b 4 -t 1024)
 check "plan says how much memory there is" grep -q "^memory .* of .* available: weights" <("$program" plan --layers 1 --heads 1 --channels 16)
@@ -319,8 +283,7 @@ refused "--val-every without --val-data" 2 "--val-every 5 needs --val-data" "$pr
 odd=$scratch/$(printf 'd\xffx')
 cp -r "$scratch/data" "$odd"
 odd_run=("$program" "${tiny[@]}" --output "$scratch/odd_run" --checkpoint-every 2)
-replaced="run.json has U+FFFD in place of bytes that are not UTF-8, so its command line cannot be repeated"
-warned "data whose name is not UTF-8" "$replaced; --resume needs again --train-data" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
+check "data whose name is not UTF-8" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 2
 refused "data whose name is not UTF-8, on resume" 65 \
     "run.json cannot hold bytes that are not UTF-8 (from $scratch/odd_run/run.json; give --train-data on the command line)" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
@@ -364,9 +327,9 @@ check "plan escapes control characters in names" escaped '/e\x1b[2J/step_000030/
     --output "$hostile"
 check "--print-launch escapes control characters in variables" escaped 'at h\x1b[2J:' env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 \
     MASTER_ADDR=$'h\e[2J' MASTER_PORT=29500 "$program" --print-launch
-warned "an output whose name is not UTF-8" "$replaced" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
+check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
-warned "a working directory whose name is not UTF-8" "$replaced; --resume in another directory needs all paths again" \
+check "a working directory whose name is not UTF-8" \
     env -C "$odd" "${train[@]}" --output here
 check "more threads than cores give a note" grep -q "^note: --threads 400 on [0-9]* cores\?: .* slower than --threads [0-9]*$" \
     <("$program" generate --init "$run" --max-tokens 1 --threads 400 2>&1)

@@ -169,8 +169,8 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     const BatchPlan batch = plan_batch(2, 32, 0, 1);
     MemoryOptions with;
     with.bf16_gradients = true;
-    const int64_t more = total_bytes(training_memory(Dtype::fp32, config, batch, with, "adamw")) -
-                         total_bytes(training_memory(Dtype::fp32, config, batch, {}, "adamw"));
+    const int64_t more = device_bytes(training_memory(Dtype::fp32, config, batch, with), false) -
+                         device_bytes(training_memory(Dtype::fp32, config, batch, {}), false);
     const std::unique_ptr<Comm> fresh = world_of_one();
     GPT2<float> model(config, Purpose::train, batch.B, batch.T);
     const auto taken = [&](GradDtype dtype) {

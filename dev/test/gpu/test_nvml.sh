@@ -9,7 +9,7 @@ if [ ! -x "$emulated" ]; then skip "NVML" "build/release/emulator/train_gpt2cu i
 make_shards "$scratch/data" 30000 || fail "no shards"
 export SIMT_DEVICES=4 OMP_WAIT_POLICY=passive MOCK_NVML=$scratch/gpus
 train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1
-       --global-batch 0 --threads 1 --precision fp32 --autotune off --progress plain)
+       --global-batch 0 --threads 1 --precision fp32 --autotune off)
 endless=("${train[@]}" --steps 1000000 --checkpoint-every 100000)
 library() { mkdir -p "$scratch/$1" && "${CC:-cc}" -std=c11 -shared -fPIC "${@:2}" -o "$scratch/$1/libnvidia-ml.so.1" dev/test/gpu/mock_nvml.c; }
 check "the replacement for NVML" library new

@@ -118,7 +118,7 @@ last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log
 check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
 
 # With a slow fsync a save is in flight for more than 1 s. On a busy machine it may be the one of step 200.
-slow_run=(env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --quiet=0 --progress plain --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
+slow_run=(env LD_PRELOAD="$scratch/slow.so" "${train[@]}" --quiet=0 --steps 1000000 --checkpoint-every 100 --checkpoint-async on)
 # first_in_flight RUN: waits for a file of the first save.
 first_in_flight() {
     local tries
@@ -176,8 +176,8 @@ check "memory: $before KiB after 5 saves, $after KiB after 40" within "$after" "
 
 # Under a limit that has no room for the copy, `auto` waits for each save, and says so.
 limited=(bash -c 'ulimit -v "$0" && exec "$@"')
-large=(--layers 2 --heads 8 --channels 512 --vocab-size 50257 --steps 3 --checkpoint-every 1 --keep 1 --progress plain)
-noisy=("${train[@]/--quiet/--progress=plain}")
+large=(--layers 2 --heads 8 --channels 512 --vocab-size 50257 --steps 3 --checkpoint-every 1 --keep 1)
+noisy=("${train[@]/--quiet/--quiet=false}")
 "${limited[@]}" 1000000 "${noisy[@]}" "${large[@]}" --output "$scratch/small" >"$scratch/small.log" 2>&1
 check "auto without memory for a copy trains" test $? = 0
 check "auto without memory for a copy says so" grep -q "training waits for each checkpoint: a copy of the state takes" "$scratch/small.log"

@@ -50,7 +50,7 @@ check "the library moves the clock by a day" test $((on - $(date +%s))) -gt $((d
 make_shards "$scratch/data" 30000 || fail "no shards"
 # A limit of 10 s, of which a busy machine does not take a tenth in a step of 2 ms.
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps 100000 --checkpoint-every 100000
-       --timeout-step $((10 * slower)) --quiet=0 --progress plain --log-every 1)
+       --timeout-step $((10 * slower)) --quiet=0 --log-every 1)
 last_step() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.jsonl" | tail -n 1; }
 # steps_more RUN N: the run makes N more steps.
 steps_more() { wait_for "$1/log.jsonl" "\"step\":$(($(last_step "$1") + $2)),"; }

@@ -33,13 +33,6 @@ on_hosts() {
     if [ -n "$name" ]; then cluster run "$hosts" "$ranks" "${train[@]}" --output "$name" "$@" >"$name.log"; fi
 }
 
-# planned_bytes OPTION...: the bytes that plan says four ranks on two hosts send to the other host in a step.
-planned_bytes() {
-    "$program" plan --world-size 4 --nnodes 2 "${train[@]:5}" --train-data '' --val-every 0 "$@" |
-        sed -nE 's/.*each rank sends [^(]*\(([0-9.]+) ([KM])iB to other machines\) per step.*/\1 \2/p' |
-        awk '{ printf "%.0f", 4 * $1 * ($2 == "K" ? 1024 : 1048576) }'
-}
-
 # The bytes sent are compared within 2 %: these virtual cables carry frames of 64 KiB and more with one header of 66 bytes, like
 # network cards with segmentation offload; headers and acknowledgements are less than 1 % of this model's gradients.
 
@@ -65,12 +58,6 @@ for hosts in 2 4; do
     check "2 hosts, --zero 1: $sent bytes leave them in a step, 2 N are $((2 * whole))" within "$sent" $((2 * whole))
     check "2 hosts, --grad-dtype bf16" on_hosts 2 2 "" --grad-dtype bf16
     check "2 hosts, --grad-dtype bf16: $sent bytes leave them in a step, N are $whole" within "$sent" $whole
-    for options in "" "--zero 1" "--zero 2" "--zero 3" "--grad-dtype bf16"; do
-        read -ra words <<<"$options"
-        on_hosts 2 2 "" "${words[@]}" >"$scratch/planned.log" 2>&1 || fail "2 hosts $options"
-        planned=$(planned_bytes "${words[@]}")
-        check "2 hosts, plan ${options:---zero 0}: $sent bytes leave them in a step, $planned by plan" within "$sent" "${planned:-0}"
-    done
     check "2 hosts, --trace" cluster run 2 2 "${train[@]}" --output "$scratch/traced" --trace "$scratch/t.json"
     check "2 hosts, --trace: the trace has both hosts" python3 dev/test/support/trace_check.py "$scratch/t.json" "$scratch/traced" 4 0 6 2 hosts
     check "2 hosts, --trace: the trace names the host of a rank" grep -q "rank 3 on ${CLUSTER}1" "$scratch/t.json"

@@ -45,7 +45,7 @@ for step in 20 40; do check "late: step $step has the undisturbed bytes" same_ru
 
 # between RUN: waits for a step that ends while rank 0 waits for the part of step 20.
 between() { wait_for "$1/log.jsonl" '"step":25,'; }
-endless=("$with_faults" "${small[@]}" "${zero[@]}" --progress plain --steps 1000000 --checkpoint-every 20 --keep 0)
+endless=("$with_faults" "${small[@]}" "${zero[@]}" --steps 1000000 --checkpoint-every 20 --keep 0)
 late=(--fault "slow:rank=1,step=40,times=1,phase=part,ms=20000")
 "${interruptible[@]}" "${endless[@]}" --ranks 2 "${late[@]}" --output "$scratch/killed" >"$scratch/killed.log" 2>&1 &
 run=$!
@@ -74,7 +74,7 @@ check "a request to stop: the last complete step is saved" test "$(cat "$scratch
 
 # A rank that cannot send its part: the save fails, training continues, and the next save is whole. Rank 0 waits for half of
 # --timeout-checkpoint.
-ranks 2 "${train[@]/--quiet/--progress=plain}" "${zero[@]}" --fault error:rank=1,step=20,phase=part \
+ranks 2 "${train[@]/--quiet/--quiet=false}" "${zero[@]}" --fault error:rank=1,step=20,phase=part \
     --timeout-checkpoint 6 --steps 40 --checkpoint-every 20 --output "$scratch/missing" >"$scratch/missing.log" 2>&1
 check "a part that does not come: trains" test $? = 0
 check "a part that does not come: rank 0 says so" grep -q \
@@ -91,7 +91,7 @@ extern "C" int listen(int fd, int backlog) {
     return int(syscall(SYS_listen, fd, backlog));
 }' >"$scratch/deaf.cpp"
 check "a library that refuses to listen" "${CXX:-g++}" -shared -fPIC -o "$scratch/deaf.so" "$scratch/deaf.cpp"
-deaf=(env LD_PRELOAD="$scratch/deaf.so" "${train[@]/--quiet/--progress=plain}" --zero 1 --steps 40 --checkpoint-every 20)
+deaf=(env LD_PRELOAD="$scratch/deaf.so" "${train[@]/--quiet/--quiet=false}" --zero 1 --steps 40 --checkpoint-every 20)
 ranks 2 "${deaf[@]}" --output "$scratch/deaf" >"$scratch/deaf.log" 2>&1
 check "rank 0 cannot listen: trains" test $? = 0
 check "rank 0 cannot listen: says so" grep -q     "training waits for each checkpoint: rank 0 cannot open a port: Permission denied (--checkpoint-async)" "$scratch/deaf.log"

@@ -50,7 +50,7 @@ check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log
 check "--ranks 1 is a single process" test "$("$program" --print-launch --ranks 1)" = "single process on $(hostname)"
 check "--print-launch with --ranks 2" test "$("$program" --print-launch --ranks 2 | tail -1)" \
     = "mpirun, rank 1 of 2, local rank 1 of 2 on $(hostname): joins the others by MPI"
-check "plan --ranks 2 plans for 2 ranks" grep -q '^ranks  *2, which share this machine' <("$program" plan "${tiny[@]}" --ranks 2)
+check "plan --ranks 2 plans for 2 ranks" grep -q '^batch .* x 2 ranks x' <("$program" plan "${tiny[@]}" --ranks 2)
 
 more=$(($(nproc) + 1))
 "${train[@]}" --ranks $more --micro-batch 1 --global-batch 0 --quiet=0 --output '' >"$scratch/out" 2>&1
@@ -168,8 +168,6 @@ check "rank 1 killed, no restart: all end" job_ends 15
 check "rank 1 killed, no restart: exit code $status" test $status = 137
 check "rank 1 killed, no restart: an error" grep -qx "error: rank 1 was ended by signal 9 (Killed; out of memory?); there is no checkpoint yet" \
     "$scratch/job.log"
-check "rank 1 killed, no restart: rank 0 says why it stops" grep -Eq \
-    "^stopping: SIGTERM from (mpirun|orted|prterun|prted), as when another rank has ended;" "$scratch/job.log"
 check "rank 1 killed, no restart: no lines of mpirun" test "$(grep -v '^stopping: ' "$scratch/job.log" | grep -c '^---\|mpirun\|exit code')" = 0
 
 # ---- --max-restarts gives up: a stand-in for mpirun notes each start, and ends as it is told
@@ -194,7 +192,6 @@ gives_up() {
         "${train[@]}" --ranks 2 --max-restarts "$4" --output "$out" "${@:7}"
     check "$1: $3 starts" test "$(awk '{ print $1 }' "$scratch/starts" | tr '\n' ' ')" = "$(seq -s ' ' 0 $(($3 - 1))) "
     check "$1: a restart resumes" test "$(awk 'NR > 1 { print $2 }' "$scratch/starts" | sort -u)" = "$resumed"
-    check "$1: --max-time counts from the first start" test "$(awk '{ print $4 }' "$scratch/starts" | sort -u | wc -l)" = 1
 }
 # pauses SECONDS...: these are the pauses that the lines name, and the starts are at least so far apart.
 pauses() {
@@ -213,7 +210,6 @@ gives_up "gradients that were computed twice differ again" 16 2 9 saves "error: 
 resumed=--resume=strict
 gives_up "--resume=strict" 74 2 1 saves "error: the ranks have failed after 1 restarts (--max-restarts)" --resume=strict
 resumed=
-gives_up "no time left" 74 1 9 saves "error: the ranks have failed, and --max-time leaves no time for a restart" --max-time 1s
 for code in 0 2 17 65 75; do
     rm -f "$scratch/starts"
     env PATH="$scratch/stand_in:$PATH" STARTS="$scratch/starts" ENDS_WITH=$code SAVES= "${train[@]}" --ranks 2 --max-restarts 9 --output "$scratch/ends" \

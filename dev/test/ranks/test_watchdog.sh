@@ -256,7 +256,7 @@ start_writing "${generate[@]}" --ranks 2
 rank_stops "generate --ranks 2" generation "$(wait_for "$scratch/text" '^---' && rank_process 1)"
 
 # ---- a reader that pauses for longer than the limit: the lines of 2,000 steps are more than a pipe holds
-"${train[@]/--quiet/--progress=plain}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
+"${train[@]/--quiet/--quiet=false}" --steps 2000 --log-every 1 --checkpoint-every 0 --timeout-step $deadline --output "$scratch/read" 2>&1 |
     { sleep $((deadline + 4)) && cat >"$scratch/read.log"; }
 check "a run whose reader pauses is not ended" test "${PIPESTATUS[0]}" = 0
 check "a run whose reader pauses has waited for it" awk -v s=$deadline -F'"step_ms":' '

@@ -6,9 +6,10 @@
 #include <omp.h>
 
 #include "support/late_comm.h"
+#include "train/options.h"
 #include "support/random_tokens.h"
 #include "train/optimizer.h"
-#include "train/traffic.h"
+#include "train/plan.h"
 
 // More layers than the two that ZeRO-2 and ZeRO-3 keep in memory.
 static const GPT2Config config = {16, 100, 5, 2, 32};
@@ -147,16 +148,14 @@ TEST_CASE_TEMPLATE("2 and 4 ranks with late collectives have the bits of one ran
         }
 }
 
-TEST_CASE_TEMPLATE("the ranks send the bytes of traffic_of", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("the ranks send the bytes of the plan", floatX, float, bf16) {
     for (const int ranks : {2, 4})
         for (const int zero : {0, 1, 2, 3}) {
             const int micro_steps = VIRTUAL_RANKS / ranks * MICRO_STEPS;
-            const Traffic traffic = traffic_of(config,
-                                               {.dtype = dtype_of<floatX>,
-                                                .zero = zero,
-                                                .virtual_ranks = VIRTUAL_RANKS,
-                                                .grad_accum_steps = micro_steps},
-                                               {ranks});
+            const char* const arguments[] = {"train_gpt2", "plan", "--model", "d12"};
+            Options options = parse_options(int(std::size(arguments)), arguments);
+            options.zero = zero, options.virtual_ranks = VIRTUAL_RANKS;
+            const SentBytes plan = sent_bytes(dtype_of<floatX>, config, options, {B, T, ranks, micro_steps, 0});
             const auto sent = run_late_ranks(ranks, [&](Comm& comm) {
                 omp_set_num_threads(1);
                 Training<floatX> training(comm, options_of(zero, ranks, Recompute::none));
@@ -169,6 +168,6 @@ TEST_CASE_TEMPLATE("the ranks send the bytes of traffic_of", floatX, float, bf16
             });
             CAPTURE(ranks);
             CAPTURE(zero);
-            for (const std::string& bytes : sent) CHECK(bytes == std::to_string(traffic.per_step.total()));
+            for (const std::string& bytes : sent) CHECK(bytes == std::to_string(plan.per_step));
         }
 }

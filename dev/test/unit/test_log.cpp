@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
@@ -14,7 +15,6 @@
 #include <pty.h>
 #include <sstream>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,25 +22,14 @@
 
 #include "base/common.h"
 #include "base/files.h"
+#include "support/temporary.h"
 
 using Json = nlohmann::json;
 
 static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-struct TemporaryDirectory {
-    std::string path;
-    TemporaryDirectory() {
-        char name[] = "/tmp/test_log_XXXXXX";
-        REQUIRE(mkdtemp(name) != nullptr);
-        path = name;
-    }
-    ~TemporaryDirectory() { remove_tree(path); }
-};
-
-static std::string content(const std::string& path) { return read_file(path, 1 << 24); }
-
 static std::vector<std::string> lines_of(const std::string& path) {
-    std::istringstream text(content(path));
+    std::istringstream text(read_bytes(path));
     std::vector<std::string> lines;
     for (std::string line; std::getline(text, line);) lines.push_back(line);
     return lines;
@@ -87,8 +76,8 @@ static Child run_child(const std::function<void()>& code, int out_fd = -1) {
     }
     int status = 0;
     REQUIRE(waitpid(pid, &status, 0) == pid);
-    const std::string out = out_fd >= 0 ? "" : content(dir.path + "/out");
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out, content(dir.path + "/err")};
+    const std::string out = out_fd >= 0 ? "" : read_bytes(dir.path + "/out");
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out, read_bytes(dir.path + "/err")};
 }
 
 // The same, with stdout and stderr on a pseudo terminal.
@@ -113,17 +102,6 @@ static Child run_on_terminal(const std::function<void()>& code, int columns) {
     return child;
 }
 
-// The first step of a run reads the record of the step before it, so StepRecord must initialize all numbers. A constant
-// expression proves it, because it may not read an uninitialized number.
-static_assert(
-    [] {
-        StepRecord none;
-        return none.step == 0 && none.tokens == 0 && none.step_tokens == 0 && none.loss == 0.0f &&
-               none.grad_norm == 0.0f && none.lr == 0.0f && none.step_ms == 0.0 && none.loader_wait_ms == 0.0 &&
-               none.comm_exposed_ms == 0.0;
-    }(),
-    "StepRecord initializes its numbers to zero");
-
 TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time left") {
     LogOptions o = options("", 19560);
     o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
@@ -135,35 +113,22 @@ TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time l
           "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
 }
 
-TEST_CASE("an MFU above 100 % is printed as >100%, and one warning says why") {
-    TemporaryDirectory dir;
-    LogOptions o = quiet(dir.path);
+TEST_CASE("an MFU above 100 % is printed as >100%") {
+    LogOptions o = options("");
     o.flops_per_token = 1.0, o.peak_flops = 1000.0;
     CHECK(contains(step_line(o, record(7), 1000, 60), " | 100.0% MFU | "));
     CHECK(contains(step_line(o, record(7), 1107, 60), " | >100% MFU | "));
-    {
-        Log log(o);
-        for (int i = 0; i < 3; i++) log.step(record(i));  // 524,288 tokens in 140 ms
-    }
-    int warnings = 0;
-    for (const std::string& line : lines_of(dir.path + "/log.jsonl"))
-        warnings +=
-            contains(line, R"("kind":"warning")") && contains(line, "faster than the peak of 0.000000001 TFLOP/s");
-    CHECK(warnings == 1);
 }
 
-TEST_CASE("the columns of the step line keep their places") {
-    LogOptions o = options("", 19560);
-    o.flops_per_token = 1e7, o.peak_flops = 1e15;
-    const auto bar = [&](float loss, double ms, double rate) {
-        const std::string line = step_line(o, record(7, loss, ms), rate, 60);
-        return line.rfind('|');
-    };
-    const size_t at = bar(3.8f, 140, 3745000);
-    CHECK(bar(11.0090f, 7, 12) == at);
-    CHECK(bar(0.1f, 99999.0, 99999) == at);
-    CHECK(bar(3.8f, 350000.0, 9999400) == at);
-    CHECK(bar(NAN, 350000.0, 1e7) == at);
+TEST_CASE("a narrow step line drops whole columns, and last the speed and the time left") {
+    LogOptions o = options("", 3000);
+    o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
+    const auto line = [&](size_t width) { return step_line(o, record(2999), 3745000, 0, width); };
+    CHECK(line(100) == "step 2999/3000 | loss  3.8121 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 0s");
+    CHECK(line(80) == "step 2999/3000 | loss  3.8121 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 0s");
+    CHECK(line(60) == "step 2999/3000 | loss  3.8121 | 3745k tok/s | eta 0s");
+    CHECK(line(50) == "step 2999/3000 | loss  3.8121 | 3745k tok/s");
+    CHECK(line(30) == "step 2999/3000 | loss  3.8121");
 }
 
 TEST_CASE("durations are printed in seconds, minutes, hours and days") {
@@ -249,17 +214,6 @@ TEST_CASE("a line is in the file as soon as it is logged") {
     CHECK(lines_of(dir.path + "/log.jsonl").size() == 1);
 }
 
-TEST_CASE("losses read back as the same floats") {
-    TemporaryDirectory dir;
-    const float values[] = {0.1f, 3.8121004f, 1e-30f, 11.009f, 0.333333343f, 16777217.0f};
-    {
-        Log log(quiet(dir.path));
-        for (int i = 0; i < 6; i++) log.step(record(i, values[i]));
-    }
-    const auto lines = lines_of(dir.path + "/log.jsonl");
-    for (int i = 0; i < 6; i++) CHECK(float(Json::parse(lines[i])["loss"].get<double>()) == values[i]);
-}
-
 TEST_CASE("NaN and infinity are written as null, and the line names the field") {
     TemporaryDirectory dir;
     {
@@ -283,7 +237,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     const std::string path = dir.path + "/log.jsonl";
     {
         Log log(quiet(dir.path));
-        log.begin_run(RunInfo{});
+        log.begin_run(nlohmann::ordered_json::object());
         for (int step = 0; step < 6; step++) {
             if (step == 4) log.checkpoint(4, "out/step_000004", 1, 1);
             if (step % 2 == 0) log.val(step, 3.0 + step), log.sample(step, "text");
@@ -330,10 +284,9 @@ TEST_CASE("resuming works without a log, and with lines that are not log lines")
     LogOptions o = quiet(dir.path);
     o.resume_step = 1;
     { Log log(o); }
-    write_file(dir.path + "/more", "");
     replace_file(dir.path + "/log.jsonl", "[1,2]\n\nnonsense\n{\"kind\":7}\n{\"kind\":\"step\",\"step\":0}\n{}\n");
     { Log log(o); }
-    CHECK(content(dir.path + "/log.jsonl") == "{\"kind\":\"step\",\"step\":0}\n");
+    CHECK(read_bytes(dir.path + "/log.jsonl") == "{\"kind\":\"step\",\"step\":0}\n");
 }
 
 TEST_CASE("a new run renames an older log and loses nothing") {
@@ -348,35 +301,25 @@ TEST_CASE("a new run renames an older log and loses nothing") {
     }
 }
 
-TEST_CASE("run.json and the first line of the log have the same content") {
+TEST_CASE("the first line of the log describes the run") {
     TemporaryDirectory dir;
-    RunInfo info;
-    info.options = R"({"lr":0.0006,"model":"d12"})";
-    info.device = "2 threads, amx", info.parameters = 124439808, info.data_fingerprint = "abc", info.seed = 42;
-    info.threads = 2, info.cpu_isa = "amx", info.peak_flops = 1.5e12;
     {
         Log log(quiet(dir.path));
-        log.begin_run(info);
+        log.begin_run({{"device", "2 threads, amx"}, {"data", {{"fingerprint", "abc"}}}});
     }
-    Json line = Json::parse(lines_of(dir.path + "/log.jsonl")[0]);
+    const Json line = Json::parse(lines_of(dir.path + "/log.jsonl")[0]);
     CHECK(line["kind"] == "run");
-    line.erase("kind");
-    const Json json = Json::parse(content(dir.path + "/run.json"));
-    CHECK(json == line);
-    CHECK(json["options"]["lr"] == 6e-4);
-    CHECK(json["model"]["parameters"] == 124439808);
-    CHECK(json["data"]["fingerprint"] == "abc");
-    CHECK(json["threads"] == 2);
-    CHECK(json["cpu_isa"] == "amx");
-    CHECK(json["peak_flops"] == 1.5e12);
-    CHECK_FALSE(json.contains("resumed_at"));
+    CHECK(line["started"].get<std::string>().size() == strlen("2026-01-31T12:00:00Z"));
+    CHECK(line["device"] == "2 threads, amx");
+    CHECK(line["data"]["fingerprint"] == "abc");
+    CHECK_FALSE(line.contains("resumed_at"));
 }
 
 TEST_CASE("without a terminal a plain line is printed every --log-every steps and for the last step") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         LogOptions o = options(dir.path, 10);
-        o.progress = "auto", o.log_every = 4;
+        o.log_every = 4;
         Log log(o);
         log.table({{"model", "d12"}, {"precision", "bf16"}});
         for (int step = 0; step < 10; step++) log.step(record(step));
@@ -408,7 +351,6 @@ TEST_CASE("--quiet prints warnings only") {
 
 static void many_steps_on_terminal() {
     LogOptions o = options("", 3000);
-    o.progress = "auto";
     Log log(o);
     log.note("begin");
     for (int step = 0; step < 3000; step++) {
@@ -439,40 +381,20 @@ TEST_CASE("on a terminal one line is rewritten, at most ten times a second and n
     CHECK(widest <= 59 + 3);  // and the three characters of ESC [ K
 }
 
-TEST_CASE("a terminal too narrow for the step line shows the step and its loss") {
-    setenv("TERM", "xterm", 1);
-    unsetenv("OMPI_COMM_WORLD_SIZE");
-    const std::string narrow = run_on_terminal(many_steps_on_terminal, 20).out;
-    CHECK(contains(narrow, "\r2999 loss 3.8121\033[K"));
-    CHECK_FALSE(contains(narrow, "norm"));
-    CHECK(contains(run_on_terminal(many_steps_on_terminal, 32).out, "\rstep 2999/3000 | loss  3.8121\033[K"));
-}
-
-TEST_CASE("a narrow terminal drops whole columns, and last the speed and the time left") {
-    setenv("TERM", "xterm", 1);
-    unsetenv("OMPI_COMM_WORLD_SIZE");
-    const auto last_step_at = [](int columns) {
-        return run_on_terminal(
-                   [] {
-                       LogOptions o = options("", 3000);
-                       o.progress = "auto", o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;
-                       Log log(o);
-                       log.step(record(2999));
-                   },
-                   columns)
-            .out;
+TEST_CASE("a step that takes long shows its micro-steps behind the live line, and only on a terminal") {
+    const auto long_step = [] {
+        Log log(options("", 2));
+        log.step(record(0));
+        usleep(1'100'000);
+        log.working("micro-step", 37, 512);
+        log.working("micro-step", 38, 512);  // within the same second
     };
-    CHECK(contains(last_step_at(108),
-                   "\rstep 2999/3000 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms | "
-                   "3745k tok/s | 38.0% MFU | eta 0s\033[K"));
-    CHECK(contains(last_step_at(100),
-                   "\rstep 2999/3000 | loss  3.8121 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | "
-                   "38.0% MFU | eta 0s\033[K"));
-    CHECK(contains(last_step_at(80),
-                   "\rstep 2999/3000 | loss  3.8121 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 0s\033[K"));
-    CHECK(contains(last_step_at(70), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s | 38.0% MFU | eta 0s\033[K"));
-    CHECK(contains(last_step_at(60), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s | eta 0s\033[K"));
-    CHECK(contains(last_step_at(50), "\rstep 2999/3000 | loss  3.8121 | 3745k tok/s\033[K"));
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    const std::string out = run_on_terminal(long_step, 200).out;
+    CHECK(contains(out, "| eta 0s | micro-step 37/512\033[K"));
+    CHECK_FALSE(contains(out, "38/512"));
+    CHECK_FALSE(contains(run_child(long_step).out, "micro-step"));
 }
 
 TEST_CASE("a dumb terminal and output through mpirun get plain lines") {
@@ -514,82 +436,6 @@ TEST_CASE("files opened later never take the descriptor of a closed standard str
     CHECK(child.exit_code == 0);
 }
 
-TEST_CASE("a log that is removed during the run is created again") {
-    TemporaryDirectory dir;
-    const std::string path = dir.path + "/log.jsonl";
-    const Child child = run_child([&] {
-        Log log(quiet(dir.path, 10));
-        log.step(record(0));
-        unlink(path.c_str());
-        for (int step = 1; step < 4; step++) log.step(record(step));
-        if (log.finish() != 0) _exit(1);
-    });
-    CHECK(child.exit_code == 0);
-    CHECK(child.err ==
-          "warning: " + path + " was removed or renamed; it was created again, without the lines before\n");
-    const auto lines = lines_of(path);
-    REQUIRE(lines.size() == 3);
-    for (size_t i = 0; i < 3; i++) CHECK(Json::parse(lines[i], nullptr, false)["step"] == i + 1);
-}
-
-TEST_CASE("a log that is renamed during the run is created again") {
-    TemporaryDirectory dir;
-    const std::string path = dir.path + "/log.jsonl", moved = dir.path + "/log.1";
-    const Child child = run_child([&] {
-        Log log(quiet(dir.path, 10));
-        log.step(record(0));
-        rename(path.c_str(), moved.c_str());
-        for (int step = 1; step < 4; step++) log.step(record(step));
-        if (log.finish() != 0) _exit(1);
-    });
-    CHECK(child.exit_code == 0);
-    CHECK(child.err ==
-          "warning: " + path + " was removed or renamed; it was created again, without the lines before\n");
-    CHECK(lines_of(path).size() == 3);
-    CHECK(lines_of(moved).size() == 1);
-}
-
-TEST_CASE("the lines of a removed log are not written into another file with its name") {
-    const auto check = [](const std::string& what, const std::function<void(const char* path)>& put) {
-        CAPTURE(what);
-        TemporaryDirectory dir;
-        const std::string path = dir.path + "/log.jsonl";
-        const Child child = run_child([&] {
-            Log log(quiet(dir.path, 10));
-            unlink(path.c_str());
-            put(path.c_str());
-            for (int step = 0; step < 4; step++) log.step(record(step));
-            if (log.finish() != 4) _exit(1);
-        });
-        CHECK(child.exit_code == 0);
-        CHECK(contains(child.err, "warning: cannot write " + path + ": the file was removed or renamed, and " + what +
-                                      " stands in its place; the run continues and writes these lines if that"));
-        CHECK(contains(child.err, "warning: 4 lines could not be written to " + path + "\n"));
-        CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
-        if (what == "another file") CHECK(content(path) == "mine");
-    };
-    check("a directory", [](const char* path) { mkdir(path, 0700); });
-    check("a pipe", [](const char* path) { mkfifo(path, 0600); });
-    check("a link", [](const char* path) { REQUIRE(symlink("/dev/null", path) == 0); });
-    check("another file", [](const char* path) { replace_file(path, "mine"); });
-}
-
-TEST_CASE("the lines of a removed log are written when its name is free again") {
-    TemporaryDirectory dir;
-    const std::string path = dir.path + "/log.jsonl";
-    const Child child = run_child([&] {
-        Log log(quiet(dir.path, 10));
-        unlink(path.c_str());
-        mkdir(path.c_str(), 0700);
-        for (int step = 0; step < 3; step++) log.step(record(step));
-        rmdir(path.c_str());
-        log.step(record(3));
-        if (log.finish() != 0) _exit(1);
-    });
-    CHECK(child.exit_code == 0);
-    CHECK(lines_of(path).size() == 4);
-}
-
 static void limit_file_size(rlim_t bytes) {
     signal(SIGXFSZ, SIG_IGN);  // writes beyond the limit then fail with EFBIG
     rlimit limit;
@@ -608,67 +454,42 @@ TEST_CASE("lines that do not fit on a full disk are written later, in their orde
             limit_file_size(RLIM_INFINITY);
             log.step(record(first + 9));
         }
-        if (log.finish() != 0) _exit(1);
+        if (!log.finish()) _exit(1);
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err,
-                   "log.jsonl: File too large; the run continues and writes these lines if that becomes possible\n"));
+    CHECK(contains(child.err, "log.jsonl: File too large; the run continues, and tries again with each line\n"));
     CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);  // one message for each failure
     const auto lines = lines_of(dir.path + "/log.jsonl");
     REQUIRE(lines.size() == 20);
     for (size_t step = 0; step < 20; step++) CHECK(Json::parse(lines[step], nullptr, false)["step"] == step);
 }
 
-TEST_CASE("lines that never fit on a full disk are counted, and the lines before them are whole") {
+TEST_CASE("lines that never fit on a full disk are counted") {
     TemporaryDirectory dir;
     const Child child = run_child([&] {
         limit_file_size(500);
         Log log(quiet(dir.path, 10));
         for (int step = 0; step < 10; step++) log.step(record(step));
-        if (log.finish() + int64_t(lines_of(dir.path + "/log.jsonl").size()) != 10) _exit(1);
-        if (log.finish() != 0) _exit(2);  // lost lines are reported once
+        if (log.finish()) _exit(1);
+        if (!log.finish()) _exit(2);  // lost lines are reported once
     });
     CHECK(child.exit_code == 0);
-    CHECK(contains(child.err, "lines could not be written to " + dir.path + "/log.jsonl\n"));
+    CHECK(contains(child.err, format(" lines could not be written to %s/log.jsonl\n", dir.path.c_str())));
     CHECK(std::count(child.err.begin(), child.err.end(), '\n') == 2);
-    const auto lines = lines_of(dir.path + "/log.jsonl");
-    CHECK(lines.size() >= 2);
-    for (const std::string& line : lines) CHECK(Json::parse(line, nullptr, false).is_object());
-}
-
-TEST_CASE("the memory for lines that cannot be written is bounded, and the lines beyond it are counted") {
-    TemporaryDirectory dir;
-    const Child child = run_child([&] {
-        limit_file_size(500);
-        Log log(quiet(dir.path, 100));
-        const std::string text(size_t(1) << 20, 'a');
-        for (int step = 0; step < 10; step++) log.sample(step, text);
-        if (log.unwritten.size() > size_t(4) << 20) _exit(1);
-        limit_file_size(RLIM_INFINITY);
-        log.val(10, 1.0);
-        if (log.finish() != 7) _exit(2);
-    });
-    CHECK(child.exit_code == 0);
-    CHECK(lines_of(dir.path + "/log.jsonl").size() == 4);
 }
 
 TEST_CASE("the log of a resumed run is not written through a link") {
     TemporaryDirectory dir;
-    const std::string outside = dir.path + "/outside", out = dir.path + "/out";
-    const std::string line = "{\"kind\":\"step\",\"step\":1}\n";
+    const std::string outside = dir.path + "/outside", out = dir.path + "/out",
+                      line = "{\"kind\":\"step\",\"step\":1}\n";
     make_directories(out);
-    write_file(outside, line);
+    write_bytes(outside, line);
     REQUIRE(symlink(outside.c_str(), (out + "/log.jsonl").c_str()) == 0);
     LogOptions options;
     options.output = out;
     options.resume_step = 5;
-    CHECK_THROWS_WITH_AS(Log{options}, doctest::Contains("is a link, and the log is not written through links"), Error);
-    CHECK(content(outside) == line);
-    options.resume_step = -1;  // a new run renames the link
-    Log log(options);
-    log.val(0, 1.0);
-    CHECK(content(outside) == line);
-    CHECK(contains(content(out + "/log.jsonl"), "val_loss"));
+    CHECK_THROWS_WITH_AS(Log{options}, doctest::Contains("log.jsonl cannot be opened for writing"), Error);
+    CHECK(read_bytes(outside) == line);
 }
 
 TEST_CASE("an output directory that cannot be written is refused, and the message names it") {

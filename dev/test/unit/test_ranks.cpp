@@ -10,7 +10,7 @@
 #include "parallel/gradients.h"
 #include "parallel/straggler.h"
 #include "support/refusal.h"
-#include "train/report.h"
+#include "train/run_checks.h"
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
 
@@ -137,6 +137,18 @@ TEST_CASE("a rank whose options differ from rank 0's is refused, and the message
                          R"(rank 2 differs from rank 0: --lr "0.0003" there, "0.0006" on rank 0)", Error);
     CHECK_THROWS_WITH_AS(check_same({first, R"({"host":"h0","--lr":"0.0006"})"}, {}),
                          R"(rank 1 differs from rank 0: training data nothing there, "ab" on rank 0)", Error);
+}
+
+TEST_CASE("the first rank that may round differently than rank 0 is named") {
+    const auto rank_info = [](const char* isa, const char* build) {
+        return std::string(R"({"CPU_ISA":")") + isa + R"(","build":")" + build + R"("})";
+    };
+    const std::string a = rank_info("avx2", "1"), other_isa = rank_info("amx", "1"),
+                      other_build = rank_info("avx2", "2");
+    CHECK(differing_rounding({a}) == "");
+    CHECK(differing_rounding({a, a, a}) == "");
+    CHECK(differing_rounding({a, a, other_isa, other_build}) == "rank 2 has CPU_ISA=amx, rank 0 has avx2");
+    CHECK(differing_rounding({a, other_build, other_isa}) == "rank 1 runs another build of the sources than rank 0");
 }
 
 TEST_CASE("the start table says which ranks are on which machine and device") {
