@@ -70,10 +70,6 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
     ProgressLine progress;
-    loader.config.note = [&](const std::string& line) {
-        progress.clear();
-        message("note: " + line);
-    };
     WatchedUnits batches{*comm.watchdog, "batch"};
     batches.begin_phase(Phase::evaluation,
                         slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cerrno>
-#include <chrono>
 
 #include "base/common.h"
-#include "base/files.h"
 #include "base/random.h"
 #include "base/terminal.h"
 
@@ -117,7 +114,6 @@ void DataLoader::start() {
     origin = position;
     stopping = false;
     error = nullptr;
-    trouble.clear();
     thread = std::thread([this] { read_ahead(); });
 }
 
@@ -164,42 +160,6 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     return valid;
 }
 
-// Waits. Returns false at once if the loader or the run is to stop.
-bool DataLoader::pause(double seconds) {
-    const double end = seconds_now() + seconds;
-    std::unique_lock lock(mutex);
-    while (!stopping && !(config.stop_requested && config.stop_requested())) {
-        const double left = end - seconds_now();
-        if (left <= 0.0) return true;
-        changed.wait_for(lock, std::chrono::duration<double>(std::min(left, 0.1)));  // a signal does not notify
-    }
-    return false;
-}
-
-static bool may_come_back(const SystemError& error) {
-    return error.number == ENOENT || error.number == ESTALE || error.number == EIO;
-}
-
-// read_batch, repeated after growing pauses as long as a file is missing, for at most config.retry_seconds.
-int64_t DataLoader::read_batch_or_retry(int64_t batch, int* tokens, int* targets) {
-    double waited = 0.0;
-    for (double wait = 0.1;; wait = std::min(2.0 * wait, 2.0)) {
-        try {
-            return read_batch(batch, tokens, targets);
-        } catch (const SystemError& failure) {
-            wait = std::min(wait, config.retry_seconds - waited);
-            if (!may_come_back(failure) || wait <= 0.0) throw;
-            if (waited == 0.0) {
-                const std::lock_guard lock(mutex);
-                trouble = format("%s; trying again for %g s", failure.what(), config.retry_seconds);
-                changed.notify_all();
-            }
-            if (!pause(wait)) throw;
-        }
-        waited += wait;
-    }
-}
-
 // The reading thread: fills slots until stop() or an error, which next() then throws.
 void DataLoader::read_ahead() {
     for (int64_t batch = 0;; batch++) {
@@ -211,8 +171,7 @@ void DataLoader::read_ahead() {
         Slot& slot = slots[batch % 2];
         std::exception_ptr caught;
         try {
-            const Span span(config.trace, Track::loader, {"read batch", batch});
-            slot.valid_tokens = read_batch_or_retry(batch, slot.host, slot.host + device.size / 2);
+            slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
         } catch (...) {
             caught = std::current_exception();
         }
@@ -222,11 +181,6 @@ void DataLoader::read_ahead() {
         changed.notify_all();
         if (caught) return;
     }
-}
-
-void DataLoader::print_trouble() {
-    if (!trouble.empty() && config.note) config.note(trouble);
-    trouble.clear();
 }
 
 Batch DataLoader::zeros() {
@@ -245,14 +199,10 @@ Batch DataLoader::next() {
         changed.notify_all();
         const auto there = [&] { return filled > taken || error; };
         if (!there()) {
-            const Span span(config.trace, Track::host, {.name = "wait for data"});
             const double start = seconds_now();
-            changed.wait(lock, [&] { return there() || !trouble.empty(); });
-            print_trouble();
             changed.wait(lock, there);
             wait_seconds += seconds_now() - start;
         }
-        print_trouble();
         if (filled <= taken) std::rethrow_exception(error);
     }
     Slot& slot = slots[taken % 2];

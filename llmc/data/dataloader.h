@@ -8,14 +8,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/device.h"
-#include "base/trace.h"
 #include "data/shard.h"
 
 struct Batch {
@@ -56,12 +54,6 @@ struct DataLoaderConfig {
     Stream stream = nullptr;  // the stream on which copies to the device are queued
     bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
     int64_t max_batches = 0;  // limit of a pass in order, over all ranks; 0: every window, with a padded last batch
-    Trace* trace = nullptr;
-    // A file that is missing, or that cannot be read, may come back: it is on a network file system, or is being
-    // replaced. The loader tries again for this time, unless stop_requested returns true. next() prints a note.
-    double retry_seconds = 10.0;
-    std::function<void(const std::string& line)> note = {};
-    std::function<bool()> stop_requested = {};
 };
 
 // Training: step s takes windows_per_step positions of the run from s * windows_per_step on. Rank r takes the r-th
@@ -73,8 +65,8 @@ struct DataLoader {
     ~DataLoader();
     DataLoader(const DataLoader&) = delete;
 
-    // The next micro-batch of this rank, valid until the next call. Throws the error of the reading thread: a file
-    // became shorter or remained missing, or a token is outside of the vocabulary.
+    // Returns the next micro-batch of this rank, valid until the next call. Throws the error of the reading thread: a
+    // file is missing or became shorter, or a token is outside of the vocabulary.
     Batch next();
     // A micro-batch of zeros, for a rank that cannot read its data but must take part in the other ranks' collectives.
     Batch zeros();
@@ -97,21 +89,17 @@ struct DataLoader {
     Slot slots[2];
     DeviceBuffer<int> device;  // (2, B, T)
     std::thread thread;
-    std::mutex mutex;  // guards filled, used, stopping, error and trouble
+    std::mutex mutex;  // guards filled, used, stopping and error
     std::condition_variable changed;
     int64_t filled = 0;  // batches read since seek()
     int64_t used = 0;    // batches whose slots may be overwritten
     bool stopping = false;
     std::exception_ptr error;
-    std::string trouble;  // a note of the reading thread that next() prints
 
     void start();
     void stop();
     void read_ahead();
     int64_t read_batch(int64_t batch, int* tokens, int* targets) const;
-    int64_t read_batch_or_retry(int64_t batch, int* tokens, int* targets);
-    bool pause(double seconds);
-    void print_trouble();
     int64_t taken = 0;   // batches that next() returned since seek()
     int64_t origin = 0;  // position at seek()
 };

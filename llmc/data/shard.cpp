@@ -25,25 +25,17 @@ static constexpr const char* CONVERT = "convert it with data/to_shard.py (docs/d
 [[noreturn]] static void refuse_foreign_file(const std::string& path, const int32_t* header) {
     const int32_t magic = header[0];
     if (memcmp(header, "\x93NUMPY", 6) == 0)
-        fail(EXIT_BAD_DATA, "%s: this is a NumPy array, not a token shard; %s", path.c_str(), CONVERT);
-    if (memcmp(header, "BIN.TOK\n", 8) == 0)
-        fail(EXIT_BAD_DATA, "%s: this is a token file of LLM.Q, not a token shard; %s", path.c_str(), CONVERT);
+        fail(EXIT_BAD_DATA, "%s: is a NumPy array, not a token shard; %s", path.c_str(), CONVERT);
     if (magic == 20240801)
-        fail(EXIT_BAD_DATA, "%s: these are Llama 3 tokens (magic 20240801); GPT-2 needs shards with magic %d",
-             path.c_str(), MAGIC);
+        fail(EXIT_BAD_DATA, "%s: has Llama 3's tokens (magic 20240801); GPT-2 needs shards with magic %d", path.c_str(),
+             MAGIC);
     if (magic == 20240522)
-        fail(EXIT_BAD_DATA, "%s: this is an evaluation file (magic 20240522), not a token shard", path.c_str());
+        fail(EXIT_BAD_DATA, "%s: is an evaluation file (magic 20240522), not a token shard", path.c_str());
     fail(EXIT_BAD_DATA,
          "%s: is not a token shard: it starts with %d, not %d; if it has bare uint16 tokens (nanoGPT's train.bin), %s; "
          "if it is text, run train_gpt2 tokenize",
          path.c_str(), magic, MAGIC, CONVERT);
 }
-
-static int64_t modified_ns(const struct stat& status) {
-    return int64_t(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
-}
-
-int64_t file_bytes(const Shard& shard) { return HEADER_BYTES + shard.tokens * shard.bytes_per_token; }
 
 Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);
@@ -61,37 +53,20 @@ Shard open_shard(const std::string& path, int places) {
         fail(EXIT_BAD_DATA, "%s: has shard version %d; this program reads versions 1 (uint16 tokens) and 2 (uint32)",
              path.c_str(), header[1]);
 
-    struct stat status = {};
-    if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");
-    Shard shard{path, header[2], header[1] == 1 ? 2 : 4, modified_ns(status), status.st_ino, places, 0};
-    const int64_t promised = file_bytes(shard);
+    Shard shard{path, header[2], header[1] == 1 ? 2 : 4, 0};
+    const int64_t promised = HEADER_BYTES + shard.tokens * shard.bytes_per_token;
     if (file.size != promised)  // refuses a negative count too, because the file has a whole header
         fail(EXIT_BAD_DATA,
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
              with_commas(file.size).c_str());
-    shard.hash = sampled_hash(shard, places);
+    shard.hash = sampled_hash(path, places);
     return shard;
 }
 
-bool has_changed(Shard& shard) {
-    struct stat status;
-    if (stat(shard.path.c_str(), &status) != 0) return false;
-    if (status.st_size != file_bytes(shard)) return true;
-    if (modified_ns(status) == shard.modified_ns && status.st_ino == shard.inode) return false;
-    try {
-        if (sampled_hash(shard, shard.places) != shard.hash) return true;
-    } catch (const Error&) {
-        return false;
-    }
-    shard.modified_ns = modified_ns(status);  // the next call need not read the file again
-    shard.inode = status.st_ino;
-    return false;
-}
-
-uint64_t sampled_hash(const Shard& shard, int places) {
+uint64_t sampled_hash(const std::string& path, int places) {
     constexpr int64_t piece = 64 << 10;
-    const InputFile file(shard.path);
+    const InputFile file(path);
     const bool whole = file.size <= places * piece;
     std::vector<unsigned char> bytes(size_t(whole ? file.size : places * piece));
     if (whole) file.read_at(bytes.data(), 0, file.size);
@@ -137,45 +112,13 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
 
 static std::string temporary_name(const std::string& path) { return path + ".tmp"; }
 
-static std::vector<std::string> matches(const std::string& pattern, const char* option) {
-    static thread_local std::string unreadable;  // glob() has no argument for its error function
-    const auto on_error = [](const char* dir, int error) {
-        const bool missing = error == ENOENT || error == ENOTDIR || error == ELOOP;
-        if (!missing) unreadable = format("%s: %s", dir, strerror(error));
-        return missing ? 0 : 1;
-    };
+static std::vector<std::string> matches(const std::string& pattern) {
     glob_t found = {};
-    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE, on_error, &found);
     std::vector<std::string> files;
-    for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) files.push_back(found.gl_pathv[i]);
+    if (glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE, nullptr, &found) == 0)
+        files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
-    if (status == GLOB_ABORTED)
-        fail(EXIT_NO_INPUT, "%s '%s': cannot open %s; give a pattern that leaves it out", option, pattern.c_str(),
-             unreadable.c_str());
     return files;
-}
-
-// glob() expands braces into separate patterns before it reads a directory: {a,b}{a,b} is four. Their product, an upper
-// bound, is limited here, and their number, because glob() calls itself for each group.
-static void check_braces(const std::string& pattern, const char* option) {
-    constexpr int MOST_PATTERNS = 4096, MOST_GROUPS = 64;
-    double patterns = 1.0;
-    int groups = 0;
-    std::vector<int> open;  // alternatives of the groups around this character
-    for (size_t i = 0; i < pattern.size(); i++) {
-        const char c = pattern[i];
-        if (c == '\\') i++;
-        if (c == '{') open.push_back(1), groups++;
-        if (c == ',' && !open.empty()) open.back()++;
-        if (c != '}' || open.empty()) continue;
-        patterns *= open.back();
-        open.pop_back();
-    }
-    ENSURE(
-        groups <= MOST_GROUPS && patterns <= MOST_PATTERNS,
-        "%s '%s': its braces stand for more than %d patterns, or are more than %d; put the files into one folder, and "
-        "give a pattern with * and ?",
-        option, printable(pattern).c_str(), MOST_PATTERNS, MOST_GROUPS);
 }
 
 std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
@@ -186,15 +129,13 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
                  option, pattern.c_str(), pattern.c_str());
         return {pattern};
     }
-    if (errno == EACCES) fail_errno(EXIT_NO_INPUT, std::string(option) + " '" + pattern + "'", "open its directory");
-    check_braces(pattern, option);
-    for (const std::string& unfinished : matches(temporary_name(pattern), option))
+    for (const std::string& unfinished : matches(temporary_name(pattern)))
         fail(
             EXIT_BAD_DATA,
             "%s is not finished: tokenize is still running, or was killed; wait for it, or delete these shards and run "
             "it again",
             unfinished.c_str());
-    std::vector<std::string> files = matches(pattern, option);
+    std::vector<std::string> files = matches(pattern);
     if (files.empty())
         fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)",
              option, pattern.c_str());

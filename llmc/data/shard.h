@@ -12,27 +12,17 @@ struct Shard {
     std::string path;
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
-    // When the shard was opened, or has_changed last compared its content:
-    int64_t modified_ns;  // modification time
-    uint64_t inode;
-    int places;     // number of pieces in hash
-    uint64_t hash;  // sampled_hash of the content
+    uint64_t hash;        // sampled_hash of the content
 };
 
 // Checks the magic, the version, and that the file has exactly the length that its header states. Fails with
 // EXIT_NO_INPUT if the file is missing. Other errors are EXIT_BAD_DATA, and the message says the values and what to do.
 // `places` is the number of pieces of the file whose hash is kept.
 Shard open_shard(const std::string& path, int places = 4);
-int64_t file_bytes(const Shard& shard);  // the size of its file
-// Whether the file has other content than when it was opened. If its size, modification time and inode are the same, so
-// is the content. The time alone is not enough: shards that were written together can have the same time. If only time
-// or inode differ, as after `touch` or in an equal copy, sampled_hash decides, so a change between the pieces of a
-// large file is not found. A file that cannot be read counts as unchanged: training fails to read it anyway.
-bool has_changed(Shard& shard);
 // XXH3 of the whole file if it has at most `places` x 64 KiB, else of `places` pieces of 64 KiB, spread evenly from the
 // first byte to the last. The hash tells apart shards of the same name and size, at a cost that does not grow with the
 // file.
-uint64_t sampled_hash(const Shard& shard, int places);
+uint64_t sampled_hash(const std::string& path, int places);
 // Reads tokens [begin, begin + count) of the shard. Refuses (EXIT_BAD_DATA) a token that is not below vocab_size, with
 // its place, and a file that has become shorter.
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);

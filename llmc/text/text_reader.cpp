@@ -1,12 +1,10 @@
 #include "text/text_reader.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <map>
+#include <set>
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
@@ -33,112 +31,85 @@ static bool is_text_name(const std::string& path) {
     return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
 }
 
-// The offset of the first invalid UTF-8 byte in the file's first MiB; -1 if there is none.
-static int64_t find_invalid_utf8(const InputFile& file) {
+// Returns the offset of the first zero byte or invalid UTF-8 in the file's first MiB; -1 if there is none.
+static int64_t find_odd_byte(const InputFile& file) {
     std::string text(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
     file.read_at(text.data(), 0, int64_t(text.size()));
     const char *begin = text.data(), *end = begin + text.size();
     const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may continue after the MiB
     for (const char* p = begin; p < border;) {
         const Char c = char_at(p, end);
-        if (!c.valid) return p - begin;
+        if (!c.valid || *p == 0) return p - begin;
         p += c.bytes;
     }
     return -1;
 }
 
-// Refuses formats that users often download, and names the command that converts them. Returns whether the file is
-// binary in another way: it has a zero byte near its start.
-static bool check_content(const InputFile& file) {
+// Refuses formats that users often download, and names the command that converts them.
+static void check_content(const InputFile& file) {
     struct Magic {
-        const char* bytes;
-        size_t length;
+        std::string_view bytes;
         const char *what, *remedy;
     };
-    static constexpr Magic known[] = {{"\x1f\x8b", 2, "compressed (gzip)", "unpack it with gunzip"},
-                                      {"\x28\xb5\x2f\xfd", 4, "compressed (zstd)", "unpack it with unzstd"},
+    static constexpr Magic known[] = {{"\x1f\x8b", "compressed (gzip)", "unpack it with gunzip"},
+                                      {"\x28\xb5\x2f\xfd", "compressed (zstd)", "unpack it with unzstd"},
                                       {"\xfd"
                                        "7zXZ",
-                                       5, "compressed (xz)", "unpack it with unxz"},
-                                      {"BZh", 3, "compressed (bzip2)", "unpack it with bunzip2"},
-                                      {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
-                                      {"PAR1", 4, "a Parquet file", "convert it to .jsonl"},
-                                      {"%PDF-", 5, "a PDF document", "convert it with pdftotext"},
-                                      {"\xff\xfe", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
-                                      {"\xfe\xff", 2, "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
-                                      {"\x88\xd8\x34\x01", 4, "a token shard", "it needs no tokenizing"}};
-    char start[8000] = {};
-    const int64_t length = std::min<int64_t>(file.size, sizeof(start));
-    file.read_at(start, 0, length);
+                                       "compressed (xz)", "unpack it with unxz"},
+                                      {"BZh", "compressed (bzip2)", "unpack it with bunzip2"},
+                                      {"PK\x03\x04", "a zip archive", "unpack it with unzip"},
+                                      {"PAR1", "a Parquet file", "convert it to .jsonl"},
+                                      {"%PDF-", "a PDF document", "convert it with pdftotext"},
+                                      {"\xff\xfe", "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+                                      {"\xfe\xff", "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+                                      {"\x88\xd8\x34\x01", "a token shard", "it needs no tokenizing"}};
+    char start[8] = {};
+    file.read_at(start, 0, std::min<int64_t>(file.size, sizeof(start)));
     for (const Magic& m : known)
-        if (memcmp(start, m.bytes, m.length) == 0)
+        if (std::string_view(start, sizeof(start)).starts_with(m.bytes))
             fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", file.path.c_str(), m.what, m.remedy);
-    return memchr(start, 0, size_t(length)) != nullptr;
 }
 
-static std::string normal_path(const std::string& path) { return fs::path(path).lexically_normal().string(); }
-
-// A tokenizer's merges.txt has a text file's extension, but is not text.
-static bool is_merges_file(const fs::path& path) {
-    const auto beside = [&](const char* name) { return path_exists((path.parent_path() / name).string()); };
-    return path.filename() == "merges.txt" && (beside("vocab.json") || beside("tokenizer.json"));
-}
-
-// Returns the text files of a folder, except the file `output`; adds the other files to found.left_out, and links that
-// lead to no file to found.unfollowed.
-static std::vector<std::string> files_in(const std::string& folder, const fs::path& output, FoundFiles& found) {
+// Returns the text files of a folder, and counts the others.
+static std::vector<std::string> files_in(const std::string& folder, int& left_out) {
     std::vector<std::string> paths;
     std::error_code error;
     for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-        const std::string path = entry->path().string();
-        if (entry->path().filename().string().starts_with(".")) {
-            if (entry->is_directory(error)) entry.disable_recursion_pending();
-            continue;
-        }
-        if (!entry->is_regular_file(error)) {
-            if (entry->is_symlink(error)) found.unfollowed.insert(normal_path(path));
-            continue;
-        }
-        if (fs::weakly_canonical(path, error) == output) continue;
-        if (!is_text_name(path) || is_merges_file(entry->path()))
-            found.left_out.insert(normal_path(path));
+        const std::string name = entry->path().filename().string();
+        const bool hidden = name.starts_with("."), is_folder = entry->is_directory(error) && !entry->is_symlink(error);
+        if (hidden && is_folder) entry.disable_recursion_pending();
+        if (hidden || is_folder) continue;
+        if (entry->is_regular_file(error) && is_text_name(name) && name != "merges.txt")
+            paths.push_back(entry->path().string());
         else
-            paths.push_back(path);
+            left_out++;
+        error.clear();  // of a link that leads nowhere
     }
     if (error) fail(EXIT_NO_INPUT, "%s: cannot list the folder: %s", folder.c_str(), error.message().c_str());
     std::sort(paths.begin(), paths.end());
     if (paths.empty())
-        fail(EXIT_NO_INPUT,
-             "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson; a tokenizer's merges.txt is not "
-             "text, and links to folders are not followed); name the files",
-             folder.c_str());
+        fail(
+            EXIT_NO_INPUT,
+            "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson; links to folders are not followed); "
+            "name the files",
+            folder.c_str());
     return paths;
 }
 
-FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory) {
-    std::error_code ignored;
-    const fs::path output = fs::weakly_canonical(fs::path(output_directory) / "merges.txt", ignored);
+FoundFiles find_text_files(const std::vector<std::string>& inputs) {
     FoundFiles found;
-    std::map<std::pair<dev_t, ino_t>, std::string> taken;  // links to a file have its device and inode
+    std::set<std::string> taken;
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path : is_directory(input) ? files_in(input, output, found) : std::vector{input}) {
+        for (const std::string& path : is_directory(input) ? files_in(input, found.left_out) : std::vector{input}) {
             const InputFile file(path);
-            struct stat status;
-            if (fstat(file.fd, &status) != 0) fail_errno(EXIT_IO, path, "read its status");
-            const auto [first, is_new] = taken.insert({{status.st_dev, status.st_ino}, path});
-            if (!is_new) {
-                found.repeated.push_back({path, first->second});
-                continue;
-            }
-            TextFile text{path, file.size, is_jsonl(path)};
-            text.binary = check_content(file);
-            if (!text.binary && !text.jsonl) text.invalid_utf8 = find_invalid_utf8(file);
-            found.files.push_back(text);
+            std::error_code error;  // a file without a name, such as /dev/stdin
+            const std::string real = fs::canonical(path, error).string();
+            if (!taken.insert(error ? path : real).second) continue;
+            check_content(file);
+            found.files.push_back({path, file.size, is_jsonl(path), is_jsonl(path) ? -1 : find_odd_byte(file)});
         }
     }
-    // A file that is left out of a folder, but is also named as an input, is read.
-    for (const TextFile& file : found.files) found.left_out.erase(normal_path(file.path));
     return found;
 }
 

@@ -1,11 +1,11 @@
 // text_reader.h: reads text files as a stream of documents, in chunks that are small enough for memory and threads.
 //
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
-// .txt .text .md .markdown .rst .jsonl or .ndjson are read; names that start with a dot are skipped. A file that is
-// named directly is read, with any name. Links to files are followed; links to folders are not, so no loop can occur. A
-// file that is given more than once, also by a link or by its folder, is read once. In .jsonl and .ndjson files each
-// line is a JSON object and a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte
-// order mark at the start of a file is dropped; other invalid bytes are kept.
+// .txt .text .md .markdown .rst .jsonl or .ndjson are read, apart from hidden ones and a tokenizer's merges.txt. A file
+// that is named directly is read, with any name. Links to folders are not followed. A file that is given more than once
+// is read once. In .jsonl and .ndjson files each line is a JSON object and a document; CorpusRules says how a text file
+// is split into documents. Text is UTF-8. A byte order mark at the start of a file is dropped; other invalid bytes are
+// kept.
 //
 // About val_fraction of all text is held out for validation:
 //   * the end of every document of at least 64 KiB, from the start of a line on;
@@ -16,10 +16,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 struct InputFile;
@@ -28,21 +26,17 @@ struct TextFile {
     std::string path;
     int64_t size;
     bool jsonl;
-    bool binary = false;        // a zero byte is among its first 8000: git's and diff's test
-    int64_t invalid_utf8 = -1;  // offset of the first invalid byte in the first MiB of a text file; -1: none
+    int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
 };
 
 struct FoundFiles {
-    std::vector<TextFile> files;                                // each once, under the first name that led to it
-    std::vector<std::pair<std::string, std::string>> repeated;  // a name, and the file that it repeats
-    std::set<std::string> left_out;    // files in the folders that are not text; hidden files are not listed
-    std::set<std::string> unfollowed;  // links in the folders that lead to no file
+    std::vector<TextFile> files;  // each once
+    int left_out = 0;             // files and links in the folders that are not read
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
-// compressed, UTF-16 or token shards (EXIT_BAD_DATA). When a folder is searched,
-// merges.txt in output_directory, or beside vocab.json or tokenizer.json, does not count as text.
-FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& output_directory);
+// compressed, UTF-16 or token shards (EXIT_BAD_DATA).
+FoundFiles find_text_files(const std::vector<std::string>& inputs);
 
 struct CorpusRules {
     // How a text file is split into documents. "none": the file is one document. "blank-lines": each section up to and

@@ -7,15 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
-#include <set>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -25,41 +19,22 @@
 #include "text/text_reader.h"
 #include "text/tokenizer.h"
 
-// ---- progress
+// ---- progress: a line each second
 
 struct Progress {
-    bool quiet, terminal;
-    double start = seconds_now(), shown = start;
-    bool line_open = false;
+    bool quiet;
+    int64_t all_bytes;
+    double start = seconds_now();
+    ProgressLine line = {};
 
-    // Prints the text, but at most ten times a second on a terminal, and every ten seconds elsewhere.
-    void show(const std::string& text) {
-        const double now = seconds_now();
-        if (quiet || now - shown < (terminal ? 0.1 : 10.0)) return;
-        shown = now;
-        fprintf(stderr, terminal ? "\r%s\033[K" : "%s\n", text.c_str());
-        line_open = terminal;
-        fflush(stderr);
+    void bytes(const char* verb, int64_t bytes, const std::string& more = "") {
+        if (quiet || !line.due()) return;
+        const double rate = std::max(1.0, double(bytes) / (seconds_now() - start));
+        line.show(format("%s | %.1f of %.1f MB | %.1f MB/s | eta %s", verb, double(bytes) / 1e6,
+                         double(all_bytes) / 1e6, rate / 1e6, duration_text(double(all_bytes - bytes) / rate).c_str()) +
+                  more);
     }
-    void end_line() {
-        if (line_open) fprintf(stderr, "\r\033[K");
-        line_open = false;
-    }
-    void restart() { end_line(), start = shown = seconds_now(); }
-    double seconds() const { return std::max(1e-3, seconds_now() - start); }
 };
-
-static Progress make_progress(bool quiet) {
-    const char* term = getenv("TERM");
-    return {quiet, isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0};
-}
-
-static std::string progress_text(const char* verb, int64_t bytes, int64_t all, const Progress& progress) {
-    const double rate = double(bytes) / progress.seconds();
-    const double left = double(all - bytes) / std::max(1.0, rate);
-    return format("%s | %.1f of %.1f MB | %.1f MB/s | eta %dm%02ds", verb, double(bytes) / 1e6, double(all) / 1e6,
-                  rate / 1e6, int(left) / 60, int(left) % 60);
-}
 
 // ---- batches of chunks, on all threads
 
@@ -169,25 +144,21 @@ static void remove_unfinished_shards(const TokenizeOptions& o) {
 
 static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
                           int threads, Progress& progress) {
-    int64_t bytes = 0;
-    for (const TextFile& file : files) bytes += file.size;
     Batches batches{{files, rules}, threads};
     std::vector<PieceCounts> counts(static_cast<size_t>(threads));
     const auto count = [&](const Chunk& chunk, int, int thread) {
         for_each_document(chunk, rules,
                           [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
     };
-    progress.restart();
-    batches.run(count, [&](int) {
-        progress.show(progress_text("counting words", batches.reader.bytes_read, bytes, progress));
-    });
+    batches.run(count, [&](int) { progress.bytes("counting words", batches.reader.bytes_read); });
     for (int thread = 1; thread < threads; thread++) {
         counts[0].add(counts[size_t(thread)]);
         counts[size_t(thread)] = {};
     }
     return train_bpe(counts[0], o.train_bpe, [&](int done, int total) {
-        progress.show(
-            format("training the vocabulary | %s of %s merges", with_commas(done).c_str(), with_commas(total).c_str()));
+        if (!o.quiet && progress.line.due())
+            progress.line.show(format("training the vocabulary | %s of %s merges", with_commas(done).c_str(),
+                                      with_commas(total).c_str()));
     });
 }
 
@@ -222,8 +193,6 @@ static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& 
 
 static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& files, const CorpusRules& rules,
                          const Tokenizer& tokenizer, int threads, Progress& progress, ShardSet& train, ShardSet& val) {
-    int64_t bytes = 0;
-    for (const TextFile& file : files) bytes += file.size;
     Batches batches{{files, rules}, threads};
     std::vector<Encoder> encoders;
     for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
@@ -233,10 +202,9 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
     };
     const auto write = [&](int slots) {
         for (int slot = 0; slot < slots; slot++) write_encoded(results[size_t(slot)], o.val_tokens, train, val);
-        progress.show(progress_text("encoding", batches.reader.bytes_read, bytes, progress) +
-                      format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
+        progress.bytes("encoding", batches.reader.bytes_read,
+                       format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
-    progress.restart();
     batches.run(work, write);
     return {batches.reader.documents, batches.reader.bytes_read};
 }
@@ -256,84 +224,27 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
-// A warning about a file that is probably not what the user meant to give; "" for most files.
-static std::string file_warning(const TextFile& file) {
-    if (file.binary) return "contains zero bytes, so it is probably not text; its bytes are tokenized as they are";
-    if (file.invalid_utf8 >= 0)
-        return format("is not UTF-8 (byte %s); convert it; if it is Latin-1, use iconv -f ISO-8859-1 -t UTF-8",
-                      with_commas(file.invalid_utf8 + 1).c_str());
-    if (file.path.ends_with(".json"))
-        return "is JSON, but is read as plain text; to read the texts in it, convert it to .jsonl: one object {...} "
-               "per line";
-    return "";
-}
-
-// "5 files left out: 2 .csv, 1 .html, ..."
-static std::string left_out_line(const std::set<std::string>& paths) {
-    constexpr size_t most_kinds = 6;
-    std::map<std::string, int> counts;
-    for (const std::string& path : paths) counts[std::filesystem::path(path).extension().string()]++;
-    std::vector<std::pair<int, std::string>> kinds;  // the most frequent one first
-    for (const auto& [extension, count] : counts)
-        kinds.push_back({-count, extension.empty() ? "without an extension" : printable(extension)});
-    std::sort(kinds.begin(), kinds.end());
-    std::string text = format("%zu %s left out: ", paths.size(), paths.size() == 1 ? "file" : "files");
-    for (size_t i = 0; i < std::min(kinds.size(), most_kinds); i++)
-        text += format("%s%d %s", i == 0 ? "" : ", ", -kinds[i].first, kinds[i].second.c_str());
-    return text + (kinds.size() > most_kinds ? ", ..." : "");
-}
-
-static void warn_of_links(const std::set<std::string>& links) {
-    constexpr int most_names = 3;
-    std::string names;
-    int count = 0;
-    for (const std::string& link : links)
-        if (count++ < most_names) names += (names.empty() ? "" : ", ") + link;
-    print_message(
-        format("warning: skipped %d link%s to a folder or a missing file: %s%s; to read a linked folder, name it",
-               count, count == 1 ? "" : "s", names.c_str(), count > most_names ? ", ..." : ""));
-}
-
-static void report_choice(const FoundFiles& found, bool quiet) {
-    if (!found.repeated.empty()) {
-        const auto& [path, first] = found.repeated[0];
-        const size_t more = found.repeated.size() - 1;
-        print_message(format("warning: %s: is given more than once%s; it is read once%s", path.c_str(),
-                             path == first ? "" : format(" (as %s)", first.c_str()).c_str(),
-                             more == 0 ? "" : format(", and so are %zu more", more).c_str()));
-    }
-    if (!found.unfollowed.empty()) warn_of_links(found.unfollowed);
-    if (!quiet && !found.left_out.empty()) print_message(left_out_line(found.left_out));
-}
-
-static void check_files(const std::vector<TextFile>& files) {
-    constexpr int most_warnings = 10;
+// Refuses inputs without any text. Warns of files that are probably not what the user meant to give. Returns the bytes
+// of all files.
+static int64_t check_files(const std::vector<TextFile>& files) {
     int64_t bytes = 0;
-    int odd = 0;
     for (const TextFile& file : files) {
         bytes += file.size;
-        const std::string text = file_warning(file);
-        if (!text.empty() && odd++ < most_warnings) print_message("warning: " + file.path + ": " + text);
+        if (file.odd_byte >= 0)
+            print_message(
+                format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they are; if "
+                       "it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
+                       file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
+        else if (file.path.ends_with(".json"))
+            print_message(
+                format("warning: %s: is JSON, but is read as plain text; to read the texts in it, convert it "
+                       "to .jsonl: one object {...} per line",
+                       file.path.c_str()));
     }
-    if (odd > most_warnings) fprintf(stderr, "warning: %d more files have such a problem\n", odd - most_warnings);
     if (bytes == 0)
         fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
              files.size() == 1 ? "" : ", and so are the other inputs");
-}
-
-// Refuses a number of tokens per shard that makes far more files than anybody wants; the training data are read from
-// all of them. Shards of a million tokens may be any number.
-static void check_shard_count(const TokenizeOptions& o, const std::vector<TextFile>& files) {
-    constexpr int64_t most_small_shards = 10000, small_shard = 1000000, bytes_per_token = 4;  // 4: English text
-    int64_t bytes = 0;
-    for (const TextFile& file : files) bytes += file.size;
-    const int64_t tokens = bytes / bytes_per_token, shards = ceil_div(tokens, o.shard_tokens);
-    ENSURE(o.shard_tokens >= small_shard || shards <= most_small_shards,
-           "--shard-tokens %lld would make about %s shards of these %s bytes of text, and at most %s of fewer than %s "
-           "tokens are made; give --shard-tokens %lld or more",
-           static_cast<long long>(o.shard_tokens), with_commas(shards).c_str(), with_commas(bytes).c_str(),
-           with_commas(most_small_shards).c_str(), with_commas(small_shard).c_str(),
-           static_cast<long long>(std::min(small_shard, ceil_div(tokens, most_small_shards))));
+    return bytes;
 }
 
 static std::string size_text(double bytes) {
@@ -365,22 +276,21 @@ int tokenize(const TokenizeOptions& o) {
     check_options(o);
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
-    const FoundFiles found = find_text_files(o.inputs, o.output);
+    const FoundFiles found = find_text_files(o.inputs);
     const std::vector<TextFile>& files = found.files;
-    report_choice(found, o.quiet);
-    check_files(files);
-    check_shard_count(o, files);
+    if (!o.quiet && found.left_out > 0) print_message(counted(found.left_out, "file") + " in the folders left out");
+    const int64_t bytes = check_files(files);
     const OutputLock lock(o.output);
     if (!o.replace) refuse_old_shards(o.output);
     remove_unfinished_shards(o);
-    Progress progress = make_progress(o.quiet);
+    Progress progress{o.quiet, bytes};
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
-    check_tokenizer_size(tokenizer);
     ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
+    progress.start = seconds_now();
     const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
-    const double seconds = progress.seconds();
-    progress.end_line();
+    const double seconds = std::max(1e-3, seconds_now() - progress.start);
+    progress.line.clear();
     if (train.tokens == 0)
         fail(EXIT_BAD_DATA,
              val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"

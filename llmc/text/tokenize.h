@@ -21,7 +21,7 @@ struct TokenizeOptions {
 
 // Writes OUTPUT/train_000001.bin ..., val_000000.bin ... (shard.h; each document is <|endoftext|> and its tokens) and
 // the files of save_tokenizer(). The bytes of all files depend only on the inputs and options, not on the threads.
-// Progress goes to stderr: a changing line on a terminal, else one line every ten seconds. The summary goes to stdout.
+// Progress goes to stderr, the summary to stdout.
 // Returns 0. Throws Error for invalid options, missing or invalid input, and output that cannot be written or that
 // another run writes to (output_lock.h); the shards of this call are then removed. Shards get their final names last: a
 // call that is killed leaves OUTPUT/*.bin.tmp, which the next call removes.

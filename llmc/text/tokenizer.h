@@ -45,19 +45,17 @@ struct Tokenizer {
 };
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
-// named; or a directory that holds one of these; or a run's output, whose file `latest` names a checkpoint with a
-// tokenizer. Refuses a tokenizer that is not byte-level BPE with GPT-2's pattern, gaps in the ids, merges that use or
-// make unknown tokens, and a vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
+// named; or a directory that holds one of these. Refuses a tokenizer that is not byte-level BPE with GPT-2's pattern,
+// gaps in the ids, merges that use or make unknown tokens, and a vocabulary without <|endoftext|>. EXIT_NO_INPUT,
+// EXIT_BAD_DATA.
 Tokenizer load_tokenizer(const std::string& path);
 // Parse the contents of such files; `where` is named in errors.
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
 Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
-// reads them, into an existing directory; replaces files of these names. Refuses what check_tokenizer_size() refuses.
+// reads them, into an existing directory; replaces files of these names.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
-// Refuses (EXIT_USAGE) a vocabulary whose tokenizer.json would be larger than what load_tokenizer() reads.
-void check_tokenizer_size(const Tokenizer& tokenizer);
 
 // A tokenizer's encoding state, one per thread. Keep an Encoder between calls: it caches the pieces seen before.
 struct Encoder {

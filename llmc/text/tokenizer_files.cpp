@@ -268,20 +268,9 @@ Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& me
     return tokenizer;
 }
 
-static constexpr int64_t MAX_FILE_BYTES = int64_t(256) << 20;
+static constexpr int64_t MAX_FILE_BYTES = int64_t(1) << 30;
 
 static std::string read_tokenizer_file(const std::string& path) { return read_file(path, MAX_FILE_BYTES); }
-
-// The directory name in the file `latest` of a run's output.
-static std::string latest_checkpoint(const std::string& output) {
-    const std::string path = output + "/latest";
-    std::string name = read_file(path, 4096);
-    if (name.ends_with('\n')) name.pop_back();
-    if (!is_file_name(name) || !is_directory(output + "/" + name) || path_exists(output + "/" + name + "/latest"))
-        fail(EXIT_BAD_DATA, "%s: names \"%s\", which is not a checkpoint in the same directory", path.c_str(),
-             printable(name).c_str());
-    return name;
-}
 
 Tokenizer load_tokenizer(const std::string& path) {
     static constexpr const char* pairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
@@ -299,7 +288,6 @@ Tokenizer load_tokenizer(const std::string& path) {
         return parse_vocab_and_merges(read_tokenizer_file(vocab_path), read_tokenizer_file(merges_path),
                                       vocab_path + " with " + merges);
     }
-    if (directory && path_exists(path + "/latest")) return load_tokenizer(path + "/" + latest_checkpoint(path));
     if (directory)
         fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
              path.c_str());
@@ -359,23 +347,9 @@ static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<
            vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
 }
 
-// Returns tokenizer.json. Refuses a text that is too large to be read again; the other files hold parts of this
-// text, so they are smaller.
-static std::string readable_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
-    std::string text = tokenizer_json(tokenizer, written);
-    ENSURE(int64_t(text.size()) <= MAX_FILE_BYTES,
-           "a vocabulary of %s tokens makes a tokenizer.json of %s bytes, but at most %s bytes can be read; train a "
-           "smaller vocabulary (--train-bpe)",
-           with_commas(tokenizer.vocab_size()).c_str(), with_commas(int64_t(text.size())).c_str(),
-           with_commas(MAX_FILE_BYTES).c_str());
-    return text;
-}
-
-void check_tokenizer_size(const Tokenizer& tokenizer) { readable_json(tokenizer, written_tokens(tokenizer)); }
-
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
     const std::vector<std::string> written = written_tokens(tokenizer);
-    const std::string text = readable_json(tokenizer, written);
+    const std::string text = tokenizer_json(tokenizer, written);
     std::string merges = "#version: 0.2\n";
     for (const Merge& merge : tokenizer.merges)
         merges += written[size_t(merge.left)] + " " + written[size_t(merge.right)] + "\n";

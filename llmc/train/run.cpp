@@ -14,7 +14,6 @@
 #include "parallel/trace_file.h"
 #include "train/run_checks.h"
 #include "train/save.h"
-#include "train/stop.h"
 
 int device_of(const Options& o, const Launch& launch) {
     if (launch.gpu >= 0) return launch.gpu;
@@ -52,9 +51,6 @@ static void open_data(Run& run) {
     data.rank = run.groups.dp.rank;
     data.world_size = world_size;
     data.stream = run.stream.stream;
-    data.trace = run.comm.trace.get();
-    data.note = [&run](const std::string& line) { note_on_rank(run, line); };
-    data.stop_requested = stop_requested;
     if (o.zero >= 2) data.parts = std::max(o.virtual_ranks, world_size) / world_size;
     run.loader = std::make_unique<DataLoader>(data);
     if (o.val_data.empty() || o.val_every == 0) return;
@@ -63,8 +59,6 @@ static void open_data(Run& run) {
     val.world_size = world_size;
     val.stream = run.stream.stream;
     val.in_order = true;
-    val.note = data.note;
-    val.stop_requested = stop_requested;
     val.max_batches = o.val_batches;
     run.val_loader = std::make_unique<DataLoader>(val);
 }
@@ -251,22 +245,6 @@ void end_trace(Run& run) {
     }
 }
 
-void warn_of_changed_data(Run& run) {
-    if (!run.first_rank() || run.warned_of_data) return;
-    std::vector<std::string> changed;
-    for (DataLoader* loader : {run.loader.get(), run.val_loader.get()})
-        if (loader)
-            for (Shard& shard : loader->corpus.shards)
-                if (has_changed(shard)) changed.push_back(shard.path);
-    if (changed.empty()) return;
-    run.warned_of_data = true;
-    const std::string more = changed.size() > 1 ? format(" (and %zu more)", changed.size() - 1) : "";
-    run.log->warn(format(
-        "%s%s: was changed or replaced since the run opened it; steps after the change read the new content, so a "
-        "repeated run may differ",
-        changed[0].c_str(), more.c_str()));
-}
-
 static int end_of_stopped(Run& run) {
     const std::vector<std::string> codes =
         run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
@@ -285,7 +263,6 @@ static int end_of_stopped(Run& run) {
 }
 
 int end_run(Run& run) {
-    warn_of_changed_data(run);
     const bool log_is_complete = run.log->finish();
     if (run.stop) return end_of_stopped(run);
     return log_is_complete ? 0 : EXIT_IO;

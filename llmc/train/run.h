@@ -55,7 +55,6 @@ struct Run {
     int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
     bool saves_in_background = false;           // the same on all ranks
     std::unique_ptr<StateCollector> collector;  // with saves_in_background, if each rank has a part of the state
-    bool warned_of_data = false;                // warn_of_changed_data has printed its warning
     // On the first rank, with saves_in_background. It is destroyed first, because its thread reads the run.
     std::unique_ptr<BackgroundSave> background_save;
 
@@ -83,8 +82,6 @@ void start_clock(Run& run);
 void end_trace(Run& run);
 // Warns if NVML has failed on this rank, once for each of its functions.
 void report_gpu_error(Run& run);
-// Warns once, on the first rank, if a shard was changed or replaced since the run opened it.
-void warn_of_changed_data(Run& run);
 // Called after the loop. Returns the exit code: 0 if the run is complete. If the run was stopped: the exit code of
 // the first rank that could not continue, else EXIT_PREEMPTED. A rank that could not continue throws its error instead.
 int end_run(Run& run);

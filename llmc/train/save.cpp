@@ -92,7 +92,6 @@ static void write_val_loss(Run& run, double val_loss) {
 // After a successful save, on the first rank.
 static void record_saved(Run& run, const SaveResult& result) {
     run.saved_step = result.step;
-    warn_of_changed_data(run);
     run.longest_save = std::max(run.longest_save, 1e-3 * result.ms);
     run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
     if (result.val_loss) write_val_loss(run, *result.val_loss);

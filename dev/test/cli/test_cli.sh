@@ -288,10 +288,6 @@ refused "data whose name is not UTF-8, on resume" 65 \
     "run.json cannot hold bytes that are not UTF-8 (from $scratch/odd_run/run.json; give --train-data on the command line)" \
     "$program" --resume --output "$scratch/odd_run" --steps 4
 check "data whose name is not UTF-8, given again" "${odd_run[@]}" --train-data "$odd/train_*.bin" --steps 4 --resume
-mkdir "$scratch/linked" && cp "$scratch/data.txt" "$scratch/linked/a.txt" && ln -s "$run" "$scratch/linked/run" && ln -s none "$scratch/linked/b.txt"
-warned "links to a folder or a missing file are named" \
-    "skipped 2 links to a folder or a missing file: $scratch/linked/b.txt, $scratch/linked/run; to read a linked folder, name it" \
-    "$program" tokenize "$scratch/linked" --output "$scratch/linked_out" --train-bpe 300 --quiet
 mkfifo "$scratch/a_pipe" && ln -s none "$scratch/dangling"
 for output in "data.txt is a file" "a_pipe is a pipe"; do
     refused "an output: $output" 73 "--output $scratch/$output, not a directory; give another name" \
@@ -310,8 +306,9 @@ hostile=$scratch/$(printf 'h\033[2J\nerror: x\302\233')
 refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aerror: x\x9b: there is no such file' \
     "$program" tokenize "$hostile" --output "$scratch/hostile" --train-bpe 300
 cp "$scratch/data.txt" "$hostile"
-warned "control characters in the name of an input are printed as escapes" "$scratch/h\\x1b[2J\\x0aerror: x\\x9b: is given more than once" \
-    "$program" tokenize "$hostile" "$hostile" --output "$scratch/hostile" --train-bpe 300
+printf '\xff' >>"$hostile"
+warned "control characters in the name of an input are printed as escapes" "$scratch/h\\x1b[2J\\x0aerror: x\\x9b: is not UTF-8 text" \
+    "$program" tokenize "$hostile" --output "$scratch/hostile" --train-bpe 300
 # escaped TEXT COMMAND...: the command succeeds and prints TEXT, and no escape character.
 escaped() {
     local text=$1
@@ -478,14 +475,14 @@ copy_run && rm "$scratch/copy/tokenizer.json" "$scratch/copy/vocab.json"
 refused "no tokenizer" 66 "tokenizer" "$program" generate --init "$scratch/copy"
 
 head -c 3000 "$program" >"$scratch/program.txt"
-check "tokenize warns of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: contains zero bytes, so it is probably not text"' binary \
+check "tokenize warns of a binary file" bash -c '"$@" 2>&1 | grep -q "^warning: .*program.txt: is not UTF-8 text (byte "' binary \
     "$program" tokenize "$scratch/program.txt" --output "$scratch/binary" --tokenizer "$run" --quiet
 printf 'caf\xe9 au lait\n' >"$scratch/latin1.txt"
 echo '[{"text": "one king"}]' >"$scratch/array.json"
 check "tokenize of odd files" "$program" tokenize "$scratch/latin1.txt" "$scratch/array.json" "$scratch/data.txt" \
     --output "$scratch/odd" --tokenizer "$run" --quiet
 cp "$scratch/check.log" "$scratch/odd.log"
-check "tokenize warns of Latin-1 text" grep -q "^warning: .*latin1.txt: is not UTF-8 (byte 4); convert it.* iconv -f ISO-8859-1" "$scratch/odd.log"
+check "tokenize warns of Latin-1 text" grep -q "^warning: .*latin1.txt: is not UTF-8 text (byte 4).* iconv -f ISO-8859-1" "$scratch/odd.log"
 check "tokenize warns of a .json file" grep -q "^warning: .*array.json: is JSON, but is read as plain text" "$scratch/odd.log"
 check "tokenize warns of no other file" test "$(grep -c warning: "$scratch/odd.log")" = 2
 mkdir "$scratch/mixed"
@@ -495,18 +492,17 @@ ln -s data.txt "$scratch/mixed/link.txt"
 mixed=("$program" tokenize "$scratch/mixed" --tokenizer "$run")
 check "tokenize of a folder with other files" "${mixed[@]}" --output "$scratch/of_mixed"
 cp "$scratch/check.log" "$scratch/mixed.log"
-check "tokenize counts the files that it leaves out" grep -qx "4 files left out: 2 .csv, 1 .gz, 1 without an extension" "$scratch/mixed.log"
-check "tokenize warns of a file under two names" grep -q "^warning: .*/mixed/link.txt: is given more than once (as .*/mixed/data.txt); it is read once$" "$scratch/mixed.log"
+check "tokenize counts the files that it leaves out" grep -qx "4 files in the folders left out" "$scratch/mixed.log"
 mkdir "$scratch/with_tokens"
 cp "$scratch/data.txt" "$scratch/with_tokens/"
 cp -r "$scratch/data" "$scratch/with_tokens/earlier"
 check "tokenize of a folder with an earlier tokenization" "$program" tokenize "$scratch/with_tokens" --tokenizer "$run" --output "$scratch/of_tokens"
 cp "$scratch/check.log" "$scratch/of_tokens.log"
-check "the merges.txt of an earlier tokenization is left out, and counted" grep -qx "$(find "$scratch/data" -type f | wc -l) files left out: .*1 \.txt.*" "$scratch/of_tokens.log"
+check "the merges.txt of an earlier tokenization is left out, and counted" grep -qx "$(find "$scratch/data" -type f | wc -l) files in the folders left out" "$scratch/of_tokens.log"
 check "the merges.txt of an earlier tokenization adds no tokens" cmp "$scratch/of_tokens/train_000001.bin" "$first_shard"
 check "tokenize --quiet succeeds" "${mixed[@]}" --output "$scratch/quiet_mixed" --quiet
 cp "$scratch/check.log" "$scratch/mixed.log"
-check "tokenize --quiet prints warnings, but no counts" test "$(grep -c "left out" "$scratch/mixed.log") $(grep -c warning: "$scratch/mixed.log")" = "0 1"
+check "tokenize --quiet prints no counts" test ! -s "$scratch/mixed.log"
 : >"$scratch/empty.txt"
 refused "an empty file" 65 "empty.txt: is empty" "$program" tokenize "$scratch/empty.txt" --output "$scratch/never" --train-bpe 300
 head -c 100000 /dev/zero | tr '\0' x >"$scratch/word.txt"
@@ -629,45 +625,12 @@ while [ ${#long} -lt 4065 ]; do long=$long/xxxxxxxxxxxx; done
 refused "an output whose name is too long for the files of a checkpoint" 73 "the name of the directory has 4065 bytes" \
     "${train[@]}" --output "${long:0:4065}" --checkpoint-every 3
 check "an output whose name is too long is not created" test ! -e "$scratch/long"
-# removes_log DIR: deletes the log as soon as the run has written to it.
-removes_log() { wait_for "$1/log.jsonl" '"kind":"step"' && rm "$1/log.jsonl"; }
-removes_log "$scratch/unlogged" &
-check "a log that was deleted: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" \
-    "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/unlogged" --steps 2000 --checkpoint-every 2000
-wait $!
-check "a log that was deleted: one warning" test "$(grep -c '^warning: .*/unlogged/log.jsonl was removed' "$scratch/err")" = 1
-check "a log that was deleted: the last step is in the new one" grep -q '"step":1999,' "$scratch/unlogged/log.jsonl"
-check "a log that was deleted: the run is complete" test -e "$scratch/unlogged/step_002000/trainer.json"
 # A directory in the place of `latest`: each save warns, and deletes older checkpoints as before.
 mkdir -p "$scratch/no_latest/latest"
 check "a directory named latest: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" \
     "$program" "${data[@]}" "${tiny[@]}" --output "$scratch/no_latest" --steps 6 --checkpoint-every 3 --keep 1
 check "a directory named latest: a warning for each save" test "$(grep -c '^warning: the checkpoint is saved, but the file latest' "$scratch/err")" = 2
 check "a directory named latest: older checkpoints are deleted" test ! -e "$scratch/no_latest/step_000003"
-# A shard that is replaced by another one of the same size during the run.
-cp -r "$scratch/data" "$scratch/replaced"
-replaces_shard() {
-    wait_for "$scratch/replaced_run/log.jsonl" '"kind":"step"' || return 1
-    cp "$scratch/replaced/train_000001.bin" "$scratch/replaced/new" && overwrite "$scratch/replaced/new" 1024 '\x01\x00\x02\x00'
-    mv "$scratch/replaced/new" "$scratch/replaced/train_000001.bin"
-}
-replaces_shard &
-check "a shard that is replaced: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" "$program" --train-data "$scratch/replaced/train_*.bin" "${tiny[@]}" \
-    --output "$scratch/replaced_run" --steps 1000 --checkpoint-every 500
-wait $!
-check "a shard that is replaced: one warning names it" test "$(grep -c "^warning: $scratch/replaced/train_000001.bin: was changed or replaced" "$scratch/err")" = 1
-# A shard that is touched, and one that is replaced by an equal copy, are the same data.
-cp -r "$scratch/data" "$scratch/equal"
-touches_shard() {
-    wait_for "$scratch/equal_run/log.jsonl" '"kind":"step"' || return 1
-    touch "$scratch"/equal/val_*.bin
-    cp "$scratch/equal/train_000001.bin" "$scratch/equal/new" && mv "$scratch/equal/new" "$scratch/equal/train_000001.bin"
-}
-touches_shard &
-check "shards that are touched or copied: the run succeeds" bash -c '"$@" 2>"$0"' "$scratch/err" "$program" --train-data "$scratch/equal/train_*.bin" \
-    --val-data "$scratch/equal/val_*.bin" "${tiny[@]}" --output "$scratch/equal_run" --steps 1000 --checkpoint-every 500
-wait $!
-check "shards that are touched or copied: no warning" test ! -s "$scratch/err"
 # Files may have 200 KiB. model.safetensors has 140, and writing optimizer.safetensors fails in the middle, in three saves in a row.
 limited=$scratch/limited_run
 check "6 steps without a limit" "$program" "${data[@]}" "${tiny[@]}" --output "$limited" --steps 6 --checkpoint-every 6

@@ -167,27 +167,6 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     check "$how a shard: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$out" 3
 done
 
-# A shard that is missing for a short time does not end the run; a signal ends the wait for it.
-rm -rf "$scratch/spoilt" && cp -r "$scratch/more" "$scratch/spoilt"
-missing() { mv "$shard" "$scratch/away" && wait_for "$scratch/out" "trying again for 10 s"; }
-begin "$scratch/hiccup" --quiet=0 --train-data "$scratch/spoilt/train_*.bin" >"$scratch/out"
-check "a shard missing for a moment: a note" missing
-mv "$scratch/away" "$shard"
-wait $pid
-check "a shard missing for a moment: exit code 0" test $? = 0
-check "a shard missing for a moment: one note" test "$(grep -c "$shard: cannot open: No such file or directory; trying again for 10 s" "$scratch/out")" = 1
-check "a shard missing for a moment: the log and weights of an undisturbed run" same_run "$scratch/slow" "$scratch/hiccup" 3
-begin "$scratch/gone" --quiet=0 --train-data "$scratch/spoilt/train_*.bin" >"$scratch/out"
-check "a signal while a shard is missing: a note" missing
-start=${EPOCHREALTIME/./}
-kill -TERM $pid
-wait $pid
-status=$?
-check "a signal while a shard is missing: exit code $status" test $status = 75
-check "a signal while a shard is missing: the run does not wait for 10 s" test $((${EPOCHREALTIME/./} - start)) -lt $((7000000 * slower))
-check "a signal while a shard is missing: the step before is saved" grep -q "cannot open: .*; step 1 is saved, --resume continues" "$scratch/said"
-mv "$scratch/away" "$shard"
-
 # Another micro-batch reads the same windows in the same order.
 check "micro-batch 4" "${run[@]}" --precision fp32 --output "$scratch/micro" --micro-batch 4
 check "micro-batch 4 reaches the loss of micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \

@@ -206,20 +206,6 @@ check "a signal in a long step: the step is not saved" test "$(cat "$scratch/giv
 check "a long step: resumed" ranks 2 "${slow[@]}" --output "$scratch/given_up" --resume
 check "a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
 
-# One rank's copy of a shard is missing for a short time: this rank prints a note and waits, and the others wait for it.
-mkdir "$scratch/rank_0" "$scratch/rank_1" && cp -r "$scratch/data" "$scratch/rank_0" && cp -r "$scratch/data" "$scratch/rank_1"
-near=("${slow[@]}" --train-data 'data/train_*.bin' --quiet=0 --output "$scratch/hiccup")
-mpirun --timeout 60 -np 2 "$each_rank" env -C "$scratch/rank_0" "${near[@]}" + env -C "$scratch/rank_1" "${near[@]}" >"$scratch/hiccup.log" 2>&1 &
-job=$!
-check "a shard missing on rank 1: the ranks train" wait_for "$scratch/hiccup/log.jsonl" '"step":0,'
-mv "$scratch/rank_1/data/train_000001.bin" "$scratch/away"
-check "a shard missing on rank 1: a note names the rank" wait_for "$scratch/hiccup.log" \
-    "note: rank 1 on $(hostname): data/train_000001.bin: cannot open: No such file or directory; trying again for 10 s"
-mv "$scratch/away" "$scratch/rank_1/data/train_000001.bin"
-wait $job
-check "a shard missing on rank 1: exit code 0" test $? = 0
-check "a shard missing on rank 1: the log and weights of an undisturbed run" same_run "$scratch/slow" "$scratch/hiccup" 3
-
 start_ranks 2 "${endless[@]}" --output "$scratch/busy"
 check "a live run: its ranks train" wait_for "$scratch/busy/log.jsonl" '"step":3,'
 ranks 2 "${endless[@]}" --output "$scratch/busy" --resume >"$scratch/second.log" 2>&1

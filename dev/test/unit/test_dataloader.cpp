@@ -402,78 +402,14 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
     for (int call = 0; call < 5; call++) loader.next();
 }
 
-// Moves a shard away while a loader reads it. Times are in seconds.
-struct Outage {
-    TemporaryDirectory dir;
-    DataLoaderConfig config = config_for(write_corpus(dir, {1000}), 2, 2);
-    std::string file = dir / "train_000001.bin", away = dir / "away";
-    std::vector<std::string> notes;
-    double seconds = 0.0;
-
-    Outage() {
-        config.note = [this](const std::string& line) { notes.push_back(line); };
-    }
-
-    // Reads ten batches, of which at most two are in memory, and returns the error. The file returns after `back`
-    // seconds (0: never).
-    std::string read(double back) {
-        DataLoader loader(config);
-        loader.next();
-        const double start = seconds_now();
-        std::filesystem::rename(file, away);
-        std::thread restore([&] {
-            if (back == 0.0) return;
-            std::this_thread::sleep_for(std::chrono::duration<double>(back));
-            std::filesystem::rename(away, file);
-        });
-        const std::string error = refusal([&] {
-            for (int call = 0; call < 10; call++) loader.next();
-        });
-        seconds = seconds_now() - start;
-        restore.join();
-        return error;
-    }
-};
-
-TEST_CASE("a shard that is missing for a short time is read when it returns, with one note") {
-    Outage outage;
-    CHECK(outage.read(0.5) == "");
-    CHECK(outage.notes == std::vector<std::string>{outage.file + ": cannot open: No such file or directory; trying "
-                                                                 "again for 10 s"});
-}
-
-TEST_CASE("a shard that remains missing is an error when the time for retries is over") {
-    Outage outage;
-    outage.config.retry_seconds = 0.5;
-    CHECK(outage.read(0.0) == "66 " + outage.file + ": cannot open: No such file or directory");
-    CHECK(outage.notes.size() == 1);
-    CHECK(outage.seconds > 0.4);
-}
-
-// Both take 0.1 s. Without a stop the wait would take 10 s.
-TEST_CASE("a request to stop ends the wait for a missing shard, and so does the destructor") {
-    Outage outage;
-    const double begin = seconds_now();
-    outage.config.stop_requested = [&] { return seconds_now() - begin > 0.3; };
-    CHECK(outage.read(0.0).starts_with("66 "));
-    CHECK(outage.seconds < 5.0);
-    std::filesystem::rename(outage.away, outage.file);
-
-    outage.config.stop_requested = {};
-    double start;
-    {
-        DataLoader loader(outage.config);
-        loader.next();
-        for (bool both = false; !both; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-            const std::lock_guard lock(loader.mutex);
-            both = loader.filled == 2;
-        }
-        std::filesystem::rename(outage.file, outage.away);
-        loader.next();  // this batch is in memory, and the thread now reads one that is not
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        start = seconds_now();
-    }
-    CHECK(seconds_now() - start < 5.0);
+TEST_CASE("a shard that is missing is an error of the batch that needs it") {
+    const TemporaryDirectory dir;
+    DataLoader loader(config_for(write_corpus(dir, {1000}), 2, 2));
+    loader.next();
+    std::filesystem::remove(dir / "train_000001.bin");
+    CHECK(refusal([&] {
+              for (int call = 0; call < 10; call++) loader.next();
+          }) == "66 " + (dir / "train_000001.bin") + ": cannot open: No such file or directory");
 }
 
 TEST_CASE("a token outside of the vocabulary is refused before it is used") {

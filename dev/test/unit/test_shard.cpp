@@ -187,7 +187,6 @@ TEST_CASE("a file of another kind is refused, and the message names the kind") {
         return open_error(path, EXIT_BAD_DATA);
     };
     CHECK(refusal_of("\x93NUMPY\x01" + std::string(2000, ' ')).find("NumPy array") != std::string::npos);
-    CHECK(refusal_of("BIN.TOK\n" + std::string(2000, ' ')).find("LLM.Q") != std::string::npos);
     CHECK(refusal_of(llmc_bytes({20240801, 7, 10}, 20)).find("Llama 3") != std::string::npos);
     CHECK(refusal_of(llmc_bytes({20240522, 1, 10}, 20)).find("evaluation file") != std::string::npos);
     const std::string bare = refusal_of(llmc_bytes({1234567, 1, 10}, 10));
@@ -269,83 +268,6 @@ TEST_CASE("a shard that becomes shorter after it was opened is refused") {
         CHECK(error.exit_code == EXIT_BAD_DATA);
         CHECK(std::string(error.what()).find("became shorter") != std::string::npos);
     }
-}
-
-TEST_CASE("a shard that is replaced by another one of the same size has changed") {
-    const TemporaryDirectory dir;
-    const std::string path = dir / "a.bin";
-    write_shard(path, counting(1000), 1000);
-    Shard shard = open_shard(path);
-    CHECK(!has_changed(shard));
-    write_shard(dir / "b.bin", std::vector<int>(1000, 7), 1000);
-    rename_path(dir / "b.bin", path);
-    CHECK(has_changed(shard));
-    Shard again = open_shard(path);
-    CHECK(!has_changed(again));
-    remove_tree(path);
-    CHECK(!has_changed(shard));
-}
-
-TEST_CASE("a shard that is touched, or replaced by an equal copy, has not changed") {
-    const TemporaryDirectory dir;
-    const std::string path = dir / "a.bin";
-    for (const int tokens : {1000, 1 << 20}) {  // hashed whole, and in pieces
-        CAPTURE(tokens);
-        const std::vector<int> content(size_t(tokens), 5);
-        write_shard(path, content, 1000);
-        Shard shard = open_shard(path);
-        const timespec times[2] = {{1, 2}, {3, 4}};
-        REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
-        CHECK(!has_changed(shard));
-        CHECK(shard.modified_ns == 3'000'000'004);
-        write_shard(dir / "b.bin", content, 1000);
-        rename_path(dir / "b.bin", path);
-        CHECK(!has_changed(shard));
-        write_bytes(path, read_bytes(path));  // written again in place
-        CHECK(!has_changed(shard));
-        std::string bytes = read_bytes(path);
-        bytes.back() ^= 1;
-        write_bytes(path, bytes);
-        REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
-        CHECK(has_changed(shard));
-        CHECK(has_changed(shard));
-    }
-}
-
-TEST_CASE("a pattern in a directory that may not be read is refused for that reason") {
-    const TemporaryDirectory dir;
-    for (const char* name : {"hidden", "seen"}) {
-        make_directories(dir / name);
-        write_bytes(dir / name + "/train_1.bin", "");
-    }
-    const int failed = as_ordinary_user(dir.path, [&] {
-        const auto denied = [&](const char* pattern) {
-            const std::string said = refusal([&] { glob_files(dir / pattern, "--train-data"); });
-            return said.starts_with("66 --train-data '") && said.find("Permission denied") != std::string::npos;
-        };
-        for (mode_t mode : {0000, 0100}) {
-            chmod((dir / "hidden").c_str(), mode);
-            if (!denied("hidden/*.bin") || !denied("*/*.bin") || !denied("{seen,hidden}/*.bin")) return 1;
-            if (mode == 0000 && !denied("hidden/train_1.bin")) return 2;
-            if (glob_files(dir / "seen/*.bin", "--train-data").size() != 1) return 3;
-        }
-        return 0;
-    });
-    CHECK(failed == 0);
-}
-
-TEST_CASE("braces that stand for too many patterns are refused before glob() makes them") {
-    std::string many, deep, groups = "x";
-    for (int i = 0; i < 40; i++) many += "{a,b}";
-    for (int i = 0; i < 100'000; i++) deep += "{";
-    for (int i = 0; i < 65; i++) groups += "{}";
-    for (const std::string& pattern : {many, deep, groups})
-        CHECK_THROWS_WITH_AS(glob_files(pattern, "--train-data"),
-                             doctest::Contains("its braces stand for more than 4096 patterns, or are more than 64"),
-                             Error);
-    const TemporaryDirectory dir;
-    write_bytes(dir / "bb.bin", "");
-    CHECK(glob_files(dir / "{a,b,{c,d}}{a,b}.bin", "--train-data") == std::vector<std::string>{dir / "bb.bin"});
 }
 
 TEST_CASE("a pattern is refused if it would match a shard that is not finished") {

@@ -36,40 +36,6 @@ TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, a
     CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
 }
 
-// 4,352 tokens of 16 Ki quotation marks, which tokenizer.json escapes as \". The file has each token twice, in the
-// vocabulary and in the merges.
-TEST_CASE("a vocabulary whose tokenizer.json could not be read back is not saved") {
-    std::vector<std::pair<int, int>> merges;
-    for (int i = 0; i < 14; i++) merges.push_back({i ? 255 + i : 1, i ? 255 + i : 1});
-    const int longest = 255 + 14;
-    for (int byte = 0; byte < 256; byte++) merges.push_back({longest, byte});
-    for (int i = 0; i < 4096; i++) merges.push_back({longest + 1 + i / 256, i % 256});
-    const Tokenizer tokenizer = tokenizer_from_merges(merges);
-    TemporaryDirectory folder;
-    CHECK_THROWS_WITH_AS(
-        save_tokenizer(tokenizer, folder.path, 128),
-        doctest::Contains("bytes, but at most 268,435,456 bytes can be read; train a smaller vocabulary"), Error);
-    CHECK(list_directory(folder.path).empty());
-}
-
-TEST_CASE("the tokenizer of a run's output is in the checkpoint that `latest` names") {
-    TemporaryDirectory output;
-    std::filesystem::create_directory(output / "step_000010");
-    save_tokenizer(small_tokenizer(), output / "step_000010", 128);
-    write_bytes(output / "latest", "step_000010\n");
-    check_equal(load_tokenizer(output.path), small_tokenizer());
-    std::filesystem::create_directory(output / "step_000020");
-    write_bytes(output / "latest", "step_000020\n");
-    CHECK_THROWS_WITH_AS(load_tokenizer(output.path), doctest::Contains("step_000020: has no tokenizer"), Error);
-    for (const std::string& name : {std::string(""), std::string("."), std::string(".."), std::string("../x"),
-                                    std::string("/etc"), std::string("step_000010\0", 12), std::string("step_000030"),
-                                    output / "step_000010", std::string("step_000010\n\n")}) {
-        write_bytes(output / "latest", name);
-        CHECK_THROWS_WITH_AS(load_tokenizer(output.path),
-                             doctest::Contains("which is not a checkpoint in the same directory"), Error);
-    }
-}
-
 TEST_CASE("merges.txt may lack its last newline and its first line, and may have Windows line ends") {
     const Tokenizer& tokenizer = small_tokenizer();
     TemporaryDirectory folder;
