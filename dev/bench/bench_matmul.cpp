@@ -38,15 +38,16 @@ void time_case(const Case& c, int N, double budget) {
     const floatX* no_residual = nullptr;
     const double forward = best_seconds(
         [&] {
-            cpu::matmul_forward(out.data, c.gelu_forward ? pre_gelu.data : nullptr, inp.data, w,
+            cpu::matmul_forward(out.data, c.gelu_forward ? pre_gelu.data : nullptr, nullptr, inp.data, w,
                                 c.bias ? bias.data : nullptr, no_residual, N, c.IC, c.OC, nullptr);
         },
         budget);
     const auto backward = [&](bool accumulate) {
         return best_seconds(
             [&] {
-                cpu::matmul_backward(dinp.data, dweight.data, c.bias ? dbias.data : nullptr, dout.data, inp.data, w,
-                                     c.gelu_backward ? inp_pre_gelu.data : nullptr, N, c.IC, c.OC, accumulate, nullptr);
+                cpu::matmul_backward(dinp.data, nullptr, dweight.data, c.bias ? dbias.data : nullptr, dout.data,
+                                     inp.data, w, c.gelu_backward ? inp_pre_gelu.data : nullptr, N, c.IC, c.OC,
+                                     accumulate, nullptr);
             },
             budget);
     };

@@ -154,7 +154,9 @@ double measure_matmul(double budget) {
     const floatX* no_bias = nullptr;
     return 2.0 * n * n * n /
            best_seconds(
-               [&] { ops::matmul_forward(out.data, no_gelu, x.data, weight, no_bias, no_bias, n, n, n, nullptr); },
+               [&] {
+                   ops::matmul_forward(out.data, no_gelu, nullptr, x.data, weight, no_bias, no_bias, n, n, n, nullptr);
+               },
                budget);
 }
 
@@ -271,12 +273,12 @@ struct StepBench {
         time("add_residual",
              [&] { ops::add_residual(acts.dx, acts.encoded, a.residual2, model.w(attprojb), N, C, nullptr); });
         time("layernorm_forward", [&] {
-            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
-                                   nullptr);
+            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, nullptr, acts.encoded, model.w(ln1w), model.w(ln1b),
+                                   N, C, nullptr);
         });
         time("layernorm_backward", [&] {
-            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
-                                    model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
+            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), nullptr, acts.dtmp,
+                                    a.residual2, model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
         time("gelu_forward", [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
         time("gelu_backward", [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
@@ -299,36 +301,36 @@ struct StepBench {
         floatX* no_gelu = nullptr;
         const floatX *no_residual = nullptr, *no_pre_gelu = nullptr;
         time("qkv forward", [&] {
-            ops::matmul_forward(a.qkv, no_gelu, a.ln1, model.matrix(qkvw), model.w(qkvb), no_residual, N, C, 3 * C,
-                                nullptr);
+            ops::matmul_forward(a.qkv, no_gelu, nullptr, a.ln1, model.matrix(qkvw), model.w(qkvb), no_residual, N, C,
+                                3 * C, nullptr);
         });
         time("attproj forward", [&] {
-            ops::matmul_forward(a.residual2, no_gelu, a.att, model.matrix(attprojw), model.w(attprojb), acts.encoded, N,
-                                C, C, nullptr);
+            ops::matmul_forward(a.residual2, no_gelu, nullptr, a.att, model.matrix(attprojw), model.w(attprojb),
+                                acts.encoded, N, C, C, nullptr);
         });
         time("fc forward", [&] {
-            ops::matmul_forward(a.gelu, a.fc, a.ln2, model.matrix(fcw), model.w(fcb), no_residual, N, C, 4 * C,
+            ops::matmul_forward(a.gelu, a.fc, nullptr, a.ln2, model.matrix(fcw), model.w(fcb), no_residual, N, C, 4 * C,
                                 nullptr);
         });
         time("fcproj forward", [&] {
-            ops::matmul_forward(a.residual3, no_gelu, a.gelu, model.matrix(fcprojw), model.w(fcprojb), a.residual2, N,
-                                4 * C, C, nullptr);
+            ops::matmul_forward(a.residual3, no_gelu, nullptr, a.gelu, model.matrix(fcprojw), model.w(fcprojb),
+                                a.residual2, N, 4 * C, C, nullptr);
         });
         time("fcproj backward", [&] {
-            ops::matmul_backward(acts.dlarge, model.g(fcprojw), nullptr, acts.dx, a.gelu, model.matrix(fcprojw), a.fc,
-                                 N, 4 * C, C, false, nullptr);
+            ops::matmul_backward(acts.dlarge, nullptr, model.g(fcprojw), nullptr, acts.dx, a.gelu,
+                                 model.matrix(fcprojw), a.fc, N, 4 * C, C, false, nullptr);
         });
         time("fc backward", [&] {
-            ops::matmul_backward(acts.dtmp, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw),
+            ops::matmul_backward(acts.dtmp, nullptr, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw),
                                  no_pre_gelu, N, C, 4 * C, false, nullptr);
         });
         time("attproj backward", [&] {
-            ops::matmul_backward(acts.dtmp, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw),
+            ops::matmul_backward(acts.dtmp, nullptr, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw),
                                  no_pre_gelu, N, C, C, false, nullptr);
         });
         time("qkv backward", [&] {
-            ops::matmul_backward(acts.dtmp, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1, model.matrix(qkvw),
-                                 no_pre_gelu, N, C, 3 * C, false, nullptr);
+            ops::matmul_backward(acts.dtmp, nullptr, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1,
+                                 model.matrix(qkvw), no_pre_gelu, N, C, 3 * C, false, nullptr);
         });
     }
 
@@ -340,8 +342,8 @@ struct StepBench {
         floatX* no_gelu = nullptr;
         const floatX *no_bias = nullptr, *no_residual = nullptr, *no_pre_gelu = nullptr;
         time("head forward", [&] {
-            ops::matmul_forward(acts.logits, no_gelu, acts.lnf, model.matrix(wte), no_bias, no_residual, rows, C, Vp,
-                                nullptr);
+            ops::matmul_forward(acts.logits, no_gelu, nullptr, acts.lnf, model.matrix(wte), no_bias, no_residual, rows,
+                                C, Vp, nullptr);
         });
         time("cross_entropy_forward", [&] {
             ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
@@ -362,7 +364,7 @@ struct StepBench {
             ops::cross_entropy_shard_backward(acts.logits, lse.data, targets, rows, shard, Vp / 2, 1e-3f, nullptr);
         });
         time("head backward", [&] {
-            ops::matmul_backward(acts.dtmp, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
+            ops::matmul_backward(acts.dtmp, nullptr, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
                                  no_pre_gelu, rows, C, Vp, chunks > 1, nullptr);
         });
         time("accumulate_loss", [&] { ops::accumulate_loss(acts.loss, acts.losses, N, 1.0f / float(N), nullptr); });

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ops/ops.h"
+#include "cpu/matmul.h"
 
 namespace {
 
@@ -39,26 +39,13 @@ void column_sums(float* sums, const bf16* x, int N, int columns, bool accumulate
 
 }  // namespace
 
-void cpu::raise_amax(float* amax, const bf16* x, int64_t count, Stream) {
+void cpu::raise_amax(float* amax, const bf16* x, int64_t count) {
+    if (!amax) return;
     // As integers, magnitudes are in the order of their values, and NaN is above all others.
     uint32_t largest = __builtin_bit_cast(uint32_t, *amax) >> 16;
 #pragma omp parallel for simd schedule(static) reduction(max : largest)
     for (int64_t i = 0; i < count; i++) largest = std::max(largest, uint32_t(x[i].bits) & 0x7fff);
     *amax = __builtin_bit_cast(float, largest << 16);
-}
-
-void cpu::layernorm_forward_amax(bf16* out, float* mean, float* rstd, float* amax, const bf16* inp, const bf16* weight,
-                                 const bf16* bias, int N, int C, Stream stream) {
-    layernorm_forward<bf16>(out, mean, rstd, inp, weight, bias, N, C, stream);
-    raise_amax(amax, out, int64_t(N) * C, stream);
-}
-
-void cpu::layernorm_backward_amax(bf16* dinp, float* dweight, float* dbias, float* dbranch_bias, float* amax,
-                                  const bf16* dout, const bf16* inp, const bf16* weight, const float* mean,
-                                  const float* rstd, const bf16* dresidual, int N, int C, Stream stream) {
-    layernorm_backward<bf16>(dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C,
-                             stream);
-    raise_amax(amax, dinp, int64_t(N) * C, stream);
 }
 
 int64_t cpu::fp8_weight_bytes(int OC, int IC) { return aligned_bytes(int64_t(OC) * IC) + packed_bytes<bf16>(OC, IC); }
@@ -67,34 +54,34 @@ void cpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stre
     const int64_t count = int64_t(OC) * IC;
     bf16* rows = static_cast<bf16*>(packed);
     float amax = 0.0f;
-    raise_amax(&amax, weight, count, stream);
+    raise_amax(&amax, weight, count);
     round_to_fp8<E4M3>(rows, weight, count, amax);
     pack_weight<bf16>(static_cast<char*>(packed) + aligned_bytes(count), rows, OC, IC, stream);
 }
 
-int64_t cpu::fp8_operand_bytes(int N, int IC, int OC) {
+int64_t cpu::fp8_workspace_bytes(int N, int IC, int OC) {
     return aligned_bytes(int64_t(N) * IC) + aligned_bytes(int64_t(N) * OC);
 }
 
-void cpu::matmul_forward_fp8(bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, const float* inp_amax,
-                             const void* packed, const bf16* bias, const bf16* residual, void* operands, int N, int IC,
-                             int OC, Stream stream) {
-    bf16* x = static_cast<bf16*>(operands);
-    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *inp_amax);
-    matmul_forward<bf16>(out, pre_gelu, x, packed_weight(packed, OC, IC), bias, residual, N, IC, OC, stream);
-    if (out_amax) raise_amax(out_amax, out, int64_t(N) * OC, stream);
+void cpu::fp8_matmul_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight,
+                             const bf16* bias, const bf16* residual, int N, int IC, int OC, Stream stream) {
+    const Fp8& fp8 = weight.fp8;
+    bf16* x = static_cast<bf16*>(fp8.workspace);
+    if (fp8.finds_input_amax) raise_amax(fp8.input_amax, inp, int64_t(N) * IC);
+    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *fp8.input_amax);
+    matmul_forward<bf16>(out, pre_gelu, amax, x, packed_weight(fp8.packed, OC, IC), bias, residual, N, IC, OC, stream);
 }
 
-void cpu::matmul_backward_fp8(bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout,
-                              const float* dout_amax, const bf16* inp, const float* inp_amax, const void* packed,
-                              const bf16* pre_gelu, void* operands, int N, int IC, int OC, bool accumulate,
+void cpu::fp8_matmul_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
+                              Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate,
                               Stream stream) {
-    bf16* x = static_cast<bf16*>(operands);
-    bf16* dy = reinterpret_cast<bf16*>(static_cast<char*>(operands) + aligned_bytes(int64_t(N) * IC));
-    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *inp_amax);
-    round_to_fp8<E5M2>(dy, dout, int64_t(N) * OC, *dout_amax);
-    matmul_backward<bf16>(dinp, dweight, nullptr, dy, x, packed_weight(packed, OC, IC), pre_gelu, N, IC, OC, accumulate,
-                          stream);
-    if (dinp_amax) raise_amax(dinp_amax, dinp, int64_t(N) * IC, stream);
+    const Fp8& fp8 = weight.fp8;
+    bf16* x = static_cast<bf16*>(fp8.workspace);
+    bf16* dy = reinterpret_cast<bf16*>(static_cast<char*>(fp8.workspace) + aligned_bytes(int64_t(N) * IC));
+    if (fp8.finds_gradient_amax) raise_amax(fp8.gradient_amax, dout, int64_t(N) * OC);
+    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *fp8.input_amax);
+    round_to_fp8<E5M2>(dy, dout, int64_t(N) * OC, *fp8.gradient_amax);
+    matmul_backward<bf16>(dinp, amax, dweight, nullptr, dy, x, packed_weight(fp8.packed, OC, IC), pre_gelu, N, IC, OC,
+                          accumulate, stream);
     if (dbias) column_sums(dbias, dout, N, OC, accumulate);
 }

@@ -18,8 +18,8 @@ static void normalize_row(floatX* out, float* mean, float* rstd, const floatX* x
 }
 
 template <class floatX>
-void cpu::plain::layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                                   const floatX* bias, int N, int C, Stream) {
+void cpu::plain::layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floatX* inp,
+                                   const floatX* weight, const floatX* bias, int N, int C, Stream) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const int64_t row = int64_t(n) * C;
@@ -30,9 +30,9 @@ void cpu::plain::layernorm_forward(floatX* out, float* mean, float* rstd, const 
 // With norm = (inp - mean) * rstd and dnorm = dout * weight, where mean and rstd depend on inp too, LayerNorm's input
 // gradient is rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm)). The averages are over a row's channels.
 template <class floatX>
-void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
-                                    const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
-                                    const floatX* dresidual, int N, int C, Stream) {
+void cpu::plain::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float*,
+                                    const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
+                                    const float* rstd, const floatX* dresidual, int N, int C, Stream) {
     const auto norm = [&](int n, int c) { return (float(inp[int64_t(n) * C + c]) - mean[n]) * rstd[n]; };
     const auto dnorm = [&](int n, int c) { return float(dout[int64_t(n) * C + c]) * float(weight[c]); };
 #pragma omp parallel for

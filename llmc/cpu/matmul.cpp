@@ -30,7 +30,7 @@ template <class floatX>
 void pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
+void matmul_forward(floatX* out, floatX* pre_gelu, float*, const floatX* inp, Weight<floatX> weight, const floatX* bias,
                     const floatX* residual, int N, int IC, int OC, Stream) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
@@ -46,7 +46,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<flo
 }
 
 template <class floatX>
-void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+void matmul_backward(floatX* dinp, float*, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < (dinp ? N : 0); n++) {
@@ -152,29 +152,38 @@ static void check_sizes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                    const floatX* residual, int N, int IC, int OC, Stream stream) {
+void matmul_forward(floatX* out, floatX* pre_gelu, float* amax, const floatX* inp, Weight<floatX> weight,
+                    const floatX* bias, const floatX* residual, int N, int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
     INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
+    if constexpr (sizeof(floatX) == 2)
+        if (weight.in_fp8(N))
+            return fp8_matmul_forward(out, pre_gelu, amax, inp, weight, bias, residual, N, IC, OC, stream);
     // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
+    const bool on_unit = on_matrix_unit<floatX>() && N > 1;
     if constexpr (has_matrix_variant<floatX>)
-        if (on_matrix_unit<floatX>() && N > 1)
-            return MATRIX_VARIANT_OF(matmul_forward<floatX>)(out, pre_gelu, inp, weight, bias, residual, N, IC, OC,
-                                                             stream);
-    fp32::matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, IC, OC, stream);
+        if (on_unit) MATRIX_VARIANT_OF(matmul_forward<floatX>)
+    (out, pre_gelu, nullptr, inp, weight, bias, residual, N, IC, OC, stream);
+    if (!on_unit) fp32::matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, IC, OC, stream);
+    raise_amax(amax, out, int64_t(N) * OC);
 }
 
 template <class floatX>
-void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+void matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                      Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
                      Stream stream) {
     check_sizes(N, IC, OC);
-    check_matmul_gradients(dinp, dweight, dbias);
+    check_matmul_gradients(dinp, dweight, dbias, weight.in_fp8(N));
+    if constexpr (sizeof(floatX) == 2)
+        if (weight.in_fp8(N))
+            return fp8_matmul_backward(dinp, amax, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate,
+                                       stream);
     if constexpr (has_matrix_variant<floatX>)
-        if (on_matrix_unit<floatX>())
-            return MATRIX_VARIANT_OF(matmul_backward<floatX>)(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC,
-                                                              OC, accumulate, stream);
-    fp32::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+        if (on_matrix_unit<floatX>()) MATRIX_VARIANT_OF(matmul_backward<floatX>)
+    (dinp, nullptr, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+    if (!on_matrix_unit<floatX>())
+        fp32::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+    if (dinp) raise_amax(amax, dinp, int64_t(N) * IC);
 }
 
 INSTANTIATE(scratch_bytes);

@@ -33,6 +33,16 @@ double peak_of(const Run& run, double flop) {
     return best;
 }
 
+// fp8.cpp. raise_amax raises *amax (ops.inc), if it is not null. The matmuls are those of ops.inc with
+// weight.in_fp8(N).
+void raise_amax(float* amax, const bf16* x, int64_t count);
+inline void raise_amax(float*, const float*, int64_t) {}  // fp32 tensors have no FP8 copies
+void fp8_matmul_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight, const bf16* bias,
+                        const bf16* residual, int N, int IC, int OC, Stream stream);
+void fp8_matmul_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
+                         Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate,
+                         Stream stream);
+
 namespace fp32 {  // computes in fp32: floatX is float, or bf16 widened to float
 
 double measure_peak_flops();

@@ -474,7 +474,7 @@ int64_t scratch_of(int N, int IC, int OC, bool weight_is_packed) {
 int64_t matmul_scratch_bytes(int N, int IC, int OC) { return scratch_of(N, IC, OC, true); }
 
 template <>
-void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf16> weight, const bf16* bias,
+void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, float*, const bf16* inp, Weight<bf16> weight, const bf16* bias,
                           const bf16* residual, int N, int IC, int OC, Stream) {
     PageArena arena{cpu::scratch(scratch_of(N, IC, OC, weight.packed))};
     bf16* packed_weight = arena.take<bf16>(weight.packed ? 0 : 2 * operand_size(OC, IC));
@@ -500,7 +500,7 @@ void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, const bf16* inp, Weight<bf1
 }
 
 template <>
-void matmul_backward<bf16>(bf16* dinp, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
+void matmul_backward<bf16>(bf16* dinp, float*, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
                            Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
     const bool pack = dinp && !weight.packed;
     BackwardScratch scratch;

@@ -96,7 +96,7 @@ static inline void normalize_row(floatX* out, float* mean, float* rstd, const fl
 }
 
 template <class floatX>
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream) {
     for_chunks(N, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++)
@@ -145,7 +145,7 @@ static int64_t layernorm_scratch_bytes(int N, int C) {
 }
 
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float*, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream) {
     const int chunk = layernorm_chunk(N), chunks = ceil_div(N, chunk);

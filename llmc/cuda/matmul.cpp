@@ -143,7 +143,7 @@ struct Call {
     floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
     float* dbias = nullptr;      // written by Epilogue::bias_gradient
     bool accumulate = false;     // into out and dbias
-    const float *a_scale = nullptr, *b_scale = nullptr;  // of FP8 operands: what their codes are multiplied by
+    const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
     float* amax = nullptr;                               // raised to the largest magnitude of out
 };
 
@@ -557,9 +557,9 @@ struct Fp8Operands {
     float *inp_inverse, *dout_inverse, *dout_sums;
     int64_t bytes;
 
-    Fp8Operands(void* operands, int N, int IC, int OC) {
+    Fp8Operands(void* workspace, int N, int IC, int OC) {
         const int64_t padded_N = round_up(N, 16);
-        Fp8Memory memory{operands};
+        Fp8Memory memory{workspace};
         inp_transposed = memory.take<uint8_t>(padded_N * IC);
         dout_rows = memory.take<uint8_t>(int64_t(N) * OC);
         dout_transposed = memory.take<uint8_t>(padded_N * OC);
@@ -570,6 +570,61 @@ struct Fp8Operands {
     }
     uint8_t* inp_rows() const { return inp_transposed; }
 };
+
+void fp8_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight, const bf16* bias,
+                 const bf16* residual, int N, int IC, int OC, Stream stream) {
+    check_fp8_sizes(N, IC, OC);
+    const Fp8& fp8 = weight.fp8;
+    const Fp8Weight w(const_cast<void*>(fp8.packed), OC, IC);
+    const Fp8Operands x(fp8.workspace, N, IC, OC);
+    if (fp8.finds_input_amax) gpu::raise_amax(fp8.input_amax, inp, int64_t(N) * IC, stream);
+    gpu::cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
+    const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
+    const Shape shape = {Kind::forward, epilogue, Operands::fp8, OC, N, IC, residual != nullptr};
+    matmul<bf16>({.shape = shape,
+                  .a = w.rows,
+                  .b = x.inp_rows(),
+                  .out = out,
+                  .bias = bias,
+                  .residual = residual,
+                  .pre_gelu = pre_gelu,
+                  .a_scale = w.inverse,
+                  .b_scale = x.inp_inverse,
+                  .amax = amax},
+                 stream);
+}
+
+void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
+                  Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream stream) {
+    check_fp8_sizes(N, IC, OC);
+    const Fp8& fp8 = weight.fp8;
+    const Fp8Weight w(const_cast<void*>(fp8.packed), OC, IC);
+    const Fp8Operands x(fp8.workspace, N, IC, OC);
+    float* sums = dbias ? x.dout_sums : nullptr;
+    if (fp8.finds_gradient_amax) gpu::raise_amax(fp8.gradient_amax, dout, int64_t(N) * OC, stream);
+    gpu::cast_to_fp8<E5M2>(x.dout_rows, x.dout_transposed, x.dout_inverse, sums, dout, fp8.gradient_amax, N, OC,
+                           stream);
+    gpu::cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
+    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
+    matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
+                  .a = w.transposed,
+                  .b = x.dout_rows,
+                  .out = dinp,
+                  .pre_gelu = const_cast<bf16*>(pre_gelu),
+                  .a_scale = w.inverse,
+                  .b_scale = x.dout_inverse,
+                  .amax = amax},
+                 stream);
+    matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
+                  .a = x.inp_transposed,
+                  .b = x.dout_transposed,
+                  .out = dweight,
+                  .accumulate = accumulate,
+                  .a_scale = x.inp_inverse,
+                  .b_scale = x.dout_inverse},
+                 stream);
+    if (dbias) gpu::sum_bias_parts(dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, accumulate, stream);
+}
 
 }  // namespace
 
@@ -589,10 +644,12 @@ template <class floatX>
 void gpu::pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
-void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                         const floatX* residual, int N, int IC, int OC, Stream stream) {
-    check_sizes<floatX>(N, IC, OC);
+void gpu::matmul_forward(floatX* out, floatX* pre_gelu, float* amax, const floatX* inp, Weight<floatX> weight,
+                         const floatX* bias, const floatX* residual, int N, int IC, int OC, Stream stream) {
     INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
+    if constexpr (sizeof(floatX) == 2)
+        if (weight.in_fp8(N)) return fp8_forward(out, pre_gelu, amax, inp, weight, bias, residual, N, IC, OC, stream);
+    check_sizes<floatX>(N, IC, OC);
     const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
     const Shape shape = {Kind::forward, epilogue, operands_of<floatX>, OC, N, IC, residual != nullptr};
     matmul<floatX>({.shape = shape,
@@ -601,20 +658,26 @@ void gpu::matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weigh
                     .out = out,
                     .bias = bias,
                     .residual = residual,
-                    .pre_gelu = pre_gelu},
+                    .pre_gelu = pre_gelu,
+                    .amax = amax},
                    stream);
 }
 
 template <class floatX>
-void gpu::matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                          Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
-                          Stream stream) {
+void gpu::matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, const floatX* dout,
+                          const floatX* inp, Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC,
+                          bool accumulate, Stream stream) {
+    check_matmul_gradients(dinp, dweight, dbias, weight.in_fp8(N));
+    if constexpr (sizeof(floatX) == 2)
+        if (weight.in_fp8(N))
+            return fp8_backward(dinp, amax, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
     check_sizes<floatX>(N, IC, OC);
-    check_matmul_gradients(dinp, dweight, dbias);
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
     const Shape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
-    if (dinp) matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux}, stream);
+    if (dinp)
+        matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux, .amax = amax},
+                       stream);
     if (!dweight) return;
     const Shape of_weight = {
         Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, operands_of<floatX>, IC, OC, N};
@@ -631,61 +694,7 @@ void gpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stre
     cast_to_fp8<E4M3>(w.rows, w.transposed, w.inverse, nullptr, weight, w.amax, OC, IC, stream);
 }
 
-int64_t gpu::fp8_operand_bytes(int N, int IC, int OC) { return Fp8Operands(nullptr, N, IC, OC).bytes; }
-
-void gpu::matmul_forward_fp8(bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, const float* inp_amax,
-                             const void* packed, const bf16* bias, const bf16* residual, void* operands, int N, int IC,
-                             int OC, Stream stream) {
-    check_fp8_sizes(N, IC, OC);
-    INVARIANT(!pre_gelu || !residual, "an FP8 matmul of (%d, %d) with both GELU and a residual", N, IC);
-    const Fp8Weight w(const_cast<void*>(packed), OC, IC);
-    const Fp8Operands x(operands, N, IC, OC);
-    cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, inp, inp_amax, N, IC, stream);
-    const Shape shape = {Kind::forward,      forward_epilogue(bias, pre_gelu), Operands::fp8, OC, N, IC,
-                         residual != nullptr};
-    matmul<bf16>({.shape = shape,
-                  .a = w.rows,
-                  .b = x.inp_rows(),
-                  .out = out,
-                  .bias = bias,
-                  .residual = residual,
-                  .pre_gelu = pre_gelu,
-                  .a_scale = w.inverse,
-                  .b_scale = x.inp_inverse,
-                  .amax = out_amax},
-                 stream);
-}
-
-void gpu::matmul_backward_fp8(bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout,
-                              const float* dout_amax, const bf16* inp, const float* inp_amax, const void* packed,
-                              const bf16* pre_gelu, void* operands, int N, int IC, int OC, bool accumulate,
-                              Stream stream) {
-    check_fp8_sizes(N, IC, OC);
-    const Fp8Weight w(const_cast<void*>(packed), OC, IC);
-    const Fp8Operands x(operands, N, IC, OC);
-    float* sums = dbias ? x.dout_sums : nullptr;
-    cast_to_fp8<E5M2>(x.dout_rows, x.dout_transposed, x.dout_inverse, sums, dout, dout_amax, N, OC, stream);
-    cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, inp, inp_amax, N, IC, stream);
-    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
-    matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
-                  .a = w.transposed,
-                  .b = x.dout_rows,
-                  .out = dinp,
-                  .pre_gelu = const_cast<bf16*>(pre_gelu),
-                  .a_scale = w.inverse,
-                  .b_scale = x.dout_inverse,
-                  .amax = dinp_amax},
-                 stream);
-    matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
-                  .a = x.inp_transposed,
-                  .b = x.dout_transposed,
-                  .out = dweight,
-                  .accumulate = accumulate,
-                  .a_scale = x.inp_inverse,
-                  .b_scale = x.dout_inverse},
-                 stream);
-    if (dbias) sum_bias_parts(dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, accumulate, stream);
-}
+int64_t gpu::fp8_workspace_bytes(int N, int IC, int OC) { return Fp8Operands(nullptr, N, IC, OC).bytes; }
 
 INSTANTIATE(gpu::matmul_scratch_bytes);
 INSTANTIATE(gpu::packed_bytes);

@@ -53,4 +53,4 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
                &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts,
-               &gpu::set_attention, &gpu::raise_amax, &gpu::layernorm_forward_amax, &gpu::layernorm_backward_amax);
+               &gpu::set_attention, &gpu::raise_amax);

@@ -7,8 +7,9 @@
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
-// Names for null arguments of the matmuls.
-static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr;
+// Names for null arguments of the operations.
+static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr,
+                                no_amax = nullptr;
 
 void choose_attention(bool cudnn, bool deterministic) {
     ops::set_attention({.cudnn = cudnn, .deterministic = deterministic});
@@ -34,7 +35,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     INVARIANT(!fp8 || sizeof(floatX) == 2, "FP8 matmuls in a model whose activations are %s",
               dtype_name(dtype_of<floatX>));
     packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, packed_layers, fp8), "packed weights");
-    fp8_operands = DeviceBuffer<std::byte>(fp8_operand_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
+    fp8_workspace = DeviceBuffer<std::byte>(fp8_workspace_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
     const int64_t N = int64_t(B) * T;
     Arena count{nullptr};
     place_activations<floatX>(count, layout, purpose, options, N, logit_rows);
@@ -52,8 +53,29 @@ std::byte* GPT2<floatX>::packed_copy(Param p, int l) {
 
 template <class floatX>
 Weight<floatX> GPT2<floatX>::matrix(Param p, int l) {
-    const bool copy_is_fp8 = fp8 && p != wte;
-    return {w(p, l), copy_is_fp8 ? nullptr : packed_copy(p, l)};
+    if (!fp8 || p == wte) return {w(p, l), packed_copy(p, l)};
+    return {w(p, l),
+            nullptr,
+            {.packed = packed_copy(p, l),
+             .workspace = fp8_workspace.data,
+             .input_amax = input_amax(p, l),
+             .gradient_amax = gradient_amax(p, l),
+             .finds_input_amax = p == attprojw,  // attention's kernels raise no amax
+             .finds_gradient_amax = p == qkvw}};
+}
+
+// The largest magnitude of the input of a layer's matmul in FP8, which the operation that writes this input raises.
+template <class floatX>
+float* GPT2<floatX>::input_amax(Param weight, int l) {
+    if (!fp8) return nullptr;
+    const auto found = std::find(std::begin(layer_matrices), std::end(layer_matrices), weight);
+    return acts.amax + 2 * (l * int64_t(std::size(layer_matrices)) + (found - std::begin(layer_matrices)));
+}
+
+// The largest magnitude of the gradient of its output.
+template <class floatX>
+float* GPT2<floatX>::gradient_amax(Param weight, int l) {
+    return fp8 ? input_amax(weight, l) + 1 : nullptr;
 }
 
 template <class floatX>
@@ -92,92 +114,6 @@ void GPT2<floatX>::about_to_read(int bucket) {
     if (before_read) before_read(bucket);
 }
 
-// ---- LayerNorm and matmuls of a layer, in FP8 or not
-//
-// Only calls with several rows are in FP8. Those with a single row, as in generation, are in bf16: tensor cores would
-// not make them faster. The kernels that write the input of an FP8 matmul also raise its amax, where they can.
-
-// The matmul that reads the output of this LayerNorm.
-static Param reader_of(Param norm_weight) { return norm_weight == ln1w ? qkvw : fcw; }
-
-// The largest magnitude of the input of a layer's matmul.
-template <class floatX>
-float* GPT2<floatX>::input_amax(Param weight, int l) {
-    const auto found = std::find(std::begin(layer_matrices), std::end(layer_matrices), weight);
-    return acts.amax + 2 * (l * int64_t(std::size(layer_matrices)) + (found - std::begin(layer_matrices)));
-}
-
-// The largest magnitude of the gradient of its output.
-template <class floatX>
-float* GPT2<floatX>::gradient_amax(Param weight, int l) {
-    return input_amax(weight, l) + 1;
-}
-
-template <class floatX>
-void GPT2<floatX>::layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l,
-                              int N) {
-    const int rows = own_rows(N);
-    if constexpr (std::is_same_v<floatX, bf16>)
-        if (fp8 && N > 1)
-            return ops::layernorm_forward_amax(out, mean, rstd, input_amax(reader_of(weight), l), inp, w(weight, l),
-                                               w(bias, l), rows, config.C, stream);
-    ops::layernorm_forward(out, mean, rstd, inp, w(weight, l), w(bias, l), rows, config.C, stream);
-}
-
-// acts.dx, the gradient of the residual stream, from dout, the gradient of LayerNorm's output. The input of a
-// LayerNorm is the residual stream after a matmul's output was added to it: attproj of the same layer before ln2,
-// fcproj of the layer below before ln1 and lnf. acts.dx is therefore also the gradient of that matmul's output, and its
-// column sums, which are computed here, that of its bias. The input of the first ln1 is the embeddings, which have no
-// bias.
-template <class floatX>
-void GPT2<floatX>::norm_backward(const floatX* dout, const floatX* inp, const float* mean, const float* rstd,
-                                 Param weight, Param bias, int l, int N) {
-    const int rows = own_rows(N);
-    const bool of_attproj = weight == ln2w;
-    const int of_layer = of_attproj ? l : weight == lnfw ? config.L - 1 : l - 1;
-    float* dbranch_bias = of_layer < 0 ? nullptr : g(of_attproj ? attprojb : fcprojb, of_layer);
-    const floatX* dresidual = weight == lnfw ? nullptr : acts.dx;  // no residual branch bypasses lnf
-    if constexpr (std::is_same_v<floatX, bf16>)
-        if (fp8 && N > 1 && of_layer >= 0)
-            return ops::layernorm_backward_amax(acts.dx, g(weight, l), g(bias, l), dbranch_bias,
-                                                gradient_amax(of_attproj ? attprojw : fcprojw, of_layer), dout, inp,
-                                                w(weight, l), mean, rstd, dresidual, rows, config.C, stream);
-    ops::layernorm_backward(acts.dx, g(weight, l), g(bias, l), dbranch_bias, dout, inp, w(weight, l), mean, rstd,
-                            dresidual, rows, config.C, stream);
-}
-
-// matmul_forward with a matrix of layer l.
-template <class floatX>
-void GPT2<floatX>::layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, const floatX* bias,
-                                const floatX* residual, int l, int N) {
-    const int IC = layout.cols(weight), OC = layout.rows(weight);
-    if constexpr (std::is_same_v<floatX, bf16>)
-        if (fp8 && N > 1) {
-            float* out_amax = pre_gelu ? input_amax(fcprojw, l) : nullptr;
-            if (weight == attprojw) ops::raise_amax(input_amax(weight, l), inp, int64_t(N) * IC, stream);
-            return ops::matmul_forward_fp8(out, pre_gelu, out_amax, inp, input_amax(weight, l), packed_copy(weight, l),
-                                           bias, residual, fp8_operands.data, N, IC, OC, stream);
-        }
-    ops::matmul_forward<floatX>(out, pre_gelu, inp, matrix(weight, l), bias, residual, N, IC, OC, stream);
-}
-
-// matmul_backward with a matrix of layer l. inp has not changed since layer_matmul, or was recomputed.
-template <class floatX>
-void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp,
-                                         Param weight, const floatX* pre_gelu, int l, int N, bool accumulate) {
-    const int IC = layout.cols(weight), OC = layout.rows(weight);
-    if constexpr (std::is_same_v<floatX, bf16>)
-        if (fp8 && N > 1) {
-            float* dinp_amax = pre_gelu ? gradient_amax(fcw, l) : nullptr;
-            if (weight == qkvw) ops::raise_amax(gradient_amax(weight, l), dout, int64_t(N) * OC, stream);
-            return ops::matmul_backward_fp8(dinp, dinp_amax, g(weight, l), dbias, dout, gradient_amax(weight, l), inp,
-                                            input_amax(weight, l), packed_copy(weight, l), pre_gelu, fp8_operands.data,
-                                            N, IC, OC, accumulate, stream);
-        }
-    ops::matmul_backward<floatX>(dinp, g(weight, l), dbias, dout, inp, matrix(weight, l), pre_gelu, N, IC, OC,
-                                 accumulate, stream);
-}
-
 // ---- Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022)
 //
 // A layer's first matmuls, qkv and fc, are divided by output channels, and its second ones, attproj and fcproj, by
@@ -188,7 +124,7 @@ void GPT2<floatX>::layer_matmul_backward(floatX* dinp, float* dbias, const float
 // Between two sums all ranks would hold the same rows of the residual stream. With sequence parallelism each holds
 // 1 / P of the rows: a sum leaves a rank only its rows, and the input of a first matmul is gathered.
 //
-// With one rank these functions call the operation itself.
+// With one rank these functions do nothing.
 
 // Gathers every rank's shard of x (bytes).
 template <class floatX>
@@ -196,7 +132,7 @@ void GPT2<floatX>::gather(void* x, int64_t bytes) {
     tensor_ranks->wait(tensor_ranks->gather_activations(x, bytes, stream), stream);
 }
 
-// The rows of all ranks, from this rank's rows. They are valid until the next call of gather_rows or branch_output.
+// The rows of all ranks, from this rank's rows. They are valid until acts.all_rows is written again.
 template <class floatX>
 const floatX* GPT2<floatX>::gather_rows(const floatX* x, int N) {
     if (!divides_rows(N)) return x;
@@ -222,33 +158,9 @@ const floatX* GPT2<floatX>::end_sum(int64_t ticket, const floatX* parts, int N) 
     return divides_rows(N) ? parts + int64_t(layout.shard.index) * own_rows(N) * config.C : parts;
 }
 
-// out = residual + inp * weight^T + bias, for attproj and fcproj.
 template <class floatX>
-void GPT2<floatX>::branch_output(floatX* out, const floatX* inp, Param weight, Param bias, const floatX* residual,
-                                 int l, int N) {
-    if (!is_divided()) return layer_matmul(out, no_gelu, inp, weight, w(bias, l), residual, l, N);
-    layer_matmul(acts.all_rows, no_gelu, inp, weight, no_bias, no_residual, l, N);
-    const floatX* sum = end_sum(begin_sum(acts.all_rows, N), acts.all_rows, N);
-    ops::add_residual(out, sum, residual, w(bias, l), own_rows(N), config.C, stream);
-}
-
-// The backward of qkv or fc, whose input is inp (this rank's rows). Returns this rank's rows of the input's gradient,
-// in acts.dtmp. The weight's gradient is computed while the ranks sum the input's.
-template <class floatX>
-const floatX* GPT2<floatX>::branch_input_backward(float* dbias, const floatX* dout, const floatX* inp, Param weight,
-                                                  int l, int N, bool accumulate) {
-    const int IC = layout.cols(weight), OC = layout.rows(weight);
-    if (!is_divided()) {
-        layer_matmul_backward(acts.dtmp, dbias, dout, inp, weight, no_gelu, l, N, accumulate);
-        return acts.dtmp;
-    }
-    const floatX* all = gather_rows(inp, N);
-    ops::matmul_backward<floatX>(acts.dtmp, nullptr, no_dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
-                                 accumulate, stream);
-    const int64_t sum = begin_sum(acts.dtmp, N);
-    ops::matmul_backward<floatX>(nullptr, g(weight, l), dbias, dout, all, matrix(weight, l), no_gelu, N, IC, OC,
-                                 accumulate, stream);
-    return end_sum(sum, acts.dtmp, N);
+const floatX* GPT2<floatX>::sum_of_ranks(floatX* parts, int N) {
+    return end_sum(begin_sum(parts, N), parts, N);
 }
 
 // acts.encoded from tokens (B, T), of which the first is at first_position. Each rank looks up the tokens in its part
@@ -259,49 +171,17 @@ void GPT2<floatX>::embed(const int* tokens, int first_position, int B, int T) {
     const floatX* positions = layout.shard.index == 0 ? w(wpe) + int64_t(first_position) * C : nullptr;
     floatX* out = is_divided() ? acts.all_rows : acts.encoded;
     ops::embedding_forward(out, tokens, w(wte), positions, B, T, C, layout.vocab(), stream);
-    const floatX* own = end_sum(begin_sum(out, N), out, N);
+    const floatX* own = sum_of_ranks(out, N);
     if (is_divided()) copy_on_device(acts.encoded, own, int64_t(own_rows(N)) * C * int64_t(sizeof(floatX)), stream);
-}
-
-// acts.logits (rows, Vp) of this rank's part of the vocabulary.
-template <class floatX>
-void GPT2<floatX>::logits_forward(const floatX* inp, int rows) {
-    ops::matmul_forward<floatX>(acts.logits, no_gelu, inp, matrix(wte), no_bias, no_residual, rows, config.C,
-                                layout.rows(wte), stream);
-}
-
-// The losses from acts.logits.
-template <class floatX>
-void GPT2<floatX>::logits_losses(float* losses, const int* targets, int rows) {
-    if (!is_divided())
-        return ops::cross_entropy_forward(losses, acts.logits, targets, rows, config.V, layout.rows(wte), stream);
-    const int shards = layout.shard.count;
-    float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
-    ops::cross_entropy_shard(own, acts.logits, targets, rows, layout.vocab(), layout.rows(wte), stream);
-    const int64_t bytes = int64_t(shards) * 2 * rows * int64_t(sizeof(float));
-    gather(acts.partials, bytes);
-    ops::cross_entropy_combine(losses, acts.logit_lse, acts.partials, targets, shards, rows, stream);
-}
-
-// The losses from acts.logits, which become their gradient.
-template <class floatX>
-void GPT2<floatX>::logits_backward(float* losses, const int* targets, int rows, float scale) {
-    const int Vp = layout.rows(wte);
-    if (!is_divided()) return ops::cross_entropy(acts.logits, losses, targets, rows, config.V, Vp, scale, stream);
-    logits_losses(losses, targets, rows);
-    ops::cross_entropy_shard_backward(acts.logits, acts.logit_lse, targets, rows, layout.vocab(), Vp, scale, stream);
 }
 
 template <class floatX>
 const floatX* GPT2<floatX>::row_logits(int row) {
     const int shards = layout.shard.count, Vp = layout.rows(wte);
     const floatX* inp = gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
-    ops::matmul_forward<floatX>(acts.logits + int64_t(layout.shard.index) * Vp, no_gelu, inp, matrix(wte), no_bias,
-                                no_residual, 1, config.C, Vp, stream);
-    if (is_divided()) {
-        const int64_t bytes = int64_t(shards) * Vp * int64_t(sizeof(floatX));
-        gather(acts.logits, bytes);
-    }
+    ops::matmul_forward<floatX>(acts.logits + int64_t(layout.shard.index) * Vp, no_gelu, no_amax, inp, matrix(wte),
+                                no_bias, no_residual, 1, config.C, Vp, stream);
+    if (is_divided()) gather(acts.logits, int64_t(shards) * Vp * int64_t(sizeof(floatX)));
     return acts.logits;
 }
 
@@ -313,25 +193,38 @@ const floatX* GPT2<floatX>::layer_input(int l) const {
 }
 
 // residual2 = x + attention(ln1(x)); residual3 = residual2 + mlp(ln2(residual2)). recomputes: for backward, stops at
-// GELU's output.
+// GELU's output. With tensor parallelism attproj and fcproj compute parts of sums, which have no bias and residual yet.
 template <class floatX>
 void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomputes) {
-    const int N = B * T, NH = own_heads(layout), HS = config.HS();
+    const int N = B * T, C = config.C, NH = own_heads(layout), HS = config.HS(), own_C = NH * HS, rows = own_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = layer_input(l);
-    floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * layout.rows(qkvw);
+    floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * 3 * own_C;
+    const bool divided = is_divided();
+    const auto bias = [&](Param p) { return divided ? nullptr : w(p, l); };
     if (!recomputes) about_to_read(1 + l);  // backward has waited for them
-    layer_norm(a.ln1, a.ln1_mean, a.ln1_rstd, x, ln1w, ln1b, l, N);
-    layer_matmul(qkv, no_gelu, gather_rows(a.ln1, N), qkvw, w(qkvb, l), no_residual, l, N);
+
+    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, input_amax(qkvw, l), x, w(ln1w, l), w(ln1b, l), rows, C,
+                           stream);
+    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l), no_residual,
+                                N, C, 3 * own_C, stream);
     if (decode_at < 0)
         ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
     else
         ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
-    branch_output(a.residual2, a.att, attprojw, attprojb, x, l, N);
-    layer_norm(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, ln2w, ln2b, l, N);
-    layer_matmul(a.gelu, a.fc, gather_rows(a.ln2, N), fcw, w(fcb, l), no_residual, l, N);
+    ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual2, no_gelu, no_amax, a.att, matrix(attprojw, l),
+                                bias(attprojb), divided ? nullptr : x, N, own_C, C, stream);
+    if (divided) ops::add_residual(a.residual2, sum_of_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
+
+    ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, input_amax(fcw, l), a.residual2, w(ln2w, l), w(ln2b, l), rows,
+                           C, stream);
+    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), gather_rows(a.ln2, N), matrix(fcw, l), w(fcb, l),
+                                no_residual, N, C, 4 * own_C, stream);
     if (recomputes) return;
-    branch_output(a.residual3, a.gelu, fcprojw, fcprojb, a.residual2, l, N);
+    ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual3, no_gelu, no_amax, a.gelu, matrix(fcprojw, l),
+                                bias(fcprojb), divided ? nullptr : a.residual2, N, 4 * own_C, C, stream);
+    if (divided)
+        ops::add_residual(a.residual3, sum_of_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C, stream);
 }
 
 template <class floatX>
@@ -351,19 +244,8 @@ void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
     about_to_read(0);
     embed(tokens, std::max(0, decode_at), B, T);
     for (int l = 0; l < config.L; l++) layer_forward(l, B, T, decode_at, false);
-    ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, layer_input(config.L), w(lnfw), w(lnfb),
+    ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, no_amax, layer_input(config.L), w(lnfw), w(lnfb),
                            own_rows(B * T), config.C, stream);
-}
-
-template <class floatX>
-void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
-    const int N = B * T;
-    const floatX* lnf = gather_rows(acts.lnf, N);
-    for (int n = 0; n < N; n += logit_rows) {
-        const int rows = std::min(logit_rows, N - n);
-        logits_forward(lnf + int64_t(n) * config.C, rows);
-        logits_losses(acts.losses + n, targets + n, rows);
-    }
 }
 
 // Zeroes the gradients that kernels never overwrite and always add to: biases and LayerNorm parameters, which are at
@@ -383,44 +265,87 @@ void GPT2<floatX>::zero_gradients() {
     for (int b = 0; b < layout.num_buckets(); b++) zero_bucket(b);
 }
 
-// Leaves the gradient of the last layer's output in acts.dx.
+// acts.losses, from logits of logit_rows rows at a time. Each tensor-parallel rank has the logits of its part of the
+// vocabulary. backward: acts.dtmp becomes the gradient of lnf, from gradients of the losses of `scale`.
 template <class floatX>
-void GPT2<floatX>::head_backward(const int* targets, int B, int T, int micro_step, float scale) {
-    const int N = B * T, C = config.C;
+void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulate, float scale) {
+    const int C = config.C, Vp = layout.rows(wte), shards = layout.shard.count;
+    const VocabShard shard = layout.vocab();
     const floatX* lnf = gather_rows(acts.lnf, N);
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
         const floatX* inp = lnf + int64_t(n) * C;
-        logits_forward(inp, rows);
-        logits_backward(acts.losses + n, targets + n, rows, scale / float(N));
-        ops::matmul_backward<floatX>(acts.dtmp + int64_t(n) * C, g(wte), no_dbias, acts.logits, inp, matrix(wte),
-                                     no_gelu, rows, C, layout.rows(wte), micro_step > 0 || n > 0, stream);
+        const int* target = targets + n;
+        float* losses = acts.losses + n;
+        ops::matmul_forward<floatX>(acts.logits, no_gelu, no_amax, inp, matrix(wte), no_bias, no_residual, rows, C, Vp,
+                                    stream);
+        if (is_divided()) {
+            float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
+            ops::cross_entropy_shard(own, acts.logits, target, rows, shard, Vp, stream);
+            gather(acts.partials, int64_t(shards) * 2 * rows * int64_t(sizeof(float)));
+            ops::cross_entropy_combine(losses, acts.logit_lse, acts.partials, target, shards, rows, stream);
+            if (backward)
+                ops::cross_entropy_shard_backward(acts.logits, acts.logit_lse, target, rows, shard, Vp, scale, stream);
+        } else if (backward) {
+            ops::cross_entropy(acts.logits, losses, target, rows, config.V, Vp, scale, stream);
+        } else {
+            ops::cross_entropy_forward(losses, acts.logits, target, rows, config.V, Vp, stream);
+        }
+        if (backward)
+            ops::matmul_backward<floatX>(acts.dtmp + int64_t(n) * C, no_amax, g(wte), no_dbias, acts.logits, inp,
+                                         matrix(wte), no_gelu, rows, C, Vp, accumulate || n > 0, stream);
     }
-    ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
-    const floatX* dlnf = end_sum(begin_sum(acts.dtmp, N), acts.dtmp, N);
-    norm_backward(dlnf, acts.layer[config.L - 1].residual3, acts.lnf_mean, acts.lnf_rstd, lnfw, lnfb, 0, N);
 }
 
-// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. Calls begin(bucket) for
-// the layer below, whose bias gradient of fcproj is computed here.
 template <class floatX>
-void GPT2<floatX>::layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin) {
-    const int N = B * T;
-    const bool accumulate = micro_step > 0;
+void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
+    head(targets, B * T, false, false, 0.0f);
+}
+
+// On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. It is also the gradient of
+// the output of the matmul that was added to the residual stream last: fcproj, then attproj, then fcproj of the layer
+// below. LayerNorm's backward, which completes acts.dx, therefore adds its column sums to the gradient of this matmul's
+// bias. The input of the first layer is the embeddings, which have no bias. Calls begin(bucket) for the layer below.
+template <class floatX>
+void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin) {
+    const int N = B * T, C = config.C, NH = own_heads(layout), HS = config.HS(), own_C = NH * HS, rows = own_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
-    const floatX* x = layer_input(l);
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     about_to_read(1 + l);
     if (recompute == Recompute::layer && !last) layer_forward(l, B, T, -1, true);
-    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * layout.rows(fcw), stream);
-    layer_matmul_backward(acts.dlarge, no_dbias, gather_rows(acts.dx, N), a.gelu, fcprojw, a.fc, l, N, accumulate);
-    const floatX* dln2 = branch_input_backward(g(fcb, l), acts.dlarge, a.ln2, fcw, l, N, accumulate);
-    norm_backward(dln2, a.residual2, a.ln2_mean, a.ln2_rstd, ln2w, ln2b, l, N);
-    layer_matmul_backward(acts.dtmp, no_dbias, gather_rows(acts.dx, N), a.att, attprojw, no_gelu, l, N, accumulate);
-    ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, own_heads(layout), config.HS(), stream);
-    const floatX* dln1 = branch_input_backward(g(qkvb, l), acts.dlarge, a.ln1, qkvw, l, N, accumulate);
+    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * own_C, stream);
+    // The gradient of a weight that the ranks divide by rows is computed while they sum the gradient of its input.
+    const bool divided = is_divided();
+    const auto unless_divided = [&](float* gradient) { return divided ? nullptr : gradient; };
+
+    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias, gather_rows(acts.dx, N),
+                                 a.gelu, matrix(fcprojw, l), a.fc, N, 4 * own_C, C, accumulate, stream);
+    const floatX* inp = gather_rows(a.ln2, N);
+    ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(fcw, l)), unless_divided(g(fcb, l)), acts.dlarge,
+                                 inp, matrix(fcw, l), no_gelu, N, C, 4 * own_C, accumulate, stream);
+    int64_t sum = begin_sum(acts.dtmp, N);
+    if (divided)
+        ops::matmul_backward<floatX>(nullptr, no_amax, g(fcw, l), g(fcb, l), acts.dlarge, inp, matrix(fcw, l), no_gelu,
+                                     N, C, 4 * own_C, accumulate, stream);
+    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), gradient_amax(attprojw, l),
+                            end_sum(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows,
+                            C, stream);
+
+    ops::matmul_backward<floatX>(acts.dtmp, no_amax, g(attprojw, l), no_dbias, gather_rows(acts.dx, N), a.att,
+                                 matrix(attprojw, l), no_gelu, N, own_C, C, accumulate, stream);
+    ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, stream);
+    inp = gather_rows(a.ln1, N);
+    ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(qkvw, l)), unless_divided(g(qkvb, l)),
+                                 acts.dlarge, inp, matrix(qkvw, l), no_gelu, N, C, 3 * own_C, accumulate, stream);
+    sum = begin_sum(acts.dtmp, N);
+    if (divided)
+        ops::matmul_backward<floatX>(nullptr, no_amax, g(qkvw, l), g(qkvb, l), acts.dlarge, inp, matrix(qkvw, l),
+                                     no_gelu, N, C, 3 * own_C, accumulate, stream);
+    const floatX* dln1 = end_sum(sum, acts.dtmp, N);
     if (l > 0) begin(l);
-    norm_backward(dln1, x, a.ln1_mean, a.ln1_rstd, ln1w, ln1b, l, N);
+    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), l > 0 ? g(fcprojb, l - 1) : no_dbias,
+                            l > 0 ? gradient_amax(fcprojw, l - 1) : no_amax, dln1, layer_input(l), w(ln1w, l),
+                            a.ln1_mean, a.ln1_rstd, acts.dx, rows, C, stream);
 }
 
 template <class floatX>
@@ -440,9 +365,15 @@ void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T,
     };
     begin(0);
     begin(config.L);
-    head_backward(targets, B, T, micro_step, scale);
-    for (int l = config.L - 1; l >= 0; l--) {
-        layer_backward(l, B, T, micro_step, begin);
+    const int N = B * T, last = config.L - 1;
+    head(targets, N, true, micro_step > 0, scale / float(N));
+    ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
+    const floatX* dlnf = sum_of_ranks(acts.dtmp, N);
+    ops::layernorm_backward<floatX>(acts.dx, g(lnfw), g(lnfb), g(fcprojb, last), gradient_amax(fcprojw, last), dlnf,
+                                    layer_input(config.L), w(lnfw), acts.lnf_mean, acts.lnf_rstd, no_residual,
+                                    own_rows(N), config.C, stream);
+    for (int l = last; l >= 0; l--) {
+        layer_backward(l, B, T, micro_step > 0, begin);
         if (after) after(1 + l);
     }
     embeddings_backward(tokens, B, T);

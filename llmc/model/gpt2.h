@@ -101,12 +101,12 @@ struct GPT2 {
     Stream stream = nullptr;
     Comm* tensor_ranks = nullptr;  // the tensor-parallel ranks, of which this rank has layout.shard; null: none
 
-    BucketBuffer<floatX> weights;          // shared by layers with shard_weights
-    int packed_layers;                     // layers whose packed matrices are in memory: all, or one with shard_weights
-    DeviceBuffer<std::byte> packed;        // the backend's copies of the matrices
-    DeviceBuffer<std::byte> fp8_operands;  // of one matmul at a time
-    BucketBuffer<float> grads;             // with Purpose::train; shared by layers with shard_gradients
-    DeviceBuffer<std::byte> memory;        // the memory that acts points into
+    BucketBuffer<floatX> weights;    // shared by layers with shard_weights
+    int packed_layers;               // layers whose packed matrices are in memory: all, or one with shard_weights
+    DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
+    DeviceBuffer<std::byte> fp8_workspace;  // the operands of one matmul in FP8
+    BucketBuffer<float> grads;              // with Purpose::train; shared by layers with shard_gradients
+    DeviceBuffer<std::byte> memory;         // the memory that acts points into
     Activations<floatX> acts;
     std::string attention;  // attention backend, for the startup log; empty on the CPU
     // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are
@@ -118,7 +118,7 @@ struct GPT2 {
 
     floatX* w(Param p, int l = 0) { return weights.tensor(p, l); }
     float* g(Param p, int l = 0) { return grads.tensor(p, l); }
-    Weight<floatX> matrix(Param p, int l = 0);  // for matmuls in floatX
+    Weight<floatX> matrix(Param p, int l = 0);
 
     // Copies this rank's shard of a tensor from host floats in memory layout (layout.size(p)), rounded to floatX. Call
     // pack_bucket afterwards.
@@ -159,30 +159,18 @@ struct GPT2 {
     const floatX* gather_rows(const floatX* x, int N);
     int64_t begin_sum(floatX* parts, int N);
     const floatX* end_sum(int64_t ticket, const floatX* parts, int N);
-    void branch_output(floatX* out, const floatX* inp, Param weight, Param bias, const floatX* residual, int l, int N);
-    const floatX* branch_input_backward(float* dbias, const floatX* dout, const floatX* inp, Param weight, int l, int N,
-                                        bool accumulate);
+    const floatX* sum_of_ranks(floatX* parts, int N);
     void embed(const int* tokens, int first_position, int B, int T);
-    void logits_forward(const floatX* inp, int rows);
-    void logits_losses(float* losses, const int* targets, int rows);
-    void logits_backward(float* losses, const int* targets, int rows, float scale);
+    void head(const int* targets, int N, bool backward, bool accumulate, float scale);
 
     void about_to_read(int bucket);
     std::byte* packed_copy(Param p, int l);
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
-    void layer_norm(floatX* out, float* mean, float* rstd, const floatX* inp, Param weight, Param bias, int l, int N);
-    void norm_backward(const floatX* dout, const floatX* inp, const float* mean, const float* rstd, Param weight,
-                       Param bias, int l, int N);
-    void layer_matmul(floatX* out, floatX* pre_gelu, const floatX* inp, Param weight, const floatX* bias,
-                      const floatX* residual, int l, int N);
-    void layer_matmul_backward(floatX* dinp, float* dbias, const floatX* dout, const floatX* inp, Param weight,
-                               const floatX* pre_gelu, int l, int N, bool accumulate);
     const floatX* layer_input(int l) const;
     void layer_forward(int l, int B, int T, int decode_at, bool recomputes);
     void zero_bucket(int bucket);
-    void head_backward(const int* targets, int B, int T, int micro_step, float scale);
-    void layer_backward(int l, int B, int T, int micro_step, const BucketHook& begin);
+    void layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin);
     void embeddings_backward(const int* tokens, int B, int T);
 };
 

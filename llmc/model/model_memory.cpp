@@ -130,13 +130,13 @@ int64_t scratch_of(const ParamLayout& layout, int B, int T) {
     return ops::scratch_bytes<floatX>(B, T, layout.config.C, own_heads(layout), layout.rows(wte));
 }
 
-int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8) {
+int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8) {
     if (!fp8) return 0;
     ENSURE(layout.config.C % 16 == 0,
            "--precision fp8 needs a multiple of 16 channels, and the model has %d; give --precision bf16",
            layout.config.C);
     int64_t bytes = 0;
-    for (Param p : layer_matrices) bytes = std::max(bytes, ops::fp8_operand_bytes(N, layout.cols(p), layout.rows(p)));
+    for (Param p : layer_matrices) bytes = std::max(bytes, ops::fp8_workspace_bytes(N, layout.cols(p), layout.rows(p)));
     return bytes;
 }
 
@@ -157,7 +157,7 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
     const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));
     return {{"weights", weights * element},
             {"packed weights", packed_total_bytes<floatX>(layout, count_packed_layers(config, options), options.fp8)},
-            {"FP8 operands", fp8_operand_bytes(layout, B * T, options.fp8)},
+            {"FP8 operands", fp8_workspace_bytes(layout, B * T, options.fp8)},
             {"gradients", gradients * int64_t(sizeof(float))},
             {"activations", activations.used - logits},
             {"logits", logits},

@@ -48,4 +48,4 @@ int count_packed_layers(const GPT2Config& config, MemoryOptions options);
 template <class floatX>
 int64_t scratch_of(const ParamLayout& layout, int B, int T);
 // Bytes of the rounded operands of a layer's largest matmul.
-int64_t fp8_operand_bytes(const ParamLayout& layout, int N, bool fp8);
+int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8);

@@ -14,17 +14,31 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
+// The FP8 of a weight's matmuls (--precision fp8). base/fp8.h has the formats and the scales. A scale needs the largest
+// magnitude of its tensor: the operations that write the tensor raise it from zero, or the matmul finds it.
+struct Fp8 {
+    const void* packed = nullptr;    // copy by pack_fp8_weight; null: the matmuls are not in FP8
+    void* workspace = nullptr;       // rounded operands of one matmul (fp8_workspace_bytes)
+    float* input_amax = nullptr;     // largest magnitude of inp
+    float* gradient_amax = nullptr;  // largest magnitude of dout
+    bool finds_input_amax = false, finds_gradient_amax = false;
+};
+
 // A weight matrix (OC, IC) as matmuls read it: its rows, and the copy that pack_weight made for this backend's
 // matrix units. packed may be null: each matmul then packs the matrix itself.
 template <class floatX>
 struct Weight {
     const floatX* rows;
     const void* packed;
+    Fp8 fp8 = {};
+
+    bool in_fp8(int N) const { return fp8.packed && N > 1; }
 };
 
 // Checks which gradients matmul_backward is to compute.
-inline void check_matmul_gradients(const void* dinp, const void* dweight, const void* dbias) {
+inline void check_matmul_gradients(const void* dinp, const void* dweight, const void* dbias, bool in_fp8) {
     INVARIANT(dinp || dweight, "matmul_backward without dinp and without dweight");
+    INVARIANT(!in_fp8 || (dinp && dweight), "matmul_backward in FP8 without dinp or without dweight");
     INVARIANT(dweight || !dbias, "matmul_backward with dbias but without dweight");
 }
 

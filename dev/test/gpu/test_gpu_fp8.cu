@@ -41,7 +41,7 @@ static const Fp8OnGpu gpu_backend;
 TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, with GELU fused and separate") {
     for (const bool fused : {true, false}) {
         set_fused_epilogues(fused);
-        for (const Shape s : {Shape{1, 16, 16}, {7, 48, 80}, {17, 80, 16}, {130, 64, 144}}) {
+        for (const Shape s : {Shape{2, 16, 16}, {7, 48, 80}, {17, 80, 16}, {130, 64, 144}}) {
             const Inputs<bf16> in(s);
             for (const Options& options : {Options{.bias = false},
                                            {.gelu = true},
@@ -57,13 +57,16 @@ TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, with GELU fus
 
 TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_finite(gpu_backend, {40, 64, 80}); }
 
+TEST_CASE("a single row is multiplied in bf16") { single_row(gpu_backend, 96, 128); }
+
 TEST_CASE("FP8 matmuls of zeros") { zeros(gpu_backend, {40, 64, 80}); }
 
 TEST_CASE("FP8 matmuls of widths that are not a multiple of 16 are refused") {
     bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(
-        gpu::matmul_forward_fp8(none, none, nullptr, none, nullptr, nullptr, none, none, nullptr, 4, 64, 72, nullptr),
-        doctest::Contains("(4, 64) and (64, 72): the widths must be multiples of 16"), Error);
+    char packed;
+    CHECK_THROWS_WITH_AS(gpu::matmul_forward<bf16>(none, none, nullptr, none, {none, nullptr, {&packed}}, none, none, 4,
+                                                   64, 72, nullptr),
+                         doctest::Contains("(4, 64) and (64, 72): the widths must be multiples of 16"), Error);
 }
 
 // ---- the kernels

@@ -53,8 +53,8 @@ TEST_CASE_TEMPLATE("LayerNorm backward at GPT-2's widths and at awkward ones agr
 }
 
 // A GPU with 132 SMs runs 2 * 132 blocks at once, and a block has at most 14 rows at a time.
-TEST_CASE_TEMPLATE("LayerNorm backward of more rows than fit into the grid agrees with the definition", floatX,
-                   float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm backward of more rows than fit into the grid agrees with the definition", floatX, float,
+                   bf16) {
     compare_backward<floatX>(gpu_backend, 264 * 14, 8);
     compare_backward<floatX>(gpu_backend, 264 * 14 + 15, 8);
     compare_backward<floatX>(gpu_backend, 3 * 264 * 14 + 100, 8);
@@ -75,14 +75,17 @@ TEST_CASE_TEMPLATE("a NaN in dout reaches its row of dinp and its column of the 
 
 TEST_CASE("LayerNorm refuses rows that are not a multiple of 16 bytes, and rows too wide for a warp") {
     bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 100, nullptr),
-                         doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 5128, nullptr),
-                         doctest::Contains("5128 channels must be a multiple of 8, at most 5120"), Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_backward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, nullptr,
-                                                       nullptr, none, 4, 5128, nullptr),
+    CHECK_THROWS_WITH_AS(
+        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 4, 100, nullptr),
+        doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);
+    CHECK_THROWS_WITH_AS(
+        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 4, 5128, nullptr),
+        doctest::Contains("5128 channels must be a multiple of 8, at most 5120"), Error);
+    CHECK_THROWS_WITH_AS(gpu::layernorm_backward<bf16>(none, nullptr, nullptr, nullptr, nullptr, none, none, none,
+                                                       nullptr, nullptr, none, 4, 5128, nullptr),
                          doctest::Contains("layernorm_backward: 5128 channels must be a multiple of 8, at most 5120"),
                          Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 0, 64, nullptr),
-                         doctest::Contains("0 rows of 64"), Error);
+    CHECK_THROWS_WITH_AS(
+        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 0, 64, nullptr),
+        doctest::Contains("0 rows of 64"), Error);
 }

@@ -139,7 +139,7 @@ TEST_CASE_TEMPLATE("the same matmul twice has the same bits, on any stream", flo
         OnGpu<float> dw(dweight[i]), db(dbias[i]);
         wait_for_device();  // a copy to the device may return before it ends, and other streams do not wait for it
         const Stream stream = i == 0 ? nullptr : create_stream();
-        gpu::matmul_backward<floatX>(dx, dw, db, dy, x, {w, nullptr}, nullptr, N, IC, OC, false, stream);
+        gpu::matmul_backward<floatX>(dx, nullptr, dw, db, dy, x, {w, nullptr}, nullptr, N, IC, OC, false, stream);
         wait_for_stream(stream);
         dx.back(), dw.back(), db.back();
         destroy_stream(stream);
@@ -153,12 +153,12 @@ TEST_CASE("sizes below 1, and widths that are not a multiple of 16 bytes, are re
     bf16* none = nullptr;
     float* no_floats = nullptr;
     const auto forward = [&](int N, int IC, int OC) {
-        gpu::matmul_forward<bf16>(none, none, none, {none, nullptr}, none, none, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>(none, none, nullptr, none, {none, nullptr}, none, none, N, IC, OC, nullptr);
     };
     CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a matmul of (0, 64) and (64, 64): every size"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 100, 64), doctest::Contains("widths must be multiples of 8"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 64, 100), doctest::Contains("(4, 64) and (64, 100) in bf16"), Error);
-    CHECK_THROWS_WITH_AS(gpu::matmul_backward<float>(no_floats, no_floats, no_floats, no_floats, no_floats,
+    CHECK_THROWS_WITH_AS(gpu::matmul_backward<float>(no_floats, nullptr, no_floats, no_floats, no_floats, no_floats,
                                                      {no_floats, nullptr}, no_floats, 4, 64, 6, false, nullptr),
                          doctest::Contains("in fp32: the widths must be multiples of 4"), Error);
 }
@@ -307,7 +307,7 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
     bf16* const none = nullptr;
     for (const int from : {0, shift}) {
         const Weight<bf16> rows = {w, nullptr};
-        gpu::matmul_forward<bf16>(y, none, static_cast<bf16*>(x) + from, rows, none, none, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>(y, none, nullptr, static_cast<bf16*>(x) + from, rows, none, none, N, IC, OC, nullptr);
         wait_for_device();
     }
     AlgorithmChoices choices = device_algorithms();

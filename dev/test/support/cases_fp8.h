@@ -97,13 +97,19 @@ ForwardOutputs<Backend> defined_forward(const Inputs<bf16>& in, Options options)
     return r;
 }
 
-// Device memory of one FP8 matmul: the packed weight, and room for the operands.
+// A weight in FP8, and the device memory that its matmuls need. With finds_amax they find the amax of inp and dout,
+// from zero; else it is given.
 struct Fp8Memory {
-    DeviceBuffer<char> packed, operands;
+    const bf16* weight;
+    DeviceBuffer<char> packed, workspace;
     Fp8Memory(const bf16* weight, Shape s, Stream stream)
-        : packed(ops::fp8_weight_bytes(s.OC, s.IC), "a packed weight"),
-          operands(ops::fp8_operand_bytes(s.N, s.IC, s.OC), "FP8 operands") {
+        : weight(weight),
+          packed(ops::fp8_weight_bytes(s.OC, s.IC), "a packed weight"),
+          workspace(ops::fp8_workspace_bytes(s.N, s.IC, s.OC), "FP8 operands") {
         ops::pack_fp8_weight(packed.data, weight, s.OC, s.IC, stream);
+    }
+    Weight<bf16> in_fp8(float* input_amax, float* gradient_amax, bool finds_amax) const {
+        return {weight, nullptr, {packed.data, workspace.data, input_amax, gradient_amax, finds_amax, finds_amax}};
     }
 };
 
@@ -114,17 +120,18 @@ template <class Backend>
 ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
     ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(s.N) * s.OC), poisoned<bf16>(int64_t(s.N) * s.OC)};
-    const auto inp_amax = filled<float>(1, largest(in.inp));
-    auto out_amax = filled<float>(1, 0.0f);
-    const auto op = [&](bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, const float* inp_amax,
+    const bool finds_amax = options.gelu;  // one of the two ways with each option
+    auto inp_amax = filled<float>(1, finds_amax ? 0.0f : largest(in.inp)), out_amax = filled<float>(1, 0.0f);
+    const auto op = [&](bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, float* inp_amax,
                         const bf16* weight, const bf16* bias, const bf16* residual, Stream stream) {
         const Fp8Memory memory(weight, s, stream);
-        ops::matmul_forward_fp8(out, pre_gelu, out_amax, inp, inp_amax, memory.packed.data, bias, residual,
-                                memory.operands.data, s.N, s.IC, s.OC, stream);
+        ops::matmul_forward<bf16>(out, pre_gelu, out_amax, inp, memory.in_fp8(inp_amax, nullptr, finds_amax), bias,
+                                  residual, s.N, s.IC, s.OC, stream);
         wait_for_device();
     };
     backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, out_amax, in.inp, inp_amax, in.weight,
                  options.bias ? &in.bias : nullptr, options.residual ? &in.residual : nullptr);
+    CHECK(same_amax(inp_amax[0], largest(in.inp)));
     CHECK(same_amax(out_amax[0], largest(r.out)));
     return r;
 }
@@ -187,18 +194,20 @@ template <class Backend>
 Gradients<Backend> backward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
     Gradients<Backend> r(s, options.accumulate);
-    const auto inp_amax = filled<float>(1, largest(in.inp)), dout_amax = filled<float>(1, largest(in.dout));
-    auto dinp_amax = filled<float>(1, 0.0f);
-    const auto op = [&](bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout,
-                        const float* dout_amax, const bf16* inp, const float* inp_amax, const bf16* weight,
-                        const bf16* pre_gelu, Stream stream) {
+    const bool finds_amax = options.gelu;
+    auto inp_amax = filled<float>(1, largest(in.inp)), dinp_amax = filled<float>(1, 0.0f);
+    auto dout_amax = filled<float>(1, finds_amax ? 0.0f : largest(in.dout));
+    const auto op = [&](bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout, float* dout_amax,
+                        const bf16* inp, float* inp_amax, const bf16* weight, const bf16* pre_gelu, Stream stream) {
         const Fp8Memory memory(weight, s, stream);
-        ops::matmul_backward_fp8(dinp, dinp_amax, dweight, dbias, dout, dout_amax, inp, inp_amax, memory.packed.data,
-                                 pre_gelu, memory.operands.data, s.N, s.IC, s.OC, options.accumulate, stream);
+        ops::matmul_backward<bf16>(dinp, dinp_amax, dweight, dbias, dout, inp,
+                                   memory.in_fp8(inp_amax, dout_amax, finds_amax), pre_gelu, s.N, s.IC, s.OC,
+                                   options.accumulate, stream);
         wait_for_device();
     };
     backend.call(op, r.dinp, dinp_amax, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, dout_amax, in.inp,
                  inp_amax, in.weight, options.gelu ? &in.pre_gelu : nullptr);
+    CHECK(same_amax(dout_amax[0], largest(in.dout)));
     CHECK(same_amax(dinp_amax[0], largest(r.dinp)));
     return r;
 }
@@ -256,8 +265,8 @@ void amax_of_layernorm(const Backend& backend, int N, int C) {
     backend.on_each_variant([&] {
         auto out = poisoned<bf16>(size), alone = poisoned<bf16>(size);
         auto mean = poisoned<float>(N), rstd = poisoned<float>(N), amax = filled<float>(1, 0.0f);
-        backend.call(ops::layernorm_forward<bf16>, alone, mean, rstd, inp, weight, bias, N, C);
-        backend.call(ops::layernorm_forward_amax, out, mean, rstd, amax, inp, weight, bias, N, C);
+        backend.call(ops::layernorm_forward<bf16>, alone, mean, rstd, nullptr, inp, weight, bias, N, C);
+        backend.call(ops::layernorm_forward<bf16>, out, mean, rstd, amax, inp, weight, bias, N, C);
         CHECK(same_bits(out, alone));
         CHECK(amax[0] == largest(out));
 
@@ -265,15 +274,37 @@ void amax_of_layernorm(const Backend& backend, int N, int C) {
         alone = poisoned<bf16>(size);
         auto dweight = filled<float>(C, 0.0f), dbias = filled<float>(C, 0.0f), dbranch_bias = filled<float>(C, 0.0f);
         amax[0] = 0.0f;
-        backend.call(ops::layernorm_backward<bf16>, alone, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd,
-                     dresidual, N, C);
-        backend.call(ops::layernorm_backward_amax, dinp, dweight, dbias, dbranch_bias, amax, dout, inp, weight, mean,
+        backend.call(ops::layernorm_backward<bf16>, alone, dweight, dbias, dbranch_bias, nullptr, dout, inp, weight,
+                     mean, rstd, dresidual, N, C);
+        backend.call(ops::layernorm_backward<bf16>, dinp, dweight, dbias, dbranch_bias, amax, dout, inp, weight, mean,
                      rstd, dresidual, N, C);
         CHECK(same_bits(dinp, alone));
         CHECK(amax[0] == largest(dinp));
         amax[0] = 1000.0f;  // amax is never lowered
-        backend.call(ops::layernorm_forward_amax, out, mean, rstd, amax, inp, weight, bias, N, C);
+        backend.call(ops::layernorm_forward<bf16>, out, mean, rstd, amax, inp, weight, bias, N, C);
         CHECK(amax[0] == 1000.0f);
+    });
+}
+
+// A single row is not rounded to FP8: the same bits as with a weight in bf16, and amax is raised.
+template <class Backend>
+void single_row(const Backend& backend, int IC, int OC) {
+    const Inputs<bf16> in({1, IC, OC});
+    auto amax = filled<float>(1, 0.0f);
+    const auto op = [&](bf16* out, bf16* as_bf16, float* amax, const bf16* inp, const bf16* weight, Stream stream) {
+        const Fp8Memory memory(weight, in.s, stream);
+        bf16* const none = nullptr;
+        ops::matmul_forward<bf16>(out, none, amax, inp, memory.in_fp8(nullptr, nullptr, false), none, none, 1, IC, OC,
+                                  stream);
+        ops::matmul_forward<bf16>(as_bf16, none, nullptr, inp, {weight, nullptr}, none, none, 1, IC, OC, stream);
+        wait_for_device();
+    };
+    backend.on_each_variant([&] {
+        auto out = poisoned<bf16>(OC), as_bf16 = poisoned<bf16>(OC);
+        amax[0] = 0.0f;
+        backend.call(op, out, as_bf16, amax, in.inp, in.weight);
+        CHECK(same_bits(out, as_bf16));
+        CHECK(amax[0] == largest(out));
     });
 }
 

@@ -44,7 +44,7 @@ Outputs forward(const Backend& backend, const Ops<floatX>& ops, const ForwardInp
     const float error = row_error(C, in.offset);
     auto out = poisoned<floatX>(size);
     auto mean = poisoned<float>(N), rstd = poisoned<float>(N);
-    backend.call(ops.forward, out, mean, rstd, in.inp, in.weight, in.bias, N, C);
+    backend.call(ops.forward, out, mean, rstd, nullptr, in.inp, in.weight, in.bias, N, C);
     Outputs outputs;
     outputs.push_back(output("mean", mean, 1, 0.0f, error));
     outputs.push_back(output("rstd", rstd, 1, error, 0.0f));
@@ -73,7 +73,7 @@ void known_row(const Backend& backend, int C) {
     backend.on_each_variant([&] {
         auto out = poisoned<floatX>(C);
         auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
-        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, bias, 1, C);
+        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, bias, 1, C);
         CHECK(double(mean[0]) == mean_of_row);
         CHECK(rstd[0] == doctest::Approx(rstd_of_row).epsilon(1e-6));
         const double error = double(epsilon<floatX>()) + 3 * double(epsilon<float>());
@@ -90,7 +90,7 @@ void constant_row(const Backend& backend, int C) {
     backend.on_each_variant([&] {
         auto out = poisoned<floatX>(C);
         auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
-        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, bias, 1, C);
+        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, bias, 1, C);
         for (int c = 0; c < C; c++) CHECK(float(out[c]) == 0.5f);
         CHECK(rstd[0] == doctest::Approx(1.0 / std::sqrt(1e-5)).epsilon(1e-5));
     });
@@ -105,7 +105,7 @@ void nan_in_a_row(const Backend& backend, int C) {
     backend.on_each_variant([&] {
         auto out = filled<floatX>(2 * C, 0.0f);
         auto mean = poisoned<float>(2), rstd = poisoned<float>(2);
-        backend.call(tested<floatX>.forward, out, mean, rstd, inp, weight, weight, 2, C);
+        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, weight, 2, C);
         for (const auto* statistic : {&mean, &rstd}) {
             CHECK(std::isnan((*statistic)[0]));
             CHECK_FALSE(std::isnan((*statistic)[1]));
@@ -143,7 +143,7 @@ struct BackwardInputs {
           rstd(random_tensor<float>(N, 6, 0.1f, 1.0f)) {
         if (statistics == Statistics::random) return;
         auto out = poisoned<floatX>(int64_t(N) * C);
-        OnHost{}.call(definition<floatX>.forward, out, mean, rstd, inp, weight, weight, N, C);
+        OnHost{}.call(definition<floatX>.forward, out, mean, rstd, nullptr, inp, weight, weight, N, C);
     }
 };
 
@@ -163,8 +163,8 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     const Tensor<floatX>* dresidual = where == Dresidual::none    ? nullptr
                                       : where == Dresidual::apart ? &in.dresidual
                                                                   : &g.dinp;
-    backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, in.dout,
-                 in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
+    backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, nullptr,
+                 in.dout, in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
     return g;
 }
 

@@ -61,13 +61,13 @@ TEST_CASE("the gradient of LayerNorm matches finite differences") {
     auto out = poisoned<float>(N * C), mean = poisoned<float>(N), rstd = poisoned<float>(N);
     auto dinp = filled<float>(N * C, 0.0f), dweight = filled<float>(C, 0.0f), dbias = filled<float>(C, 0.0f);
     const auto loss = [&] {
-        cpu::plain::layernorm_forward(out.data(), mean.data(), rstd.data(), inp.data(), weight.data(), bias.data(), N,
-                                      C, nullptr);
+        cpu::plain::layernorm_forward(out.data(), mean.data(), rstd.data(), nullptr, inp.data(), weight.data(),
+                                      bias.data(), N, C, nullptr);
         return weighted(out, dout);
     };
     loss();
     const float* no_residual = nullptr;
-    cpu::plain::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), nullptr, dout.data(), inp.data(),
+    cpu::plain::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), nullptr, nullptr, dout.data(), inp.data(),
                                    weight.data(), mean.data(), rstd.data(), no_residual, N, C, nullptr);
     check_gradient("inp", inp, dinp, loss);
     check_gradient("weight", weight, dweight, loss);
@@ -82,10 +82,10 @@ TEST_CASE("the gradient of the matmul matches finite differences") {
     auto dinp = poisoned<float>(N * IC), dweight = poisoned<float>(OC * IC), dbias = poisoned<float>(OC);
     float* no_gelu = nullptr;
     const Weight<float> rows{weight.data(), nullptr};
-    cpu::plain::matmul_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), rows,
+    cpu::plain::matmul_backward(dinp.data(), nullptr, dweight.data(), dbias.data(), dout.data(), inp.data(), rows,
                                 static_cast<const float*>(no_gelu), N, IC, OC, false, nullptr);
     const auto loss = [&] {
-        cpu::plain::matmul_forward(out.data(), no_gelu, inp.data(), rows, bias.data(),
+        cpu::plain::matmul_forward(out.data(), no_gelu, nullptr, inp.data(), rows, bias.data(),
                                    static_cast<const float*>(no_gelu), N, IC, OC, nullptr);
         return weighted(out, dout);
     };
@@ -108,15 +108,16 @@ TEST_CASE("the gradient of a matmul, GELU and a second matmul matches finite dif
     const float* no_input = nullptr;
     const Weight<float> first{weight1.data(), nullptr}, second{weight2.data(), nullptr};
     const auto loss = [&] {
-        cpu::plain::matmul_forward(middle.data(), pre_gelu.data(), inp.data(), first, bias1.data(), no_input, N, IC, MC,
+        cpu::plain::matmul_forward(middle.data(), pre_gelu.data(), nullptr, inp.data(), first, bias1.data(), no_input,
+                                   N, IC, MC, nullptr);
+        cpu::plain::matmul_forward(out.data(), none, nullptr, middle.data(), second, no_input, no_input, N, MC, OC,
                                    nullptr);
-        cpu::plain::matmul_forward(out.data(), none, middle.data(), second, no_input, no_input, N, MC, OC, nullptr);
         return weighted(out, dout);
     };
     loss();
-    cpu::plain::matmul_backward(dmiddle.data(), dweight2.data(), none, dout.data(), middle.data(), second,
+    cpu::plain::matmul_backward(dmiddle.data(), nullptr, dweight2.data(), none, dout.data(), middle.data(), second,
                                 static_cast<const float*>(pre_gelu.data()), N, MC, OC, false, nullptr);
-    cpu::plain::matmul_backward(dinp.data(), dweight1.data(), dbias1.data(), dmiddle.data(), inp.data(), first,
+    cpu::plain::matmul_backward(dinp.data(), nullptr, dweight1.data(), dbias1.data(), dmiddle.data(), inp.data(), first,
                                 no_input, N, IC, MC, false, nullptr);
     check_gradient("inp", inp, dinp, loss);
     check_gradient("weight1", weight1, dweight1, loss);

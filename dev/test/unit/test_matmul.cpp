@@ -173,7 +173,7 @@ TEST_CASE("matmuls of sizes below 1 are refused") {
     const Inputs<float> in({1, 1, 1});
     auto out = poisoned<float>(1);
     CHECK_THROWS_WITH_AS(
-        cpu::matmul_forward<float>(out.data(), nullptr, in.inp.data(), {in.weight.data(), nullptr}, nullptr, nullptr, 0,
-                                   1, 1, nullptr),
+        cpu::matmul_forward<float>(out.data(), nullptr, nullptr, in.inp.data(), {in.weight.data(), nullptr}, nullptr,
+                                   nullptr, 0, 1, 1, nullptr),
         doctest::Contains("internal error: a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
 }
