@@ -148,11 +148,6 @@ $(BUILD)/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/libllmc.a
 $(BUILD)/layouts: $(BUILD)/dev/test/ranks/layouts.o $(BUILD)/libllmc.a
 	$(call link)
 
-# train_gpt2 with the option --fault, for tests.
-WITH_FAULTS := $(BUILD)/dev/test/support/train_gpt2_faults.o
-$(BUILD)/train_gpt2_faults: $(BUILD)/train_gpt2.o $(WITH_FAULTS) $(BUILD)/libllmc.a
-	$(call link,-Wl$(comma)--wrap=main)
-
 # A program without MPI: the objects before the archive replace the ones in it. dev/test/ranks/test_no_libraries.sh
 # tests that it refuses several ranks.
 $(BUILD)/alone/train_gpt2: $(BUILD)/train_gpt2.o $(BUILD)/alone/llmc/parallel/comm.o $(BUILD)/libllmc.a
@@ -177,7 +172,7 @@ include mk/fuzz.mk
 include mk/install.mk
 
 tests: $(TESTS) $(REPLAYS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 \
-       $(BUILD)/train_gpt2_faults $(BUILD)/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
+       $(BUILD)/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
 bench: $(BENCHES)
 
 test:

@@ -26,9 +26,6 @@ $(BUILD)/emulator/train_gpt2cu $(BUILD)/emulator/test_gpt2cu: $(BUILD)/emulator/
 $(BUILD)/emulator/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/emulator/libllmc.a
 	$(call link)
 
-$(BUILD)/emulator/train_gpt2cu_faults: $(BUILD)/train_gpt2.o $(WITH_FAULTS) $(BUILD)/emulator/libllmc.a
-	$(call link,-Wl$(comma)--wrap=main)
-
 # Programs without NCCL, and without NCCL and MPI, as the one in the Makefile.
 $(BUILD)/emulator/nonccl/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o
 $(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o \

@@ -242,8 +242,7 @@ in_tsan=build/thread$(case $compiler in g++ | c++) ;; *) echo "-$(basename "$com
 
 programs=("${emulated[@]}" "${on_gpu[@]}")
 if [ ${#kernels[@]} != 0 ]; then
-    programs+=(emulator/train_gpt2cu emulator/train_gpt2cu_faults emulator/nonccl/train_gpt2cu
-               emulator/alone/train_gpt2cu emulator/group_ranks)
+    programs+=(emulator/train_gpt2cu emulator/nonccl/train_gpt2cu emulator/alone/train_gpt2cu emulator/group_ranks)
 fi
 build "release" all tests "${programs[@]/#/build/release/}"
 (

@@ -31,7 +31,7 @@ struct TrainerState {
     int64_t val_step = -1;       // the step of that validation; -1: unknown, as in checkpoints of version 0.1.0
     std::string options = "{}";  // JSON object: the options of the run
     std::string data = "{}";     // JSON object: what identifies the training data
-    std::string health = "{}";   // JSON object: the Health of the run (train/health.h)
+    std::string health = "{}";   // JSON object: Outliers::json (train/monitor.h)
 };
 
 // What the tensor files of a checkpoint hold.

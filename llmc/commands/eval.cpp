@@ -73,17 +73,15 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     WatchedUnits batches{*comm.watchdog, "batch"};
     batches.begin_phase(Phase::evaluation,
                         slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));
-    const auto show = [&](int64_t done, int64_t of, bool failed) {
+    const auto show = [&](int64_t done, int64_t of) {
         batches.next();
-        if (!failed && prints && progress.due())
+        if (prints && progress.due())
             progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
-        return !comm.any_rank(failed);
+        return true;
     };
-    const std::optional<double> result = evaluate(model, loader, groups.dp, show);
+    const double loss = *evaluate(model, loader, groups.dp, show);
     batches.begin_phase(Phase::end);
     progress.clear();
-    if (!result) fail(EXIT_BAD_DATA, "another rank could not read its part of %s", o.val_data.c_str());
-    const double loss = *result;
     if (!std::isfinite(loss))
         fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",
              source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",

@@ -233,23 +233,10 @@ static LocalRanks cpu_ranks(const Options& o, int attempt, int64_t first_step, c
 
 // ---- restarts
 
-// last_code: the exit code of the attempt before; 0: there was none. A passing fault of a machine makes
-// --recompute-check end one attempt; a lasting one ends the next, too, and no further restart would help.
-static bool may_restart(const Outcome& outcome, int last_code) {
+static bool may_restart(const Outcome& outcome) {
     const int code = outcome.exit_code;
     if (outcome.request != 0) return false;
-    if (code == EXIT_RECOMPUTED) return last_code != EXIT_RECOMPUTED;
     return code == EXIT_INTERNAL || code == EXIT_IO || code == EXIT_WATCHDOG || code > 128;
-}
-
-// Says why no restart follows, where the ranks' own error does not.
-static void say_end(int code, int last_code) {
-    if (code == EXIT_RECOMPUTED && last_code == EXIT_RECOMPUTED)
-        print_message(
-            "error: two attempts in a row ended with exit code 16: the fault lasts, so there is no restart; leave out "
-            "the machine that the errors name, or test its memory and processor");
-    if (last_code == EXIT_RECOMPUTED && code == 0)
-        print_message("note: the attempt after exit code 16 had no such fault: it was a passing one");
 }
 
 // The step at which the first attempt begins, from which --stop-after counts. Other runs do not need it, so their
@@ -263,17 +250,12 @@ static int64_t find_first_step(const Options& o) {
 int start_ranks(const Options& o, char** argv, const RunCommand& run_command) {
     const int64_t first_step = find_first_step(o);
     Supervisor supervisor;
-    int last_code = 0;  // of the attempt before; 0: there was none
     int stuck = 0;      // attempts in a row after which there was no newer checkpoint
     std::string newest = newest_directory(o.output);
     for (int attempt = 0;; attempt++) {
         const Outcome outcome = supervisor.run(o.gpus.empty() ? cpu_ranks(o, attempt, first_step, argv)
                                                               : gpu_ranks(o, attempt, first_step, argv, run_command));
-        if (o.max_restarts == 0 || !may_restart(outcome, last_code)) {
-            say_end(outcome.exit_code, last_code);
-            return outcome.exit_code;
-        }
-        last_code = outcome.exit_code;
+        if (o.max_restarts == 0 || !may_restart(outcome)) return outcome.exit_code;
         const std::string before = std::exchange(newest, newest_directory(o.output));
         stuck = newest == before ? stuck + 1 : 0;
         if (stuck == ATTEMPTS_WITHOUT_PROGRESS)

@@ -183,11 +183,6 @@ void DataLoader::read_ahead() {
     }
 }
 
-Batch DataLoader::zeros() {
-    fill_zero(device.data, device.bytes(), config.stream);
-    return {device.data, device.data + device.size / 2, config.B, config.T, 0};
-}
-
 // One device buffer is enough: the stream runs a copy into it after all work that reads the previous batch. next()
 // waits for the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs out
 // of work.

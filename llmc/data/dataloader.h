@@ -68,8 +68,6 @@ struct DataLoader {
     // Returns the next micro-batch of this rank, valid until the next call. Throws the error of the reading thread: a
     // file is missing or became shorter, or a token is outside of the vocabulary.
     Batch next();
-    // A micro-batch of zeros, for a rank that cannot read its data but must take part in the other ranks' collectives.
-    Batch zeros();
     // Continues at this position: the position of an earlier loader of any batch size, or 0 for the start.
     void seek(int64_t position);
 

@@ -1,31 +1,19 @@
 #include "infer/eval.h"
 
-#include "base/contention.h"
-
 #include <cstring>
-#include <exception>
 
 // Each rank sums the losses of each of its windows. Then every rank sums these numbers in the order of the windows. All
 // sums are in double, so that the mean over a large set is precise.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
-                               const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on) {
+                               const std::function<bool(int64_t done, int64_t of)>& go_on) {
     const int64_t batches = loader.num_batches, B = loader.config.B;
     std::vector<double> numbers;  // the loss sum of each window, then the number of tokens
     int64_t tokens = 0;
-    std::exception_ptr error;
-    ContentionGuard guard;
-    for (int64_t i = 0; i < batches && go_on(i, batches, bool(error)); i++) {
-        Batch batch = {};
-        try {
-            if (!error) batch = loader.next();
-        } catch (const Error&) {
-            error = std::current_exception();
-        }
-        if (error) batch = loader.zeros();
+    for (int64_t i = 0; i < batches && go_on(i, batches); i++) {
+        const Batch batch = loader.next();
         model.forward(batch.tokens, batch.B, batch.T);
         model.token_losses(batch.targets, batch.B, batch.T);  // tensor-parallel ranks compute both together
-        if (error) continue;
         const std::vector<float> losses = to_host(model.acts.losses, int64_t(batch.B) * batch.T);
         for (int b = 0; b < batch.B; b++) {
             double sum = 0.0;
@@ -33,14 +21,12 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
             numbers.push_back(sum);
         }
         tokens += batch.valid_tokens;
-        guard.adapt();
     }
     numbers.push_back(double(tokens));
 
     const size_t whole = size_t(batches * B + 1) * sizeof(double);
     const auto all =
         comm.all_gather_text({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
-    if (error) std::rethrow_exception(error);
     for (const std::string& of_rank : all)
         if (of_rank.size() != whole) return {};
     const auto number = [&](size_t rank, int64_t i) {
@@ -57,6 +43,6 @@ std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& co
 }
 
 template std::optional<double> evaluate<float>(GPT2<float>&, DataLoader&, Comm&,
-                                               const std::function<bool(int64_t, int64_t, bool)>&);
+                                               const std::function<bool(int64_t, int64_t)>&);
 template std::optional<double> evaluate<bf16>(GPT2<bf16>&, DataLoader&, Comm&,
-                                              const std::function<bool(int64_t, int64_t, bool)>&);
+                                              const std::function<bool(int64_t, int64_t)>&);

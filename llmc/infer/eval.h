@@ -10,9 +10,8 @@
 // Mean loss, in nats per token, over one pass of all ranks' loaders, which must have in_order. Afterwards the loaders
 // are at the start of the next pass. The result is bitwise independent of the number of ranks and the micro-batch size.
 //
-// go_on(batches done, number of batches, whether this rank has had an error) is called before each batch; false ends
-// the pass early. If any rank did not finish its pass, no rank has a result. An error of the loader is thrown at the
-// end, after the other ranks have learned of it.
+// go_on(batches done, number of batches) is called before each batch; false ends the pass early. If any rank did not
+// finish its pass, no rank has a result.
 template <class floatX>
 std::optional<double> evaluate(GPT2<floatX>& model, DataLoader& loader, Comm& comm,
-                               const std::function<bool(int64_t done, int64_t of, bool failed)>& go_on);
+                               const std::function<bool(int64_t done, int64_t of)>& go_on);

@@ -1,6 +1,5 @@
 #include "infer/generate.h"
 
-#include "base/contention.h"
 #include "base/terminal.h"
 
 void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
@@ -32,9 +31,7 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         return logits_of_row(model, int(context.size()) - 1);
     };
     std::vector<float> logits = read_context();
-    ContentionGuard guard;
     for (int i = 0; i < max_tokens; i++) {
-        guard.adapt();
         const int token = sample_token(sampler, logits.data(), model.config.V, text, uint64_t(i));
         if (!emit(token) || i + 1 == max_tokens) return;
         context.push_back(token);

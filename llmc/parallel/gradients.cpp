@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/fault.h"
 #include "ops/ops.h"
 
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
@@ -148,8 +147,6 @@ void GradientSum::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    fault_point(
-        {.point = FaultPoint::allreduce, .data = own, .bytes = count * int64_t(sizeof(float)), .stream = *stream});
     comm.label_next("reduce bucket", b);
     tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.grad_dtype, *stream)
                                      : comm.all_reduce(own, count, division.grad_dtype, *stream);
@@ -227,8 +224,6 @@ void GradientSum::finish(RankStatus status) {
     copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * world.rank, &host, sizeof(RankStatus),
                    *stream);
     sum_squares(squares_of);
-    // A NaN here makes the norm NaN on all ranks: clip_factor then gives NaN, and adamw leaves the weights unchanged.
-    if (status.lost != 0.0f) copy_to_device(squares_of, &host.lost, sizeof(float), *stream);
     world.label_next("reduce loss and norm");
     world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,
                {.name = "wait for loss and norm"});

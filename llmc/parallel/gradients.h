@@ -15,22 +15,16 @@
 #pragma once
 #include <vector>
 
-#include "base/gpu_monitor.h"
 #include "model/bucket_buffer.h"
 #include "model/params.h"
 #include "parallel/groups.h"
 
-// Status that each rank sends to all ranks in every step, with its gradients, before that step is finished. The last
-// finished step is then the previous one. With several GPUs, whose hosts run a step ahead of them, it is the one before
-// the previous one. All ranks have the same last finished step.
+// Status that each rank sends to all ranks in every step, with its gradients.
 struct RankStatus {
-    float stop;         // not 0: the rank was asked to stop, or cannot continue
-    float last_own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
-    float lost = 0.0f;  // NaN: the rank did not compute its micro-batches, so no rank may apply this step
-    GpuReading gpu = {};
-    float longest_save = 0.0f;  // seconds; of rank 0, which saves
+    float stop;    // not 0: the rank was asked to stop
+    float own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
 };
-static_assert(sizeof(RankStatus) == 9 * sizeof(float), "an all-reduce of floats gathers the statuses");
+static_assert(sizeof(RankStatus) == 2 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
 // How a step is divided among ranks.
 struct Division {

@@ -51,6 +51,5 @@ std::optional<SaveResult> BackgroundSave::finish(bool wait) {
     if (!in_flight() || (!wait && !done)) return {};
     if (thread.joinable()) thread.join();
     done = false;
-    result.val_loss = std::exchange(val_loss, {});
     return std::move(result);
 }

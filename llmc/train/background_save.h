@@ -26,7 +26,6 @@ struct SaveResult {
     double stall_ms = 0.0;           // in which training waited, also for the save before
     std::vector<Line> lines;         // notes and warnings, in order
     std::optional<Error> error;      // why nothing was saved
-    std::optional<double> val_loss;  // of a validation in the same step, which ended during the save
 };
 
 // A copy of the weights and the optimizer's state in host memory, which is pinned for a GPU.
@@ -45,7 +44,6 @@ int64_t snapshot_bytes(const ParamLayout& layout, int num_slots);
 struct BackgroundSave {
     Snapshot snapshot;
     int64_t step = -1;               // of the save in flight
-    std::optional<double> val_loss;  // see SaveResult
     bool warned_of_wait = false;     // a save had to wait for the one before, and a warning has said so
 
     BackgroundSave(const ParamLayout& layout, int num_slots) : snapshot(layout, num_slots) {}

@@ -197,13 +197,9 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
 template <class floatX>
 void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limits) {
     gradients.finish(status);
+    if (config.skip_nan) fill_zero(stats.data, stats.bytes(), model.stream);  // clip_factor keeps a NaN
     ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), gradients.step_loss(), max_norm, limits,
                      model.stream);
-}
-
-template <class floatX>
-void Optimizer<floatX>::forget_failure() {
-    fill_zero(stats.data, stats.bytes(), model.stream);
 }
 
 // Applies the rule to the shard, in place.

@@ -18,6 +18,7 @@
 struct OptimizerConfig {
     std::string rule;  // name of the update rule, as in --optimizer
     Hyperparameters constants = {};
+    bool skip_nan = false;  // a step that is not finite does not keep the later ones from changing the weights
 };
 
 template <class floatX>
@@ -55,10 +56,9 @@ struct Optimizer {
     void copy_part(float* values, Slot slot);
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
-    // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc).
+    // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc). Without
+    // skip_nan, neither do the steps after one that is not finite.
     void clip(float max_norm, RankStatus status = {}, StepLimits limits = {});
-    // Called after a step that was not finite, which stops all updates: the next steps may change the weights again.
-    void forget_failure();
     // step counts from 1.
     void step(float lr, int step);
     // Waits for collectives that a later step would have waited for. Call it before the memory is freed.

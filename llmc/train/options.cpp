@@ -177,7 +177,7 @@ void Parser::optimizer_options(Options& o) {
     add(0, "-x,--steps", o.steps, "STEPS", "optimizer steps of the whole run; 0 or -1 = one epoch", -1, 0x1p31 - 1);
     add(ONE_START | FREE, "--stop-after", o.stop_after, "STEPS",
         "end this run after N more steps, without changing the schedule; 0 = off");
-    add(0, "-l,--lr", o.lr, "RATE", "peak learning rate", 0, 100);
+    add(0, "-l,--lr", o.lr, "RATE", "peak learning rate", 0, 1e30);
     add(0, "-k,--schedule", o.schedule, "cosine|linear|constant|wsd",
         "learning rate after warmup; wsd = constant, then 1 - sqrt in the last fifth");
     add(0, "-u,--warmup", o.given_warmup, "STEPS", "steps of linear warmup [-1 = 700, or a tenth of a shorter run]",
@@ -678,7 +678,6 @@ Options parse_options(int argc, const char* const* argv) {
            "--val-data is missing: quote a pattern of token shards to evaluate on");
     ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),
            "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
-    o.hash_check = o.check_replicas;  // until removed
     o.timeout_start = o.timeout_step = o.timeout_validation = o.timeout_checkpoint = o.timeout;
     return o;
 }

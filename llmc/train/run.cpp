@@ -9,9 +9,7 @@
 #include "base/host.h"
 #include "base/json.h"
 #include "base/terminal.h"
-#include "base/trace.h"
 #include "model/mfu.h"
-#include "parallel/trace_file.h"
 #include "train/run_checks.h"
 #include "train/save.h"
 
@@ -26,22 +24,6 @@ Timeouts timeouts_of(const Options& o) {
 
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
-}
-
-// A note of this rank alone. The log prints only on the first rank.
-static void note_on_rank(Run& run, const std::string& line) {
-    if (run.first_rank())
-        run.log->note(line);
-    else if (!run.options.quiet)
-        print_message(format("note: rank %d on %s: %s", run.comm.rank, host_name().c_str(), line.c_str()));
-}
-
-void report_gpu_error(Run& run) {
-    const std::string error = run.gpu.take_error();
-    if (error.empty()) return;
-    const std::string text = format("rank %d on %s: the log lacks a value of its GPU: %s; training continues",
-                                    run.comm.rank, host_name().c_str(), error.c_str());
-    run.first_rank() ? run.log->warn(text) : print_message("warning: " + text);
 }
 
 static void open_data(Run& run) {
@@ -138,7 +120,6 @@ static std::vector<std::string> prepare_output(Run& run) {
     if (run.first_rank()) run.lock = lock_output(o);
     if (run.lock) notes = remove_leftovers(o.output);
     if (run.lock) remove_tree(errors_directory(o.output));
-    if (run.first_rank() && !o.trace.empty()) check_trace(o);
     run.comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
     const std::vector<std::string> locks =
         run.comm.all_gather_text(path_exists(o.output + "/run.lock") ? "shared" : "");
@@ -182,7 +163,7 @@ static void warn_of_rounding(Run& run, const std::vector<std::string>& rank_info
     run.log->warn(differing_rounding(rank_infos) +
                   ": they may round differently, so each rank's weights differ from the others' by rounding errors; "
                   "--zero 1 keeps them equal" +
-                  (run.options.hash_check > 0 ? "; --hash-check is off" : ""));
+                  (run.options.check_replicas > 0 ? "; --check-replicas is off" : ""));
 }
 
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
@@ -197,12 +178,10 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.watchdog.set_largest_read(slow_disk_seconds(largest_tensor_bytes(run.source.config)));
     resolve_batch(run, launch);
     run.groups.dp.check_grad_dtype(grad_dtype(o));
-    if (!o.trace.empty()) comm.trace = std::make_unique<Trace>();
     open_data(run);
     resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / run.batch.T));
     const DeviceInfo device = device_info();
     const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
-    align_trace(comm);
 
     const nlohmann::ordered_json info =
         run_info(o, run.source, run.batch, run.loader->corpus, device, dtype, comm.world_size, command_line);
@@ -210,7 +189,6 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * flops));
     run.watchdog.set_first_save(slow_disk_seconds(bytes_of_save(o, run.source)));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
-    run.health.options = {o.on_nan, o.on_spike, o.spike_z};
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
     open_log(run, flops, peak_flops(device, dtype), notes);
     print_table(run, launch, device, rank_infos);
@@ -224,46 +202,5 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     warn_of_rounding(run, rank_infos);
     describe_data_of(run);
     if (!launch.note.empty()) run.log->note(launch.note);
-    if (!run.gpu.why_no_reading.empty() && launch.local_rank <= 0)  // the same for all ranks of a host
-        note_on_rank(run, "the log lacks the GPU's temperature, clock and power: " + run.gpu.why_no_reading);
     return started;
-}
-
-void start_clock(Run& run) {
-    run.clock = seconds_now();
-    run.loader_waited = run.loader->wait_seconds;
-    run.comm_exposed = run.groups.exposed(run.groups.waits());
-}
-
-void end_trace(Run& run) {
-    if (!run.comm.trace || !run.comm.trace->recording) return;
-    try {
-        const std::string what = write_trace(run.comm, run.options.trace);
-        run.log->note(format("trace of %s: %s (open it in ui.perfetto.dev)", what.c_str(), run.options.trace.c_str()));
-    } catch (const Error& error) {
-        run.log->warn(format("the trace was not written: %s; training continues", error.what()));
-    }
-}
-
-static int end_of_stopped(Run& run) {
-    const std::vector<std::string> codes =
-        run.comm.all_gather_text(std::to_string(run.failure ? run.failure->exit_code : 0));
-    const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
-    const long long step = run.state.step;
-    if (run.failure)
-        fail(run.failure->exit_code, "%s; %s", run.failure->what(),
-             saved ? format("step %lld is saved, --resume continues", step).c_str()
-                   : format("the run ends at step %lld", step).c_str());
-    for (const std::string& code : codes)
-        if (code != "0") return std::stoi(code);
-    run.log->note(std::string("stopped on request") +
-                  (saved ? format("; step %lld is saved, --resume continues", step)
-                         : ", before the first step was complete: there is nothing to save"));
-    return EXIT_PREEMPTED;
-}
-
-int end_run(Run& run) {
-    const bool log_is_complete = run.log->finish();
-    if (run.stop) return end_of_stopped(run);
-    return log_is_complete ? 0 : EXIT_IO;
 }

@@ -14,7 +14,6 @@
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
 #include "model/mfu.h"
-#include "parallel/trace_file.h"
 #include "train/keep.h"
 #include "train/save.h"
 #include "train/update_rule.h"
@@ -57,14 +56,6 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, in
            "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
            "%d; %s",
            T, N, advice.c_str());
-}
-
-void check_trace(const Options& o) {
-    const std::string name = o.trace.substr(o.trace.rfind('/') + 1);
-    for (const char* own : {"log.jsonl", "run.toml", "run.lock", "latest", "best"})
-        ENSURE(name != own || o.output.empty() || !std::filesystem::equivalent(parent_directory(o.trace), o.output),
-               "--trace %s is a file of the run itself; give another name", o.trace.c_str());
-    check_trace_file(o.trace);
 }
 
 void check_virtual_ranks(const Options& o, const BatchPlan& batch) {

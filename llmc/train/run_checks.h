@@ -23,8 +23,6 @@ void check_tokens_at_once(int B, int T);
 void check_heads(int tensor_parallel, const GPT2Config& config, int world_size);
 // Refuses heads or, with --sequence-parallel, T that --tensor-parallel does not divide. The run has world_size ranks.
 void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
-// Refuses a --trace that names a file of the run itself.
-void check_trace(const Options& options);
 // With --deterministic-ranks: refuses a number of ranks that is not a power of two. Refuses a --deterministic-ranks
 // that is not a power of two, is less than the number of ranks, or does not divide --global-batch into micro-batches.
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);

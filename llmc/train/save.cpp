@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/common.h"
-#include "base/fault.h"
 #include "base/host.h"
 #include "base/host_memory.h"
 #include "base/terminal.h"
@@ -59,7 +58,6 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
     try {
         check_lock(*run.lock, run.options.output);
         if (collect) collect();
-        fault_point({.point = FaultPoint::save, .rank = run.comm.rank, .step = trainer.step});
         result.dir = save_checkpoint(save_options(run, state, result), layout, view, trainer).dir;
     } catch (const Error& error) {
         result.error = error;
@@ -75,26 +73,10 @@ static void print_lines(Run& run, const SaveResult& result) {
         line.warning ? run.log->warn(line.text) : run.log->note(line.text);
 }
 
-// Writes the loss of a validation into the checkpoint of the last saved step, which may now be the best one. No save is
-// in flight.
-static void write_val_loss(Run& run, double val_loss) {
-    const std::string dir = checkpoint_directory(run.options.output, run.saved_step);
-    try {
-        check_lock(*run.lock, run.options.output);
-        set_val_loss(dir, val_loss);
-        apply_keep_rules(run.options.output, keep_rules(run.options), run.saved_step,
-                         [&](const std::string& line) { run.log->warn(line); });
-    } catch (const Error& error) {
-        run.log->warn(format("%s has an older validation loss: %s; training continues", dir.c_str(), error.what()));
-    }
-}
-
 // After a successful save, on the first rank.
 static void record_saved(Run& run, const SaveResult& result) {
     run.saved_step = result.step;
-    run.longest_save = std::max(run.longest_save, 1e-3 * result.ms);
     run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
-    if (result.val_loss) write_val_loss(run, *result.val_loss);
 }
 
 static std::string last_checkpoint(const Run& run) {
@@ -144,7 +126,6 @@ static void finish_background_save(Run& run) {
 }
 
 static void save(Run& run, const StateReader& reader) {
-    run.state.health = run.health.json();
     if (!saves_checkpoints(run.options) || (!run.first_rank() && !reader.sharded)) return;
     finish_background_save(run);
     // Only the first rank knows whether a save in the background has succeeded.
@@ -264,8 +245,6 @@ static void report(Run& run, const SaveResult& result) {
     record_saved(run, result);
 }
 
-bool saves_now(const Run& run) { return run.background_save && run.background_save->in_flight(); }
-
 void report_background_save(Run& run, bool wait) {
     if (!run.background_save) return;
     if (const std::optional<SaveResult> result = run.background_save->finish(wait)) report(run, *result);
@@ -276,16 +255,15 @@ static void send_part(Run& run, const StateReader& reader) {
     if (const std::optional<Error> error = run.collector->finish())
         print_message(format("warning: rank %d on %s could not send its part of the checkpoint before: %s",
                              run.comm.rank, host_name().c_str(), error->what()));
-    run.collector->copy(reader.read_part, run.state.step);
+    run.collector->copy(reader.read_part);
 }
 
 static void copy_state(Run& run, const StateReader& reader) {
-    run.collector ? run.collector->copy(reader.read_part, run.state.step)
+    run.collector ? run.collector->copy(reader.read_part)
                   : run.background_save->snapshot.take(reader.read);
 }
 
 void save_in_background(Run& run, const StateReader& reader) {
-    run.state.health = run.health.json();
     if (!run.saves_in_background) return save_or_warn(run, reader);
     if (!run.first_rank()) return run.collector ? send_part(run, reader) : void();
     BackgroundSave& background = *run.background_save;
@@ -307,22 +285,4 @@ void save_in_background(Run& run, const StateReader& reader) {
         result.stall_ms = stall_ms;
         return result;
     });
-}
-
-std::string newest_saved(Run& run) {
-    std::string newest;
-    if (run.first_rank()) {
-        report_background_save(run, true);
-        newest = find_latest(run.options.output).dir;
-    }
-    return run.comm.all_gather_text(newest)[0];
-}
-
-void save_val_loss(Run& run) {
-    if (!run.first_rank() || run.options.output.empty()) return;
-    BackgroundSave* background = run.background_save.get();
-    if (background && background->in_flight() && background->step == run.state.step)
-        background->val_loss = run.state.val_loss;
-    else if (run.saved_step == run.state.step)
-        write_val_loss(run, run.state.val_loss);
 }

@@ -34,13 +34,6 @@ void save_or_warn(Run& run, const StateReader& reader);
 // Like save_or_warn, but returns when the state is copied, if there is memory for the copy. report_background_save then
 // tells the result.
 void save_in_background(Run& run, const StateReader& reader);
-// Called by the training thread between steps and between micro-steps. If the save in flight is complete (wait: as soon
+// Called by the training thread between steps. If the save in flight is complete (wait: as soon
 // as it is), prints its lines into the log, and counts a failure as save_or_warn does.
 void report_background_save(Run& run, bool wait = false);
-// Called by all ranks. Waits for the save in flight, and returns the newest intact checkpoint; empty: there is none.
-std::string newest_saved(Run& run);
-bool saves_now(const Run& run);  // whether a save is in flight, on the first rank
-// Called after a validation. Writes its loss into the checkpoint of the same step, which was saved before that
-// validation, and deletes the best checkpoint before it if no other rule keeps that one. If this save is still in
-// flight, this is done when it is complete.
-void save_val_loss(Run& run);

@@ -5,7 +5,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/fault.h"
 #include "base/threads.h"
 
 int64_t part_bytes(const StatePart& part, int num_slots) { return num_slots * part.floats() * int64_t(sizeof(float)); }
@@ -41,23 +40,22 @@ std::optional<Error> StateCollector::finish() {
     return std::exchange(failed, {});
 }
 
-void StateCollector::copy(const PartReader& read, int64_t step) {
+void StateCollector::copy(const PartReader& read) {
     for (Slot s = 0; s < num_slots && !own.is_copy; s++) read(slot(s), s);
     saves++;
     if (rank == 0 || own.is_copy) return;
     try {
-        sender = std::thread([this, step] {
+        sender = std::thread([this] {
             yield_to_training();
-            send(step);
+            send();
         });
     } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
-        send(step);
+        send();
     }
 }
 
-void StateCollector::send(int64_t step) {
+void StateCollector::send() {
     try {
-        fault_point({.point = FaultPoint::part, .rank = rank, .step = step});
         channel.send(saves, reinterpret_cast<const char*>(memory), part_bytes(own, num_slots));
     } catch (const Error& error) {
         failed = error;

@@ -34,15 +34,15 @@ struct StateCollector {
     // not. Rank 0 sends nothing.
     std::optional<Error> finish();
     // Called by the training threads of all ranks in the same saves, after finish. Copies the part, and on ranks other
-    // than 0 starts the thread that sends it. step: of the save.
-    void copy(const PartReader& read, int64_t step);
+    // than 0 starts the thread that sends it.
+    void copy(const PartReader& read);
     // Called by the thread of rank 0 that writes the checkpoint. slots: flat buffers in the layout `whole`. Throws
     // (EXIT_IO) if a part does not come.
     void collect(const std::vector<float*>& slots);
 
   private:
     float* slot(Slot s) const { return memory + s * own.floats(); }
-    void send(int64_t step);
+    void send();
 
     const StatePart own;
     const int num_slots, rank;

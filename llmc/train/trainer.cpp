@@ -4,8 +4,6 @@
 #include <string>
 
 #include "base/common.h"
-#include "base/fault.h"
-#include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "train/algorithms.h"
@@ -14,7 +12,7 @@
 #include "train/stop.h"
 
 static OptimizerConfig optimizer_config(const Options& o) {
-    return {o.optimizer, {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}};
+    return {o.optimizer, {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
 }
 
 template <class floatX>
@@ -31,6 +29,8 @@ Trainer<floatX>::Trainer(Run& run)
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
+    outliers.skip_nan = run.options.on_nan == "skip";
+    outliers.z = run.options.spike_z;
     load_state();
     if (run.options.autotune == "on" && run.state.step < run.options.steps) {
         optimizer.weights.finish();  // rank 0 reads them in there, without before_read
@@ -38,16 +38,11 @@ Trainer<floatX>::Trainer(Run& run)
     }
     if (run.state.step > 0) run.loader->seek(run.state.position);
     run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
-    describe_run();
-    prepare_background_saves(run, reader);
-}
-
-// What later checkpoints say of the run, which a loaded checkpoint may say of an earlier start.
-template <class floatX>
-void Trainer<floatX>::describe_run() {
     run.state.seed = run.options.seed;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
+    prepare_background_saves(run, reader);
+    start_clock(run.state.step);
 }
 
 template <class floatX>
@@ -58,7 +53,7 @@ void Trainer<floatX>::load_state() {
     };
     if (!run.source.resume.empty()) {
         run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
-        run.health.restore(run.state.health, run.source.resume + "/trainer.json");
+        outliers.restore(run.state.health, run.source.resume + "/trainer.json");
     } else if (!run.source.weights.empty()) {
         load_from(
             run.source, run.options, run.comm,
@@ -70,156 +65,142 @@ void Trainer<floatX>::load_state() {
     optimizer.weights_loaded();
 }
 
-// Returns whether every rank computed the step. Sets run.stop if a rank asks to stop.
-static bool read_rank_statuses(Run& run, const PendingStep& step) {
-    bool complete = true;
-    for (int rank = 0; rank < run.comm.world_size; rank++) {
-        run.stop |= step.results.statuses[rank].stop != 0.0f;
-        complete &= step.results.statuses[rank].lost == 0.0f;
-    }
-    run.watchdog.set_longest_save(step.results.statuses[0].longest_save);
-    return complete;
+template <class floatX>
+void Trainer<floatX>::start_clock(int64_t step) {
+    run.watchdog.begin(Phase::step, step);
+    clock = seconds_now();
+    loader_waited = run.loader->wait_seconds;
+    comm_exposed = run.groups.exposed(run.groups.waits());
+    bytes_sent = run.groups.bytes_sent();
 }
 
-static void log_step(Run& run, PendingStep& step) {
-    StepRecord& record = step.record;
-    record.loss = step.results.loss;
-    record.grad_norm = step.results.grad_norm;
-    const double now = seconds_now(), exposed = run.groups.exposed(step.comm_waits);
-    record.step_ms = 1e3 * (now - run.clock);
-    record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - run.loader_waited);
-    record.comm_exposed_ms = 1e3 * (exposed - run.comm_exposed);
-    run.watchdog.step_done(now - run.clock);
-    run.clock = now;
-    run.loader_waited = run.loader->wait_seconds;
-    run.comm_exposed = exposed;
+// With ZeRO-2 the virtual ranks take turns, because every micro-step is summed over them.
+template <class floatX>
+MicroStep Trainer<floatX>::micro_step(int n) {
+    run.watchdog.reached("micro-step", n);
+    run.log->working("micro-step", n, run.batch.grad_accum_steps);
+    const int virtual_ranks = optimizer.gradients.own_virtual_ranks(), each = run.batch.grad_accum_steps / virtual_ranks;
+    if (model.shard_gradients) return {n % virtual_ranks, 0, true};
+    return {n / each, n % each, n % each + 1 == each};
+}
+
+// A graph replays the same calls on the same memory. Collectives are never part of one, so neither are ZeRO-2, ZeRO-3
+// and tensor parallelism, which have some in every micro-step.
+template <class floatX>
+bool Trainer<floatX>::captures(const MicroStep& m) const {
+    return device_has_graphs() && run.options.cuda_graph == "on" && !model.shard_gradients && !model.tensor_ranks &&
+           !optimizer.weights.pending() && !(m.last && optimizer.gradients.needs_reduction());
+}
+
+template <class floatX>
+void Trainer<floatX>::queue_results(int64_t step) {
+    StepResults& r = results[step % 2];
+    r.step = step;
+    r.comm_bytes = run.groups.bytes_sent() - bytes_sent;
+    r.comm_waits = run.groups.waits();
+    bytes_sent = run.groups.bytes_sent();
+    copy_to_host(&r.values.loss, optimizer.gradients.step_loss(), sizeof(float), model.stream);
+    copy_to_host(&r.values.grad_norm, optimizer.norm(), sizeof(float), model.stream);
+    copy_to_host(&r.values.factor, optimizer.factor(), sizeof(float), model.stream);
+    copy_to_host(r.values.statuses, optimizer.gradients.rank_statuses(),
+                 run.comm.world_size * int64_t(sizeof(RankStatus)), model.stream);
+    record_event(r.done, model.stream);
+}
+
+template <class floatX>
+void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::string& skipped) {
+    const double now = seconds_now(), exposed = run.groups.exposed(r.comm_waits);
+    StepRecord record;
+    record.step = step;
+    record.tokens = run.state.tokens + run.batch.tokens_per_step;
+    record.step_tokens = run.batch.tokens_per_step;
+    record.loss = r.values.loss;
+    record.grad_norm = r.values.grad_norm;
+    record.lr = float(learning_rate(run.schedule, step));
+    record.step_ms = 1e3 * (now - clock);
+    record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - loader_waited);
+    record.comm_exposed_ms = 1e3 * (exposed - comm_exposed);
+    record.comm_bytes = run.comm.world_size > 1 ? r.comm_bytes : -1;
+    record.skipped = skipped;
     run.log->step(record);
-    const std::string slow = run.straggler.add(step.results.statuses, run.comm.world_size, record.step_ms);
+    run.watchdog.step_done(now - clock);
+    clock = now;
+    loader_waited = run.loader->wait_seconds;
+    comm_exposed = exposed;
+    own_ms = float(record.step_ms - record.comm_exposed_ms);
+    const std::string slow = stragglers.add(r.values.statuses, run.comm.world_size, record.step_ms);
     if (!slow.empty()) run.log->warn(slow);
-    for (const std::string& line : run.slowdowns.add(step.results.statuses, run.hosts)) run.log->warn(line);
-    report_gpu_error(run);
 }
 
-[[noreturn]] static void fail_after_step(const Run& run, const std::string& why) {
-    const std::string saved = run.saved_step == run.state.step
-                                  ? format(", which are saved as of step %lld", static_cast<long long>(run.state.step))
-                                  : "";
-    fail(EXIT_INTERNAL, "%s; the step did not change the weights%s. A lower --lr%s may help", why.c_str(),
-         saved.c_str(), run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
-}
-
+// A step that ends the run because it is not finite is not counted, and neither is the step that is queued after it:
+// the device leaves the weights unchanged (ops::clip_factor).
 template <class floatX>
-void Trainer<floatX>::halt(const std::string& why) {
-    save_or_warn(run, reader);
-    // No rank may end before rank 0 has saved: a rank that fails ends the others.
-    run.saved_step = std::stoll(run.comm.all_gather_text(std::to_string(run.saved_step))[0]);
-    end_trace(run);
-    fail_after_step(run, why);
-}
-
-// Loads the newest checkpoint, as a resume does. The failed step will be computed again, but will not change the
-// weights: training goes on with the data after it.
-template <class floatX>
-void Trainer<floatX>::roll_back(int64_t failed_step, const std::string& why) {
-    for (PendingStep& step : pending) {
-        if (step.waiting) wait_for_event(step.done);  // its results are of weights that are given up
-        step.waiting = false;
+void Trainer<floatX>::finish_step(int64_t step) {
+    StepResults& r = results[step % 2];
+    if (r.step != step || step < 0) return;
+    wait_for_event(r.done);
+    r.step = -1;
+    for (int rank = 0; rank < run.comm.world_size; rank++) run.stop |= r.values.statuses[rank].stop != 0.0f;
+    const bool counts = outliers.skip_nan || !std::isnan(r.values.factor);
+    if (!counts && !failure.empty()) return;
+    const Outliers::Finding finding = outliers.add(step, r.values.loss, r.values.grad_norm, r.values.factor);
+    log_step(step, r, finding.skipped);
+    if (finding.ends_run) {
+        failure = finding.text;
+        run.stop = true;
+    } else if (!finding.text.empty()) {
+        run.log->warn(finding.text + "; the step did not change the weights");
     }
-    optimizer.finish_collectives();
-    wait_for_device();
-    run.watchdog.begin(Phase::checkpoint,
-                       failed_step);  // rank 0 may wait for its save in flight, the others for rank 0
-    const std::string from = newest_saved(run);
-    if (from.empty()) halt(why + ", and there is no checkpoint to go back to");
-    run.source.resume = from;
-    run.watchdog.begin(Phase::start, failed_step);
-    load_state();
-    describe_run();
-    optimizer.forget_failure();
-    run.health.roll_back(failed_step);
-    run.loader->seek(run.state.position);
-    run.saved_step = run.state.step;
-    LogOptions again = run.log->options;
-    again.resume_step = run.state.step;
-    run.log.reset();
-    run.log = std::make_unique<Log>(again);
-    run.log->warn(format("%s; the run goes back to %s, and leaves out step %lld (rollback %d of %d)", why.c_str(),
-                         from.c_str(), static_cast<long long>(failed_step), run.health.rollbacks,
-                         Health::MOST_ROLLBACKS));
-    rolled_back = true;
-    start_clock(run);
-}
-
-template <class floatX>
-void Trainer<floatX>::finish_step(PendingStep& step) {
-    if (!step.waiting) return;
-    const Span span(run.comm.trace.get(), Track::host, {"finish step", step.record.step});
-    wait_for_event(step.done);
-    step.waiting = false;
-    if (!read_rank_statuses(run, step)) return;
-    const PendingStep::Results& results = step.results;
-    const Finding finding = run.health.examine({step.record.step, results.loss, results.grad_norm, results.factor});
-    step.record.skipped = finding.skipped;
-    log_step(run, step);
-    last_own_ms = step.record.step_ms - step.record.comm_exposed_ms;
-    if (finding.verdict == Verdict::halt) halt(finding.text);
-    if (finding.verdict == Verdict::rollback) return roll_back(step.record.step, finding.text);
-    if (finding.verdict == Verdict::skip) run.log->warn(finding.text + "; the step did not change the weights");
-    if (finding.verdict == Verdict::warn) run.log->warn(finding.text);
-    run.state.step = step.record.step + 1;
+    if (!counts) return;
+    run.state.step = step + 1;
     run.state.position += run.loader->config.windows_per_step;
-    run.state.tokens = step.record.tokens;
+    run.state.tokens += run.batch.tokens_per_step;
 }
 
 template <class floatX>
-void Trainer<floatX>::finish_steps(int64_t step) {
-    finish_step(pending[step % 2]);
-    finish_step(pending[(step + 1) % 2]);
+void Trainer<floatX>::finish_steps() {
+    const int64_t next = run.state.step;
+    finish_step(next);
+    finish_step(next + 1);
 }
 
 // Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own. With ZeRO-1 and 2 each
 // weight is computed by one rank, so the ranks have the same weights even if they round differently.
 template <class floatX>
-bool Trainer<floatX>::compares_weights() const {
+bool Trainer<floatX>::has_replicas() const {
     return run.groups.dp.world_size > 1 && (run.same_rounding || run.options.zero > 0) && !optimizer.weights.sharded();
 }
 
 template <class floatX>
-void Trainer<floatX>::check_weights(int64_t step) {
-    const Span span(run.comm.trace.get(), Track::host, {.name = "comparison of weights", .step = step});
+void Trainer<floatX>::check_replicas(int64_t step) {
     run.watchdog.reached("comparison of weights");
     optimizer.weights.finish();
     const DeviceBuffer<floatX>& weights = model.weights.memory;
-    compare_weights(run.groups, weights.data, weights.bytes(), step, model.stream);
+    ::check_replicas(run.groups, weights.data, weights.bytes(), step, model.stream);
+    start_clock(step);
 }
 
-// The validation has no result if a rank leaves the pass early, because it was asked to stop or cannot read its data.
+// The validation has no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
-    const Span span(run.comm.trace.get(), Track::host, {.name = "validation", .step = step});
     run.watchdog.begin(Phase::validation, step);
     double begun = 0.0;  // a batch begins after the vote, in which other ranks may wait for a save of rank 0
-    try {
-        const auto go_on = [&](int64_t done, int64_t of, bool failed) {
+    const std::optional<double> loss =
+        evaluate(model, *run.val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
             if (done > 0) run.watchdog.validation_batch_done(seconds_now() - begun);
             run.log->working("validation batch", done, of);
             run.watchdog.reached("validation batch", done);
-            fault_point({.point = FaultPoint::validation, .rank = run.comm.rank, .step = step});
-            run.stop |= run.comm.any_rank(stop_requested() || failed);
+            run.stop |= run.comm.any_rank(stop_requested());
             begun = seconds_now();
             return !run.stop;
-        };
-        const std::optional<double> loss = evaluate(model, *run.val_loader, run.groups.dp, go_on);
-        run.stop |= !loss;
-        if (!loss) return;
+        });
+    run.stop |= !loss;
+    if (loss) {
         run.state.val_loss = *loss;
         run.state.val_step = step;
         run.log->val(step, *loss);
-        save_val_loss(run);
-    } catch (const Error& error) {
-        run.failure = error;
-        run.stop = true;
     }
+    start_clock(step);
 }
 
 // Rank 0 logs the text. With ZeRO-3 and with tensor parallelism no rank has all weights, so all ranks generate the
@@ -231,9 +212,10 @@ void Trainer<floatX>::sample(int64_t step) {
     run.watchdog.begin(Phase::sample, step);
     // The other ranks wait in the next step until rank 0 has the text. The watchdog permits the time of a step for each
     // token, which takes less.
-    if (!together && !run.first_rank())
-        return run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()), Phase::sample);
-    const Span span(run.comm.trace.get(), Track::host, {.name = "sample", .step = step});
+    if (!together && !run.first_rank()) {
+        run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()), Phase::sample);
+        return start_clock(step);
+    }
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
@@ -248,39 +230,37 @@ void Trainer<floatX>::sample(int64_t step) {
         return together ? !run.comm.any_rank(stop_requested()) : !text_ended && !stop_requested();
     });
     if (run.first_rank() && !stop_requested()) run.log->sample(step, text);
+    start_clock(step);
 }
 
 template <class floatX>
-void Trainer<floatX>::between_steps(int64_t step, int64_t first, bool stop) {
-    if (!stop) report_background_save(run);  // else save_last does, and saves once more
-    const Options& o = run.options;
-    const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || step == o.steps); };
-    const bool save_due = step > first && (due(o.checkpoint_every) || stop);
-    const bool val_due = run.val_loader && due(o.val_every) && !run.stop;
-    const bool sample_due = run.source.tokenizer && step > 0 && due(o.sample_every) && !run.stop;
-    const bool check_due = step > first && compares_weights() && due(o.hash_check);
-    Trace* trace = run.comm.trace.get();
-    const bool trace_due = trace && trace->recording && (stop || step - first == o.trace_steps);
-    if (!save_due && !val_due && !sample_due && !trace_due && !check_due) return;
-    finish_steps(step);
-    if (rolled_back) return;
-    contention.restart();                // validation and sampling look for themselves
-    if (check_due) check_weights(step);  // weights that differ are not saved
-    if (save_due) {
-        const Span span(trace, Track::host, {.name = "checkpoint", .step = step});
-        run.watchdog.begin(Phase::checkpoint, step);
-        if (!stop)
-            save_in_background(run, reader);
-        else
-            run.failure ? save_or_warn(run, reader) : save_last(run, reader);
-        // The other ranks wait in the next step until rank 0 has saved.
-        if (!run.first_rank()) run.watchdog.permit_save();
-    }
-    if (val_due) validate(step);
-    if (sample_due) sample(step);
-    if (trace_due) end_trace(run);
-    contention.restart();
-    start_clock(run);
+void Trainer<floatX>::save(bool wait) {
+    run.watchdog.begin(Phase::checkpoint, run.state.step);
+    run.state.health = outliers.json();
+    wait ? save_last(run, reader) : save_in_background(run, reader);
+    // The other ranks wait in the next step until rank 0 has saved.
+    if (!run.first_rank()) run.watchdog.permit_save();
+    start_clock(run.state.step);
+}
+
+template <class floatX>
+int Trainer<floatX>::end() {
+    run.watchdog.begin(Phase::end, run.state.step);
+    optimizer.finish_collectives();  // other ranks may still read this rank's memory
+    wait_for_device();
+    const bool log_is_complete = run.log->finish();
+    // No rank may end before rank 0 has saved: a rank that fails ends the others.
+    const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
+    const long long step = run.state.step;
+    if (!failure.empty())
+        fail(EXIT_INTERNAL, "%s; the step did not change the weights%s. A lower --lr%s may help", failure.c_str(),
+             saved ? format(", which are saved as of step %lld", step).c_str() : "",
+             run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
+    if (!run.stop) return log_is_complete ? 0 : EXIT_IO;
+    run.log->note(std::string("stopped on request") +
+                  (saved ? format("; step %lld is saved, --resume continues", step)
+                         : ", before the first step was complete: there is nothing to save"));
+    return EXIT_PREEMPTED;
 }
 
 template struct Trainer<float>;

@@ -1,32 +1,31 @@
-// trainer.h: a run with its model and optimizer, and everything that happens between two steps. The step itself is in
-// train_gpt2.cu.
+// trainer.h: model, optimizer and data of a run, and what happens around a step. The step is in train_gpt2.cu.
 #pragma once
-#include "base/contention.h"
+#include <string>
+
 #include "base/device.h"
 #include "model/gpt2.h"
-#include "train/log.h"
+#include "train/monitor.h"
 #include "train/optimizer.h"
 #include "train/run.h"
 #include "train/save.h"
-#include "train/silent_errors.h"
 
-// The results of a step, which the device copies to the host asynchronously.
-struct PendingStep {
-    struct Results {
-        float loss, grad_norm, factor;  // factor: NaN if the optimizer has left the weights unchanged
+// Results of a step, which the device copies to the host asynchronously.
+struct StepResults {
+    struct Values {
+        float loss, grad_norm, factor;  // factor: not finite if the optimizer has left the weights unchanged
         RankStatus statuses[MAX_RANKS];
     };
-    StepRecord record;
-    Results& results = *static_cast<Results*>(host_allocate(sizeof(Results)));
+    int64_t step = -1;  // -1: no step is pending
+    Values& values = *static_cast<Values*>(host_allocate(sizeof(Values)));
     Event done = create_event();
-    Groups::Waits comm_waits = {};  // at the end of this step
-    bool waiting = false;
+    int64_t comm_bytes = 0;         // bytes that this rank sent in the step
+    Groups::Waits comm_waits = {};  // at the end of the step
 
-    PendingStep() = default;
-    PendingStep(const PendingStep&) = delete;
-    ~PendingStep() {
-        if (waiting) wait_ignoring_errors(done);  // after an error: the device may still write the results
-        host_free(&results);
+    StepResults() = default;
+    StepResults(const StepResults&) = delete;
+    ~StepResults() {
+        if (step >= 0) wait_ignoring_errors(done);  // after an error: the device may still write the values
+        host_free(&values);
         destroy_event(done);
     }
 };
@@ -57,41 +56,48 @@ struct MicroStepGraph {
     }
 };
 
+// The place of a micro-step among those that accumulate into the same gradients.
+struct MicroStep {
+    int virtual_rank, index;
+    bool last;  // of its virtual rank: each bucket is summed over the ranks as soon as backward has completed it
+};
+
 template <class floatX>
 struct Trainer {
     Run& run;
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
-    PendingStep pending[2];    // results of even and of odd steps
-    MicroStepGraph graphs[2];  // graph of the first micro-step, which overwrites gradients; graph of the others
+    StepResults results[2];    // of even and odd steps
+    MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
     StateReader reader;
-    RecomputeCheck recompute_check;
-    ContentionGuard contention;
-    bool rolled_back = false;  // a step that was finished has made the run go back: the next step is run.state.step
-    double last_own_ms = 0.0;  // own time of the last finished step, as in RankStatus
+    Outliers outliers;
+    Stragglers stragglers;
+    std::string failure;  // why training cannot continue, such as a loss that is not finite; run.stop is then true
+    float own_ms = 0.0f;  // time of the last finished step, without waits for other ranks
+    double clock = 0.0;   // seconds_now() at the start of the step that is being timed
+    double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
+    int64_t bytes_sent = 0;                          // by this rank, up to the start of the step that is being queued
 
     // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
     // initialization. Called by all ranks.
     explicit Trainer(Run& run);
 
-    // Waits for the results of a step, logs them, and counts the step in run.state. If the step did not change the
-    // weights, does what --on-nan or --on-spike says: throws an error, or goes back to a checkpoint. All ranks finish
-    // the same steps at the same point, so that they make the same decisions.
-    void finish_step(PendingStep& step);
-    void finish_steps(int64_t step);  // finishes all pending steps, which are before step `step`
-    // Does what is due before step `step` begins, after `step` updates: comparison of the ranks' weights, checkpoint,
-    // validation, generated text, trace.
-    // The checkpoint comes first, so that a later crash loses nothing. A run that was asked to stop does not validate
-    // or sample; the resumed run does. first: the step with which this start of the run began.
-    void between_steps(int64_t step, int64_t first, bool stop);
+    MicroStep micro_step(int n);
+    bool captures(const MicroStep& m) const;  // whether a CUDA graph may hold this micro-step
+    void queue_results(int64_t step);         // queues the copies of the step's results to the host
+    // Waits for the results of a step, if they are pending, logs them, and counts the step in run.state. All ranks
+    // finish the same steps at the same point, so that they come to the same decisions.
+    void finish_step(int64_t step);
+    void finish_steps();  // all pending steps
+    bool has_replicas() const;
+    void check_replicas(int64_t step);
+    void validate(int64_t step);
+    void sample(int64_t step);
+    void save(bool wait);  // the state of run.state.step; wait: returns when the checkpoint is on disk, or throws
+    int end();             // called after the loop; returns the exit code
 
   private:
     void load_state();
-    void describe_run();
-    [[noreturn]] void halt(const std::string& why);
-    void roll_back(int64_t failed_step, const std::string& why);
-    bool compares_weights() const;
-    void check_weights(int64_t step);
-    void validate(int64_t step);
-    void sample(int64_t step);
+    void start_clock(int64_t step);
+    void log_step(int64_t step, const StepResults& results, const std::string& skipped);
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, --resume=strict, and --max-time.
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, and --resume=strict.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 

@@ -11,7 +11,7 @@ several_ranks_here
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 32
     --steps 1000000 --schedule constant
-    --checkpoint-every 50 --keep 2 --checkpoint-async on --hash-check 100)
+    --checkpoint-every 50 --keep 2 --checkpoint-async on --check-replicas 100)
 # at_step N: waits until the log has this step or a later one.
 at_step() {
     local last

@@ -13,8 +13,7 @@ steps=${FAULT_STEPS:-1000}
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1
     --steps "$steps" --val-every 100 --val-batches 2
-    --sample-every 200 --sample-tokens 8 --checkpoint-every 20 --keep 2 --checkpoint-async on --recompute-check 50
-    --hash-check 20)
+    --sample-every 200 --sample-tokens 8 --checkpoint-every 20 --keep 2 --checkpoint-async on --check-replicas 20)
 clean() { ! grep -E 'ERROR: |WARNING: |runtime error' "$1"; }
 has_steps() { test "$(grep -c '"kind":"step"' "$1/log.jsonl")" = "$steps"; }
 # sanitized NAME COMMAND...: a run that must end without a report.

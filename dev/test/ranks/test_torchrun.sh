@@ -89,6 +89,14 @@ train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --thread
 # steps_once RUN: the log has each step once, in the order.
 steps_once() { sed -n 's/.*"kind":"step","step":\([0-9]*\),.*/\1/p' "$1/log.jsonl" | awk '$1 != NR - 1 { exit 1 } END { exit NR == 0 }'; }
 starts() { grep -c '"kind":"run"' "$1/log.jsonl"; }
+# shellcheck disable=SC2016  # for the inner shell
+noted=(sh -c 'timeout --preserve-status -s TERM '$((2 * slower))' "$@"; status=$?; grep -c "\"kind\":\"step\"" "$0/log.jsonl" >>"$0.steps"; exit $status' "$scratch/timed")
+torchrun "${one_host[@]}" --max_restarts=2 --nproc_per_node=1 "${noted[@]}" "${train[@]}" --checkpoint-every 7 --output "$scratch/timed" >"$scratch/out" 2>&1
+check "exit code 75 under torchrun: torchrun ends with 1" test $? = 1
+check "exit code 75 under torchrun: 2 restarts" test "$(starts "$scratch/timed")" = 3
+check "exit code 75 under torchrun: each restart resumes at the last step" \
+    test "$(sed -n 's/.*"resumed_at":\([1-9][0-9]*\).*/\1/p' "$scratch/timed/log.jsonl")" = "$(head -n 2 "$scratch/timed.steps")"
+check "exit code 75 under torchrun: the log has each step once" steps_once "$scratch/timed"
 # SIGTERM to torchrun: it passes the signal on, and starts nothing again.
 "${torchrun[@]}" "${one_host[@]}" --max_restarts=2 --nproc_per_node=1 \
     "${train[@]}" --output "$scratch/ended" >"$scratch/out" 2>&1 &

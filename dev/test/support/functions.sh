@@ -139,7 +139,7 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# is_stopped PID: by a signal, such as the fault `hang` of train_gpt2_faults. wait_for_stop PID waits for this up to 20 s.
+# is_stopped PID: by a signal. wait_for_stop PID waits for this up to 20 s.
 is_stopped() { [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" = T ]; }
 wait_for_stop() {
     for _ in $(seq $((1000 * slower))); do if is_stopped "$1"; then return 0; fi; sleep 0.02; done

@@ -1,5 +1,5 @@
-// test_ranks.cpp: tests the parts of parallel training that need only one process: sums over virtual ranks, the
-// comparison of rank_infos, and the report of slow ranks. test_ranks.sh starts real ranks.
+// test_ranks.cpp: tests the parts of parallel training that need only one process: sums over virtual ranks, and the
+// comparison of rank_infos. test_ranks.sh starts real ranks.
 #include "support/test.h"
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 
 #include "parallel/comm.h"
 #include "parallel/gradients.h"
-#include "parallel/straggler.h"
 #include "support/refusal.h"
 #include "train/run_checks.h"
 
@@ -168,53 +167,4 @@ TEST_CASE("the start table says which ranks are on which machine and device") {
           "ranks: 0-1 on h0 (H100; GPU 0 1), 2 on h0 (A100; GPU 2), 3 on h1 (A100; GPU 0)");
     comm.world_size = 1;
     CHECK(describe_ranks(comm, {a}) == "ranks");
-}
-
-// The warnings of a run whose ranks need `ms` for their own work in each step. All ranks end a step with the slowest.
-struct StragglerRun {
-    Straggler straggler;
-
-    std::string steps(const std::vector<float>& ms, int count, float wire_ms = 0.0f) {
-        std::vector<RankStatus> statuses;
-        for (float x : ms) statuses.push_back({0.0f, x});
-        const float step_ms = *std::max_element(ms.begin(), ms.end()) + wire_ms;
-        std::string line;
-        for (int i = 0; i < count; i++) line += straggler.add(statuses.data(), int(statuses.size()), double(step_ms));
-        return line;
-    }
-};
-
-TEST_CASE("a warning names only the rank that is slow over many steps") {
-    StragglerRun run;
-    CHECK(run.steps({100, 110, 90, 100}, 2 * Straggler::STEPS) == "");
-    CHECK(run.steps({100, 100, 160, 100}, Straggler::STEPS - 1) == "");
-    CHECK(run.steps({100, 100, 160, 100}, 1) ==
-          "rank 2 is slow: the others waited 1.20 s for it in 20 steps, which took 3.20 s; its own work takes 160 ms "
-          "per step, that of the median rank 100 ms");
-    CHECK(StragglerRun().steps({100, 170}, Straggler::STEPS).starts_with("rank 1 is slow"));
-    CHECK(StragglerRun().steps({100}, 5 * Straggler::STEPS) == "");
-}
-
-TEST_CASE("a warning names a rank that pauses in one step") {
-    StragglerRun run;
-    CHECK(run.steps({10, 10}, 3) == "");
-    CHECK(run.steps({60'010, 10}, 1) == "");
-    CHECK(run.steps({10, 10}, 16).starts_with("rank 0 is slow: the others waited 60.00 s for it in 20 steps, which"));
-}
-
-TEST_CASE("a rank that costs less than 50 ms or a tenth of the time in 20 steps gets no warning") {
-    CHECK(StragglerRun().steps({5, 7}, Straggler::STEPS) == "");
-    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS) != "");
-    CHECK(StragglerRun().steps({5, 8}, Straggler::STEPS, 30) == "");
-    CHECK(StragglerRun().steps({1000, 1105}, Straggler::STEPS) == "");
-    CHECK(StragglerRun().steps({1000, 1115}, Straggler::STEPS) != "");
-}
-
-TEST_CASE("there is at most one warning in 100 steps, and each is about the last 20") {
-    StragglerRun run;
-    CHECK(run.steps({100, 200}, Straggler::STEPS) != "");
-    CHECK(run.steps({100, 200}, 99) == "");
-    CHECK(run.steps({100, 200}, 1) != "");
-    CHECK(run.steps({100, 200}, 80) == "");
-    CHECK(run.steps({300, 100}, Straggler::STEPS).starts_with("rank 0 is slow: the others waited 4.00 s"));
 }

@@ -1,0 +1,165 @@
+#include "train/monitor.h"
+
+#include <inttypes.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "base/common.h"
+#include "base/host.h"
+#include "base/json.h"
+
+// The mean plus z standard deviations. Without a full window, or if all values are the same: FLT_MAX. The sums are
+// computed anew, because running sums would round differently after a resume.
+static float limit(const std::vector<float>& values, double z) {
+    if (z == 0.0 || values.size() < Outliers::WINDOW) return FLT_MAX;
+    double sum = 0.0, squares = 0.0;
+    for (float value : values) sum += double(value);
+    const double mean = sum / double(values.size());
+    for (float value : values) squares += (double(value) - mean) * (double(value) - mean);
+    if (squares == 0.0) return FLT_MAX;
+    return float(std::min(double(FLT_MAX), mean + z * std::sqrt(squares / double(values.size()))));
+}
+
+static void append(std::vector<float>& window, float value) {
+    if (window.size() == Outliers::WINDOW) window.erase(window.begin());
+    window.push_back(value);
+}
+
+Outliers::Finding Outliers::add(int64_t step, float loss, float norm, float factor) {
+    Finding finding;
+    const long long number = step;
+    const StepLimits exceeded = limits_of(step);
+    if (std::isnan(factor)) {
+        finding.skipped = "non_finite";
+        finding.text =
+            format("step %lld: loss %g, gradient norm %g", number, std::fabs(double(loss)), std::fabs(double(norm)));
+        finding.ends_run = !skip_nan;
+    } else if (std::isinf(factor)) {
+        const bool of_loss = loss > exceeded.loss;
+        finding.skipped = "spike";
+        finding.text = format("step %lld: the %s is %g, above %g, the limit of the last %zu steps (--spike-z %g)",
+                              number, of_loss ? "loss" : "gradient norm", double(of_loss ? loss : norm),
+                              double(of_loss ? exceeded.loss : exceeded.norm), WINDOW, z);
+    } else {
+        append(losses, loss);
+        append(norms, norm);
+    }
+    skipped_in_row = finding.skipped.empty() ? 0 : skipped_in_row + 1;
+    if (skipped_in_row >= MOST_SKIPPED && !finding.ends_run) {
+        finding.text += format(", the last of %d steps in a row that did not change the weights", MOST_SKIPPED);
+        finding.ends_run = true;
+    }
+    limits[step % 2] = {limit(losses, z), limit(norms, z)};
+    return finding;
+}
+
+std::string Outliers::json() const {
+    const auto pair = [](const StepLimits& l) { return nlohmann::json{l.loss, l.norm}; };
+    return nlohmann::json{{"losses", losses},
+                          {"norms", norms},
+                          {"limits", {pair(limits[0]), pair(limits[1])}},
+                          {"skipped_in_row", skipped_in_row}}
+        .dump();
+}
+
+// Throws json::exception if the value is not a number.
+static float finite_number(const nlohmann::json& value, const std::string& where) {
+    const double number = value.get<double>();
+    if (!(std::fabs(number) <= double(FLT_MAX)))
+        fail(EXIT_BAD_DATA, "%s: the outliers of the run have the number %g", where.c_str(), number);
+    return float(number);
+}
+
+void Outliers::restore(const std::string& text, const std::string& where) {
+    const nlohmann::json saved = parse_json_object(text, where);
+    if (saved.empty()) return;
+    const auto numbers = [&](const char* name) {
+        std::vector<float> values;
+        for (const nlohmann::json& value : saved.at(name).get_ref<const nlohmann::json::array_t&>())
+            values.push_back(finite_number(value, where));
+        if (values.size() > WINDOW) fail(EXIT_BAD_DATA, "%s: more than %zu %s", where.c_str(), WINDOW, name);
+        return values;
+    };
+    try {
+        losses = numbers("losses"), norms = numbers("norms");
+        skipped_in_row = int(std::clamp(finite_number(saved.at("skipped_in_row"), where), 0.0f, float(MOST_SKIPPED)));
+        for (size_t i = 0; i < 2 && z > 0.0; i++) {
+            const nlohmann::json& pair = saved.at("limits").at(i);
+            limits[i] = {finite_number(pair.at(0), where), finite_number(pair.at(1), where)};
+        }
+    } catch (const nlohmann::json::exception&) {
+        fail(EXIT_BAD_DATA, "%s: the losses and norms of the last steps are damaged", where.c_str());
+    }
+}
+
+static std::string describe_slowest(const Stragglers& s) {
+    std::vector<double> sorted = s.own_ms;
+    std::sort(sorted.begin(), sorted.end());
+    const double most = sorted.back(), median = sorted[(sorted.size() - 1) / 2], cost = most - median;
+    if (cost < Stragglers::LEAST_MS || cost < Stragglers::SHARE * s.all_ms) return "";
+    return format(
+        "rank %d is slow: the others waited %.2f s for it in %d steps, which took %.2f s; its own work takes %.0f ms "
+        "per step, that of the median rank %.0f ms",
+        int(std::max_element(s.own_ms.begin(), s.own_ms.end()) - s.own_ms.begin()), cost / 1e3, s.steps, s.all_ms / 1e3,
+        most / s.steps, median / s.steps);
+}
+
+std::string Stragglers::add(const RankStatus* statuses, int world_size, double step_ms) {
+    if (world_size == 1) return "";
+    own_ms.resize(size_t(world_size));
+    for (int rank = 0; rank < world_size; rank++) own_ms[size_t(rank)] += double(statuses[rank].own_ms);
+    all_ms += step_ms;
+    silent = std::max(0, silent - 1);
+    if (++steps < STEPS) return "";
+    const std::string line = silent > 0 ? "" : describe_slowest(*this);
+    if (!line.empty()) silent = SILENT_STEPS;
+    std::fill(own_ms.begin(), own_ms.end(), 0.0);
+    all_ms = 0.0;
+    steps = 0;
+    return line;
+}
+
+// XXH3 of device memory, in the order of the stream.
+static uint64_t hash_of_device(const void* data, int64_t bytes, Stream stream) {
+    constexpr int64_t CHUNK = 16 << 20;
+    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
+    XXH3_64bits_reset(hash.get());
+    std::vector<char> chunk(size_t(std::min(bytes, CHUNK)));
+    for (int64_t at = 0; at < bytes; at += CHUNK) {
+        const int64_t count = std::min(CHUNK, bytes - at);
+        copy_to_host(chunk.data(), static_cast<const char*>(data) + at, count, stream);
+        wait_for_stream(stream);
+        XXH3_64bits_update(hash.get(), chunk.data(), size_t(count));
+    }
+    return XXH3_64bits_digest(hash.get());
+}
+
+void check_replicas(const Groups& groups, const void* weights, int64_t bytes, int64_t step, Stream stream) {
+    const std::string own = format("%016" PRIx64 " %s", hash_of_device(weights, bytes, stream), host_name().c_str());
+    const std::vector<std::string> all = groups.world.all_gather_text(own);
+    const size_t tp = size_t(groups.tp.world_size);
+    for (size_t first = 0; first < tp; first++) {  // the ranks first, first + tp, ... must have the same weights
+        std::map<std::string, size_t> ranks_with;
+        for (size_t rank = first; rank < all.size(); rank += tp) ranks_with[all[rank].substr(0, 16)]++;
+        if (ranks_with.size() == 1) continue;
+        const auto most = std::max_element(ranks_with.begin(), ranks_with.end(),
+                                           [](const auto& a, const auto& b) { return a.second < b.second; });
+        const bool majority = most->second * tp * 2 > all.size();
+        std::string who;
+        for (size_t rank = first; rank < all.size(); rank += tp)
+            if (!majority || all[rank].substr(0, 16) != most->first)
+                who += format("%srank %zu on %s", who.empty() ? "" : ", ", rank, all[rank].substr(17).c_str());
+        fail(EXIT_WEIGHTS_DIFFER,
+             "step %lld: the weights of %s differ from %s, although all add the same gradients: a memory or a "
+             "processor is faulty. The weights are not saved; --resume continues from the last checkpoint, best "
+             "without that machine",
+             static_cast<long long>(step), who.c_str(), majority ? "those of the other ranks" : "each other");
+    }
+}
