@@ -116,7 +116,9 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         printf("options from %s/run.toml:%s\n", message_text(options.output).c_str(),
                message_text(options.taken).c_str());
     start_device(options, launch);
+    const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : options.timeout, launch.rank, launch.world_size);
     comm = make_comm(plans ? Launch() : launch, options.share_gpu);
+    comm->watchdog = watchdog;
     const Dtype dtype = training_dtype(options);
     std::string command_line;
     for (int i = 0; argv[i]; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
@@ -126,7 +128,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         case Command::plan:
             return run_plan(options, dtype, launch);
         case Command::generate:
-            return run_generate(options, dtype, *comm, launch);
+            return run_generate(options, dtype, *comm);
         case Command::eval:
             return run_eval(options, dtype, *comm, launch);
         default:

@@ -1,7 +1,6 @@
 #include "base/terminal.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,20 +66,17 @@ ProgressLine::~ProgressLine() {
 bool ProgressLine::due() const { return seconds_now() - last >= 1.0; }
 
 void ProgressLine::show(const std::string& text) {
-    const ReaderWait wait;
     last = seconds_now();
     drawn = isatty(STDERR_FILENO);
     fprintf(stderr, drawn ? "\r\033[K%s" : "%s\n", message_text(text).c_str());
 }
 
 void ProgressLine::clear() {
-    const ReaderWait wait;
     if (drawn) fputs("\r\033[K", stderr);
     drawn = false;
 }
 
 void print_stdout(const std::string& text) {
-    const ReaderWait wait;
     if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
     fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
 }
@@ -137,18 +133,7 @@ std::string error_text(const Error& error) {
     return dynamic_cast<const ListError*>(&error) ? error.what() : message_text(error.what());
 }
 
-static bool is_file(int descriptor) {
-    struct stat info;
-    return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
-}
-
-ReaderWait::ReaderWait() {
-    static const bool of_files = is_file(STDOUT_FILENO) && is_file(STDERR_FILENO);
-    waiting = !of_files;
-}
-
 void print_message(const std::string& text) {
-    const ReaderWait wait;
     fprintf(stderr, "%s\n", message_text(text).c_str());
 }
 

@@ -1,6 +1,5 @@
 // terminal.h: output to stdout and to a terminal.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -30,15 +29,6 @@ struct ListError : Error {
 std::string error_text(const Error& error);  // what() in the form of message_text, or as it is if it is a ListError
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);
-
-// While it exists, this process may wait for a reader of its stdout or stderr: a terminal that Ctrl-S has stopped, or a
-// full pipe. With both in files, it waits for a disk instead, and `waiting` remains false.
-struct ReaderWait {
-    static inline std::atomic<bool> waiting = false;
-    ReaderWait();
-    ReaderWait(const ReaderWait&) = delete;
-    ~ReaderWait() { waiting = false; }
-};
 
 // Quotes a word for a POSIX shell, unless all its characters are harmless.
 std::string shell_word(const std::string& text);

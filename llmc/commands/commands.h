@@ -13,7 +13,7 @@
 // Each of these functions returns the exit code, and throws Error for bad input.
 // Several ranks divide the layers (--tensor-parallel), and in eval also the windows; rank 0 prints.
 // Prints each token at once; notes go to stderr.
-int run_generate(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);
+int run_generate(const Options& options, Dtype dtype, Comm& comm);
 int run_eval(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);  // prints the loss on --val-data
 int run_tokenize(const Options& options);                                             // text to token shards
 int print_launch(const Launch& launch);   // --print-launch

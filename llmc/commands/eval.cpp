@@ -7,7 +7,6 @@
 #include "base/terminal.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
-#include "commands/watch_ranks.h"
 #include "model/mfu.h"
 #include "train/run_checks.h"
 
@@ -46,7 +45,6 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
 
 template <class floatX>
 static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
-    watch_ranks(o, launch, comm);
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
     const auto message = [&](const std::string& line) {
@@ -70,17 +68,14 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
     ProgressLine progress;
-    WatchedUnits batches{*comm.watchdog, "batch"};
-    batches.begin_phase(Phase::evaluation,
-                        slow_device_seconds(double(o.micro_batch) * T * flops_per_token(source.config, T)));
     const auto show = [&](int64_t done, int64_t of) {
-        batches.next();
+        comm.reached("batch", done);
         if (prints && progress.due())
             progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
         return true;
     };
     const double loss = *evaluate(model, loader, groups.dp, show);
-    batches.begin_phase(Phase::end);
+    comm.reached("the end");
     progress.clear();
     if (!std::isfinite(loss))
         fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",

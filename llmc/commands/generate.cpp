@@ -7,13 +7,11 @@
 #include "base/unicode.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
-#include "commands/watch_ranks.h"
 #include "model/mfu.h"
 #include "train/run_checks.h"
 
 template <class floatX>
-static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
-    watch_ranks(o, launch, comm);
+static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
     RunSource source = find_trained_model(o, true, comm.watchdog.get());
@@ -27,9 +25,6 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, o, comm, groups.tp);
-    WatchedUnits tokens{*comm.watchdog, "token"};
-    const int T = source.config.max_T;
-    tokens.begin_phase(Phase::generation, slow_device_seconds(double(T) * flops_per_token(source.config, T)));
     Sampler sampler;
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;
@@ -43,9 +38,10 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
         };
         const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };
         print(o.prompt);
+        int64_t number = 0;
         try {
             generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
-                tokens.next();
+                comm.reached("token", number++);
                 if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
                 print(tokenizer.tokens[token]);
                 return true;
@@ -57,10 +53,10 @@ static int generate_text(const Options& o, Comm& comm, const Launch& launch) {
         end_line();
         if (i + 1 < o.num_samples) print("---\n");
     }
-    tokens.begin_phase(Phase::end);
+    comm.reached("the end");
     return 0;
 }
 
-int run_generate(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm, launch); });
+int run_generate(const Options& o, Dtype dtype, Comm& comm) {
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
 }

@@ -4,7 +4,6 @@
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"
 #include "parallel/groups.h"
-#include "parallel/watchdog.h"
 #include "train/run_source.h"
 
 // This rank's shard of the layers.
@@ -19,9 +18,8 @@ template <class floatX>
 void load_model(GPT2<floatX>& model, RunSource& source, const Options& options, Comm& comm, Comm& tensor_ranks) {
     if (tensor_ranks.world_size > 1) model.tensor_ranks = &tensor_ranks;
     std::vector<float> own;
-    comm.watchdog->set_largest_read(slow_disk_seconds(largest_tensor_bytes(model.config)));
     const TensorWriter write = [&](const float* host, Slot, Param p, int l) {
-        comm.watchdog->reached("loading of a tensor");
+        comm.reached("loading of a tensor");
         own.resize(size_t(model.layout.size(p)));
         take_shard(own.data(), host, model.layout, p);
         model.set_param(p, l, own.data());

@@ -49,7 +49,6 @@ static std::string library_error(const std::exception& error) {
 }
 
 static void print_error(const std::string& text) {
-    const ReaderWait wait;
     fprintf(stderr, "error: %s\n", text.c_str());
 }
 

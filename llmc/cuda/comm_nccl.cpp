@@ -65,7 +65,7 @@ struct NcclComm : Comm {
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    std::deque<std::pair<Ticket, Collective>> in_flight;  // recorded as entered, and not yet as left
+    Ticket ended = 0;  // of the issued, those that the watchdog knows to have ended
     DeviceBuffer<bf16> bf16_gradients;                    // a bucket, rounded to be sent; with GradDtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
@@ -100,6 +100,7 @@ struct NcclComm : Comm {
     NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size)
         : join_seconds(whole.join_seconds), nccl(part) {
         parent = &whole;
+        watchdog = whole.watchdog;
         rank = shard_index = rank_in_part;
         world_size = size;
         all().push_back(this);
@@ -163,7 +164,6 @@ struct NcclComm : Comm {
         const double start = seconds_now();
         for (int tries = 0; result == ncclInProgress && seconds_now() - start < join_seconds; tries++) {
             if (tries > 20) pause(tries);
-            obey_watchdog();
             if (seconds_now() - start > GRACE_SECONDS) all()[0]->check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
@@ -206,22 +206,12 @@ struct NcclComm : Comm {
         ncclGroupEnd();
     }
 
-    // Ends this rank if the watchdog has found that the run hangs. Watchdog::ABORT_SECONDS later it ends the process.
-    static void obey_watchdog() {
-        FlightRecorder* const flights = all()[0]->flight_recorder();
-        if (!flights || !flights->must_abort) return;
-        flights->aborting = true;
-        abort_pending("the run hangs");
-        all()[0]->abort(EXIT_WATCHDOG);
-    }
-
     // while_host_waits: called repeatedly while the host waits for the device. seconds: duration of the wait so far.
     static void watch(double seconds) {
         if (std::this_thread::get_id() != all()[0]->thread) return;
-        obey_watchdog();
         for (NcclComm* comm : all()) {
             comm->check_state();
-            comm->record_ended();
+            comm->count_ended();
         }
         if (seconds > GRACE_SECONDS) all()[0]->check_local_peers();
     }
@@ -335,19 +325,14 @@ struct NcclComm : Comm {
     // ---- Collectives
 
     // Calls queue_calls, which queues a collective on nccl_stream. The collective runs after the work that stream
-    // `after` has now. Returns its ticket. kind, bytes: for the flight recorder, in which a collective is entered when
-    // the host queues it.
+    // `after` has now. Returns its ticket. For the watchdog, a collective begins when the host queues it.
     template <class Calls>
-    Ticket start(const char* kind, int64_t bytes, Stream after, const Calls& queue_calls) {
+    Ticket start(Stream after, const Calls& queue_calls) {
         if (!nccl) fail(EXIT_INTERNAL, "%s", abort_reason.c_str());
         calls++;
         const SpanLabel label = take_label();
-        const Collective collective = next_collective(kind, bytes, label);
-        record_ended();
-        if (FlightRecorder* const to = flight_recorder()) {
-            to->entered(collective);
-            in_flight.emplace_back(issued + 1, collective);
-        }
+        count_ended();
+        if (watchdog) watchdog->collective_begins();
         Event& event = completed[++issued % RING];
         record_event(event, after);
         stream_wait_event(nccl_stream.stream, event);
@@ -359,10 +344,10 @@ struct NcclComm : Comm {
         return issued;
     }
 
-    // Records the collectives that have ended since the last call as left.
-    void record_ended() {
-        for (; !in_flight.empty() && event_done(completed[in_flight.front().first % RING]); in_flight.pop_front())
-            flight_recorder()->left(in_flight.front().second);
+    // Tells the watchdog of the collectives that have ended since the last call.
+    void count_ended() {
+        for (; watchdog && ended < issued && event_done(completed[(ended + 1) % RING]); ended++)
+            watchdog->collective_ended();
     }
 
     void wait(Ticket ticket, Stream stream) override {
@@ -413,7 +398,7 @@ struct NcclComm : Comm {
 
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
-        return start("all-reduce", count * int64_t(sizeof(float)), after, [&] {
+        return start(after, [&] {
             if (dtype == GradDtype::fp32) return sum_all(x, count, ncclFloat);
             sum_all(round(x, count), count, ncclBfloat16);
             ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
@@ -422,7 +407,7 @@ struct NcclComm : Comm {
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += reduce_scatter_bytes(count, dtype);
-        return start("reduce-scatter", count * int64_t(sizeof(float)), after, [&] {
+        return start(after, [&] {
             if (dtype == GradDtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
             bf16* const all = round(x, count);
             sum_shards(all, all + at, own, ncclBfloat16);
@@ -433,24 +418,24 @@ struct NcclComm : Comm {
     using Comm::reduce_scatter;
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, GradDtype::bf16);
-        return start("all-reduce", count * int64_t(sizeof(bf16)), after, [&] { sum_all(x, count, ncclBfloat16); });
+        return start(after, [&] { sum_all(x, count, ncclBfloat16); });
     }
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         const int64_t own = count / world_size;
         bytes_sent += reduce_scatter_bytes(count, GradDtype::bf16);
-        return start("reduce-scatter", count * int64_t(sizeof(bf16)), after,
+        return start(after,
                      [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         const int64_t own = bytes / world_size;
         bytes_sent += (world_size - 1) * own;
         const char* from = static_cast<char*>(x) + rank * own;
-        return start("all-gather", bytes, after, [&] {
+        return start(after, [&] {
             check("ncclAllGather", ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream));
         });
     }
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return start("broadcast", bytes, after, [&] {
+        return start(after, [&] {
             check("ncclBroadcast", ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream));
         });
     }

@@ -105,14 +105,6 @@ constexpr int64_t count_parameters(const GPT2Config& config) {
     return count;
 }
 
-// Of a checkpoint, in fp32.
-inline int64_t largest_tensor_bytes(const GPT2Config& config) {
-    int64_t most = 0;
-    for (const ParamSpec& p : param_table)
-        most = std::max(most, int64_t(dim_size(config, p.rows)) * dim_size(config, p.cols));
-    return most * int64_t(sizeof(float));
-}
-
 // The range of elements that one collective reduces or gathers. Bucket 0 holds the tensors of Scope::model, bucket
 // 1 + l those of layer l. In each bucket the decayed elements come first.
 struct Bucket {

@@ -20,6 +20,7 @@ void Comm::abort(int exit_code) {
 std::unique_ptr<Comm> Comm::split(int) {
     auto group = std::make_unique<Comm>();
     group->parent = this;
+    group->watchdog = watchdog;
     return group;
 }
 
@@ -32,7 +33,7 @@ void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
 
 void Comm::label_next(const char* name, int64_t number) {
     const Trace* const to = recorder();
-    if (to || flight_recorder()) next_label = {name, number, to ? to->step : -1, -1, bytes_sent};
+    if (to) next_label = {name, number, to->step, -1, bytes_sent};
 }
 
 SpanLabel Comm::take_label() {
@@ -40,11 +41,6 @@ SpanLabel Comm::take_label() {
     label.bytes = bytes_sent - label.bytes;
     if (label.name) label.queued = seconds_now();
     return label;
-}
-
-Collective Comm::next_collective(const char* kind, int64_t bytes, const SpanLabel& label) {
-    const FlightRecorder* const to = flight_recorder();
-    return {kind, label.name, label.number, to ? to->step.load() : -1, bytes, group_name, ++collectives};
 }
 
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {

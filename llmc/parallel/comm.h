@@ -9,12 +9,10 @@
 
 #include "base/device.h"
 #include "base/trace.h"
-#include "parallel/flight_recorder.h"
 #include "parallel/launch.h"
+#include "parallel/watchdog.h"
 
 enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
-
-struct Watchdog;
 
 struct Comm {
     using Ticket = int64_t;
@@ -25,12 +23,9 @@ struct Comm {
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
     std::unique_ptr<Trace> trace;  // of the world's Comm; null: tracing is off
-    // Of the world's Comm; null: nothing is recorded, and nobody watches. The watchdog also guards the destructor, in
-    // which the ranks disconnect.
-    std::unique_ptr<FlightRecorder> flights;
+    // Watchdog of this rank, shared with the groups; null: nobody watches. It also guards the destructor, in which the
+    // ranks disconnect.
     std::shared_ptr<Watchdog> watchdog;
-    RankGroup group_name = RankGroup::world;
-    int64_t collectives = 0;       // that this rank has begun or queued, also exchanges of texts and votes
     const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
     SpanLabel next_label = {};     // trace label of the next collective; its `bytes` holds the earlier bytes_sent
 
@@ -80,8 +75,10 @@ struct Comm {
     void label_next(const char* name) { label_next(name, -1); }
     void label_next(const char* name, int64_t number);
     SpanLabel take_label();
-    FlightRecorder* flight_recorder() const { return parent ? parent->flight_recorder() : flights.get(); }
-    Collective next_collective(const char* kind, int64_t bytes, const SpanLabel& label = {});
+    // Progress of the training thread, for the watchdog. what: a string of static duration, "micro-step".
+    void reached(const char* what, int64_t number = -1) const {
+        if (watchdog) watchdog->reached(what, number);
+    }
     Trace* recorder() const { return parent ? parent->recorder() : trace.get(); }  // the trace of the world
 
     // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns

@@ -66,6 +66,19 @@ struct StagedCollectives {
     }
 };
 
+// A collective that begins, and ends with the block.
+struct Watched {
+    const std::shared_ptr<Watchdog> watchdog;
+
+    explicit Watched(std::shared_ptr<Watchdog> watched) : watchdog(std::move(watched)) {
+        if (watchdog) watchdog->collective_begins();
+    }
+    Watched(const Watched&) = delete;
+    ~Watched() {
+        if (watchdog) watchdog->collective_ended();
+    }
+};
+
 struct MpiComm : Comm {
     std::shared_ptr<MpiThread> thread;          // common to all groups
     std::shared_ptr<StagedCollectives> staged;  // common to all groups; null if device memory is host memory
@@ -77,6 +90,7 @@ struct MpiComm : Comm {
     MpiComm(const MpiComm& whole, std::shared_ptr<MpiGroup> part)
         : thread(whole.thread), staged(whole.staged), group(std::move(part)) {
         parent = &whole;
+        watchdog = whole.watchdog;
         take_numbers();
     }
 
@@ -173,17 +187,14 @@ struct MpiComm : Comm {
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
     // MPI thread may run the collective as late as the next step. With the CPU backend x is host memory, and all
     // earlier work on it is complete.
-    Ticket queue(const char* kind, void* x, int64_t bytes, int64_t sent, Stream after,
-                 std::function<void(char* host)> unrecorded) {
+    Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> unrecorded) {
         calls++;
         bytes_sent += sent;
         Trace* const trace_of_world = recorder();
-        FlightRecorder* const flights_of_world = flight_recorder();
         const SpanLabel label = take_label();
-        const Collective collective = next_collective(kind, bytes, label);
-        std::function<void(char* host)> job = [=, unrecorded = std::move(unrecorded)](char* host) {
+        std::function<void(char* host)> job = [=, watched = watchdog, unrecorded = std::move(unrecorded)](char* host) {
             const Span span(trace_of_world, Track::communication, label);
-            const Flight flight(flights_of_world, collective);
+            const Watched collective(watched);
             unrecorded(host);
         };
         if (staged) return staged->queue({x, bytes, nullptr, std::move(job), trace_of_world}, after);
@@ -220,7 +231,7 @@ struct MpiComm : Comm {
 
     Ticket queue_reduce_scatter(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
-        return queue("reduce-scatter", x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
+        return queue(x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
                      [=, group = group](char* host) {
                          group->reduce_shards(reinterpret_cast<float*>(host), count, dtype, prompt);
                      });
@@ -229,7 +240,7 @@ struct MpiComm : Comm {
     Ticket queue_all_reduce(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
         const int64_t sent = 2 * share(count, bytes_of(dtype));
-        return queue("all-reduce", x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
+        return queue(x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
             float* sums = reinterpret_cast<float*>(host);
             group->reduce_shards(sums, count, dtype, prompt);
             if (dtype == GradDtype::fp32) return group->gather_all(host, count * int64_t(sizeof(float)), prompt);
@@ -253,13 +264,13 @@ struct MpiComm : Comm {
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
         return queue(
-            "reduce-scatter", x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
+            x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
             [=, group = group](char* host) { group->reduce_shards(reinterpret_cast<bf16*>(host), count, true); });
     }
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
         const int64_t bytes = count * int64_t(sizeof(bf16));
-        return queue("all-reduce", x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
+        return queue(x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
             group->reduce_shards(reinterpret_cast<bf16*>(host), count, true);
             group->gather_all(host, bytes, true);
         });
@@ -267,7 +278,7 @@ struct MpiComm : Comm {
 
     Ticket queue_all_gather(void* x, int64_t bytes, bool prompt, Stream after) {
         check(bytes, world_size);
-        return queue("all-gather", x, bytes, share(bytes, 1), after,
+        return queue(x, bytes, share(bytes, 1), after,
                      [=, group = group](char* host) { group->gather_all(host, bytes, prompt); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
@@ -278,15 +289,14 @@ struct MpiComm : Comm {
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return queue("broadcast", x, bytes, 0, after,
+        return queue(x, bytes, 0, after,
                      [=, group = group](char* host) { group->broadcast(host, bytes, from); });
     }
 
     std::vector<std::string> all_gather_text(const std::string& text) override {
         std::vector<std::string> all;
-        const Collective collective = next_collective("exchange of texts", int64_t(text.size()));
         thread->run([&] {
-            const Flight flight(flight_recorder(), collective);
+            const Watched collective(watchdog);
             all = group->all_gather_text(text);
         });
         return all;
@@ -294,9 +304,8 @@ struct MpiComm : Comm {
 
     bool any_rank(bool yes) override {
         const int64_t call = votes_begun++;
-        const Collective collective = next_collective("vote", sizeof(int));
-        const Ticket last = std::exchange(voted, thread->post([=, to = flight_recorder(), group = group] {
-            const Flight flight(to, collective);
+        const Ticket last = std::exchange(voted, thread->post([=, watched = watchdog, group = group] {
+            const Watched collective(watched);
             group->vote(yes, call);
         }));
         Trace* const trace_of_world = recorder();

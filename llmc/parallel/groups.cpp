@@ -71,6 +71,7 @@ Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts, int head
     if (tensor_parallel == 1) {
         auto alone = std::make_unique<Comm>();
         alone->parent = &world;
+        alone->watchdog = world.watchdog;
         Comm& tp = *alone;
         return {world, nullptr, std::move(alone), world, tp};
     }
@@ -79,8 +80,6 @@ Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts, int head
     std::unique_ptr<Comm> own_tp = world.split(world.rank / tensor_parallel);
     std::unique_ptr<Comm> own_dp = world.split(world.rank % tensor_parallel);
     Comm &dp = *own_dp, &tp = *own_tp;
-    dp.group_name = RankGroup::data_parallel;
-    tp.group_name = RankGroup::tensor_parallel;
     return {world, std::move(own_dp), std::move(own_tp), dp, tp};
 }
 

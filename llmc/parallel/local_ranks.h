@@ -20,7 +20,7 @@ constexpr int MAX_LOCAL_RANKS = 256;
 inline constexpr std::string_view STOPPING = "stopping: ";
 // The sentence of a watchdog (parallel/watchdog.h) begins so, after the name of the rank. One rank says it for all, and
 // it has a deadline, so it is not kept until the other ranks have printed their errors.
-inline constexpr std::string_view NO_PROGRESS = "no progress in ";
+inline constexpr std::string_view NO_PROGRESS = "no progress for ";
 
 // How many seconds a process has to end by itself before it is killed.
 struct LastSeconds {

@@ -78,7 +78,6 @@ static size_t terminal_columns() {
 }
 
 void Log::draw() {
-    const ReaderWait wait;
     fprintf(stderr, "\r%.*s\033[K", int(terminal_columns()), (line + behind).c_str());
     fflush(stderr);
     drawn = seconds_now();
@@ -97,7 +96,6 @@ void Log::working(const char* what, int64_t done, int64_t of) {
 // Prints a line on stdout. A failed write does not stop the run: it is reported once, and later lines are not printed.
 void Log::print_line(const std::string& text) {
     if (options.quiet || options.silent || stdout_broken) return;
-    const ReaderWait wait;
     clear();
     const bool ok = fputs((text + "\n").c_str(), stdout) >= 0 && fflush(stdout) == 0;
     const int error = errno;

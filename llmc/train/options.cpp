@@ -678,7 +678,6 @@ Options parse_options(int argc, const char* const* argv) {
            "--val-data is missing: quote a pattern of token shards to evaluate on");
     ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),
            "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
-    o.timeout_start = o.timeout_step = o.timeout_validation = o.timeout_checkpoint = o.timeout;
     return o;
 }
 

@@ -101,8 +101,7 @@ struct Options {
     std::string gpus, rendezvous, run_id;
     int nnodes = 1, node_rank = -1, max_restarts = 0, rank = -1, world_size = -1, local_rank = -1, threads = 0,
         comm_sms = 0;
-    double rendezvous_timeout = 300, timeout_start = -1, timeout_step = -1, timeout_validation = -1,
-           timeout_checkpoint = -1;
+    double rendezvous_timeout = 300;
     bool print_launch = false, tp_across_hosts = false, share_gpu = false, debug_sync = false,
          resume_strict = false;
     int64_t trace_steps = 20;

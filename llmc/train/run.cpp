@@ -18,10 +18,6 @@ int device_of(const Options& o, const Launch& launch) {
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
-Timeouts timeouts_of(const Options& o) {
-    return {o.timeout_start, o.timeout_step, o.timeout_validation, o.timeout_checkpoint};
-}
-
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
@@ -119,11 +115,7 @@ static std::vector<std::string> prepare_output(Run& run) {
     std::vector<std::string> notes;
     if (run.first_rank()) run.lock = lock_output(o);
     if (run.lock) notes = remove_leftovers(o.output);
-    if (run.lock) remove_tree(errors_directory(o.output));
     run.comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
-    const std::vector<std::string> locks =
-        run.comm.all_gather_text(path_exists(o.output + "/run.lock") ? "shared" : "");
-    run.watchdog.set_output_is_shared(std::find(locks.begin(), locks.end(), "") == locks.end());
     return notes;
 }
 
@@ -152,8 +144,6 @@ static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, co
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
            "the same program and CPU_ISA",
            differing.c_str());
-    run.hosts = hosts_of(rank_infos);
-    run.watchdog.set_hosts(run.hosts);
     return rank_infos;
 }
 
@@ -168,14 +158,12 @@ static void warn_of_rounding(Run& run, const std::vector<std::string>& rank_info
 
 std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                                const std::string& command_line) {
-    start_watchdog(comm, {timeouts_of(options), options.output, launch, options.tensor_parallel});
     auto started = std::make_unique<Run>(options, comm, dtype);
     Run& run = *started;
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
     const std::vector<std::string> notes = prepare_output(run);
-    run.source = find_training_start(o, &run.watchdog);
-    run.watchdog.set_largest_read(slow_disk_seconds(largest_tensor_bytes(run.source.config)));
+    run.source = find_training_start(o, comm.watchdog.get());
     resolve_batch(run, launch);
     run.groups.dp.check_grad_dtype(grad_dtype(o));
     open_data(run);
@@ -186,8 +174,6 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     const nlohmann::ordered_json info =
         run_info(o, run.source, run.batch, run.loader->corpus, device, dtype, comm.world_size, command_line);
     const double flops = flops_per_token(run.source.config, run.batch.T);
-    run.watchdog.set_first_step(slow_device_seconds(double(run.batch.B) * run.batch.T * flops));
-    run.watchdog.set_first_save(slow_disk_seconds(bytes_of_save(o, run.source)));
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
     run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
     open_log(run, flops, peak_flops(device, dtype), notes);

@@ -11,7 +11,6 @@
 #include "data/dataloader.h"
 #include "train/options.h"
 #include "parallel/groups.h"
-#include "parallel/watchdog.h"
 #include "train/background_save.h"
 #include "train/log.h"
 #include "train/plan.h"
@@ -22,7 +21,6 @@
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
     Comm& comm;       // of all ranks
-    Watchdog& watchdog;
     Groups groups;
     Dtype dtype;                       // dtype of weights and activations
     std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
@@ -35,7 +33,6 @@ struct Run {
     std::string info_options, data_fingerprint;  // in the form that checkpoints store
 
     TrainerState state;              // state after the last step that is known to be finite
-    std::vector<std::string> hosts;  // of all ranks
     bool same_rounding = true;     // all ranks have the same CPU_ISA and build, so equal weights stay equal bit by bit
     bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
     int failed_saves = 0;
@@ -49,7 +46,6 @@ struct Run {
     Run(const Options& options, Comm& comm, Dtype dtype)
         : options(options),
           comm(comm),
-          watchdog(*comm.watchdog),
           groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts, heads_of(options))),
           dtype(dtype) {}
     bool first_rank() const { return comm.rank == 0; }
@@ -62,4 +58,3 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
                                const std::string& command_line);
 // Index of this rank's GPU among the GPUs of its host.
 int device_of(const Options& options, const Launch& launch);
-Timeouts timeouts_of(const Options& options);

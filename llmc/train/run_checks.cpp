@@ -250,12 +250,6 @@ std::string differing_rounding(const std::vector<std::string>& rank_infos) {
     return "";
 }
 
-std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos) {
-    std::vector<std::string> hosts;
-    for (const std::string& rank_info : rank_infos) hosts.push_back(nlohmann::json::parse(rank_info)["host"]);
-    return hosts;
-}
-
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos) {
     std::string text = comm.describe();
     if (comm.world_size == 1) return text;

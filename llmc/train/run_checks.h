@@ -67,4 +67,3 @@ std::string differing_rounding(const std::vector<std::string>& rank_infos);
 void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
 // "4 ranks by MPI: 0-1 on h0 (..., 1 thread, amx), 2-3 on h1 (...)", and GPUs by their numbers.
 std::string describe_ranks(const Comm& comm, const std::vector<std::string>& rank_infos);
-std::vector<std::string> hosts_of(const std::vector<std::string>& rank_infos);

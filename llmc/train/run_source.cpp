@@ -15,11 +15,11 @@
 #include "checkpoint/hf_config.h"
 #include "parallel/watchdog.h"
 
-// A large checkpoint takes longer to verify than --timeout-start.
+// A large checkpoint may take longer to verify than --timeout.
 static VerifyProgress progress_for(Watchdog* watchdog) {
     if (!watchdog) return {};
     watchdog->reached("verification of a checkpoint");
-    return [watchdog](const std::string&, int64_t, int64_t) { watchdog->goes_on(); };
+    return [watchdog](const std::string&, int64_t, int64_t) { watchdog->reached("verification of a checkpoint"); };
 }
 
 static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {

@@ -202,8 +202,9 @@ static std::string make_copies(Run& run, const StateReader& reader, int num_slot
     if (run.first_rank()) run.background_save = std::make_unique<BackgroundSave>(reader.layout, num_slots);
     if (!reader.sharded) return "";
     constexpr double SILENCE = 60;  // seconds; the watchdog must not end the run before
+    const double timeout = run.options.timeout > 0 ? run.options.timeout : 2 * SILENCE;
     run.collector = std::make_unique<StateCollector>(run.comm, reader.layout, reader.part, num_slots,
-                                                     std::min(SILENCE, 0.5 * run.watchdog.checkpoint_limit()));
+                                                     std::min(SILENCE, 0.5 * timeout));
     return run.collector->why_not;
 }
 

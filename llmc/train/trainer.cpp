@@ -22,7 +22,10 @@ Trainer<floatX>::Trainer(Run& run)
       optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)),
       reader{optimizer.whole,
              optimizer.rule.state,
-             [this](float* host, Slot slot, Param p, int l) { optimizer.get_state(host, slot, p, l); },
+             [this](float* host, Slot slot, Param p, int l) {
+                 this->run.comm.reached("saving of a tensor");
+                 optimizer.get_state(host, slot, p, l);
+             },
              optimizer.reads_together(),
              optimizer.part(),
              [this](float* host, Slot slot) { optimizer.copy_part(host, slot); }} {
@@ -48,7 +51,7 @@ Trainer<floatX>::Trainer(Run& run)
 template <class floatX>
 void Trainer<floatX>::load_state() {
     const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
-        run.watchdog.reached("loading of a tensor");
+        run.comm.reached("loading of a tensor");
         optimizer.set_state(slot, p, l, host);
     };
     if (!run.source.resume.empty()) {
@@ -67,7 +70,7 @@ void Trainer<floatX>::load_state() {
 
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
-    run.watchdog.begin(Phase::step, step);
+    run.comm.watchdog->step = step;
     clock = seconds_now();
     loader_waited = run.loader->wait_seconds;
     comm_exposed = run.groups.exposed(run.groups.waits());
@@ -77,7 +80,7 @@ void Trainer<floatX>::start_clock(int64_t step) {
 // With ZeRO-2 the virtual ranks take turns, because every micro-step is summed over them.
 template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
-    run.watchdog.reached("micro-step", n);
+    run.comm.reached("micro-step", n);
     run.log->working("micro-step", n, run.batch.grad_accum_steps);
     const int virtual_ranks = optimizer.gradients.own_virtual_ranks(), each = run.batch.grad_accum_steps / virtual_ranks;
     if (model.shard_gradients) return {n % virtual_ranks, 0, true};
@@ -105,6 +108,7 @@ void Trainer<floatX>::queue_results(int64_t step) {
     copy_to_host(r.values.statuses, optimizer.gradients.rank_statuses(),
                  run.comm.world_size * int64_t(sizeof(RankStatus)), model.stream);
     record_event(r.done, model.stream);
+    run.comm.watchdog->step = step + 1;
 }
 
 template <class floatX>
@@ -123,7 +127,6 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.comm_bytes = run.comm.world_size > 1 ? r.comm_bytes : -1;
     record.skipped = skipped;
     run.log->step(record);
-    run.watchdog.step_done(now - clock);
     clock = now;
     loader_waited = run.loader->wait_seconds;
     comm_exposed = exposed;
@@ -139,6 +142,7 @@ void Trainer<floatX>::finish_step(int64_t step) {
     StepResults& r = results[step % 2];
     if (r.step != step || step < 0) return;
     wait_for_event(r.done);
+    run.comm.reached("results of a step");
     r.step = -1;
     for (int rank = 0; rank < run.comm.world_size; rank++) run.stop |= r.values.statuses[rank].stop != 0.0f;
     const bool counts = outliers.skip_nan || !std::isnan(r.values.factor);
@@ -173,7 +177,7 @@ bool Trainer<floatX>::has_replicas() const {
 
 template <class floatX>
 void Trainer<floatX>::check_replicas(int64_t step) {
-    run.watchdog.reached("comparison of weights");
+    run.comm.reached("comparison of weights");
     optimizer.weights.finish();
     const DeviceBuffer<floatX>& weights = model.weights.memory;
     ::check_replicas(run.groups, weights.data, weights.bytes(), step, model.stream);
@@ -183,15 +187,11 @@ void Trainer<floatX>::check_replicas(int64_t step) {
 // The validation has no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
-    run.watchdog.begin(Phase::validation, step);
-    double begun = 0.0;  // a batch begins after the vote, in which other ranks may wait for a save of rank 0
     const std::optional<double> loss =
         evaluate(model, *run.val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
-            if (done > 0) run.watchdog.validation_batch_done(seconds_now() - begun);
             run.log->working("validation batch", done, of);
-            run.watchdog.reached("validation batch", done);
+            run.comm.reached("validation batch", done);
             run.stop |= run.comm.any_rank(stop_requested());
-            begun = seconds_now();
             return !run.stop;
         });
     run.stop |= !loss;
@@ -209,13 +209,8 @@ template <class floatX>
 void Trainer<floatX>::sample(int64_t step) {
     const bool together = optimizer.weights.sharded() || model.tensor_ranks;
     const Options& o = run.options;
-    run.watchdog.begin(Phase::sample, step);
-    // The other ranks wait in the next step until rank 0 has the text. The watchdog permits the time of a step for each
-    // token, which takes less.
-    if (!together && !run.first_rank()) {
-        run.watchdog.permit(o.sample_tokens * std::max(1.0, run.watchdog.median_step()), Phase::sample);
-        return start_clock(step);
-    }
+    // The other ranks wait in the next step until rank 0 has the text.
+    if (!together && !run.first_rank()) return start_clock(step);
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
@@ -224,7 +219,7 @@ void Trainer<floatX>::sample(int64_t step) {
     std::string text = o.sample_prompt;
     bool text_ended = false;
     generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
-        run.watchdog.reached("token of the sample");
+        run.comm.reached("token of a sample");
         text_ended |= token == tokenizer.end_of_text || token >= tokenizer.vocab_size();
         if (!text_ended) text += tokenizer.tokens[token];
         return together ? !run.comm.any_rank(stop_requested()) : !text_ended && !stop_requested();
@@ -235,17 +230,15 @@ void Trainer<floatX>::sample(int64_t step) {
 
 template <class floatX>
 void Trainer<floatX>::save(bool wait) {
-    run.watchdog.begin(Phase::checkpoint, run.state.step);
+    run.comm.reached("checkpoint");
     run.state.health = outliers.json();
     wait ? save_last(run, reader) : save_in_background(run, reader);
-    // The other ranks wait in the next step until rank 0 has saved.
-    if (!run.first_rank()) run.watchdog.permit_save();
     start_clock(run.state.step);
 }
 
 template <class floatX>
 int Trainer<floatX>::end() {
-    run.watchdog.begin(Phase::end, run.state.step);
+    run.comm.reached("the end");
     optimizer.finish_collectives();  // other ranks may still read this rank's memory
     wait_for_device();
     const bool log_is_complete = run.log->finish();

@@ -17,7 +17,7 @@ steps=400
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps "$steps"
     --checkpoint-every 20
-    --timeout-step $((3 * slower)) --timeout-checkpoint $((3 * slower)))
+    --timeout $((5 * slower)))
 undisturbed=$scratch/undisturbed
 check "the undisturbed run" "${train[@]}" --ranks 2 --output "$undisturbed"
 

@@ -60,7 +60,7 @@ else
             --gpus 2 "${train[@]}" \
             --zero $zero --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 \
             --autotune off \
-            --timeout-step 0 --timeout-start 0
+            --timeout 0
     done
 fi
 finish

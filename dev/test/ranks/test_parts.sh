@@ -73,9 +73,9 @@ last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log
 check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
 
 # A rank that cannot send its part: the save fails, training continues, and the next save is whole. Rank 0 waits for half of
-# --timeout-checkpoint.
+# --timeout.
 ranks 2 "${train[@]/--quiet/--quiet=false}" "${zero[@]}" --fault error:rank=1,step=20,phase=part \
-    --timeout-checkpoint 6 --steps 40 --checkpoint-every 20 --output "$scratch/missing" >"$scratch/missing.log" 2>&1
+    --timeout 6 --steps 40 --checkpoint-every 20 --output "$scratch/missing" >"$scratch/missing.log" 2>&1
 check "a part that does not come: trains" test $? = 0
 check "a part that does not come: rank 0 says so" grep -q \
     "the checkpoint of step 20 was not saved: rank 1 has sent nothing of its part for 3 s" "$scratch/missing.log"

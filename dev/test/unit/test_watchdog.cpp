@@ -1,112 +1,136 @@
-// test_watchdog.cpp: tests the limits of the phases, and time in which the process did not run. test_watchdog.sh stops
-// real ranks.
+// test_watchdog.cpp: tests what the watchdog prints, and when it ends a process.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "base/common.h"
+#include "base/host.h"
 #include "parallel/watchdog.h"
+#include "support/test.h"
 
-#include <doctest/doctest.h>
+static void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-#include <cmath>
+namespace {
+struct Result {
+    int exit_code;  // 128 + signal of a killed process
+    double seconds;
+    std::string err;
+};
+}  // namespace
 
-#include "support/temporary.h"
-
-static constexpr Phase step_phases[] = {Phase::step, Phase::sample, Phase::end, Phase::evaluation, Phase::generation};
-
-TEST_CASE("the limit of the start") {
-    CHECK(limit_of(Phase::start, {}, {}) == 300);
-    CHECK(limit_of(Phase::start, {}, {.step = 100, .first_step = 5000}) == 300);
-    CHECK(limit_of(Phase::start, {}, {.largest_read = 500}) == 500);
-    CHECK(limit_of(Phase::start, {.start = 3}, {.largest_read = 500}) == 3);
-    CHECK(std::isinf(limit_of(Phase::start, {.start = 0}, {})));
-}
-
-TEST_CASE("the limit of a step") {
-    for (Phase phase : step_phases) {
-        CHECK(limit_of(phase, {}, {.step = 0.5, .first_step = 5000}) == 120);  // the least limit
-        CHECK(limit_of(phase, {}, {.step = 30, .first_step = 5000}) == 600);   // 20 median steps
-        CHECK(limit_of(phase, {}, {.first_step = 5}) == 300);                  // the first step: as the start
-        CHECK(limit_of(phase, {}, {.first_step = 5000}) == 5000);
-        CHECK(limit_of(phase, {}, {.first_step = 5, .largest_read = 500}) == 500);
-        CHECK(limit_of(phase, {.step = 3}, {.step = 30}) == 3);
-        CHECK(limit_of(phase, {.validation = 3, .checkpoint = 4}, {.step = 30, .validation_batch = 90}) == 600);
-        CHECK(std::isinf(limit_of(phase, {.step = 0}, {.step = 30})));
-        CHECK(std::isinf(limit_of(phase, {.start = 0}, {.first_step = 5})));
+// Runs the function in a child process, which then ends with exit code 0. meanwhile: called here with its pid.
+static Result run_child(const std::function<void()>& function, const std::function<void(pid_t)>& meanwhile = {}) {
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    const double begin = seconds_now();
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        close(ends[1]);
+        function();
+        _exit(0);
     }
+    close(ends[1]);
+    if (meanwhile) meanwhile(child);
+    Result result;
+    char buffer[1024];
+    for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;) result.err.append(buffer, size_t(got));
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    result.seconds = seconds_now() - begin;
+    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return result;
 }
 
-TEST_CASE("the limit of a validation follows its batches, before the first one the steps") {
-    CHECK(limit_of(Phase::validation, {}, {.step = 100, .validation_batch = 30}) == 600);
-    CHECK(limit_of(Phase::validation, {}, {.step = 100, .validation_batch = 0.5}) == 120);
-    CHECK(limit_of(Phase::validation, {}, {.step = 100}) == 2000);
-    CHECK(limit_of(Phase::validation, {}, {.first_step = 5000}) == 5000);
-    CHECK(limit_of(Phase::validation, {.step = 3}, {.step = 100, .validation_batch = 30}) == 600);
-    CHECK(limit_of(Phase::validation, {.validation = 7}, {.step = 100, .validation_batch = 30}) == 7);
-    CHECK(std::isinf(limit_of(Phase::validation, {.validation = 0}, {.step = 100})));
+TEST_CASE("where: the step, the place and the collectives of this rank") {
+    Watchdog alone(0.0, 0, 1);
+    CHECK(alone.where() == "the start");
+    alone.step = 41;
+    alone.reached("micro-step", 3);
+    CHECK(alone.where() == "step 41, micro-step 3");
+
+    Watchdog rank(0.0, 1, 4);
+    CHECK(rank.where() == "the start, after 0 collectives");
+    rank.step = 41;
+    rank.reached("micro-step", 3);
+    rank.collective_begins();
+    rank.collective_ended();
+    CHECK(rank.where() == "step 41, micro-step 3, after 1 collectives");
+    rank.collective_begins();
+    CHECK(rank.where() == "step 41, micro-step 3, in collective 2");
+    rank.reached("results of a step");
+    CHECK(rank.where() == "step 41, results of a step, in collective 2");
 }
 
-TEST_CASE("the limit of a checkpoint follows the saves, before the first one its bytes") {
-    CHECK(limit_of(Phase::checkpoint, {}, {.step = 100}) == 300);
-    CHECK(limit_of(Phase::checkpoint, {}, {.first_save = 900}) == 900);
-    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 2, .first_save = 900}) == 300);  // the least limit
-    CHECK(limit_of(Phase::checkpoint, {}, {.longest_save = 200, .first_save = 900}) == 2000);
-    CHECK(limit_of(Phase::checkpoint, {.checkpoint = 5}, {.longest_save = 200}) == 5);
-    CHECK(std::isinf(limit_of(Phase::checkpoint, {.checkpoint = 0}, {})));
-    CHECK(slow_disk_seconds(100'000'000) == 2);
+TEST_CASE("a rank without progress says where it is, waits for the lines of the others, and ends") {
+    const Result result = run_child([] {
+        Watchdog watchdog(1.0, 2, 4);
+        watchdog.step = 7;
+        watchdog.reached("micro-step", 1);
+        watchdog.collective_begins();
+        sleep_for(60);
+    });
+    CHECK(result.exit_code == EXIT_WATCHDOG);
+    CHECK(result.err == "error: rank 2 on " + host_name() +
+                            ": no progress for 1 s (--timeout): step 7, micro-step 1, in collective 1; look at the "
+                            "ranks that print no such line, or another place\n");
+    CHECK(result.seconds >= 1.0 + Watchdog::LAST_WORDS);
+    CHECK(result.seconds < 10.0);  // --timeout plus 10 s is promised, also for the launcher's part of it
 }
 
-TEST_CASE("a rank that waits for rank 0 has the larger limit, not the sum") {
-    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 300}) == 301);  // the save and one step
-    CHECK(limit_of(Phase::step, {}, {.step = 1, .permitted = 60}) == 120);
-    CHECK(limit_of(Phase::step, {.step = 5}, {.step = 1, .permitted = 3}) == 5);
-    CHECK(limit_of(Phase::validation, {.validation = 5}, {.step = 1, .permitted = 300}) == 301);
-    CHECK(std::isinf(limit_of(Phase::step, {.step = 0}, {.step = 1, .permitted = 300})));
-    CHECK(std::isinf(limit_of(Phase::step, {}, {.step = 1, .permitted = INFINITY})));
-    CHECK(PhaseTimes{.step = 1, .permitted = 300}.without_permitted().permitted == 0);
+TEST_CASE("a single process without progress ends at once") {
+    const Result result = run_child([] {
+        Watchdog watchdog(1.0, 0, 1);
+        sleep_for(60);
+    });
+    CHECK(result.exit_code == EXIT_WATCHDOG);
+    CHECK(result.err == "error: no progress for 1 s (--timeout): the start\n");
 }
 
-TEST_CASE("the median of the last steps") {
-    StepTimes steps;
-    CHECK(steps.median() == 0);
-    for (double seconds : {9.0, 1.0, 2.0}) steps.add(seconds);
-    CHECK(steps.median() == 2);
-    for (size_t i = 0; i < StepTimes::STEPS; i++) steps.add(5);
-    CHECK(steps.median() == 5);
-    CHECK(steps.seconds.size() == StepTimes::STEPS);
+TEST_CASE("progress of the training thread or of a collective keeps a rank alive, and --timeout 0 always does") {
+    const Result progress = run_child([] {
+        Watchdog watchdog(1.0, 0, 2);
+        for (int i = 0; i < 5; i++) {
+            watchdog.reached("micro-step", 0);
+            sleep_for(0.4);
+        }
+        for (int i = 0; i < 3; i++) {
+            watchdog.collective_begins();
+            sleep_for(0.4);
+            watchdog.collective_ended();
+            sleep_for(0.4);
+        }
+    });
+    CHECK(progress.exit_code == 0);
+    CHECK(progress.err.empty());
+    const Result never = run_child([] {
+        Watchdog watchdog(0.0, 0, 1);
+        sleep_for(1.5);
+    });
+    CHECK(never.exit_code == 0);
 }
 
-TEST_CASE("time without progress") {
-    StallClock clock;
-    CHECK(clock.tick(1000.0, 1) == 0);
-    for (int i = 1; i <= 50; i++) clock.tick(1000.0 + 0.1 * i, 1);
-    CHECK(clock.waited == doctest::Approx(5.0));
-    CHECK(clock.tick(1005.1, 2) == 0);
-    CHECK(clock.tick(1005.2, 2) == doctest::Approx(0.1));
-}
-
-TEST_CASE("time in which the process did not run does not count") {
-    StallClock clock;
-    clock.tick(1000.0, 1);
-    clock.tick(1000.1, 1);
-    CHECK(clock.tick(9000.0, 1) < 1.0);  // stopped for 8,000 s
-    CHECK(clock.tick(9000.1, 1) < 1.0);
-    const double waited = clock.waited;
-    for (int i = 2; i < 100; i++) clock.tick(9000.0 + 0.1 * i, 1, true);  // waits for a reader of its output
-    CHECK(clock.waited == waited);
-    CHECK(clock.tick(8000.0, 1) >= 0);  // no clock runs backwards, but if one did, nothing would be subtracted
-    CHECK(clock.waited < 1.0);
-}
-
-TEST_CASE("reports of an earlier run are not taken for new ones") {
-    const TemporaryDirectory dir;
-    CHECK(NewReports("").find().empty());
-    std::filesystem::create_directory(dir / "errors");
-    write_bytes(dir / "errors/rank_0.json", "{}");
-    std::filesystem::last_write_time(dir / "errors/rank_0.json", std::filesystem::file_time_type());
-    const NewReports reports(dir.path);
-    CHECK(reports.find().empty());
-    write_bytes(dir / "errors/rank_1.json", "{}");
-    REQUIRE(reports.find().size() == 1);
-    CHECK(reports.find()[0].first == 1);
-    write_bytes(dir / "errors/rank_0.json", "{}");
-    CHECK(reports.find().size() == 2);
-    std::filesystem::remove_all(dir / "errors");
-    CHECK(reports.find().empty());
+TEST_CASE("time in which the process was stopped does not count") {
+    const Result result = run_child(
+        [] {
+            Watchdog watchdog(3.0, 0, 1);
+            for (int i = 0; i < 8; i++) {
+                watchdog.reached("micro-step", i);
+                sleep_for(0.2);
+            }
+        },
+        [](pid_t child) {
+            sleep_for(0.5);
+            kill(child, SIGSTOP);
+            sleep_for(4.0);
+            kill(child, SIGCONT);
+        });
+    CHECK(result.exit_code == 0);
+    CHECK(result.err.empty());
 }
