@@ -101,12 +101,20 @@ void abandon_graph(Stream stream) noexcept;  // call it instead of end_graph aft
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
 
-// A named range in a profiler's timeline; does nothing on the CPU.
+// A named range of this thread in the timeline of --trace (base/trace.h), from its construction to the end of the
+// block. On a GPU also in the timeline of a profiler such as nsys.
 struct ProfileRange {
-    explicit ProfileRange(const char* name);
+    explicit ProfileRange(const char* name, int64_t number = -1);  // name: of static duration. number: -1: none
     ProfileRange(const ProfileRange&) = delete;
     ~ProfileRange();
+
+  private:
+    const char* const name;
+    const int64_t number;
+    const double begin;  // seconds_now(); negative: not recorded
 };
+void device_begin_range(const char* name);  // of a profiler; does nothing on the CPU
+void device_end_range();
 
 // A stream that is destroyed with its owner.
 struct OwnedStream {

@@ -1,92 +1,113 @@
 #include "base/trace.h"
 
-#include <utility>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-Trace::~Trace() {
-    for (const Queued& q : queued) {
-        destroy_event(q.begin);
-        destroy_event(q.end);
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "base/common.h"
+#include "base/device.h"
+#include "base/terminal.h"
+
+namespace {
+
+constexpr char END[] = "\n]\n";
+
+struct TraceFile {
+    std::mutex mutex;  // guards the fields below
+    std::string path;
+    int file = -1;
+    int rank = 0, steps = 0;
+    int64_t end = 0;  // offset of END
+};
+
+TraceFile trace;
+std::atomic<bool> is_open = false;
+
+void close_trace() {
+    is_open = false;
+    close(trace.file);
+    trace.file = -1;
+}
+
+// Writes the event in place of END, and END after it, by one call.
+void append(const std::string& event) {
+    const std::string text = (trace.end == 0 ? "[\n" : ",\n") + event + END;
+    const ssize_t written = pwrite(trace.file, text.data(), text.size(), trace.end);
+    if (written == ssize_t(text.size())) {
+        trace.end += written - ssize_t(strlen(END));
+        return;
     }
-    for (Event timer : timers) destroy_event(timer);
-    destroy_event(anchor);
+    print_message(format("warning: --trace %s: cannot be written: %s; it ends here", trace.path.c_str(),
+                         written < 0 ? strerror(errno) : "no space is left"));
+    [[maybe_unused]] const int cut = ftruncate(trace.file, trace.end);
+    [[maybe_unused]] const ssize_t ended = pwrite(trace.file, END, strlen(END), trace.end);
+    close_trace();
 }
 
-void Trace::add(const Record& record) {
-    const std::lock_guard lock(mutex);
-    records.push_back(record);
+int own_thread() {
+    static std::atomic<int> threads = 0;
+    thread_local const int number = ++threads;
+    return number;
 }
 
-// The first span also aligns the stream's clock with the host's. The constructor does not, because clocks drift apart.
-Event Trace::begin_on(Stream stream) {
-    if (!anchor) {
-        anchor = create_timer();
-        record_event(anchor, stream);
-        wait_for_event(anchor);
-        anchor_time = seconds_now();
-    }
-    const Event begin = take_timer();
-    record_event(begin, stream);
-    return begin;
+// Whole microseconds, because viewers cut the fractions of a begin and of a duration separately, after which events
+// overlap.
+long long microseconds(double seconds) { return static_cast<long long>(std::floor(1e6 * seconds)); }
+
+}  // namespace
+
+void open_trace(const std::string& path, int rank, int world_size) {
+    const std::lock_guard lock(trace.mutex);
+    trace.path = rank == 0 ? path : format("%s.rank%d", path.c_str(), rank);
+    trace.rank = rank;
+    trace.steps = 0;
+    trace.end = 0;
+    const auto refuse = [&](const char* why) { fail(EXIT_CANNOT_CREATE, "--trace %s: %s", trace.path.c_str(), why); };
+    const int file = open(trace.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) refuse(strerror(errno));
+    struct stat info;
+    char first[2];
+    const ssize_t got = pread(file, first, sizeof first, 0);
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) refuse("is not a file");
+    if (got > 0 && (got < 2 || memcmp(first, "[\n", 2) != 0))
+        refuse("exists and is not a trace; name another file, or remove it");
+    if (ftruncate(file, 0) != 0) refuse(strerror(errno));
+    trace.file = file;
+    append(format(R"({"name":"process_name","ph":"M","pid":%d,"tid":0,"args":{"name":"rank %d of %d"}})", rank, rank,
+                  world_size));
+    is_open = trace.file >= 0;
 }
 
-Event Trace::take_timer() {
-    if (timers.empty()) read_timers(false);
-    if (timers.empty()) return create_timer();
-    const Event timer = timers.back();
-    timers.pop_back();
-    return timer;
+bool trace_is_open() { return is_open; }
+
+void trace_event(const char* name, int64_t number, double begin, double end) {
+    const long long from = microseconds(begin), to = microseconds(end);
+    const std::string which = number < 0 ? "" : format(" %lld", static_cast<long long>(number));
+    const int thread = own_thread();
+    const std::lock_guard lock(trace.mutex);
+    if (!is_open) return;
+    append(format(R"({"name":"%s%s","ph":"X","pid":%d,"tid":%d,"ts":%lld,"dur":%lld})", name, which.c_str(), trace.rank,
+                  thread, from, std::max(0LL, to - from)));
 }
 
-// Ignores errors: an error here comes from work that was queued earlier, and the next call to the device reports it
-// too.
-void Trace::end_on(Stream stream, const Record& record, Event begin) {
-    try {
-        const Event end = take_timer();
-        queued.push_back({record, begin, end});
-        record_event(end, stream);
-    } catch (const Error&) {
-    }
+void trace_step(int64_t step, double begin, double end) {
+    if (!is_open) return;
+    trace_event("step", step, begin, end);
+    const std::lock_guard lock(trace.mutex);
+    if (is_open && ++trace.steps == TRACE_STEPS) close_trace();
 }
 
-void Trace::read_timers(bool wait) {
-    for (; !queued.empty(); queued.pop_front()) {
-        Queued& q = queued.front();
-        if (wait) wait_for_event(q.end);
-        if (!event_done(q.end)) return;
-        q.record.begin = anchor_time + seconds_between(anchor, q.begin);
-        q.record.end = anchor_time + seconds_between(anchor, q.end);
-        add(q.record);
-        std::swap(anchor, q.end);
-        anchor_time = q.record.end;
-        timers.push_back(q.begin);
-        timers.push_back(q.end);
-    }
+ProfileRange::ProfileRange(const char* name, int64_t number)
+    : name(name), number(number), begin(trace_is_open() ? seconds_now() : -1.0) {
+    device_begin_range(name);
 }
 
-Span::Span(Trace* trace, Track track, SpanLabel label)
-    : trace(trace && label.name && trace->recording ? trace : nullptr), range(label.name ? label.name : "") {
-    if (!this->trace) return;
-    if (track == Track::host && device_memory_is_host()) track = Track::training;
-    record = {label, track, trace->spans++, 0.0, 0.0};
-    if (record.order >= trace->most_spans) this->trace = nullptr;
-    record.begin = seconds_now();
-}
-
-Span::Span(Trace* trace, Track track, Stream stream, SpanLabel label) : Span(trace, track, label) {
-    // The member is null while begin_on may throw, so that the destructor then records nothing.
-    if (!std::exchange(this->trace, nullptr)) return;
-    begin = trace->begin_on(stream);
-    this->trace = trace;
-    this->stream = stream;
-    on_stream = true;
-}
-
-Span::~Span() {
-    if (!trace) return;
-    if (on_stream) {
-        trace->end_on(stream, record, begin);
-    } else {
-        record.end = seconds_now();
-        trace->add(record);
-    }
+ProfileRange::~ProfileRange() {
+    device_end_range();
+    if (begin >= 0.0) trace_event(name, number, begin, seconds_now());
 }

@@ -330,16 +330,12 @@ struct NcclComm : Comm {
     Ticket start(Stream after, const Calls& queue_calls) {
         if (!nccl) fail(EXIT_INTERNAL, "%s", abort_reason.c_str());
         calls++;
-        const SpanLabel label = take_label();
         count_ended();
         if (watchdog) watchdog->collective_begins();
         Event& event = completed[++issued % RING];
         record_event(event, after);
         stream_wait_event(nccl_stream.stream, event);
-        {
-            const Span span(recorder(), Track::communication, nccl_stream.stream, label);
-            queue_calls();
-        }
+        queue_calls();
         record_event(event, nccl_stream.stream);
         return issued;
     }

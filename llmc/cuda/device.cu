@@ -382,11 +382,11 @@ void wait_ignoring_errors(Event event) noexcept {
 }
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
-ProfileRange::ProfileRange(const char* name) { nvtxRangePushA(name); }
-ProfileRange::~ProfileRange() { nvtxRangePop(); }
+void device_begin_range(const char* name) { nvtxRangePushA(name); }
+void device_end_range() { nvtxRangePop(); }
 #else
-ProfileRange::ProfileRange(const char*) {}
-ProfileRange::~ProfileRange() {}
+void device_begin_range(const char*) {}
+void device_end_range() {}
 #endif
 
 bool device_has_graphs() { return !device_debug_sync; }  // the host cannot wait for a kernel that is being captured

@@ -171,6 +171,7 @@ void DataLoader::read_ahead() {
         Slot& slot = slots[batch % 2];
         std::exception_ptr caught;
         try {
+            const ProfileRange range("read batch", batch);
             slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
         } catch (...) {
             caught = std::current_exception();
@@ -194,6 +195,7 @@ Batch DataLoader::next() {
         changed.notify_all();
         const auto there = [&] { return filled > taken || error; };
         if (!there()) {
+            const ProfileRange range("wait for data");
             const double start = seconds_now();
             changed.wait(lock, there);
             wait_seconds += seconds_now() - start;

@@ -235,6 +235,7 @@ void GPT2<floatX>::decode(const int* token, int t) {
 
 template <class floatX>
 void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
+    const ProfileRange range("forward");
     INVARIANT(B <= this->B && T <= this->T,
               "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     INVARIANT(!divides_rows(B * T) || T % layout.shard.count == 0, "%d tokens cannot be divided among %d ranks", T,
@@ -357,6 +358,7 @@ void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
 template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
                             const BucketHook& after, const BucketHook& before) {
+    const ProfileRange range("backward");
     INVARIANT(!shard_gradients || micro_step == 0, "micro-step %d adds to gradients that are sharded", micro_step);
     const BucketHook begin = [&](int bucket) {
         if (!shard_gradients) return;

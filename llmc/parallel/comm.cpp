@@ -24,25 +24,6 @@ std::unique_ptr<Comm> Comm::split(int) {
     return group;
 }
 
-void Comm::wait(Ticket ticket, Stream stream, SpanLabel label) {
-    Trace* const trace_of_world = recorder();
-    if (trace_of_world) label.step = trace_of_world->step;
-    const Span span(world_size > 1 ? trace_of_world : nullptr, Track::training, stream, label);
-    wait(ticket, stream);
-}
-
-void Comm::label_next(const char* name, int64_t number) {
-    const Trace* const to = recorder();
-    if (to) next_label = {name, number, to->step, -1, bytes_sent};
-}
-
-SpanLabel Comm::take_label() {
-    SpanLabel label = std::exchange(next_label, {});
-    label.bytes = bytes_sent - label.bytes;
-    if (label.name) label.queued = seconds_now();
-    return label;
-}
-
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged) {
     if (launch.world_size == 1) return std::make_unique<Comm>();
     if (!staged)

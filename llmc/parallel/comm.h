@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/device.h"
-#include "base/trace.h"
 #include "parallel/launch.h"
 #include "parallel/watchdog.h"
 
@@ -22,12 +21,10 @@ struct Comm {
     // a stream was blocked in the waits that have ended.
     int64_t bytes_sent = 0, calls = 0, waits = 0;
     double exposed_seconds = 0.0;
-    std::unique_ptr<Trace> trace;  // of the world's Comm; null: tracing is off
     // Watchdog of this rank, shared with the groups; null: nobody watches. It also guards the destructor, in which the
     // ranks disconnect.
     std::shared_ptr<Watchdog> watchdog;
     const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
-    SpanLabel next_label = {};     // trace label of the next collective; its `bytes` holds the earlier bytes_sent
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
@@ -69,17 +66,10 @@ struct Comm {
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
-    // Waits like the function above; the trace records the wait as a span of the training track.
-    void wait(Ticket ticket, Stream stream, SpanLabel label);
-    // label_next sets the trace label of the next collective; the function that queues the collective takes it.
-    void label_next(const char* name) { label_next(name, -1); }
-    void label_next(const char* name, int64_t number);
-    SpanLabel take_label();
     // Progress of the training thread, for the watchdog. what: a string of static duration, "micro-step".
     void reached(const char* what, int64_t number = -1) const {
         if (watchdog) watchdog->reached(what, number);
     }
-    Trace* recorder() const { return parent ? parent->recorder() : trace.get(); }  // the trace of the world
 
     // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns
     // exposed_seconds.

@@ -27,7 +27,6 @@ struct StagedCollectives {
         int64_t bytes;
         Event ready;
         std::function<void(char* host)> job;
-        Trace* trace;
     };
     MpiThread& thread;
     std::deque<Collective> waiting;
@@ -54,12 +53,10 @@ struct StagedCollectives {
         wait_for_event(c.ready);
         destroy_event(c.ready);
         {
-            const Span span(c.trace, Track::host, {.name = "copy to host", .bytes = c.bytes});
             copy_to_host(staging.data(), c.memory, c.bytes, copies.stream);
             wait_for_stream(copies.stream);
         }
         thread.run([&] { c.job(staging.data()); });
-        const Span span(c.trace, Track::host, {.name = "copy to device", .bytes = c.bytes});
         copy_to_device(c.memory, staging.data(), c.bytes, copies.stream);
         wait_for_stream(copies.stream);
         waiting.pop_front();
@@ -187,23 +184,24 @@ struct MpiComm : Comm {
     // Queues a collective on x (bytes), in which this rank sends `sent` bytes. The bytes are counted here, because the
     // MPI thread may run the collective as late as the next step. With the CPU backend x is host memory, and all
     // earlier work on it is complete.
-    Ticket queue(void* x, int64_t bytes, int64_t sent, Stream after, std::function<void(char* host)> unrecorded) {
+    Ticket queue(const char* kind, void* x, int64_t bytes, int64_t sent, Stream after,
+                 std::function<void(char* host)> calls_of_mpi) {
         calls++;
         bytes_sent += sent;
-        Trace* const trace_of_world = recorder();
-        const SpanLabel label = take_label();
-        std::function<void(char* host)> job = [=, watched = watchdog, unrecorded = std::move(unrecorded)](char* host) {
-            const Span span(trace_of_world, Track::communication, label);
+        std::function<void(char* host)> job = [=, watched = watchdog,
+                                               calls_of_mpi = std::move(calls_of_mpi)](char* host) {
+            const ProfileRange range(kind);
             const Watched collective(watched);
-            unrecorded(host);
+            calls_of_mpi(host);
         };
-        if (staged) return staged->queue({x, bytes, nullptr, std::move(job), trace_of_world}, after);
+        if (staged) return staged->queue({x, bytes, nullptr, std::move(job)}, after);
         return thread->post([x, job = std::move(job)] { job(static_cast<char*>(x)); });
     }
 
     // Calls wait_for_others and adds its time to exposed_seconds.
     template <class Wait>
     void expose(const Wait& wait_for_others) {
+        const ProfileRange range("wait for ranks");
         const double start = seconds_now(), stopped_before = thread->stopped_seconds;
         wait_for_others();
         exposed_seconds += seconds_now() - start - (thread->stopped_seconds - stopped_before);
@@ -231,7 +229,7 @@ struct MpiComm : Comm {
 
     Ticket queue_reduce_scatter(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
-        return queue(x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
+        return queue("reduce-scatter", x, count * int64_t(sizeof(float)), share(count, bytes_of(dtype)), after,
                      [=, group = group](char* host) {
                          group->reduce_shards(reinterpret_cast<float*>(host), count, dtype, prompt);
                      });
@@ -240,7 +238,7 @@ struct MpiComm : Comm {
     Ticket queue_all_reduce(float* x, int64_t count, GradDtype dtype, bool prompt, Stream after) {
         check(count, world_size);
         const int64_t sent = 2 * share(count, bytes_of(dtype));
-        return queue(x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
+        return queue("all-reduce", x, count * int64_t(sizeof(float)), sent, after, [=, group = group](char* host) {
             float* sums = reinterpret_cast<float*>(host);
             group->reduce_shards(sums, count, dtype, prompt);
             if (dtype == GradDtype::fp32) return group->gather_all(host, count * int64_t(sizeof(float)), prompt);
@@ -263,14 +261,13 @@ struct MpiComm : Comm {
 
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
-        return queue(
-            x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
+        return queue("reduce-scatter", x, count * int64_t(sizeof(bf16)), share(count, sizeof(bf16)), after,
             [=, group = group](char* host) { group->reduce_shards(reinterpret_cast<bf16*>(host), count, true); });
     }
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         check(count, world_size);
         const int64_t bytes = count * int64_t(sizeof(bf16));
-        return queue(x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
+        return queue("all-reduce", x, bytes, 2 * share(count, sizeof(bf16)), after, [=, group = group](char* host) {
             group->reduce_shards(reinterpret_cast<bf16*>(host), count, true);
             group->gather_all(host, bytes, true);
         });
@@ -278,7 +275,7 @@ struct MpiComm : Comm {
 
     Ticket queue_all_gather(void* x, int64_t bytes, bool prompt, Stream after) {
         check(bytes, world_size);
-        return queue(x, bytes, share(bytes, 1), after,
+        return queue("all-gather", x, bytes, share(bytes, 1), after,
                      [=, group = group](char* host) { group->gather_all(host, bytes, prompt); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
@@ -289,7 +286,7 @@ struct MpiComm : Comm {
     }
 
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
-        return queue(x, bytes, 0, after,
+        return queue("broadcast", x, bytes, 0, after,
                      [=, group = group](char* host) { group->broadcast(host, bytes, from); });
     }
 
@@ -308,10 +305,6 @@ struct MpiComm : Comm {
             const Watched collective(watched);
             group->vote(yes, call);
         }));
-        Trace* const trace_of_world = recorder();
-        const Track track = device_memory_is_host() ? Track::training : Track::host;
-        const Span span(trace_of_world, track,
-                        {.name = "wait for ranks", .step = trace_of_world ? trace_of_world->step : -1});
         expose([&] { thread->wait_for(last); });
         return group->votes[(call + 1) % 2];
     }

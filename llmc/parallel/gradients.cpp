@@ -125,9 +125,7 @@ void GradientSum::sum_over_rows(int b) {
         copy_on_device(over_rows.data + count, own + begin, (end - begin) * int64_t(sizeof(float)), *stream);
         count += end - begin;
     });
-    tensor_comm.label_next("sum over rows of bucket", b);
-    tensor_comm.wait(tensor_comm.all_reduce(over_rows.data, over_rows.size, *stream), *stream,
-                     {"wait for sum over rows of bucket", b});
+    tensor_comm.wait(tensor_comm.all_reduce(over_rows.data, over_rows.size, *stream), *stream);
     count = 0;
     for_each_part_over_rows(layout, b, [&](int64_t begin, int64_t end) {
         copy_on_device(own + begin, over_rows.data + count, (end - begin) * int64_t(sizeof(float)), *stream);
@@ -147,7 +145,6 @@ void GradientSum::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < own_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    comm.label_next("reduce bucket", b);
     tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.grad_dtype, *stream)
                                      : comm.all_reduce(own, count, division.grad_dtype, *stream);
     reduced[size_t(b)] = division.shard_gradients;
@@ -175,7 +172,7 @@ const float* GradientSum::summed(int b, int64_t begin) const {
 void GradientSum::add_to_shard(int b) {
     if (!reduced[size_t(b)]) return;
     reduced[size_t(b)] = false;
-    comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
+    comm.wait(tickets[b], *stream);
     const Bucket bucket = layout.bucket(b), own = shard_of(b);
     ops::accumulate_gradients(shard.data + bucket.begin / division.shards, grads.bucket(b) + own.begin - bucket.begin,
                               own.end - own.begin, *stream);
@@ -206,7 +203,7 @@ void GradientSum::sum_squares(float* squares_of) {
     if (!needs_reduction()) return ops::sum_of_squares(squares_of, summed(0, 0), layout.total, *stream);
     const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks();
     for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes buckets
-        if (!division.shard_gradients) comm.wait(tickets[b], *stream, {"wait for gradients of bucket", b});
+        if (!division.shard_gradients) comm.wait(tickets[b], *stream);
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
         for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
@@ -224,9 +221,7 @@ void GradientSum::finish(RankStatus status) {
     copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * world.rank, &host, sizeof(RankStatus),
                    *stream);
     sum_squares(squares_of);
-    world.label_next("reduce loss and norm");
-    world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream,
-               {.name = "wait for loss and norm"});
+    world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream);
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);
     ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);

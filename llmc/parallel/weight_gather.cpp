@@ -37,7 +37,6 @@ void WeightGather<floatX>::gather(int b) {
         holder = b;
         copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, own(b), own_bytes, model.stream);
     }
-    comm.label_next("gather bucket", b);
     tickets[size_t(b)] = comm.all_gather(whole, bytes, model.stream);
 }
 
@@ -51,7 +50,7 @@ void WeightGather<floatX>::wait(int b) {
     if (sharded() && held[size_t(model.weights.slot(b))] != b) gather(b);
     Comm::Ticket& ticket = tickets[size_t(b)];
     const bool was_packed = ticket == COMPLETE && (!sharded() || b == 0 || b == packed_layer);
-    if (ticket != COMPLETE) comm.wait(ticket, model.stream, {"wait for weights of bucket", b});
+    if (ticket != COMPLETE) comm.wait(ticket, model.stream);
     ticket = COMPLETE;
     if (!was_packed) model.pack_bucket(b);
     if (sharded() && b > 0) gather_next(b);

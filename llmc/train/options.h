@@ -104,7 +104,6 @@ struct Options {
     double rendezvous_timeout = 300;
     bool print_launch = false, tp_across_hosts = false, share_gpu = false, debug_sync = false,
          resume_strict = false;
-    int64_t trace_steps = 20;
     std::vector<std::string> renamed;
 };
 

@@ -9,6 +9,7 @@
 #include "base/host.h"
 #include "base/json.h"
 #include "base/terminal.h"
+#include "base/trace.h"
 #include "model/mfu.h"
 #include "train/run_checks.h"
 #include "train/save.h"
@@ -163,6 +164,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
     Options& o = run.options;
     // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
     const std::vector<std::string> notes = prepare_output(run);
+    if (!o.trace.empty()) open_trace(o.trace, comm.rank, comm.world_size);
     run.source = find_training_start(o, comm.watchdog.get());
     resolve_batch(run, launch);
     run.groups.dp.check_grad_dtype(grad_dtype(o));

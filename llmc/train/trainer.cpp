@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/common.h"
+#include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "train/algorithms.h"
@@ -127,6 +128,7 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.comm_bytes = run.comm.world_size > 1 ? r.comm_bytes : -1;
     record.skipped = skipped;
     run.log->step(record);
+    trace_step(step, clock, now);
     clock = now;
     loader_waited = run.loader->wait_seconds;
     comm_exposed = exposed;
@@ -187,6 +189,7 @@ void Trainer<floatX>::check_replicas(int64_t step) {
 // The validation has no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
+    const ProfileRange range("validation", step);
     const std::optional<double> loss =
         evaluate(model, *run.val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
             run.log->working("validation batch", done, of);
@@ -211,6 +214,7 @@ void Trainer<floatX>::sample(int64_t step) {
     const Options& o = run.options;
     // The other ranks wait in the next step until rank 0 has the text.
     if (!together && !run.first_rank()) return start_clock(step);
+    const ProfileRange range("sample", step);
     const Tokenizer& tokenizer = *run.source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
@@ -230,6 +234,7 @@ void Trainer<floatX>::sample(int64_t step) {
 
 template <class floatX>
 void Trainer<floatX>::save(bool wait) {
+    const ProfileRange range("checkpoint", run.state.step);
     run.comm.reached("checkpoint");
     run.state.health = outliers.json();
     wait ? save_last(run, reader) : save_in_background(run, reader);

@@ -339,7 +339,6 @@ refused "a small stack" 2 "the stack limit is 32.0 KiB (ulimit -s), but the oper
 check "stacks that are large enough" bash -c 'ulimit -s 1024 && OMP_STACKSIZE=" 1 m " exec "$@"' stack "${train[@]}"
 refused "a micro-batch of more than 2^31 tokens" 2 "--micro-batch 1048576 x --seq-len 65536 is 68,719,476,736 tokens in a micro-batch" "$program" plan \
     --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
-refused "--trace to the file of the log" 2 "is a file of the run itself" "${train[@]}" --output "$scratch/traced" --trace "$scratch/traced/log.jsonl"
 refused "--print-launch to a closed stdout" 74 "cannot write to standard output" bash -c '"$1" --print-launch >&-' closed "$program"
 cp -r "$run" "$scratch/to_the_end"
 check "--stop-after with the largest number" "$program" --resume --output "$scratch/to_the_end" --steps 31 --stop-after 9223372036854775807 --quiet

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_tensor_parallel.sh: --tensor-parallel and --sequence-parallel on CPU ranks, and on GPUs in the emulator: one checkpoint for
-# all layouts of ranks, the bytes that ranks send, the trace, refused options, and a killed rank.
+# all layouts of ranks, the bytes that ranks send, refused options, and a killed rank.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -137,25 +137,6 @@ for sequence in "" --sequence-parallel; do
             as_planned 4 --precision bf16 --tensor-parallel 2 --zero $zero $sequence
     done
 done
-
-# ---- the trace
-if command -v python3 >/dev/null; then
-    wide=(--heads 4 --channels 256 --seq-len 128 --global-batch 512 --checkpoint-every 0 --precision fp32)
-    for name in tp2 tp2_sp; do
-        out=$scratch/trace_$name
-        check "$name with a trace" in_layout $name "${wide[@]}" --output "$out" --trace "$out.json"
-        check "$name: the trace has the bytes and waits of the log, and weights have their gradients during a sum" \
-            python3 dev/test/support/trace_check.py "$out.json" "$out" 2 0 6 4 tensor
-        for collective in "sum activations" "gather losses"; do
-            check "$name: the trace has \"$collective\"" grep -q "\"name\":\"$collective\"" "$out.json"
-        done
-    done
-    for collective in "gather activations" "sum over rows of bucket 0"; do
-        check "tp2_sp: the trace has \"$collective\"" grep -q "\"name\":\"$collective\"" "$out.json"
-    done
-else
-    skip "the trace" "there is no python3"
-fi
 
 # ---- a rank is killed
 "${interruptible[@]}" mpirun --timeout 60 -np 2 "${train[@]}" --tensor-parallel 2 --steps 1000000 --checkpoint-every 0 \

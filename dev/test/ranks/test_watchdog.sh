@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_watchdog.sh: tests that a run in which a rank or a disk hangs ends with exit code 124 within --timeout plus 10 s, that
-# each rank that is alive says where it is, and that no process is left.
+# test_watchdog.sh: tests that a run in which a rank or a disk hangs ends with exit code 124 within --timeout plus 10 s,
+# that each rank that is alive prints where it is, and that no process is left.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -16,7 +16,8 @@ start() {
 ranks_left() {
     local pid
     for pid in /proc/[0-9]*; do
-        if tr '\0' '\n' 2>/dev/null <"$pid/cmdline" | grep -qxF -- "$out" && runs "${pid#/proc/}"; then echo "${pid#/proc/}"; fi
+        tr '\0' '\n' 2>/dev/null <"$pid/cmdline" | grep -qxF -- "$out" || continue
+        if runs "${pid#/proc/}"; then echo "${pid#/proc/}"; fi
     done
 }
 nobody_left() {
@@ -31,6 +32,7 @@ rank_process() {
         if tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qxE "(OMPI_COMM_WORLD_)?RANK=$1"; then echo "$pid"; fi
     done
 }
+line="no progress for $timeout s \\(--timeout\\): .* in collective [0-9]+; look at the ranks that print no such line, or another"
 # hangs NAME RANKS...: the job has ended as watchdogs end it, and just these ranks have printed where they are.
 hangs() {
     local name=$1 rank
@@ -38,9 +40,7 @@ hangs() {
     check "$name: all end in time" ends $((timeout + 10))
     check "$name: exit code $status after $seconds s" test "$status" = 124
     for rank in "$@"; do
-        check "$name: rank $rank says where it is" grep -qE \
-            "error: rank $rank on $(hostname): no progress for $timeout s \(--timeout\): .* in collective [0-9]+; look at the ranks that print no such line, or another place" \
-            "$scratch/job.log"
+        check "$name: rank $rank prints where it is" grep -qE "error: rank $rank on $(hostname): $line" "$scratch/job.log"
     done
     check "$name: no other rank does" test "$(grep -c 'no progress' "$scratch/job.log")" = $#
     check "$name: no process is left" nobody_left
@@ -72,22 +72,22 @@ check "the continued run has the same bits" same_run "$out" "$scratch/undisturbe
 
 # ---- generate on two ranks
 out=$scratch/undisturbed
-start mpirun -np 2 "$program" generate --init "$out" --tensor-parallel 2 --threads 1 --prompt the --num-samples 1000000000 \
-    --timeout $timeout
+start mpirun -np 2 "$program" generate --init "$out" --tensor-parallel 2 --threads 1 --prompt the \
+    --num-samples 1000000000 --timeout $timeout
 check "generate: the ranks work" wait_for "$scratch/job.log" '^---'
 kill -STOP "$(rank_process 1)"
 hangs "generate: rank 1 is stopped" 0
 
 # ---- two GPUs in the emulator. Without a launcher each rank must end by itself.
 emulated=$PWD/build/release/emulator/train_gpt2cu
-if [ ! -x "$emulated" ]; then skip "a GPU rank that is stopped" "build/release/emulator/train_gpt2cu is not built" && finish; fi
+if [ ! -x "$emulated" ]; then skip "a GPU rank that is stopped" "$emulated is not built" && finish; fi
 take_ports
 out=$scratch/gpus
 gpu_rank() {
-    exec env SIMT_DEVICES=2 RANK="$1" LOCAL_RANK="$1" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" "$emulated" \
-        --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1 \
-        --global-batch 0 --steps 1000000 --checkpoint-every 100000 --threads 1 --precision fp32 --autotune off --quiet --output "$out" \
-        --timeout $timeout
+    exec env SIMT_DEVICES=2 RANK="$1" LOCAL_RANK="$1" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+        MASTER_PORT="$port" "$emulated" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --layers 1 --heads 1 \
+        --micro-batch 1 --global-batch 0 --steps 1000000 --checkpoint-every 100000 --precision fp32 --autotune off \
+        --output "$out" --timeout $timeout
 }
 gpu_rank 1 >/dev/null 2>&1 </dev/null &
 other=$!
@@ -96,6 +96,6 @@ check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP $other
 check "a GPU rank is stopped: the other ends in time" ends $((timeout + 10))
 check "a GPU rank is stopped: exit code $status after $seconds s" test "$status" = 124
-check "a GPU rank is stopped: the other says where it is" grep -qE "error: rank 0 on .*no progress for $timeout s .* in collective" "$scratch/job.log"
+check "a GPU rank is stopped: the other prints where it is" grep -qE "error: rank 0 on $(hostname): $line" "$scratch/job.log"
 kill -9 $other && wait $other 2>/dev/null
 finish

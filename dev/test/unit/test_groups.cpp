@@ -46,27 +46,6 @@ TEST_CASE("a Comm of one rank splits into a Comm of one rank, and its sums chang
     CHECK(group->bytes_sent == 0);
 }
 
-TEST_CASE("a group records its spans in the trace of the world, also in one that begins after the split") {
-    Comm world;
-    const std::unique_ptr<Comm> group = world.split(0), inner = group->split(0);
-    CHECK(inner->recorder() == nullptr);
-    world.trace = std::make_unique<Trace>();
-    world.trace->begin_step(5);
-    CHECK(group->recorder() == world.trace.get());
-    CHECK(inner->recorder() == world.trace.get());
-    group->world_size = 2;  // one rank waits for nobody, and records no wait
-    group->wait(0, nullptr, {"wait for activations", 3});
-    group->label_next("all-reduce activations", 3);
-    group->bytes_sent += 100;
-    const SpanLabel label = group->take_label();
-    CHECK(label.step == 5);
-    CHECK(label.bytes == 100);
-    world.trace->read_timers(true);
-    REQUIRE(world.trace->records.size() == 1);
-    CHECK(std::string(world.trace->records[0].label.name) == "wait for activations");
-    CHECK(world.trace->records[0].label.step == 5);
-}
-
 TEST_CASE("without tensor parallelism dp is the world, and no group is made") {
     FakeWorld world(1, one_host);
     const Groups groups = make_groups(world, 1, false);
@@ -74,7 +53,6 @@ TEST_CASE("without tensor parallelism dp is the world, and no group is made") {
     CHECK(&groups.dp == &world);
     CHECK(groups.own_dp == nullptr);
     CHECK(groups.tp.world_size == 1);
-    CHECK(groups.tp.recorder() == nullptr);
     CHECK(world.colors.empty());
 }
 
