@@ -137,7 +137,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
 }
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
     return report_errors({}, [&](Launch& launch, std::unique_ptr<Comm>& comm) {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run

@@ -113,6 +113,12 @@ $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-
 endif
 endif
 
+# GCC's libgomp is linked statically where it can be: threads.cpp can set its environment only then.
+ifeq ($(SANITIZE)$(LIBOMP_HOME)$(findstring clang,$(CXX)),)
+GOMP   := $(filter /%,$(shell $(CXX) -print-file-name=libgomp.a))
+LDLIBS += $(if $(GOMP),$(GOMP) -ldl -Wl$(comma)--as-needed)
+endif
+
 # NCCL connects ranks with one GPU each. NCCL_HOME names another folder, like .../site-packages/nvidia/nccl.
 ifneq ($(NCCL),0)
 ifneq ($(NVCC),)

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cinttypes>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -61,54 +60,14 @@ std::string note_on_threads(int threads_option) {
                   what.c_str(), cores, cores == 1 ? "" : "s", cores);
 }
 
-#if defined(__linux__)
-#include <sys/auxv.h>
-
-namespace {
-
-// How long a waiting thread spins before it sleeps. libgomp's default of 300,000 turns is 8 ms on an AMD EPYC (26 ns
-// each); libomp's default is 200 ms. A thread that spins until a descheduled thread returns wastes its core. Measured
-// on 2 cores with 4 layers and 256 channels: one training takes 25 ms a step, but two at the same time took 940 ms.
-// With 100 us two take 60 ms, and one takes up to 13 % longer than with the default (medians; the means do not differ).
-// With 0, one takes 1.1 to 4 times as long.
-constexpr double SPIN_SECONDS = 100e-6;
-
-// Seconds that one turn of libgomp's spin loop takes.
-double seconds_of_turn() {
-    constexpr int turns = 200;
-    const int value = 0;
-    double least = 1e-6;
-    for (int i = 0; i < 5; i++) {  // the thread may be descheduled during some runs
-        const double begin = seconds_now();
-        for (int turn = 0; turn < turns && __atomic_load_n(&value, __ATOMIC_ACQUIRE) == 0; turn++) {
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#else
-            asm volatile("" ::: "memory");
-#endif
-        }
-        least = std::min(least, (seconds_now() - begin) / turns);
-    }
-    return std::max(least, 1e-10);
-}
-
-}  // namespace
-
-void limit_spinning(char** argv) {
+// Limits how long a waiting thread spins before it sleeps: 4000 turns of libgomp, 100 us on an AMD EPYC. libgomp's
+// default is 8 ms there, libomp's 200 ms. A thread that spins until a descheduled thread returns wastes its core:
+// beside one busy thread on two cores, training then takes 2 times as long as alone, and with this limit 1.5 times.
+// libgomp reads its environment in its constructor, which runs after this one if libgomp is linked statically
+// (mk/find.mk), and libomp at the first parallel region. Settings of the user take precedence.
+__attribute__((constructor(101))) static void limit_spinning() {
     for (const char* setting : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
         if (getenv(setting)) return;
-    if (getauxval(AT_BASE) == 0) return;  // started as `ld.so PROGRAM`: the link below would name ld.so
-    char program[PATH_MAX];               // executing /proc/self/exe itself would name the process "exe"
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length <= 0) return;
-    program[length] = 0;
-    setenv("GOMP_SPINCOUNT", std::to_string(int64_t(SPIN_SECONDS / seconds_of_turn())).c_str(), 0);
+    setenv("GOMP_SPINCOUNT", "4000", 0);
     setenv("KMP_BLOCKTIME", "1", 0);  // ms, the smallest value that every version of libomp accepts
-    execv(program, argv);             // returns only if it fails: threads then spin for the runtime's default time
 }
-
-#else
-
-void limit_spinning(char**) { setenv("KMP_BLOCKTIME", "1", 0); }  // libomp reads this at the first parallel region
-
-#endif

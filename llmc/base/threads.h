@@ -27,9 +27,3 @@ void yield_to_training();
 // system's limit (ulimit -s) or that of OpenMP's threads (OMP_STACKSIZE). Call it in main(), before the first parallel
 // region.
 void check_stacks();
-
-// Makes waiting threads sleep soon, so that they do not occupy cores that other programs need. Settings in the
-// environment take precedence (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY). The OpenMP runtime reads
-// its environment before main(), so this function sets it and executes the program again in the same process. It must
-// be the first call of main().
-void limit_spinning(char** argv);
