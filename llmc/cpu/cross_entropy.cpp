@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-// Of one row of logits (V): row_max is the largest logit, row_sum the sum of exp(logit - row_max), which cannot
+// Statistics of a row of logits (V): row_max is the largest one, row_sum the sum of exp(logit - row_max), which cannot
 // overflow. A NaN logit makes row_sum NaN. row_max starts at the lowest float, because -infinity minus it is -infinity:
 // where all logits of a shard are -infinity, row_sum is 0.
 struct RowStats {

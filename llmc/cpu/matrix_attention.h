@@ -122,7 +122,7 @@ FORCE_INLINE __m512 exponent(float scale, const float* score, __m512 offset) {
 
 // The softmax of 32 queries over the key chunks so far.
 struct Softmax {
-    alignas(64) float row_max[PANEL], row_sum[PANEL];  // of scale * score, and of exp(scale * score - row_max)
+    alignas(64) float row_max[PANEL], row_sum[PANEL];  // largest scale * score, sum of exp(scale * score - row_max)
     alignas(64) float rescale[PANEL];                  // exp(old row_max - new row_max): a factor for earlier sums
 };
 

@@ -11,7 +11,7 @@ void* allocate(int64_t bytes, const char* purpose, bool counted);
 void release(void* pointer);
 int64_t bytes_allocated();
 
-// What device.h's device_reserve_scratch and device_scratch do, for operations on the CPU.
+// Scratch memory of the CPU backend; the contract is in device.h.
 void reserve_scratch(int64_t bytes);
 void* scratch(int64_t bytes);
 

@@ -43,7 +43,7 @@ FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
 // Prefetches the operands of a later microkernel call into the second-level cache, a few cache lines per step.
 struct Prefetcher {
     const char *a = nullptr, *b = nullptr;
-    int a_lines = 0, b_lines = 0;  // of 64 bytes, per step
+    int a_lines = 0, b_lines = 0;  // lines of 64 bytes, per step
 
     FORCE_INLINE void step() {
         for (int i = 0; i < a_lines; i++, a += 64) _mm_prefetch(a, _MM_HINT_T1);

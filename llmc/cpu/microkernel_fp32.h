@@ -96,7 +96,7 @@ struct KernelLoops {
     // stored row, so the loop prefetches by hand.
     template <int WIDTH, class floatX>
     static INLINE void pack(float* panels, const Operand<floatX>& x, int rows, int depth) {
-        const int full_rows = rows / WIDTH * WIDTH;  // of full micro-panels
+        const int full_rows = rows / WIDTH * WIDTH;  // rows in full micro-panels
         if (x.transposed)
             for (int k = 0; k < depth; k++) {
                 constexpr int prefetch_distance = 16;  // stored rows

@@ -395,7 +395,7 @@ struct BackwardTiles {
     static constexpr int64_t shared_bytes = 2 * (rows + 2 * columns) * HS * int64_t(sizeof(bf16));
 };
 
-// What both backward kernels need of a query: its log-sum-exp in base 2, and delta. Queries past the last token have
+// Per-query statistics of backward: log2-sum-exp, and delta = sum(dout * out). Queries past the last token have
 // lse2 = infinity, so that their weights are 0.
 struct QueryStatistics {
     float lse2, delta;
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
         if (OF_KEYS && threadIdx.x < COLUMNS)
             column_statistics[tile % 2][threadIdx.x] = {fetched_lse * LOG2_E, fetched_delta};
     };
-    const auto any_lse_is_huge = [&](int stage, int column) {  // of the 32 queries from `column` on
+    const auto any_lse_is_huge = [&](int stage, int column) {  // one of the 32 queries from `column` on
         static_assert(!OF_KEYS || 8 * N == WARP_SIZE);
         return __any_sync(FULL_MASK, column_statistics[stage][column + int(threadIdx.x) % WARP_SIZE].lse_is_huge());
     };
@@ -502,7 +502,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     publish(begin);
 
     QueryStatistics row_statistics[R][2] = {};
-    bool row_lse_is_huge = false;  // of any of this lane's rows
+    bool row_lse_is_huge = false;  // one of this lane's rows
     if constexpr (!OF_KEYS) {
         compute_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
         UNROLL

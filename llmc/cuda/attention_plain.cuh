@@ -23,7 +23,7 @@ __device__ inline int plain_column() { return int(threadIdx.x) % PLAIN_SIDE; }
 template <int GROUPS>
 struct PlainTiles {
     static constexpr int R = GROUPS == 1 ? 4 : GROUPS == 2 ? 2 : 1, rows = PLAIN_SIDE * R;
-    static constexpr int stride = 64 * GROUPS + 4;           // of a row: 8 consecutive rows are in different banks
+    static constexpr int stride = 64 * GROUPS + 4;           // 8 consecutive rows are in different banks
     static constexpr int weight_stride = rows + PLAIN_SIDE;  // 2 consecutive rows are in different banks
     static constexpr int tile = rows * stride, weights = rows * weight_stride;  // sizes in floats
     static constexpr int64_t forward_bytes = (3 * tile + weights) * int64_t(sizeof(float));

@@ -25,7 +25,7 @@ void set_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeNam
 
 namespace {
 
-using Handle = cudnnBackendDescriptor_t;  // of a descriptor that a Graph owns
+using Handle = cudnnBackendDescriptor_t;  // descriptor that a Graph owns
 using Attribute = cudnnBackendAttributeName_t;
 using Dims = std::vector<int64_t>;
 
@@ -307,7 +307,7 @@ std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
 // knobs.
 struct KnownConfig {
     size_t oldest, newest;  // versions of cuDNN that have it
-    bool sums_dq;           // of build_backward
+    bool sums_dq;           // build_backward: dQ is summed
     int64_t engine;
     std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
 };
@@ -352,7 +352,7 @@ Handle make_config(Graph& g, Handle graph, Handle device, const KnownConfig& kno
 
 struct Candidate {
     Handle config;
-    bool sums_dq;  // of build_backward
+    bool sums_dq;  // build_backward: dQ is summed
 };
 
 void add_known(std::vector<Candidate>& candidates, Graph& g, const CudnnTarget& target, Handle device, bool sums_dq) {

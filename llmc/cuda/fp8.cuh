@@ -14,7 +14,7 @@
 #include "ops/ops.h"
 
 constexpr int FP8_THREADS = 256;
-constexpr int FP8_COLUMNS = 64;  // of a tile of FP8_ROWS x FP8_COLUMNS elements: 128 bytes in each direction
+constexpr int FP8_COLUMNS = 64;  // columns of a tile, which has FP8_ROWS rows: 128 bytes in each direction
 
 // *amax = the larger of itself and the magnitudes of x (count). Grid: blocks of 256 threads; a thread owns every
 // (gridDim.x * 256)-th vector of 16 bytes.

@@ -53,7 +53,7 @@ struct Shape {
     Operands operands;
     int m, n, k;
     bool adds_residual = false;
-    int alignment = 0;  // of all operands, in bytes
+    int alignment = 0;  // common to all operands, in bytes
     auto operator<=>(const Shape&) const = default;
 };
 
@@ -263,7 +263,7 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &preference, max_plans, results.data(), &found);
-    // Which epilogues a matmul may have depends on its types, on the library's version and on the GPU.
+    // The epilogues that a matmul may have depend on its types, on the library's version and on the GPU.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
     std::vector<Plan> plans;
@@ -318,7 +318,7 @@ void run(Plan& plan, const Call<floatX>& call, Stream stream) {
 // SMs work in rounds of one tile each, and every part's results are written and read once.
 double split_cost(const Shape& shape, int parts) {
     constexpr int64_t tile = 128 * 256;
-    constexpr double flops_per_byte = 300;  // of the GPU; H100: 990 TFLOP/s, 3.35 TB/s
+    constexpr double flops_per_byte = 300;  // ratio of the GPU's peaks; H100: 990 TFLOP/s, 3.35 TB/s
     const int64_t tiles = ceil_div(int64_t(shape.m) * shape.n, tile);
     const double rounds = double(ceil_div<int64_t>(tiles * parts, sm_count())) / parts;
     if (parts == 1) return rounds;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "model/model_memory.h"
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
@@ -267,7 +266,7 @@ void GPT2<floatX>::zero_gradients() {
 }
 
 // acts.losses, from logits of logit_rows rows at a time. Each tensor-parallel rank has the logits of its part of the
-// vocabulary. backward: acts.dtmp becomes the gradient of lnf, from gradients of the losses of `scale`.
+// vocabulary. backward: also computes the gradients of scale * the sum of the losses, that of lnf in acts.dtmp.
 template <class floatX>
 void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulate, float scale) {
     const int C = config.C, Vp = layout.rows(wte), shards = layout.shard.count;

@@ -7,80 +7,9 @@
 #include <vector>
 
 #include "base/device.h"
-#include "model/bucket_buffer.h"
-#include "model/params.h"
+#include "model/memory.h"
 
 struct Comm;  // parallel/comm.h
-
-// Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
-// the activations that are recomputed. With tensor parallelism over P ranks (tensor_parallel.h), 3C, C and 4C of qkv,
-// att, fc and gelu, and NH of lse, are divided by P. With sequence parallelism N of the other activations is too.
-template <class floatX>
-struct LayerActivations {
-    floatX* ln1;                 // (N, C)
-    float *ln1_mean, *ln1_rstd;  // (N)
-    floatX* qkv;                 // (N, 3C)    also the key-value cache in generation
-    floatX* att;                 // (N, C)
-    float* lse;                  // (B, NH, T)
-    floatX* residual2;           // (N, C)     x + attproj's output
-    floatX* ln2;                 // (N, C)
-    float *ln2_mean, *ln2_rstd;  // (N)
-    floatX* fc;                  // (N, 4C)    before GELU
-    floatX* gelu;                // (N, 4C)
-    floatX* residual3;           // (N, C)     residual2 + fcproj's output: the next layer's x
-};
-
-// train keeps every layer's activations and has gradients. generate keeps every layer's qkv. eval keeps no activations
-// beyond the current layer's.
-enum class Purpose { train, generate, eval };
-
-// Activations that backward recomputes, to save memory. Each layer keeps 16 C elements per token. none: nothing is
-// recomputed. gelu: GELU's output, which saves 4 C of the 16 C. layer: all of a layer's activations but its output, so
-// C of the 16 C stay; backward repeats the layer's LayerNorms, attention and 8/12 of the FLOPs of its matmuls
-// (all but fcproj). The last layer is never recomputed.
-enum class Recompute { none, gelu, layer };
-
-// Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
-struct MemoryOptions {
-    Recompute recompute = Recompute::none;
-    int logit_chunks = 0;          // chunks in which the logits are computed; 0: the backend chooses
-    bool master_weights = true;    // fp32 copies of bf16 weights, in the optimizer
-    int virtual_ranks = 1;         // of all ranks together (GradientSum); each bucket is padded to divide evenly
-    int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
-    bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
-    bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
-    bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
-    bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
-    TensorShard tensor = {};       // this rank's shard of each layer (--tensor-parallel)
-    bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
-};
-
-struct MemoryItem {
-    const char* purpose;
-    int64_t bytes;
-    bool on_host = false;  // host memory, even where the device has its own
-};
-
-// All tensors in the activations' memory block.
-template <class floatX>
-struct Activations {
-    std::vector<LayerActivations<floatX>> layer;
-    floatX* encoded;             // (N, C)
-    floatX* lnf;                 // (N, C)
-    float *lnf_mean, *lnf_rstd;  // (N)
-    float* losses;               // (N)
-    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitudes of the input and
-                                 //            of the output's gradient
-    float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
-    floatX* dx;                  // (N, C)     gradient of the residual stream
-    floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
-    floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
-    floatX* logits;              // (logit_rows, Vp)
-    // With tensor parallelism over P ranks:
-    floatX* all_rows;  // (N, C)     rows of all ranks, or a rank's part of a sum
-    float* partials;   // (P, logit_rows, 2)    of each shard of the vocabulary (cross_entropy_shard)
-    float* logit_lse;  // (logit_rows)
-};
 
 // Called with a bucket's number (params.h). Data-parallel training waits for weights and sends gradients bucket by
 // bucket, so that communication overlaps with computation.
@@ -177,8 +106,3 @@ struct GPT2 {
 // Copies `count` host floats to the device, rounded to floatX, and waits for the copy.
 template <class floatX>
 void copy_rounded(floatX* to, const float* from, int64_t count, Stream stream);
-
-// The memory that GPT2(...) will allocate. Allocates nothing.
-template <class floatX>
-std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T,
-                                     MemoryOptions options = {});

@@ -15,7 +15,7 @@
 #pragma once
 #include <vector>
 
-#include "model/bucket_buffer.h"
+#include "model/memory.h"
 #include "model/params.h"
 #include "parallel/groups.h"
 

@@ -1,4 +1,4 @@
-#include "model/model_memory.h"
+#include "model/memory.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 namespace {
 // Elements of the activations of one layer on this rank.
 struct ActivationSizes {
-    int64_t rows;      // of the residual stream
+    int64_t rows;      // rows of the residual stream on this rank: N, or N / P with sequence parallelism
     int64_t residual;  // rows x channels
     int64_t heads;     // tokens x channels of this rank's heads
     int64_t lse;

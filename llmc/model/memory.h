@@ -1,0 +1,158 @@
+// memory.h: the tensors of a model in device memory: their sizes, and where each lies. GPT2 allocates what these
+// functions count, and model_memory plans it.
+#pragma once
+#include <vector>
+
+#include "base/device.h"
+#include "model/params.h"
+
+// Activations that a layer computes from the residual stream x. backward reads all of them. Layers share the memory of
+// the activations that are recomputed. With tensor parallelism over P ranks (tensor_parallel.h), 3C, C and 4C of qkv,
+// att, fc and gelu, and NH of lse, are divided by P. With sequence parallelism N of the other activations is too.
+template <class floatX>
+struct LayerActivations {
+    floatX* ln1;                 // (N, C)
+    float *ln1_mean, *ln1_rstd;  // (N)
+    floatX* qkv;                 // (N, 3C)    also the key-value cache in generation
+    floatX* att;                 // (N, C)
+    float* lse;                  // (B, NH, T)
+    floatX* residual2;           // (N, C)     x + attproj's output
+    floatX* ln2;                 // (N, C)
+    float *ln2_mean, *ln2_rstd;  // (N)
+    floatX* fc;                  // (N, 4C)    before GELU
+    floatX* gelu;                // (N, 4C)
+    floatX* residual3;           // (N, C)     residual2 + fcproj's output: the next layer's x
+};
+
+// train keeps every layer's activations and has gradients. generate keeps every layer's qkv. eval keeps no activations
+// beyond the current layer's.
+enum class Purpose { train, generate, eval };
+
+// Activations that backward recomputes, to save memory. Each layer keeps 16 C elements per token. none: nothing is
+// recomputed. gelu: GELU's output, which saves 4 C of the 16 C. layer: all of a layer's activations but its output, so
+// C of the 16 C stay; backward repeats the layer's LayerNorms, attention and 8/12 of the FLOPs of its matmuls
+// (all but fcproj). The last layer is never recomputed. A step of 12 layers with C = 384 takes 3 % longer on a CPU with
+// gelu, and 21 % longer with layer.
+enum class Recompute { none, gelu, layer };
+
+// Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
+struct MemoryOptions {
+    Recompute recompute = Recompute::none;
+    int logit_chunks = 0;          // chunks in which the logits are computed; 0: the backend chooses
+    bool master_weights = true;    // fp32 copies of bf16 weights, in the optimizer
+    int virtual_ranks = 1;         // number in the whole run (GradientSum); each bucket is padded to divide evenly
+    int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
+    bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
+    bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
+    bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
+    bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
+    TensorShard tensor = {};       // this rank's shard of each layer (--tensor-parallel)
+    bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
+};
+
+struct MemoryItem {
+    const char* purpose;
+    int64_t bytes;
+    bool on_host = false;  // host memory, even where the device has its own
+};
+
+// All tensors in the activations' memory block.
+template <class floatX>
+struct Activations {
+    std::vector<LayerActivations<floatX>> layer;
+    floatX* encoded;             // (N, C)
+    floatX* lnf;                 // (N, C)
+    float *lnf_mean, *lnf_rstd;  // (N)
+    float* losses;               // (N)
+    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitude of the input,
+                                 //            and that of the output's gradient
+    float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
+    floatX* dx;                  // (N, C)     gradient of the residual stream
+    floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
+    floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
+    floatX* logits;              // (logit_rows, Vp)
+    // With tensor parallelism over P ranks:
+    floatX* all_rows;  // (N, C)     rows of all ranks, or a rank's part of a sum
+    float* partials;   // (P, logit_rows, 2)    two numbers for each shard of the vocabulary (cross_entropy_shard)
+    float* logit_lse;  // (logit_rows)
+};
+
+// Device memory for a flat buffer of the parameters or gradients, bucket by bucket.
+//
+// With as many layer slots as layers, every bucket has memory of its own, in the order of the flat buffer. With fewer
+// slots, only bucket 0 has memory of its own, and the layers l and l + layer_slots share theirs.
+template <class T>
+struct BucketBuffer {
+    ParamLayout layout;
+    int layer_slots;
+    DeviceBuffer<T> memory;  // empty with 0 slots
+
+    BucketBuffer(const ParamLayout& layout, int layer_slots, const char* purpose)
+        : layout(layout), layer_slots(layer_slots), memory(elements(layout, layer_slots), purpose) {}
+
+    static int64_t elements(const ParamLayout& layout, int layer_slots) {
+        return layer_slots == 0 ? 0 : layout.bucket(0).end + layer_slots * layout.layer_stride;
+    }
+    // The number of a bucket's memory: 0 for bucket 0, 1 ... layer_slots for the layers.
+    int slot(int b) const { return b == 0 ? 0 : 1 + (b - 1) % layer_slots; }
+    T* bucket(int b) const {
+        return memory.data + (b == 0 ? 0 : layout.bucket(0).end + (slot(b) - 1) * layout.layer_stride);
+    }
+    // Tensor p of layer l.
+    T* tensor(Param p, int l) const {
+        const int b = layout.bucket_of(p, l);
+        return bucket(b) + layout.offset(p, l) - layout.bucket(b).begin;
+    }
+};
+
+// Divides one memory block among tensors. With base null the arena only counts bytes, so the plan and the
+// allocation always agree.
+struct Arena {
+    std::byte* base;
+    int64_t used = 0;
+
+    template <class T>
+    T* take(int64_t count) {
+        std::byte* at = base ? base + used : nullptr;
+        used += round_up<int64_t>(count * int64_t(sizeof(T)), 256);
+        return reinterpret_cast<T*>(at);
+    }
+};
+
+// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket 0.
+inline constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
+
+// Elements of acts.amax.
+inline int64_t amax_count(const GPT2Config& config) { return config.L * int64_t(std::size(layer_matrices)) * 2; }
+
+inline int own_heads(const ParamLayout& layout) { return layout.config.NH / layout.shard.count; }
+
+int choose_logit_rows(int B, int T, int logit_chunks);
+
+// Takes all activations of N tokens from the arena.
+template <class floatX>
+Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, Purpose purpose, MemoryOptions options,
+                                      int64_t N, int logit_rows);
+
+// The packed copies of wte and of `layers` layers, and where a matrix is among them.
+template <class floatX>
+int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8);
+template <class floatX>
+int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8);
+
+// Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias gradient
+// of the layer below is computed with those of a layer.
+int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options);
+// Layers whose weights have memory of their own. With shard_weights, one layer's arrive while the other one computes.
+int weight_slots(const GPT2Config& config, MemoryOptions options);
+int count_packed_layers(const GPT2Config& config, MemoryOptions options);
+
+template <class floatX>
+int64_t scratch_of(const ParamLayout& layout, int B, int T);
+// Bytes of the rounded operands of a layer's largest matmul.
+int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8);
+
+// The memory that GPT2(...) will allocate. Allocates nothing.
+template <class floatX>
+std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T,
+                                     MemoryOptions options = {});
