@@ -16,7 +16,7 @@
 #include "base/threads.h"
 #include "commands/commands.h"
 #include "train/run.h"
-#include "train/save.h"
+#include "train/saver.h"
 #include "train/stop.h"
 #include "train/trainer.h"
 
@@ -72,7 +72,7 @@ static void train_loop(Trainer<floatX>& t, int64_t end) {
         if (done) return;
         if (!train_step(t, step)) continue;  // saves and ends
         t.finish_step(step - lag);
-        report_background_save(run);
+        t.saver->poll();
         step++;
     }
 }

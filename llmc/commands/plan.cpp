@@ -5,8 +5,8 @@
 #include "commands/commands.h"
 #include "model/mfu.h"
 #include "train/algorithms.h"
-#include "train/keep.h"
 #include "train/run_checks.h"
+#include "train/saver.h"
 
 // Describes the time of a step and of the run, or of the remaining steps of a resumed run. It measures a step here, or
 // else assumes ASSUMED_MFU. peak: FLOP/s of this device.

@@ -132,17 +132,17 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     const int64_t size = layout.size(p);
     std::vector<float> own(static_cast<size_t>(size)), shard(static_cast<size_t>(size));
     get_shard(own.data(), slot, p, l);
-    std::fill(values, values + whole.size(p), 0.0f);
+    if (values) std::fill(values, values + whole.size(p), 0.0f);
     for (layout.shard.index = 0; layout.shard.index < layout.shard.count; layout.shard.index++) {
         for (int64_t at = 0; at < size; at += PIECE) {
             const int64_t bytes = std::min(PIECE, size - at) * int64_t(sizeof(float));
             if (layout.shard.index == comm.shard_index)
                 copy_to_device(piece.data, own.data() + at, bytes, model.stream);
             comm.wait(comm.broadcast(piece.data, bytes, layout.shard.index, model.stream), model.stream);
-            copy_to_host(shard.data() + at, piece.data, bytes, model.stream);
+            if (values) copy_to_host(shard.data() + at, piece.data, bytes, model.stream);
             wait_for_stream(model.stream);
         }
-        put_shard(values, shard.data(), layout, p);
+        if (values) put_shard(values, shard.data(), layout, p);
     }
 }
 
@@ -162,36 +162,19 @@ static void copy_widened(float* values, const floatX* from, int64_t count, Strea
 }
 
 template <class floatX>
-StatePart Optimizer<floatX>::part() const {
-    const bool is_copy = weights.shards == 1 && gradients.comm.rank > 0;
-    return {model.layout, weights.shards, weights.shard_index, is_copy};
-}
-
-template <class floatX>
-void Optimizer<floatX>::copy_part(float* values, Slot slot) {
-    if (const float* from = buffer(slot).data) {
-        copy_to_host(values, from, part().floats() * int64_t(sizeof(float)), model.stream);
-        return wait_for_stream(model.stream);
-    }
-    for (int b = 0; b < model.layout.num_buckets(); b++) {
-        const Shard shard = shard_of(b, weights.shard_index);
-        copy_widened(values + shard.at, weights.own(b), shard.count, model.stream);
-    }
-}
-
-template <class floatX>
 void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     const int64_t size = model.layout.size(p);
     const float* from = buffer(slot).data;
     if constexpr (std::is_same_v<floatX, float>)
         if (slot == WEIGHTS) from = weights.shard.data;
     if (from) {
-        copy_to_host(values, gather_state(from, p, l), size * int64_t(sizeof(float)), model.stream);
-        wait_for_stream(model.stream);
-        return;
+        const float* whole_tensor = gather_state(from, p, l);
+        if (!values) return;
+        copy_to_host(values, whole_tensor, size * int64_t(sizeof(float)), model.stream);
+        return wait_for_stream(model.stream);
     }
     weights.wait(model.layout.bucket_of(p, l));
-    copy_widened(values, model.w(p, l), size, model.stream);
+    if (values) copy_widened(values, model.w(p, l), size, model.stream);
 }
 
 template <class floatX>

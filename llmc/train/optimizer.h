@@ -12,7 +12,6 @@
 #include "model/params.h"
 #include "parallel/gradients.h"
 #include "parallel/weight_gather.h"
-#include "train/state_part.h"
 #include "train/update_rule.h"
 
 struct OptimizerConfig {
@@ -46,14 +45,10 @@ struct Optimizer {
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
     // Copies a tensor to host floats in the memory layout of `whole`; WEIGHTS without master weights reads the model's
-    // weights, converted to fp32. If reads_together, all ranks must call it, between steps. get_state overwrites the
-    // memory of the gradients.
+    // weights, converted to fp32. If reads_together, all ranks must call it, between steps; null: only the other ranks
+    // get the tensor. get_state overwrites the memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
-    // This rank's part of the weights and the state. copy_part copies a slot of it to host floats, without the other
-    // ranks.
-    StatePart part() const;
-    void copy_part(float* values, Slot slot);
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc). Without

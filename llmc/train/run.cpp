@@ -12,7 +12,7 @@
 #include "base/trace.h"
 #include "model/mfu.h"
 #include "train/run_checks.h"
-#include "train/save.h"
+#include "train/saver.h"
 
 int device_of(const Options& o, const Launch& launch) {
     if (launch.gpu >= 0) return launch.gpu;

@@ -11,12 +11,10 @@
 #include "data/dataloader.h"
 #include "train/options.h"
 #include "parallel/groups.h"
-#include "train/background_save.h"
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/run_source.h"
 #include "train/schedule.h"
-#include "train/state_collector.h"
 
 struct Run {
     Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
@@ -35,13 +33,8 @@ struct Run {
     TrainerState state;              // state after the last step that is known to be finite
     bool same_rounding = true;     // all ranks have the same CPU_ISA and build, so equal weights stay equal bit by bit
     bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
-    int failed_saves = 0;
     int64_t first_step = 0;  // at the start of the run; restarts by --max-restarts do not change it
-    int64_t saved_step = -1;  // of the last complete checkpoint; with saves in the background, of the first rank only
-    bool saves_in_background = false;           // the same on all ranks
-    std::unique_ptr<StateCollector> collector;  // with saves_in_background, if each rank has a part of the state
-    // On the first rank, with saves_in_background. It is destroyed first, because its thread reads the run.
-    std::unique_ptr<BackgroundSave> background_save;
+    int64_t saved_step = -1;  // of the last complete checkpoint; of the first rank only
 
     Run(const Options& options, Comm& comm, Dtype dtype)
         : options(options),

@@ -14,8 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
 #include "model/mfu.h"
-#include "train/keep.h"
-#include "train/save.h"
+#include "train/saver.h"
 #include "train/update_rule.h"
 
 void resolve_micro_batch(Dtype dtype, Options& o, const RunSource& source, int T, const Groups& groups,

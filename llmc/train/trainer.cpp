@@ -20,16 +20,7 @@ template <class floatX>
 Trainer<floatX>::Trainer(Run& run)
     : run(run),
       model(run.source.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
-      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)),
-      reader{optimizer.whole,
-             optimizer.rule.state,
-             [this](float* host, Slot slot, Param p, int l) {
-                 this->run.comm.reached("saving of a tensor");
-                 optimizer.get_state(host, slot, p, l);
-             },
-             optimizer.reads_together(),
-             optimizer.part(),
-             [this](float* host, Slot slot) { optimizer.copy_part(host, slot); }} {
+      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)) {
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = run.stream.stream;
     if (!model.attention.empty()) run.log->note("attention: " + model.attention);
@@ -41,11 +32,10 @@ Trainer<floatX>::Trainer(Run& run)
         choose_algorithms(model, run);
     }
     if (run.state.step > 0) run.loader->seek(run.state.position);
-    run.saved_step = run.source.resume.empty() ? -1 : run.state.step;
     run.state.seed = run.options.seed;
     run.state.options = run.info_options;
     run.state.data = run.data_fingerprint;
-    prepare_background_saves(run, reader);
+    saver.emplace(run, optimizer);
     start_clock(run.state.step);
 }
 
@@ -237,7 +227,7 @@ void Trainer<floatX>::save(bool wait) {
     const ProfileRange range("checkpoint", run.state.step);
     run.comm.reached("checkpoint");
     run.state.health = outliers.json();
-    wait ? save_last(run, reader) : save_in_background(run, reader);
+    saver->save(run.state.step, wait);
     start_clock(run.state.step);
 }
 

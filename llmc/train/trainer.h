@@ -1,5 +1,6 @@
 // trainer.h: model, optimizer and data of a run, and what happens around a step. The step is in train_gpt2.cu.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "base/device.h"
@@ -7,7 +8,7 @@
 #include "train/monitor.h"
 #include "train/optimizer.h"
 #include "train/run.h"
-#include "train/save.h"
+#include "train/saver.h"
 
 // Results of a step, which the device copies to the host asynchronously.
 struct StepResults {
@@ -69,7 +70,7 @@ struct Trainer {
     Optimizer<floatX> optimizer;
     StepResults results[2];    // of even and odd steps
     MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
-    StateReader reader;
+    std::optional<Saver<floatX>> saver;  // made when the state is loaded
     Outliers outliers;
     Stragglers stragglers;
     std::string failure;  // why training cannot continue, such as a loss that is not finite; run.stop is then true

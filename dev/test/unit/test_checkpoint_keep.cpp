@@ -1,5 +1,5 @@
-// test_checkpoint_keep.cpp: tests which checkpoints the rules --keep, --keep-every and --keep-best keep, that the file
-// `best` names the best one, and how many of them a plan counts.
+// test_checkpoint_keep.cpp: tests which checkpoints the rules --keep, --keep-every and --keep-best keep, and that the file
+// `best` names the best one.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,9 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/faults.h"
-#include "support/parse.h"
 #include "support/small_checkpoint.h"
-#include "train/keep.h"
 
 namespace fs = std::filesystem;
 
@@ -157,75 +155,4 @@ TEST_CASE("a validation interrupted at any system call loses neither the newest 
     };
     for (int error : {0, EIO, ENOSPC})
         if (!fault_at_each_call(error, validation)) return;
-}
-
-// The most checkpoints at the same time, by going through the saves of a run whose validation loss falls until the step
-// `best_step` and rises after it.
-static int64_t count_checkpoints(const Options& o, int64_t best_step) {
-    std::vector<int64_t> kept;
-    size_t most = 0;
-    const auto is_older_best = [&](int64_t step) {
-        int64_t best = kept[0];
-        for (const int64_t other : kept)
-            if (std::abs(other - best_step) < std::abs(best - best_step)) best = other;
-        return o.keep_best && step == best;
-    };
-    for (int64_t saved = o.checkpoint_every;; saved += o.checkpoint_every) {
-        const int64_t step = std::min(saved, o.steps);
-        kept.push_back(step);
-        most = std::max(most, kept.size());
-        std::vector<int64_t> next;
-        for (size_t i = 0; i < kept.size(); i++) {
-            const bool newest = o.keep == 0 || i + size_t(o.keep) >= kept.size();
-            if (newest || (o.keep_every && kept[i] % o.keep_every == 0) || is_older_best(kept[i]))
-                next.push_back(kept[i]);
-        }
-        kept = next;
-        if (step == o.steps) return int64_t(most);
-    }
-}
-
-TEST_CASE("a plan counts the most checkpoints that are on the disk at the same time") {
-    Options o = train({});
-    int exact = 0, cases = 0;
-    for (o.steps = 1; o.steps < 40; o.steps += 3)
-        for (o.checkpoint_every = 1; o.checkpoint_every < 9; o.checkpoint_every += 2)
-            for (o.keep = 0; o.keep < 4; o.keep++)
-                for (o.keep_every = 0; o.keep_every < 13; o.keep_every += 4)
-                    for (const bool best : {false, true}) {
-                        o.keep_best = best;
-                        int64_t most = 0;
-                        for (int64_t step = 1; step <= o.steps; step++)
-                            most = std::max(most, count_checkpoints(o, step));
-                        CAPTURE(o.steps);
-                        CAPTURE(o.checkpoint_every);
-                        CAPTURE(o.keep);
-                        CAPTURE(o.keep_every);
-                        CAPTURE(o.keep_best);
-                        CHECK(most_checkpoints(o) >= most);
-                        CHECK(most_checkpoints(o) <= most + 1);
-                        exact += most_checkpoints(o) == most, cases++;
-                    }
-    CHECK(exact > cases * 9 / 10);
-    o.checkpoint_every = 0;
-    CHECK(most_checkpoints(o) == 0);
-}
-
-TEST_CASE("a plan describes the disk space of a run") {
-    const auto disk = [](std::vector<const char*> arguments) {
-        arguments.insert(arguments.begin(), "plan");
-        return describe_disk(parse(arguments), 1 << 30);
-    };
-    CHECK(disk({"--steps", "20000"}) == "at most 1.00 GiB per checkpoint, 3 kept: 4.00 GiB for 4 at the same time");
-    CHECK(
-        disk({"--steps", "20000", "--keep-every", "5000", "--keep-best"}) ==
-        "at most 1.00 GiB per checkpoint, 3 kept, and the best, and those of every 5,000 steps: 8.00 GiB for 8 at the "
-        "same time");
-    CHECK(disk({"--steps", "500"}) == "at most 1.00 GiB per checkpoint, 3 kept: 1.00 GiB for 1 at the same time");
-    CHECK(disk({"--steps", "20000", "--keep", "0", "--keep-every", "10"}) ==
-          "at most 1.00 GiB per checkpoint, all kept: 20.0 GiB for 20 at the same time");
-    CHECK(disk({}) == "at most 1.00 GiB per checkpoint, 3 kept");
-    CHECK(disk({"--checkpoint-every", "0"}) == "no checkpoints");
-    const Options all = train({"--keep", "0", "--checkpoint-every", "1", "--steps", "2147483647"});
-    CHECK(describe_disk(all, int64_t(1) << 40).find(": 8192 PiB for 2,147,483,647") != std::string::npos);
 }

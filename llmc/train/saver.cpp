@@ -1,0 +1,214 @@
+#include "train/saver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+
+#include "base/common.h"
+#include "base/device.h"
+#include "base/host_memory.h"
+#include "base/threads.h"
+
+bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
+
+KeepRules keep_rules(const Options& o) { return {o.keep, o.keep_every, o.keep_best}; }
+
+CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
+    return {o.export_dtype == "bf16", state};
+}
+
+std::string describe_disk(const Options& o, int64_t checkpoint_bytes) {
+    if (o.checkpoint_every == 0) return "no checkpoints";
+    std::string text = format("at most %s per checkpoint, ", human_bytes(checkpoint_bytes).c_str());
+    if (o.keep == 0) return text + "all kept";
+    text += format("%d kept", o.keep);
+    if (o.keep_best) text += ", and the best";
+    if (o.keep_every > 0) text += format(", and those of every %s steps", with_commas(o.keep_every).c_str());
+    return text;
+}
+
+static int64_t copy_bytes(const ParamLayout& layout, int num_slots) {
+    return num_slots * layout.total * int64_t(sizeof(float));
+}
+
+// ---- writing, on rank 0
+
+static SaveOptions save_options(const Run& run, const std::vector<std::string>& state, SaveResult& result) {
+    SaveOptions options;
+    options.output = run.options.output;
+    options.keep = keep_rules(run.options);
+    options.format = checkpoint_format(run.options, state);
+    options.end_of_text = run.source.end_of_text;
+    if (run.source.tokenizer) {
+        options.end_of_text = run.source.tokenizer->end_of_text;
+        options.write_tokenizer = [&run](const std::string& dir) {
+            save_tokenizer(*run.source.tokenizer, dir, run.source.config.max_T);
+        };
+    }
+    options.note = [&result](const std::string& line) { result.lines.push_back({false, line}); };
+    options.warn = [&result](const std::string& line) { result.lines.push_back({true, line}); };
+    return options;
+}
+
+// May run in a thread: it reads only what is constant in `run`. begin: when the state was gathered.
+static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& names,
+                                   const TensorView& view, const TrainerState& state, double begin) {
+    SaveResult result;
+    result.step = state.step;
+    try {
+        result.dir = save_checkpoint(save_options(run, names, result), layout, view, state).dir;
+    } catch (const Error& error) {
+        result.error = error;
+    } catch (const std::exception& error) {  // no memory for a buffer
+        result.error = Error(EXIT_INTERNAL, error.what());
+    }
+    result.ms = 1e3 * (seconds_now() - begin);
+    return result;
+}
+
+// ---- the saver
+
+template <class floatX>
+Saver<floatX>::Saver(Run& run, Optimizer<floatX>& optimizer) : run(run), optimizer(optimizer) {
+    const Options& o = run.options;
+    if (!run.source.resume.empty()) run.saved_step = saved_step = run.state.step;
+    const bool between_steps =
+        saves_checkpoints(o) && (run.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
+    if (o.checkpoint_async == "off" || !between_steps) return;
+    const std::string why_not = run.comm.all_gather_text(run.first_rank() ? allocate_copy() : "")[0];
+    background = why_not.empty();
+    if (!background) run.log->note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
+}
+
+template <class floatX>
+Saver<floatX>::~Saver() {
+    if (writing.valid()) writing.wait();
+    for (float* slot : copy) host_free(slot);
+}
+
+// Returns why there is no memory for the copy; empty: there is. As many bytes must stay free, because files are
+// written through the file cache.
+template <class floatX>
+std::string Saver<floatX>::allocate_copy() {
+    const int num_slots = 1 + int(optimizer.rule.state.size());
+    const int64_t bytes = copy_bytes(optimizer.whole, num_slots), free = host_bytes_free();
+    if (bytes > free / 2)
+        return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
+                      human_bytes(free).c_str());
+    try {
+        while (int(copy.size()) < num_slots)
+            copy.push_back(static_cast<float*>(host_allocate(copy_bytes(optimizer.whole, 1))));
+        return "";
+    } catch (const Error& error) {
+        for (float* slot : copy) host_free(slot);
+        copy.clear();
+        return error.what();
+    }
+}
+
+template <class floatX>
+std::string Saver<floatX>::last_checkpoint() const {
+    if (saved_step < 0) return "there is no checkpoint";
+    return "the last good checkpoint is " + checkpoint_directory(run.options.output, saved_step);
+}
+
+// Logs a save that has ended. last: no later save can replace it if it has failed.
+template <class floatX>
+void Saver<floatX>::report(const SaveResult& result, bool last) {
+    for (const SaveResult::Line& line : result.lines)
+        line.warning ? run.log->warn(line.text) : run.log->note(line.text);
+    if (!result.error) {
+        failures = 0;
+        run.saved_step = saved_step = result.step;
+        return run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
+    }
+    const std::string what = format("the checkpoint of step %lld was not saved: %s",
+                                    static_cast<long long>(result.step), result.error->what());
+    if (!last && ++failures < 3) return run.log->warn(what + "; training continues");
+    optimizer.finish_collectives();  // they use memory that the error frees
+    const std::string why = last ? "" : "three saves in a row failed, so the run ends: further steps would be lost; ";
+    throw Error(result.error->exit_code, why + what + "; " + last_checkpoint());
+}
+
+template <class floatX>
+void Saver<floatX>::poll() {
+    // A deferred future is not ready either: get() then writes.
+    if (writing.valid() && writing.wait_for(std::chrono::seconds(0)) != std::future_status::timeout)
+        report(writing.get(), false);
+}
+
+// Waits for the save in flight.
+template <class floatX>
+void Saver<floatX>::finish(bool before_last) {
+    poll();
+    if (!writing.valid()) return;
+    if (before_last) run.log->note("the save before is still being written; the run waits for it");
+    report(writing.get(), false);
+}
+
+template <class floatX>
+void Saver<floatX>::save_in_background(double begin) {
+    if (!run.first_rank() && !optimizer.reads_together()) return;
+    const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
+    const ParamLayout& layout = optimizer.whole;
+    for (Slot slot = 0; slot <= int(optimizer.rule.state.size()); slot++)
+        for_each_tensor(layout, [&](Param p, int l) {
+            run.comm.reached("copy of a tensor");
+            float* to = run.first_rank() ? copy[size_t(slot)] + layout.offset(p, l) : nullptr;
+            optimizer.get_state(to, slot, p, l);
+        });
+    if (!run.first_rank()) return;
+    const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = run.state] {
+        const TensorView view = view_flat(optimizer.whole, {copy.begin(), copy.end()});
+        SaveResult result = write_checkpoint(run, optimizer.whole, optimizer.rule.state, view, state, begin_copy);
+        result.stall_ms = stall_ms;
+        return result;
+    };
+    try {
+        writing = std::async(std::launch::async, [write] {
+            yield_to_training();
+            return write();
+        });
+    } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
+        writing = std::async(std::launch::deferred, write);
+    }
+}
+
+// Saves while training waits. If rank 0 cannot write, it goes on reading, because the other ranks take part in each
+// read and would wait for it.
+template <class floatX>
+SaveResult Saver<floatX>::save_now() {
+    const ParamLayout& layout = optimizer.whole;
+    int64_t reads = 0, number = 0;
+    const TensorReader read = [&](float* host, Slot slot, Param p, int l) {
+        run.comm.reached("saving of a tensor", reads++);
+        optimizer.get_state(host, slot, p, l);
+    };
+    SaveResult result;
+    if (run.first_rank())
+        result = write_checkpoint(run, layout, optimizer.rule.state, view_copies(layout, read), run.state,
+                                  seconds_now());
+    if (optimizer.reads_together())
+        for_each_read(layout, checkpoint_format(run.options, optimizer.rule.state), [&](Slot slot, Param p, int l) {
+            if (number++ >= reads) read(nullptr, slot, p, l);
+        });
+    return result;
+}
+
+template <class floatX>
+void Saver<floatX>::save(int64_t step, bool wait) {
+    if (!saves_checkpoints(run.options)) return;
+    const double begin = seconds_now();
+    if (wait) failures = 0;  // the last save is tried in any case
+    finish(wait);
+    // A run may stop in the step after a save.
+    if (wait && run.comm.all_gather_text(std::to_string(saved_step))[0] == std::to_string(step)) return;
+    if (background && !wait) return save_in_background(begin);
+    SaveResult result = save_now();
+    result.stall_ms = 1e3 * (seconds_now() - begin);
+    if (run.first_rank()) report(result, wait);
+    if (wait) run.comm.all_gather_text("");  // a rank that ends would end rank 0, which may still write
+}
+
+template struct Saver<float>;
+template struct Saver<bf16>;

@@ -1,0 +1,58 @@
+// saver.h: saves checkpoints while training goes on. All ranks gather the state on rank 0, which copies it to host
+// memory; a thread of rank 0 writes the copy. At most one save is in flight.
+#pragma once
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/optimizer.h"
+#include "train/run.h"
+
+// Result of a save. The thread that writes may not print, so it leaves its lines to the training thread.
+struct SaveResult {
+    struct Line {
+        bool warning;
+        std::string text;
+    };
+    int64_t step = -1;
+    std::string dir;
+    double ms = 0.0, stall_ms = 0.0;  // time to gather and write the state; time in which training waited
+    std::vector<Line> lines;
+    std::optional<Error> error;  // reason why nothing was saved
+};
+
+template <class floatX>
+struct Saver {
+    Run& run;
+    Optimizer<floatX>& optimizer;
+    std::vector<float*> copy;         // weights and optimizer state, in pinned memory; rank 0, with `background`
+    bool background = false;          // saves between steps are written by a thread; the same on all ranks
+    std::future<SaveResult> writing;  // save in flight; rank 0
+    int64_t saved_step = -1;          // step of the last complete checkpoint, -1 if none; rank 0
+    int failures = 0;                 // failed saves in a row; the third ends the run
+
+    // Called by all ranks. Allocates the copy if the run will save between steps (--checkpoint-async) and it fits.
+    Saver(Run& run, Optimizer<floatX>& optimizer);
+    Saver(const Saver&) = delete;
+    ~Saver();
+    // Called by all ranks with the same arguments; run.state is that of `step`. wait: returns on all ranks when the
+    // checkpoint is on disk; rank 0 throws if it could not be saved. Without wait a failure is a warning.
+    void save(int64_t step, bool wait);
+    void poll();  // logs a save that has ended
+
+    void finish(bool before_last);  // waits for the save in flight
+
+  private:
+    std::string allocate_copy();
+    void save_in_background(double begin);
+    SaveResult save_now();
+    void report(const SaveResult& result, bool last);
+    std::string last_checkpoint() const;
+};
+
+bool saves_checkpoints(const Options& options);
+KeepRules keep_rules(const Options& options);
+CheckpointFormat checkpoint_format(const Options& options, const std::vector<std::string>& state);
+// Row `disk` of a plan. checkpoint_bytes: the size of one checkpoint.
+std::string describe_disk(const Options& options, int64_t checkpoint_bytes);
