@@ -1,0 +1,284 @@
+// faults.h: runs code in a child process under a fault: the process is killed or a system call fails, the disk is full,
+// or the user lacks permissions. It can also record which files the child changes. For tests that no fault loses data.
+#pragma once
+#include <fcntl.h>
+#include <grp.h>
+#include <omp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "base/common.h"
+#include "support/skip.h"
+#include "support/temporary.h"
+
+constexpr int CHILD_SKIPPED = 99;  // exit code of a child that lacks the permission to set up its fault
+
+// The result of f, or the exit code of the Error that f throws. For the child process.
+inline int child_result(const std::function<int()>& f) {
+    omp_set_num_threads(1);  // a forked process does not have the OpenMP threads of its parent
+    try {
+        return f();
+    } catch (const Error& error) {
+        return error.exit_code;
+    } catch (...) {
+        return EXIT_INTERNAL;
+    }
+}
+
+// Runs f in a child process. Returns the exit code: child_result, or 128 + the signal that ended the child.
+inline int in_child(const std::function<int()>& f) {
+    const pid_t child = fork();
+    if (child == 0) _exit(child_result(f));
+    if (child < 0) return CHILD_SKIPPED;
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// In the child: becomes a user to whom permissions apply, and makes this user the owner of `dir` and its contents.
+// Returns false where that is not permitted.
+inline bool become_ordinary(const std::string& dir) {
+    if (geteuid() != 0) return true;
+    const uid_t nobody = 65534;
+    bool owns = chown(dir.c_str(), nobody, nobody) == 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))
+        owns = lchown(entry.path().c_str(), nobody, nobody) == 0 && owns;
+    return owns && setgroups(0, nullptr) == 0 && setgid(nobody) == 0 && setuid(nobody) == 0 &&
+           access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
+}
+
+// Runs f in a child process, as a user to whom permissions apply and who owns `dir`. f returns the number of the failed
+// check, or 0. Where the user cannot be changed the case is skipped, and the result is 0.
+inline int as_ordinary_user(const std::string& dir, const std::function<int()>& f) {
+    const int code = in_child([&] { return become_ordinary(dir) ? f() : CHILD_SKIPPED; });
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))  // so that it can be removed
+        if (entry.is_directory()) std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
+    if (code == CHILD_SKIPPED) skip_case("becoming an ordinary user is not permitted here");
+    return code == CHILD_SKIPPED ? 0 : code;
+}
+
+// In the child: limits the size of every file that it writes.
+inline void limit_file_size(int64_t bytes) {
+    signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG
+    const rlimit limit{rlim_t(bytes), rlim_t(bytes)};
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+// In the child: mounts a file system of the given size on dir. Returns false where mounting is not permitted.
+inline bool mount_small_disk(const std::string& dir, const char* size) {
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           mount("none", dir.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
+}
+
+// Runs f in a child process that sees a file system of the given size in place of dir. f returns the number of the
+// failed check, 0, or CHILD_SKIPPED. Where mounting is not permitted the case is skipped, and the result is 0.
+inline int on_small_disk(const std::string& dir, const char* size, const std::function<int()>& f) {
+    const int code = in_child([&] { return mount_small_disk(dir, size) ? f() : CHILD_SKIPPED; });
+    if (code == CHILD_SKIPPED) skip_case("mounting a small disk is not permitted here");
+    return code == CHILD_SKIPPED ? 0 : code;
+}
+
+// Whether with_fault can interrupt the child at this system call, because it is one on files.
+inline bool is_file_call(long number) {
+    for (long call :
+         {SYS_write,    SYS_pwrite64, SYS_fsync,      SYS_fdatasync, SYS_close,   SYS_openat,  SYS_renameat2,
+          SYS_unlinkat, SYS_mkdirat,  SYS_getdents64, SYS_statfs,    SYS_fstatfs, SYS_pread64, SYS_fstat,
+#ifdef __x86_64__
+          SYS_open,     SYS_rename,   SYS_renameat,   SYS_unlink,    SYS_rmdir,   SYS_mkdir,   SYS_newfstatat,
+          SYS_stat,     SYS_lstat,
+#endif
+          SYS_read})
+        if (number == call) return true;
+    return false;
+}
+
+// A successful system call that changed a file or flushed it to disk. `create` is for files and directories; `to` is
+// the new name in a rename.
+struct FileChange {
+    enum Kind { create, write, sync, rename, remove } kind;
+    std::string path, to;
+};
+
+#ifdef __x86_64__
+// The zero-terminated text at an address of the child.
+inline std::string child_text(pid_t child, unsigned long long at) {
+    std::string out(PATH_MAX, '\0');  // two pieces: a piece on an unmapped page is left out, not an error
+    const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
+    iovec to = {out.data(), out.size()};
+    iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
+                     {reinterpret_cast<void*>(at + first), size_t(PATH_MAX - first)}};
+    process_vm_readv(child, &to, 1, from, 2, 0);
+    return std::string(out.c_str());
+}
+
+// Where a link in the child's directory of /proc leads: "cwd", "fd/3".
+inline std::string child_link(pid_t child, const std::string& name) {
+    std::error_code ignored;
+    return std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/" + name, ignored).string();
+}
+
+// Describes the system call that just returned. Returns false if it is none of FileChange's kinds. Relative paths of
+// the child become absolute.
+inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChange& change) {
+    const auto of_fd = [&](unsigned long long fd) { return child_link(child, "fd/" + std::to_string(int(fd))); };
+    const auto path_at = [&](unsigned long long fd, unsigned long long at) {
+        const std::filesystem::path folder = int(fd) == AT_FDCWD ? child_link(child, "cwd") : of_fd(fd);
+        return (folder / child_text(child, at)).lexically_normal().string();  // an absolute path replaces the folder
+    };
+    constexpr auto here = static_cast<unsigned long long>(AT_FDCWD);
+    if (static_cast<long long>(regs.rax) < 0) return false;
+    switch (regs.orig_rax) {
+        case SYS_openat:
+            return change = {FileChange::create, path_at(regs.rdi, regs.rsi), ""}, (regs.rdx & O_CREAT) != 0;
+        case SYS_open:
+            return change = {FileChange::create, path_at(here, regs.rdi), ""}, (regs.rsi & O_CREAT) != 0;
+        case SYS_mkdir:
+            return change = {FileChange::create, path_at(here, regs.rdi), ""}, true;
+        case SYS_mkdirat:
+            return change = {FileChange::create, path_at(regs.rdi, regs.rsi), ""}, true;
+        case SYS_write:
+        case SYS_writev:
+        case SYS_pwrite64:
+        case SYS_ftruncate:
+            return change = {FileChange::write, of_fd(regs.rdi), ""}, true;
+        case SYS_fsync:
+        case SYS_fdatasync:
+            return change = {FileChange::sync, of_fd(regs.rdi), ""}, true;
+        case SYS_rename:
+            return change = {FileChange::rename, path_at(here, regs.rdi), path_at(here, regs.rsi)}, true;
+        case SYS_renameat:
+        case SYS_renameat2:
+            return change = {FileChange::rename, path_at(regs.rdi, regs.rsi), path_at(regs.rdx, regs.r10)}, true;
+        case SYS_unlink:
+        case SYS_rmdir:
+            return change = {FileChange::remove, path_at(here, regs.rdi), ""}, true;
+        case SYS_unlinkat:
+            return change = {FileChange::remove, path_at(regs.rdi, regs.rsi), ""}, true;
+        default:
+            return false;
+    }
+}
+#endif
+
+struct FaultResult {
+    int code;      // exit code, as in_child returns it; CHILD_SKIPPED where ptrace is not permitted
+    bool reached;  // f made an n-th call
+    std::string call;
+};
+
+// Runs f in a child process and replaces its n-th system call on files (from 0) by a fault: the child is killed
+// (error 0), or the call fails with `error`. n = -1: no fault. changes: gets the changes that the child's main thread
+// makes to files (on x86-64 only).
+inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
+                              std::vector<FileChange>* changes = nullptr) {
+    const pid_t child = fork();
+    if (child == 0) {
+        omp_set_num_threads(1);  // clang's OpenMP opens files at its first call: before the calls of f are counted
+        if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(CHILD_SKIPPED);
+        raise(SIGSTOP);
+        _exit(child_result(f));
+    }
+    FaultResult result{CHILD_SKIPPED, false, ""};
+    if (child < 0) return result;  // kill(-1) would signal every process
+    int status = 0, seen = 0;
+    waitpid(child, &status, 0);
+    if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+    bool entry = false, failing = false;
+    while (WIFSTOPPED(status)) {
+        const bool syscall_stop = WSTOPSIG(status) == (SIGTRAP | 0x80);
+        if (syscall_stop) entry = !entry;
+#ifdef __x86_64__
+        if (syscall_stop) {
+            user_regs_struct regs;
+            ptrace(PTRACE_GETREGS, child, nullptr, &regs);
+            const long number = long(regs.orig_rax);
+            if (entry && is_file_call(number) && seen++ == n) {
+                result.reached = true, result.call = std::to_string(number);
+                if (error == 0) kill(child, SIGKILL);
+                failing = error != 0;
+                regs.orig_rax = failing ? ~0ull : regs.orig_rax;
+                ptrace(PTRACE_SETREGS, child, nullptr, &regs);
+            } else if (!entry && failing) {
+                failing = false;
+                regs.rax = static_cast<unsigned long long>(-error);
+                ptrace(PTRACE_SETREGS, child, nullptr, &regs);
+            } else if (FileChange change; !entry && changes && describe_change(child, regs, change)) {
+                changes->push_back(change);
+            }
+        }
+#else
+        if (syscall_stop && entry && error == 0 && seen++ == n) {  // any call; errors are injected on x86-64 only
+            result.reached = true;
+            kill(child, SIGKILL);
+        }
+        (void)failing, (void)changes;
+#endif
+        const int pass_on =
+            WSTOPSIG(status) == SIGSTOP || WSTOPSIG(status) == SIGTRAP || syscall_stop ? 0 : WSTOPSIG(status);
+        ptrace(PTRACE_SYSCALL, child, nullptr, pass_on);
+        waitpid(child, &status, 0);
+    }
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return result;
+}
+
+// A test that interrupts the code `run` at its system calls, in a new directory each time.
+struct FaultTest {
+    int least_calls;                                                           // that `run` makes on x86-64
+    std::function<void(const TemporaryDirectory&)> prepare;                    // before `run`
+    std::function<void(const TemporaryDirectory&)> run;                        // in the child process
+    std::function<void(const TemporaryDirectory&, const FaultResult&)> check;  // what the fault left behind
+    std::vector<int> codes = {EXIT_IO, EXIT_CANNOT_CREATE};  // exit codes with which `run` may report a failed call
+};
+
+// Runs the test with a fault at each system call of test.run in turn (with_fault). Returns false where ptrace is not
+// permitted; the case is then skipped.
+inline bool fault_at_each_call(int error, const FaultTest& test) {
+    for (int n = 0;; n++) {
+        const TemporaryDirectory dir;
+        test.prepare(dir);
+        const FaultResult result = with_fault([&] { return test.run(dir), 0; }, n, error);
+        if (result.code == CHILD_SKIPPED) {
+            skip_case("tracing is not permitted here");
+            return false;
+        }
+        CAPTURE(n);
+        CAPTURE(error);
+        CAPTURE(result.call);
+        const bool known = result.code == 0 || std::count(test.codes.begin(), test.codes.end(), result.code);
+        if (!result.reached)
+            CHECK(result.code == 0);
+        else if (error == 0)
+            CHECK(result.code == 128 + SIGKILL);
+        else
+            CHECK(known);
+        test.check(dir, result);
+        if (result.reached) continue;
+#ifdef __x86_64__
+        CHECK(n >= test.least_calls);
+#endif
+        return true;
+    }
+}
