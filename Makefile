@@ -135,8 +135,7 @@ $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
-RENDEZVOUS := base/common base/host base/socket base/terminal base/unicode parallel/launch parallel/rendezvous \
-              parallel/rendezvous_messages
+RENDEZVOUS := base/common base/host base/terminal base/unicode base/xxhash parallel/launch parallel/rendezvous
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 

@@ -15,6 +15,7 @@
 #include "base/terminal.h"
 #include "base/threads.h"
 #include "commands/commands.h"
+#include "parallel/spawn.h"
 #include "train/run.h"
 #include "train/saver.h"
 #include "train/stop.h"
@@ -106,10 +107,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
            MAX_THREADS);
     check_processes(options, launch);
     if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
-    if (options.print_launch) {
-        const bool several = launch.launcher == "--gpus" || starts_ranks(options);
-        return several ? print_launches(options) : print_launch(launch);
-    }
     const bool plans = options.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !options.quiet && !options.taken.empty())
@@ -137,12 +134,12 @@ static int run_command(const Options& options, char** argv, const Launch& launch
 }
 
 int main(int argc, char** argv) {
-    return report_errors({}, [&](Launch& launch, std::unique_ptr<Comm>& comm) {
+    return report_errors([&](Launch& launch, std::unique_ptr<Comm>& comm) {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         const Options options = parse_options(argc, argv);
-        if (!options.print_launch && starts_ranks(options)) return start_ranks(options, argv, run_command);
-        if (options.command != Command::help) launch = launch_of(options);
+        if (options.command != Command::help) launch = find_launch(getenv);
+        if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv);
         return run_command(options, argv, launch, comm);
     });
 }

@@ -24,7 +24,7 @@ if [ "${1:-}" = --plan ]; then
     program=./train_gpt2
     if [ -x ./train_gpt2cu ] && nvidia-smi -L >/dev/null 2>&1; then program=./train_gpt2cu; fi
     if [ ! -x $program ]; then echo "error: $program is not built: run make" >&2 && exit 2; fi
-    exec $program plan "${recipe[@]}" --world-size "$ranks" "$@"
+    exec $program plan "${recipe[@]}" --ranks "$ranks" "$@"
 fi
 
 shards=("$data"/*train_*.bin)

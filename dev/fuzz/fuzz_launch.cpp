@@ -1,13 +1,15 @@
 // sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/host.cpp llmc/base/terminal.cpp
 // llmc/base/unicode.cpp
 //
-// fuzz_launch.cpp: reads any bytes as a list of hosts, as a list of GPUs, as the address of a rendezvous, and as the
-// variables of launchers: in each line the first byte chooses a variable, and the others are its value. They must be
-// refused with EXIT_USAGE, or give a rank, a local rank and a world size that fit together.
+// fuzz_launch.cpp: reads any bytes as a list of hosts, and as the variables of launchers: in each line the first byte
+// chooses a variable, and the others are its value. They must be refused with EXIT_USAGE, or give a rank, a local rank
+// and a world size that fit together.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <set>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "base/common.h"
 #include "parallel/launch.h"
@@ -30,23 +32,13 @@ static void check_hosts(const std::string& text) {
     require(!host.empty() && host.size() < 300 && host.find_first_of("[],") == std::string::npos);
 }
 
-static void check_gpus(const std::string& text) {
-    for (const int count : {0, 1, 8})
-        accepted_or_refused([&] {
-            const std::vector<int> gpus = parse_gpus(text, [&] { return count; });
-            require(int(gpus.size()) <= count && std::set<int>(gpus.begin(), gpus.end()).size() == gpus.size());
-            for (const int gpu : gpus) require(gpu >= 0 && gpu < count);
-        });
-}
-
 static void check_launch(const Launch& launch) {
     require(launch.world_size >= 1 && launch.world_size <= MAX_RANKS);
     require(launch.rank >= 0 && launch.rank < launch.world_size);
     require(launch.local_world_size >= 0 && launch.local_world_size <= launch.world_size);
-    require(launch.local_rank >= -1 && launch.local_rank < launch.world_size);
+    require(launch.local_rank >= 0 && launch.local_rank < launch.world_size);
     require(launch.local_world_size == 0 || launch.local_rank < launch.local_world_size);
     require(launch.master_port >= 0 && launch.master_port <= 65535 && launch.attempt >= 0);
-    require(launch.run_id.size() <= size_t(MAX_RUN_ID));
     require(!describe_launch(launch).empty());
 }
 
@@ -76,9 +68,7 @@ static Variables read_variables(const std::string& text) {
                                                    "SLURM_RESTART_COUNT",
                                                    "PMIX_RANK",
                                                    "PMI_SIZE",
-                                                   "PRTE_LAUNCHED",
-                                                   "TRAIN_GPT2_RESTARTS",
-                                                   "TRAIN_GPT2_FIRST_STEP"};
+                                                   "PRTE_LAUNCHED"};
     Variables variables;
     for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
         end = std::min(text.find('\n', begin), text.size());
@@ -93,21 +83,11 @@ static Variables read_variables(const std::string& text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string text(reinterpret_cast<const char*>(data), size);
     accepted_or_refused([&] { check_hosts(text); });
-    check_gpus(text);
     const Variables variables = read_variables(text);
     const Environment environment = [&](const char* name) {
         const auto found = variables.find(name);
         return found == variables.end() ? nullptr : found->second.c_str();
     };
-    accepted_or_refused([&] { check_launch(find_launch({}, environment)); });
-    for (const int world_size : {1, 4})
-        accepted_or_refused([&] {
-            LaunchOptions options;
-            options.rank = 0, options.world_size = world_size, options.rendezvous = text;
-            check_launch(find_launch(options, environment));
-        });
-    accepted_or_refused([&] {
-        for (const Launch& launch : launch_gpus({"", 2, 1, text}, {0, 1, 2}, {}, environment)) check_launch(launch);
-    });
+    accepted_or_refused([&] { check_launch(find_launch(environment)); });
     return 0;
 }

@@ -52,10 +52,7 @@ static bool mpirun_has_no_terminal() {
     return false;
 }
 
-bool stdout_is_terminal() {
-    const char* of_parent = getenv(STDOUT_IS_TERMINAL);
-    return of_parent ? *of_parent == '1' : isatty(STDOUT_FILENO) && !mpirun_has_no_terminal();
-}
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) && !mpirun_has_no_terminal(); }
 
 ProgressLine::ProgressLine() : last(seconds_now()) {}
 

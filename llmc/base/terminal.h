@@ -35,8 +35,6 @@ std::string shell_word(const std::string& text);
 
 // Whether the text on stdout ends on a terminal. Under mpirun this is mpirun's stdout, not that of the rank.
 bool stdout_is_terminal();
-// Environment variable, 0 or 1: whether the text ends on a terminal, for ranks that mpirun gives a terminal of its own.
-inline constexpr const char* STDOUT_IS_TERMINAL = "TRAIN_GPT2_TERMINAL";
 
 // Progress of long work on stderr: on a terminal one line that is rewritten, else a line each second.
 struct ProgressLine {

@@ -38,7 +38,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunSource source = find_training_start(o);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
-    const int world_size = o.ranks > 0 ? o.ranks : o.world_size > 0 ? o.world_size : launch.world_size;
+    const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);
     check_tensor_parallel(o, source.config, T, world_size);
     Comm single_rank;

@@ -1,6 +1,5 @@
 // process.cpp: sets up the options, device and threads of a command before it runs.
 #include <omp.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,44 +17,23 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
-#include "parallel/local_ranks.h"
 #include "train/run.h"
 #include "train/stop.h"
 
-static std::string address_space_text() {
-    const AddressSpace now = address_space();
-    if (now.limit == INT64_MAX) return "";
-    return format("; %s of the limit of %s are left (ulimit -v): raise it",
-                  human_bytes(std::max<int64_t>(0, now.left)).c_str(), human_bytes(now.limit).c_str());
-}
-
-// An error of the C++ library in the words of the other errors: it has no values.
+// An error of the C++ library in the words of the other errors.
 static std::string library_error(const std::exception& error) {
-    if (dynamic_cast<const std::bad_alloc*>(&error)) {
-        const std::string limit = address_space_text();
-        return "no memory for the program's own data" +
-               (limit.empty() ? "; try fewer processes or a smaller --micro-batch" : limit);
-    }
+    if (dynamic_cast<const std::bad_alloc*>(&error)) return "no memory for the program's own data (check ulimit -v)";
     const auto* of_system = dynamic_cast<const std::system_error*>(&error);
-    if (!of_system || of_system->code() != std::errc::resource_unavailable_try_again) return error.what();
-    pthread_attr_t attributes;
-    size_t stack = 0;
-    if (pthread_attr_init(&attributes) == 0 && pthread_attr_getstacksize(&attributes, &stack) == 0)
-        pthread_attr_destroy(&attributes);
-    const std::string limit = address_space_text();
-    return format(
-        "no thread can be started, which needs %s for its stack%s", human_bytes(int64_t(stack)).c_str(),
-        limit.empty() ? "; check the limit of processes (ulimit -u), also that of a container" : limit.c_str());
+    if (of_system && of_system->code() == std::errc::resource_unavailable_try_again)
+        return "no thread can be started (check ulimit -u and ulimit -v)";
+    return error.what();
 }
 
-static void print_error(const std::string& text) {
-    fprintf(stderr, "error: %s\n", text.c_str());
-}
-
-int report_errors(Launch launch, const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
+int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
+    Launch launch;
     std::unique_ptr<Comm> comm;
-    std::string error;  // in the form of error_text
-    int exit_code = 0;
+    std::string error;
+    int exit_code = EXIT_INTERNAL;
     try {
         return function(launch, comm);
     } catch (const Error& e) {
@@ -63,18 +41,19 @@ int report_errors(Launch launch, const std::function<int(Launch& launch, std::un
         exit_code = e.exit_code;
     } catch (const std::exception& e) {
         error = message_text(library_error(e));
-        exit_code = EXIT_INTERNAL;
     }
-    write_error_text(launch, error);
-    send_errors_to_supervisor();
-    if (launch.world_size == 1 || launch.launcher == "single") {  // "single": a plan for several ranks
-        print_error(error);
+    write_error_file(error);
+    if (launch.world_size == 1) {
+        fprintf(stderr, "error: %s\n", error.c_str());
         return exit_code;
     }
-    print_error(message_text(format("rank %d on %s: ", launch.rank, host_name().c_str())) + error);
-    // Rank 0 often fails for the same reason. It gets the time to remove what it has made in --output, before the abort
-    // of this rank ends it.
-    if (launch.rank > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    // Rank 0 often fails for the same reason. Its end makes the launcher send SIGTERM to this rank, which then leaves
+    // the error to rank 0.
+    const bool stopping = stop_requested();
+    for (int i = 0; i < 100 && launch.rank > 0 && stop_requested() == stopping; i++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (launch.rank == 0 || stop_requested() == stopping)
+        fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, message_text(host_name()).c_str(), error.c_str());
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }
@@ -87,16 +66,24 @@ static int threads_of_rank(const Options& o, const Launch& launch) {
     return given < all ? given : std::max(1, all / launch.local_world_size);
 }
 
+bool starts_ranks(const Options& o, const Launch& launch) {
+    if (o.ranks == 0 || o.command == Command::plan) return false;
+    if (launch.launcher == "single") return o.ranks != 1;
+    ENSURE(o.ranks == -1 || o.ranks == launch.world_size,
+           "--ranks %d starts the ranks itself, but %s has started %d; leave out --ranks or %s", o.ranks,
+           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+    return false;
+}
+
 void check_processes(const Options& o, const Launch& launch) {
     const int ranks = launch.world_size;
-    const bool alone = o.command == Command::tokenize;
-    ENSURE(!alone || ranks == 1,
+    ENSURE(o.command != Command::tokenize || ranks == 1,
            "%s runs in one process, but %s started %d, which would all do the same; start it without %s, or "
            "start one",
            command_name(o.command), launch.launcher.c_str(), ranks, launch.launcher.c_str());
     ENSURE(o.command != Command::generate || ranks == o.tensor_parallel,
-           "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; give %s %d", o.tensor_parallel,
-           ranks == 1 ? "is" : "are", ranks, device_memory_is_host() ? "--ranks" : "--gpus", o.tensor_parallel);
+           "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; give --ranks %d",
+           o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
 }
 
 void start_device(const Options& o, const Launch& launch) {
@@ -107,8 +94,6 @@ void start_device(const Options& o, const Launch& launch) {
                                                       : "free memory, or try --tensor-parallel on more ranks";
     device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
-    ENSURE(launch.local_rank >= 0 || device_memory_is_host(), "%s does not set this rank's GPU; give --local-rank",
-           launch.launcher.c_str());
     device_init(device_of(o, launch), threads_of_rank(o, launch));
     const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";
     if (!note.empty()) print_message("note: " + note);
@@ -121,11 +106,4 @@ Dtype training_dtype(const Options& o) {
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
     if (precision == "fp8") device_check_fp8();
     return precision == "fp32" ? Dtype::fp32 : Dtype::bf16;
-}
-
-// Prints a single line, so that the output of several ranks does not mix.
-int print_launch(const Launch& launch) {
-    const std::string joining = describe_joining(launch);
-    print_stdout(message_text(describe_launch(launch) + (joining.empty() ? "" : ": ") + joining) + "\n");
-    return 0;
 }

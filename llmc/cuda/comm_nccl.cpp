@@ -58,7 +58,6 @@ bool has_ended(int process) {
 
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
-    const double join_seconds;
     ncclComm_t nccl = nullptr;  // null after abort_all
     std::string abort_reason;   // the reason of abort_all
     OwnedStream nccl_stream;    // the collectives' stream
@@ -82,7 +81,7 @@ struct NcclComm : Comm {
     double last_check = 0.0;        // time of the last check
     const std::thread::id thread = std::this_thread::get_id();
 
-    explicit NcclComm(const Launch& launch) : join_seconds(launch.join_seconds) {
+    explicit NcclComm(const Launch& launch) {
         rank = shard_index = launch.rank;
         world_size = launch.world_size;
         const ncclUniqueId id = exchange_id(launch);
@@ -98,7 +97,7 @@ struct NcclComm : Comm {
 
     // A group of the ranks of `whole`.
     NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size)
-        : join_seconds(whole.join_seconds), nccl(part) {
+        : nccl(part) {
         parent = &whole;
         watchdog = whole.watchdog;
         rank = shard_index = rank_in_part;
@@ -162,7 +161,7 @@ struct NcclComm : Comm {
     // Waits until a non-blocking NCCL call has completed; aborts all communicators if it fails or does not complete.
     void check(const char* call, ncclResult_t result) {
         const double start = seconds_now();
-        for (int tries = 0; result == ncclInProgress && seconds_now() - start < join_seconds; tries++) {
+        for (int tries = 0; result == ncclInProgress && seconds_now() - start < JOIN_SECONDS; tries++) {
             if (tries > 20) pause(tries);
             if (seconds_now() - start > GRACE_SECONDS) all()[0]->check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
@@ -170,7 +169,7 @@ struct NcclComm : Comm {
         if (result == ncclSuccess) return;
         if (result == ncclInProgress)
             abort_all(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
-                             ncclGetErrorString(result), join_seconds));
+                             ncclGetErrorString(result), JOIN_SECONDS));
         abort_comm(result, call);
     }
 
@@ -243,7 +242,7 @@ struct NcclComm : Comm {
         return {id.internal, sizeof id.internal};
     }
 
-    // Exchanges rank_info between all ranks. Returns NCCL's id, which rank 0 creates and sends to all.
+    // Returns NCCL's id, which rank 0 creates and sends to all.
     ncclUniqueId exchange_id(const Launch& launch) {
         const std::string rank_info = device_identity() + "\n" + process_identity();
         std::string bytes;
@@ -255,11 +254,7 @@ struct NcclComm : Comm {
             bytes = host->all_gather_text(rank == 0 ? new_id() : "")[0];
         }
 #endif
-        if (bytes.empty()) {
-            const Rendezvous result = rendezvous(launch, rank_info, new_id, join_seconds);
-            record_peers(result.rank_infos);
-            bytes = result.nccl_id;
-        }
+        if (bytes.empty()) bytes = share_nccl_id(launch, device_identity(), new_id, JOIN_SECONDS);
         ncclUniqueId id;
         INVARIANT(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
                   bytes.size());

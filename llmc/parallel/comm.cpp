@@ -10,7 +10,6 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "parallel/rendezvous.h"
 
 void Comm::abort(int exit_code) {
     fflush(nullptr);
@@ -50,15 +49,6 @@ bool mpi_joins_ranks() {
 #endif
 }
 
-std::string describe_joining(const Launch& launch) {
-    if (launch.world_size == 1) return "";
-    if (launch.mpi) return "joins the others by MPI";
-    if (launch.master_addr.empty()) return "has no address to join the others";
-    if (launch.master_port == 0) return "joins the others at a free port of " + launch.master_addr;
-    return "joins the others at " + rendezvous_address(launch) +
-           (device_memory_is_host() ? " (GPU ranks only; CPU ranks need mpirun)" : "");
-}
-
 std::string device_identity() { return device_id() + " " + host_name(); }
 
 void check_own_devices(const std::vector<std::string>& rank_infos) {
@@ -69,7 +59,7 @@ void check_own_devices(const std::vector<std::string>& rank_infos) {
         fail(
             EXIT_USAGE,
             "ranks %zu and %zu are both on %s of %s, and each needs a GPU of its own: start one process per GPU and "
-            "check --local-rank, or CUDA_VISIBLE_DEVICES if something sets it; mpirun with --share-gpu lets them share",
+            "check LOCAL_RANK, or CUDA_VISIBLE_DEVICES if something sets it; mpirun with --share-gpu lets them share",
             first, rank, rank_infos[rank].substr(0, space).c_str(), rank_infos[rank].substr(space + 1).c_str());
     }
 }

@@ -87,9 +87,6 @@ struct Comm {
 // Connects the ranks of the launch: by NCCL between GPUs, else by MPI. staged: by MPI through host memory, also between
 // GPUs. Refuses a launch that needs a library which this build lacks.
 std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
-// How this rank finds the others: "joins the others by MPI", or "joins the others at h0:29500" for NCCL without MPI.
-// Empty for a single process.
-std::string describe_joining(const Launch& launch);
 // The device's own collectives, or null if the device has none (cuda/comm_nccl.cpp, cpu/device.cpp).
 std::unique_ptr<Comm> make_device_comm(const Launch& launch);
 bool device_joins_ranks();                                  // whether the device has collectives

@@ -9,12 +9,9 @@
 #include "base/socket.h"
 #include "base/terminal.h"
 #include "parallel/comm.h"
-#include "parallel/missing_ranks.h"
 #include "parallel/mpi_group.h"
 
 namespace {
-
-constexpr double QUIET_SECONDS = 10;  // wait before the first warning about missing ranks
 
 // Collectives on device memory that is not host memory. They run when the training thread waits for them, because it is
 // the only thread that calls the device, and it copies the buffers between device and host. The queue is common to all
@@ -109,44 +106,18 @@ struct MpiComm : Comm {
         shard_index = group->shard_index;
     }
 
-    // MPI_Init returns when all ranks have called it, so a rank that never calls it would block the others forever. At
-    // the timeout all ranks look for missing ranks at the same time, but they fail one after the other: the first one
-    // ends the job, which takes mpirun a second. Ranks of a host on which no rank is missing fail last.
+    // MPI_Init returns when all ranks have called it.
     void join(const Launch& launch) {
         const Ticket started = thread->post([this, launch] { start(launch); });
-        const double quiet = std::min(QUIET_SECONDS, launch.join_seconds), rest = launch.join_seconds - quiet;
-        bool joined = thread->wait_for(started, quiet);
-        if (!joined && rest > 0) {
-            warn_of_missing_ranks(launch, quiet, rest);
-            joined = thread->wait_for(started, rest);
-        }
-        if (!joined) {
-            const MissingRanks missing = find_missing_ranks(launch, job_name());
-            if (!thread->wait_for(started, missing.found ? 2.0 * std::clamp(launch.local_rank, 0, 3) : 8.0))
-                fail(EXIT_INTERNAL, "gave up after waiting %g s for %s", launch.join_seconds, missing.text.c_str());
-        }
+        if (!thread->wait_for(started, JOIN_SECONDS))
+            fail(EXIT_INTERNAL, "gave up after waiting %g s for other ranks to join by MPI", JOIN_SECONDS);
         thread->wait_for(started);
         if (!device_memory_is_host()) staged = std::make_shared<StagedCollectives>(*thread);
         take_numbers();
     }
 
-    // Only the first waiting rank of a host prints the warning: one line for each host.
-    static void warn_of_missing_ranks(const Launch& launch, double waited, double rest) {
-        const MissingRanks missing = find_missing_ranks(launch, job_name());
-        if (!missing.reports) return;
-        print_message(
-            format("warning: rank %d on %s: still waiting after %g s for %s; giving up in %g s (--rendezvous-timeout)",
-                   launch.rank, host_name().c_str(), waited, missing.text.c_str(), rest));
-    }
-
-    static std::string job_name() {
-        const char* job = getenv("PMIX_NAMESPACE");
-        return job ? job : "";
-    }
-
     void start(const Launch& launch) {
         int granted;
-        name_this_thread(WAITING_THREAD);
         MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
         name_this_thread("ranks");
         group->open(MPI_COMM_WORLD);

@@ -28,7 +28,7 @@
 // first tests for a few milliseconds and only yields to threads that can run.
 void finish(MPI_Request* requests, int count, bool prompt = false);
 
-// Sets the thread name that /proc shows (missing_ranks.h).
+// Sets the thread name that /proc shows.
 void name_this_thread(const char* name);
 
 struct LauncherWatch;

@@ -98,11 +98,8 @@ struct Options {
     std::string split = "none", text_key = "text";
 
     // until removed
-    std::string gpus, rendezvous, run_id;
-    int nnodes = 1, node_rank = -1, max_restarts = 0, rank = -1, world_size = -1, local_rank = -1, threads = 0,
-        comm_sms = 0;
-    double rendezvous_timeout = 300;
-    bool print_launch = false, tp_across_hosts = false, share_gpu = false, debug_sync = false,
+    int threads = 0, comm_sms = 0;
+    bool tp_across_hosts = false, share_gpu = false, debug_sync = false,
          resume_strict = false;
     std::vector<std::string> renamed;
 };

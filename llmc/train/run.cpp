@@ -15,7 +15,6 @@
 #include "train/saver.h"
 
 int device_of(const Options& o, const Launch& launch) {
-    if (launch.gpu >= 0) return launch.gpu;
     return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
 }
 
@@ -177,7 +176,7 @@ std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Com
         run_info(o, run.source, run.batch, run.loader->corpus, device, dtype, comm.world_size, command_line);
     const double flops = flops_per_token(run.source.config, run.batch.T);
     if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
-    run.first_step = launch.first_step >= 0 ? launch.first_step : run.state.step;
+    run.first_step = run.state.step;
     open_log(run, flops, peak_flops(device, dtype), notes);
     print_table(run, launch, device, rank_infos);
     if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, the command verify, and --resume=strict.
+# test_checkpoints.sh: tests the care for checkpoints: which ones a run keeps, and --resume=strict.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -22,7 +22,7 @@ check "--keep-best: the file best still names it" test "$(cat "$scratch/kept/bes
 check "--keep-best: it is kept beyond --keep 1 and --keep-every 6" test "$(steps_of "$scratch/kept")" = \
     "$(printf '%s\n' "$best" 6 12 18 20 | sort -nu | tr '\n' ' ')"
 check "--keep-best: the options may change without a warning" test "$(grep -c 'changed since.*keep' "$scratch/kept/log.jsonl")" = 0
-check "--keep-best: the best checkpoint is intact" "$program" verify "$scratch/kept/$(cat "$scratch/kept/best")"
+check "--keep-best: the best checkpoint is intact" intact "$scratch/kept/$(cat "$scratch/kept/best")"
 check "without --keep-best and --keep-every: resumed" "${run[@]}" --output "$scratch/kept" --steps 22 --keep 2 --keep-every 0 --keep-best=0 --resume
 check "without --keep-best and --keep-every: the newest are kept" test "$(steps_of "$scratch/kept")" = "20 22 "
 check "without --keep-best: no file best" test ! -e "$scratch/kept/best"
@@ -38,55 +38,10 @@ check "--keep-every and --keep-best: the notes name the steps" test "$(grep -c "
 noted --keep-best --keep-every 4 >"$scratch/said"
 check "--keep-every and --keep-best that meet every save: no note" test "$(grep -c "^--keep-" "$scratch/said")" = 0
 
-# ---- verify
+# ---- --resume=strict
 out=$scratch/three
 check "a run with 3 checkpoints" "${run[@]}" --output "$out" --steps 6
-"$program" verify "$out" >"$scratch/said" 2>&1
-check "verify a run: exit code 0" test $? = 0
-check "verify a run: a line for each checkpoint, oldest first" diff <(sed 's/, [0-9.]* KiB, /, SIZE, /' "$scratch/said") - <<END
-$out/step_000002: $(file_of "$out/step_000002" '*.*' | wc -l) files, SIZE, intact
-$out/step_000004: $(file_of "$out/step_000004" '*.*' | wc -l) files, SIZE, intact
-$out/step_000006: $(file_of "$out/step_000006" '*.*' | wc -l) files, SIZE, intact
-END
-check "verify --quiet prints nothing" test -z "$("$program" verify "$out" --quiet 2>&1)"
-refused "verify a directory that does not exist" 66 "$scratch/none: cannot open the directory" "$program" verify "$scratch/none"
-mkdir "$scratch/empty"
-refused "verify an empty directory" 66 "$scratch/empty: is neither a Hugging Face directory" "$program" verify "$scratch/empty"
-check "a run without checkpoints" "${run[@]}" --output "$scratch/unsaved" --steps 2 --checkpoint-every 0
-refused "verify a run without checkpoints" 66 "this run has saved no checkpoint yet" "$program" verify "$scratch/unsaved"
-
 damage() { printf x | dd of="$1" bs=1 seek=5000 conv=notrunc status=none; }
-cp -r "$out" "$scratch/damaged"
-damage "$scratch/damaged/step_000006/optimizer.safetensors"
-refused "verify a run with a damaged checkpoint" 65 "$scratch/damaged/step_000006/optimizer.safetensors: its checksum does not match" "$program" verify "$scratch/damaged"
-check "verify a run with a damaged checkpoint: the others are intact" test "$(sed 's/.*step_/step_/; s/:.*, /: /' "$scratch/out" | tr '\n' ' ')" = \
-    "step_000002: intact step_000004: intact step_000006: damaged "
-rm "$scratch/damaged/step_000004/trainer.json"
-refused "verify a run with two damaged checkpoints" 65 "2 of 3 are not intact" "$program" verify "$scratch/damaged"
-check "verify a run with two damaged checkpoints: both files are named" test "$(grep -cE 'step_000004/trainer.json: is missing|step_000006/optimizer.safetensors: ' "$scratch/err")" = 2
-refused "verify a checkpoint without trainer.json" 65 "step_000004/trainer.json: is missing" "$program" verify "$scratch/damaged/step_000004"
-refused "verify a damaged and a missing directory" 65 "2 of 3 are not intact" "$program" verify "$out/step_000002" "$scratch/damaged/step_000006" "$scratch/none"
-
-hf=$scratch/hf
-mkdir "$hf" && cp -L "$out/step_000006/"{config.json,model.safetensors} "$hf"
-check "verify a Hugging Face directory" grep -q "^$hf: 28 tensors, readable and finite; a Hugging Face directory has no checksums$" <("$program" verify "$hf")
-truncate -s -4 "$hf/model.safetensors"
-refused "verify a Hugging Face directory with a short file" 65 "$hf/model.safetensors: its header describes" "$program" verify "$hf"
-printf '\377\377\377\377' >>"$hf/model.safetensors"
-refused "verify a Hugging Face directory with NaN" 65 "is NaN" "$program" verify "$hf"
-
-# A checkpoint that a run deletes while verify reads it is left out.
-check "a library that deletes a checkpoint" make_vanishes
-cp -r "$out" "$scratch/live"
-"${vanishes[@]}" VANISHES=step_000004/optimizer.safetensors VANISHES_AT=1 "$program" verify "$scratch/live" >"$scratch/said" 2>&1
-check "verify while a checkpoint is deleted: exit code 0" test $? = 0
-check "verify while a checkpoint is deleted: a line for each of the others" \
-    test "$(sed 's/.*step_/step_/; s/:.*, /: /' "$scratch/said" | tr '\n' ' ')" = "step_000002: intact step_000006: intact "
-rm -r "$scratch/live/step_000002"
-refused "verify while the only checkpoint is deleted" 66 "$scratch/live: a run deletes its checkpoints while they are read" \
-    "${vanishes[@]}" VANISHES=step_000006/model.safetensors VANISHES_AT=1 "$program" verify "$scratch/live"
-
-# ---- --resume=strict
 more=("${run[@]}" --output "$scratch/strict" --steps 8)
 check "--resume=strict continues from an intact checkpoint" bash -c 'cp -r "$1" "$2" && "${@:3}" --resume=strict' strict "$out" "$scratch/strict" "${more[@]}"
 damage "$scratch/strict/step_000008/model.safetensors"
@@ -99,7 +54,7 @@ check "--resume=strict changes no file" test "$(tree_of "$scratch/strict")" = "$
 refused "plan --resume=strict refuses it, too" 65 "--resume=strict refuses to skip it" "$program" plan --resume=strict --output "$scratch/strict"
 refused "--resume strict, without =" 2 "did you mean --resume=strict?" "${more[@]}" --resume strict
 check "--resume takes the older checkpoint" "${more[@]}" --resume
-check "--resume takes the older checkpoint: the last one is whole again" "$program" verify "$scratch/strict"
+check "--resume takes the older checkpoint: the last one is whole again" intact "$scratch/strict"
 
 # ---- the data of a resume
 cp -r "$scratch/data" "$scratch/changed" && cp "$(file_of "$scratch/data" 'val_*.bin')" "$(file_of "$scratch/changed" 'train_*.bin')"

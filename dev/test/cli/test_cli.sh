@@ -86,7 +86,7 @@ options_of() { python3 -c "import json; o = json.load(open('$1/run.json'))['opti
 check "--resume without anything to do leaves run.json alone" test "$(options_of "$scratch/again")" = "0.01 2 64"
 check "--resume alone takes the options of the run" grep -q '"step":32,' "$scratch/again/log.jsonl"
 check "--resume alone prints the options of the run" grep -q "^options from $scratch/again/run.json: --train-data .* --layers 2 .* --lr 0.01 " "$scratch/out"
-default_warmup=("$program" "${data[@]}" "${tiny[@]:0:14}" --threads 2 --quiet --output "$scratch/warmup")
+default_warmup=("$program" "${data[@]}" "${tiny[@]:0:14}" --quiet --output "$scratch/warmup")
 rate_of() { sed -n 's/.*"step":'"$1"',.*"lr":\([0-9.e-]*\),.*/\1/p' "$scratch/warmup/log.jsonl"; }
 "${default_warmup[@]}" --steps 400 --stop-after 1
 check "the default warmup is a tenth of the steps" test "$(rate_of 0)" = 0.00025
@@ -322,24 +322,13 @@ check "eval escapes control characters in names" escaped '/e\x1b[2J/step_000030 
 printf x >>"$hostile/step_000030/optimizer.safetensors"
 check "plan escapes control characters in names" escaped '/e\x1b[2J/step_000030/optimizer.safetensors: has ' "$program" plan --resume \
     --output "$hostile"
-check "--print-launch escapes control characters in variables" escaped 'at h\x1b[2J:' env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 \
-    MASTER_ADDR=$'h\e[2J' MASTER_PORT=29500 "$program" --print-launch
 check "an output whose name is not UTF-8" "${train[@]}" --output "$scratch/$(printf 'f\xffx')"
 check "an output whose name is not UTF-8 can be resumed" "$program" --resume --output "$scratch/$(printf 'f\xffx')" --steps 4 --quiet
 check "a working directory whose name is not UTF-8" \
     env -C "$odd" "${train[@]}" --output here
-check "more threads than cores give a note" grep -q "^note: --threads 400 on [0-9]* cores\?: .* slower than --threads [0-9]*$" \
-    <("$program" generate --init "$run" --max-tokens 1 --threads 400 2>&1)
-check "--quiet has no note on threads" test -z "$("${train[@]}" --threads 400 --quiet 2>&1)"
 refused "threads beyond all cores" 2 "OMP_NUM_THREADS=100000 is more than 4096 threads" env OMP_NUM_THREADS=100000 "${train[@]}"
-for size in 16k 20 40000B "16 K"; do
-    refused "OMP_STACKSIZE=$size" 2 "OMP_STACKSIZE=$size gives each thread a stack of" env OMP_STACKSIZE="$size" "${train[@]}"
-done
-refused "a small stack" 2 "the stack limit is 32.0 KiB (ulimit -s), but the operations need" bash -c 'ulimit -s 32 && exec "$@"' stack "${train[@]}"
-check "stacks that are large enough" bash -c 'ulimit -s 1024 && OMP_STACKSIZE=" 1 m " exec "$@"' stack "${train[@]}"
 refused "a micro-batch of more than 2^31 tokens" 2 "--micro-batch 1048576 x --seq-len 65536 is 68,719,476,736 tokens in a micro-batch" "$program" plan \
     --layers 1 --heads 1 --channels 16 --micro-batch 1048576 --seq-len 65536 --global-batch 0
-refused "--print-launch to a closed stdout" 74 "cannot write to standard output" bash -c '"$1" --print-launch >&-' closed "$program"
 cp -r "$run" "$scratch/to_the_end"
 check "--stop-after with the largest number" "$program" --resume --output "$scratch/to_the_end" --steps 31 --stop-after 9223372036854775807 --quiet
 check "--stop-after with the largest number trains to the last step" grep -q '"step":30,' "$scratch/to_the_end/log.jsonl"
@@ -348,7 +337,7 @@ warned "another tokenizer on resume gives a warning" "the tokenizer $scratch/oth
 if can_drop_root; then
     mkdir "$scratch/nobody" && chown 65534 "$scratch/nobody"
     refused "no thread can be started" 1 "no thread can be started, which needs" "${not_root[@]}" bash -c 'ulimit -u 1; exec "$@"' nobody \
-        "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run" --threads 1
+        "$scratch/train_gpt2" "${train[@]:1}" --output "$scratch/nobody/run"
 else
     skip "no thread can be started" "only root can become another user, by setpriv"
 fi
@@ -600,7 +589,7 @@ check "train with a closed stdout warns once" test "$(grep -c 'cannot write to s
 check "train with a closed stdout logs every step" test "$(grep -c '"kind":"step"' "$scratch/unheard_run/log.jsonl")" = 3
 if [ -e /dev/full ]; then
     for command in "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0" "generate --init $run --max-tokens 5" "eval --init $run --val-data $scratch/data/val_*.bin --batches 1" \
-        "tokenize $scratch/data.txt --output $scratch/unread --train-bpe 300" "--help" "--version" "--print-launch"; do
+        "tokenize $scratch/data.txt --output $scratch/unread --train-bpe 300" "--help" "--version"; do
         # shellcheck disable=SC2086  # words
         refused "${command%% *} to a full device" 74 "cannot write to standard output: No space left on device" \
             bash -fc 'exec "$@" >/dev/full' full "$program" $command

@@ -34,7 +34,7 @@ PY
 done
 
 # --micro-batch auto: at most 4,096 tokens, and less under a limit on the memory of the process.
-auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --threads 2 --precision fp32
+auto=("$program" --layers 8 --heads 4 --channels 128 --micro-batch auto --global-batch 0 --steps 1 --precision fp32
       --train-data "$scratch/data/train_*.bin" --output '' --quiet)
 limited=(bash -c 'ulimit -v "$0" && exec "$@"')  # KIB COMMAND...
 sequences() { "$program" plan "${@:2}" | sed -n 's/.* = \([0-9]*\) sequences\? x .*/\1/p'; }
@@ -57,7 +57,7 @@ done
 # eval refuses a micro-batch before it allocates anything, and the one that it advises fits.
 check "a run to evaluate" "$program" --layers 2 --heads 8 --channels 512 --seq-len 64 --micro-batch 2 --global-batch 0 --steps 1 \
     --train-data "$scratch/data/train_*.bin" --val-every 0 --output "$scratch/run" --quiet
-eval=("${limited[@]}" 2000000 "$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 2)
+eval=("${limited[@]}" 2000000 "$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin")
 refused "eval with a micro-batch beyond memory" 2 "--micro-batch 1000000 with --seq-len 64 needs " "${eval[@]}" --micro-batch 1000000
 check "the advice of eval is an option of eval, and both sizes are in GiB" grep -qx \
     "error: --micro-batch 1000000 with --seq-len 64 needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch [0-9]*" "$scratch/err"
@@ -65,7 +65,7 @@ largest=$(sed 's/.* //' "$scratch/err")
 check "eval with the micro-batch that it advises, less 5 %" "${eval[@]}" --micro-batch $((largest - largest / 20))
 
 # Ranks on one machine share its memory.
-too_large=("$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --threads 1 --micro-batch 1048576)
+too_large=("$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin" --micro-batch 1048576)
 gib_free() { sed -n 's/.* and \([0-9.]*\) GiB are free.*/\1/p' "$scratch/err"; }
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then

@@ -100,13 +100,11 @@ mkdir -p "$tree/data/x"
 cp "$tree"/data/bible_austen/{train_*.bin,tokenizer.json} "$tree/data/x/"
 if make found | grep -q "Open MPI [0-9]"; then
     several_ranks_here
-    as_written "two ranks of --ranks train" docs/distributed.md "./train_gpt2 --ranks 2" "${short[@]}" --val-every 0 --threads 1
+    as_written "two ranks of --ranks train" docs/distributed.md "./train_gpt2 --ranks 2" "${short[@]}" --val-every 0
     rm -rf "$tree/out/two"
-    as_written "two ranks train" docs/distributed.md "mpirun -np 2" "${short[@]}" --val-every 0 --threads 1
 else
     skip "two ranks" "there is no Open MPI"
     command_of docs/distributed.md "./train_gpt2 --ranks 2" >>"$scratch/run"
-    command_of docs/distributed.md "mpirun -np 2" >>"$scratch/run"
 fi
 
 # ---- every command, and the table

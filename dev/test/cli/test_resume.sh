@@ -15,7 +15,7 @@ for precision in fp32 bf16 fp8; do
     check "$precision: resumed for 7 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
     check "$precision: resumed to the end" "${run[@]}" --precision $precision --output "$parts" --resume
     check "$precision: a run in three parts has the same log and weights as a run in one part" same_run "$whole" "$parts"
-    check "$precision: 1 thread" "${run[@]}" --precision $precision --output "$scratch/one_$precision" --threads 1
+    check "$precision: 1 thread" env OMP_NUM_THREADS=1 "${run[@]}" --precision $precision --output "$scratch/one_$precision"
     check "$precision: 1 thread gives the same bits as 2" same_run "$whole" "$scratch/one_$precision"
 done
 check "--val-every 0 from a checkpoint: 8 steps" "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
@@ -31,7 +31,7 @@ check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_ba
 check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
 check "no masters: resumed to the end" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
 check "no masters: a run in two parts has the same log and weights as a run in one part" same_run "$scratch/whole_bare" "$scratch/parts_bare"
-check "no masters: 1 thread, and bf16 checkpoints" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --threads 1 \
+check "no masters: 1 thread, and bf16 checkpoints" env OMP_NUM_THREADS=1 "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" \
     --export-dtype bf16 --stop-after 12
 check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
 check "no masters: 1 thread and bf16 checkpoints give the same bits as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
@@ -103,7 +103,7 @@ wait $pid
 
 # A signal during a step that takes seconds: the run abandons the step, and the resumed run repeats it.
 make_shards "$scratch/more" 60000 || fail "no shards"
-slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower)) --threads 1
+slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower))
       --steps 3 --precision fp32 --checkpoint-every 3)
 check "3 long steps" "${slow[@]}" --output "$scratch/slow"
 # begin DIR [OPTION...]: starts this run in the background and waits for its first step.

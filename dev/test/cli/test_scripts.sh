@@ -140,7 +140,7 @@ for kb in 6 20; do
     check "text.sh of $kb kB" "$scratch/data_tree/data/text.sh" "$text" --out "$shards"
     sed -n '/^  /p' "$scratch/check.log" >"$scratch/command"
     check "text.sh of $kb kB: its command trains" env -C "$scratch/data_tree" bash -c \
-        "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0 --threads 2"
+        "$(cat "$scratch/command") --steps 1 --warmup 0 --quiet --checkpoint-every 0 --val-every 1 --sample-every 0"
     check "text.sh of $kb kB: its command writes into the folder that it names" test -s "$scratch/data_tree/out/it's $kb/log.jsonl"
 done
 check "text.sh of a text of less than two steps" says 65 err "to validate on: the text is too short to train on" \

@@ -3,13 +3,14 @@
 # % of that at step 1,000, with a save in the background every 50 steps.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "the memory of two ranks" "$reason" && exit 0; fi
 several_ranks_here
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 32
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 32
     --steps 1000000 --schedule constant
     --checkpoint-every 50 --keep 2 --checkpoint-async on --check-replicas 100)
 # at_step N: waits until the log has this step or a later one.

@@ -2,20 +2,21 @@
 # test_random_faults.sh: random faults of a small run on two ranks, one in each run: a rank or the launcher is killed
 # or stopped, a signal asks to stop, the disk is full, a bit of a checkpoint flips, or the cable between the two
 # ranks' hosts is cut.
-# --max-restarts and a loop start the run again. Each run must end with the log, weights and moments of a run that was
+# A loop starts the run again. Each run must end with the log, weights and moments of a run that was
 # not disturbed. Runs with an odd seed have --zero 1, so that each rank sends its part of a checkpoint to rank 0.
 #
 # FAULT_COUNT faults [200], with the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one,
 # up to the moment at which it strikes.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "random faults" "$reason" && exit 0; fi
 several_ranks_here
 steps=400
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --steps "$steps"
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --steps "$steps"
     --checkpoint-every 20
     --timeout $((5 * slower)))
 undisturbed=$scratch/undisturbed
@@ -49,9 +50,9 @@ out=$disk/run log=$scratch/job.log
 
 start() {
     starts=$((starts + 1))
-    local launcher=("${interruptible[@]}") restarts=(--ranks 2 --max-restarts 3)
-    if [ "$kind" = cut_cable ]; then launcher+=(dev/test/ranks/cluster.sh run 2 1) restarts=(); fi
-    "${launcher[@]}" "${train[@]}" "${restarts[@]}" --zero $((seed % 2)) --resume --output "$out" \
+    local launcher=("${interruptible[@]}") ranks=(--ranks 2)
+    if [ "$kind" = cut_cable ]; then launcher+=(dev/test/ranks/cluster.sh run 2 1) ranks=(); fi
+    "${launcher[@]}" "${train[@]}" "${ranks[@]}" --zero $((seed % 2)) --resume --output "$out" \
     >>"$log" 2>&1 </dev/null &
     job=$!
 }

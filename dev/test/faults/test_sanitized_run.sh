@@ -11,7 +11,7 @@ source "$(dirname "$0")/../support/functions.sh"
 
 steps=${FAULT_STEPS:-1000}
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1
+train=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}"
     --steps "$steps" --val-every 100 --val-batches 2
     --sample-every 200 --sample-tokens 8 --checkpoint-every 20 --keep 2 --checkpoint-async on --check-replicas 20)
 clean() { ! grep -E 'ERROR: |WARNING: |runtime error' "$1"; }
@@ -57,7 +57,7 @@ else
     # With --zero 1 a thread of each rank sends its part of every checkpoint.
     for zero in 0 1; do
         sanitized thread_2_zero_$zero env SIMT_DEVICES=2 OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 $build \
-            --gpus 2 "${train[@]}" \
+            --ranks 2 "${train[@]}" \
             --zero $zero --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 --precision fp32 \
             --autotune off \
             --timeout 0

@@ -77,7 +77,7 @@ inline std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<voi
         signal(SIGABRT, SIG_DFL);  // removes doctest's handler
         alarm(60);
         Launch launch;
-        launch.launcher = "options";
+        launch.launcher = "test";
         launch.master_addr = "127.0.0.1";
         launch.rank = atoi(getenv("TEST_COMM_RANK"));
         launch.world_size = atoi(getenv("TEST_COMM_RANKS"));

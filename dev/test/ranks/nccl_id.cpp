@@ -33,9 +33,9 @@ TEST_CASE("every rank gets rank 0's NCCL id, and each rendezvous has another id"
         for (int rank = 0; rank < world_size; rank++)
             ranks.emplace_back([&, rank] {
                 Launch launch;
-                launch.launcher = "options", launch.rank = rank, launch.world_size = world_size;
+                launch.launcher = "test", launch.rank = rank, launch.world_size = world_size;
                 launch.master_addr = "127.0.0.1", launch.master_port = port;
-                ids[rank] = rendezvous(launch, "", new_id, 20).nccl_id;
+                ids[rank] = share_nccl_id(launch, "GPU " + std::to_string(rank), new_id, 20);
             });
         for (std::thread& rank : ranks) rank.join();
         port++;

@@ -1,5 +1,6 @@
 // rendezvous_rank.cpp: a program that starts as a rank, without MPI or a GPU. It finds its rank, joins the TCP
-// rendezvous, and prints the result. test_slurm.sh and test_torchrun.sh start it.
+// rendezvous, and prints the result; `rendezvous_rank who` prints only its rank. test_slurm.sh and test_torchrun.sh
+// start it.
 #include <cstdio>
 #include <cstdlib>
 
@@ -9,21 +10,29 @@
 #include "base/host.h"
 #include "parallel/rendezvous.h"
 
-int main() {
+// The id is a text of this process. The whole line is one write, because other ranks write to the same file.
+static int join(const Launch& launch) {
+    const auto new_id = [] {
+        std::string id = format("process %d", int(getpid()));
+        id.resize(size_t(NCCL_ID_BYTES));
+        return id;
+    };
+    const std::string id = share_nccl_id(launch, format("%d", launch.rank), new_id, 30);
+    const std::string line = format("%s rank %d of %d on %s, attempt %d, joined %s\n", launch.launcher.c_str(),
+                                    launch.rank, launch.world_size, host_name().c_str(), launch.attempt, id.c_str());
+    return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
+}
+
+int main(int argc, char**) {
     Launch launch;
     try {
-        launch = find_launch({}, getenv);
-        const auto nccl_id = [] { return format("from process %d", int(getpid())); };
-        const Rendezvous joined = rendezvous(launch, format("%d@%s", launch.rank, host_name().c_str()), nccl_id, 30);
-        std::string line = format("%s rank %d of %d, attempt %d, joined", launch.launcher.c_str(), launch.rank,
-                                  launch.world_size, launch.attempt);
-        for (const std::string& rank_info : joined.rank_infos) line += " " + rank_info;
-        line += ", nccl_id " + joined.nccl_id + "\n";
-        // The whole line is one write, because other ranks write to the same file.
+        launch = find_launch(getenv);
+        if (argc == 1) return join(launch);
+        const std::string line = describe_launch(launch) + (launch.mpi ? ", MPI" : "") + "\n";
         return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;
     } catch (const Error& error) {
         fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, host_name().c_str(), error.what());
-        write_error_file(launch, error.what());
+        write_error_file(error.what());
         return error.exit_code;
     }
 }

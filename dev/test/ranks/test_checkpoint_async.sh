@@ -3,12 +3,12 @@
 # the state on one rank or divided among several; they survive kill -9 and a request to stop, and take no memory of their own.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 make_shards "$scratch/data" || fail "no shards"
 small=(--train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2 --val-every 0
        --log-every 1000 --schedule constant --warmup 4)
 train=("$program" "${small[@]}" --quiet)
-export OMP_NUM_THREADS=1
 
 # Every fsync takes 0.1 s, so a save takes more than 1 s: several steps change the weights before the copy is written.
 echo 'extern "C" int usleep(unsigned); extern "C" int fsync(int) { usleep(100000); return 0; }' >"$scratch/slow.cpp"

@@ -4,6 +4,7 @@
 # because torchrun cannot start CPU ranks.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 reason=$(no_hosts_because)
@@ -16,7 +17,7 @@ trap 'if is_main_shell; then dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16
-    --micro-batch 1 --global-batch 32 --steps 150 --checkpoint-every 10 --threads 1 --precision fp32 --autotune off --quiet
+    --micro-batch 1 --global-batch 32 --steps 150 --checkpoint-every 10 --precision fp32 --autotune off --quiet
     --deterministic-ranks 2)
 out=$scratch/elastic
 

@@ -3,9 +3,10 @@
 # A learning rate of 1e30 makes every step after the first one NaN.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-options=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 48)
+options=(--train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 48)
 train=("$program" "${options[@]}" --steps 16 --checkpoint-every 5)
 nan=("${train[@]}" --lr 1e30 --warmup 0)
 skipped() { sed -n 's/.*"step":\([0-9]*\),.*"skipped":"\([a-z_]*\)".*/\1 \2/p' "$1/log.jsonl" | tr '\n' ' '; }

@@ -3,6 +3,7 @@
 # rank, the bytes that the hosts send, and a host that loses its network.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
@@ -17,7 +18,7 @@ make_shards "$scratch/data" 30000 || fail "no shards"
 parameters=850816  # 384 x 128 + 64 x 128 + 4 (12 x 128 x 128 + 13 x 128) + 2 x 128
 train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin"
        --layers 4 --heads 2 --channels 128 --vocab-size 384 --seq-len 64 --micro-batch 1 --global-batch 512 --lr 1e-2
-       --warmup 2 --threads 1 --precision fp32 --deterministic-ranks 8 --steps 6 --val-every 3 --checkpoint-every 6)
+       --warmup 2 --precision fp32 --deterministic-ranks 8 --steps 6 --val-every 3 --checkpoint-every 6)
 
 # on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that the hosts send: the difference of a
 # run of 6 steps and a run of 2, divided by 4.

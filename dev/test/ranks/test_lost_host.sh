@@ -3,6 +3,7 @@
 # the hosts that are left: the cable of one of four is cut, and mpirun's daemon on one of two is killed.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
@@ -14,7 +15,7 @@ cluster() { dev/test/ranks/cluster.sh "$@"; }
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 # The batch divides among 1, 2, 3 and 4 ranks. The steps are more than a run makes until it is disturbed.
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 192 --steps 900
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 192 --steps 900
     --checkpoint-every 10 --deterministic-ranks 4)
 # Open MPI 5's mpirun must notice a lost host after the ranks, or it ends with exit code 0 (docs/distributed.md).
 open_mpi_5=$(mpirun --version | grep -c 'Open MPI) 5')

@@ -4,6 +4,7 @@
 # nothing, while rank 0 waits for parts; ranks on two hosts, and emulated GPUs.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "parts of checkpoints" "$reason" && exit 0; fi
@@ -16,7 +17,7 @@ trap 'if is_main_shell; then if [ -n "$hosts_up" ]; then dev/test/ranks/cluster.
 
 make_shards "$scratch/data" || fail "no shards"
 small=(--train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2 --val-every 0
-       --log-every 1000 --schedule constant --warmup 4 --threads 1)
+       --log-every 1000 --schedule constant --warmup 4)
 train=("$with_faults" "${small[@]}" --quiet --steps 6 --checkpoint-every 2 --keep 0)
 
 # ---- the same bytes
@@ -119,7 +120,7 @@ else
     for zero in 1 3; do
         for async in off on; do
             check "2 GPUs, --zero $zero: --checkpoint-async $async" env SIMT_DEVICES=2 "$emulated" "${small[@]}" --quiet --layers 1 --heads 1 \
-                --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --gpus 2 --zero $zero \
+                --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --ranks 2 --zero $zero \
                 --checkpoint-async $async --output "$scratch/gpus_$async"
         done
         for step in 2 4 6; do check "2 GPUs, --zero $zero, step $step: the same bytes" same_run "$scratch/gpus_on" "$scratch/gpus_off" $step; done

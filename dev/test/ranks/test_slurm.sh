@@ -3,6 +3,7 @@
 # training by srun with PMIx, the TCP rendezvous without it, a job that is asked to stop, and jobs that are queued again.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -z "$reason" ]; then reason=$(no_hosts_because); fi
@@ -21,33 +22,35 @@ h0=${CLUSTER}0 h1=${CLUSTER}1
 slurm() { timeout 60 dev/test/ranks/slurm.sh on "$scratch" "$@"; }  # slurm srun ...
 subnet=(--mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24")
 
-# ---- how the program finds its rank. The output of --print-launch in the order of the ranks, with HOST0, HOST1 and PLACE in
-# place of this run's names.
+# ---- how the program finds its rank. The lines of rendezvous_rank in the order of the ranks, with HOST0 and HOST1 in place of
+# this run's names.
 # launched NAME EXPECTED COMMAND...: the command prints EXPECTED.
 launched() {
     local name=$1 expected=$2 found
     shift 2
-    found=$("$@" 2>"$scratch/err" | sed "s/ at $h0:[0-9]*/ at PLACE/; s/$h0/HOST0/; s/$h1/HOST1/" | sort)
+    found=$("$@" 2>"$scratch/err" | sed "s/$h0/HOST0/; s/$h1/HOST1/" | sort)
     if [ "$found" = "$expected" ]; then pass "$name"; else fail "$name: $found $(tail -n 3 "$scratch/err")"; fi
 }
-# four_ranks LAUNCHER HOW OF: the lines that 4 ranks print, 2 on each host. OF is " of 2" if the launcher gives the number of
-# local ranks, else empty.
+# four_ranks LAUNCHER OF MPI: the lines that 4 ranks print, 2 on each host. OF is " of 2" if the launcher gives the number of
+# local ranks, MPI ", MPI" if MPI joins the ranks.
 four_ranks() {
     local rank
-    for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$3 on HOST$((rank / 2)): joins the others $2"; done
+    for rank in 0 1 2 3; do echo "$1, rank $rank of 4, local rank $((rank % 2))$2 on HOST$((rank / 2))$3"; done
 }
-who=("$program" --print-launch)
+rank_program=$PWD/build/release/rendezvous_rank
+make --no-print-directory -o Makefile "${rank_program#"$PWD"/}" >/dev/null || fail "$rank_program is not built"
+who=("$rank_program" who)
 two_by_two=(--nodes=2 --ntasks-per-node=2)
-launched "srun --mpi=none" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
-launched "srun --mpi=pmi2" "$(four_ranks srun "at PLACE (GPU ranks only; CPU ranks need mpirun)" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
-launched "srun --mpi=pmix" "$(four_ranks srun "by MPI" "")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
+launched "srun --mpi=none" "$(four_ranks srun "" "")" slurm srun "${two_by_two[@]}" --mpi=none "${who[@]}"
+launched "srun --mpi=pmi2" "$(four_ranks srun "" "")" slurm srun "${two_by_two[@]}" --mpi=pmi2 "${who[@]}"
+launched "srun --mpi=pmix" "$(four_ranks srun "" ", MPI")" slurm srun "${two_by_two[@]}" --mpi=pmix "${who[@]}"
 # Slurm gives one task to either host: the one that the step before has left first.
 on_first_host=(--nodelist="$h0")
 launched "srun of one task" "single process on HOST0" slurm srun "${on_first_host[@]}" --ntasks=1 --mpi=none "${who[@]}"
 launched "srun --mpi=pmix of one task" "single process on HOST0" slurm srun "${on_first_host[@]}" --ntasks=1 --mpi=pmix "${who[@]}"
-launched "salloc and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
+launched "salloc and mpirun" "$(four_ranks mpirun " of 2" ", MPI")" slurm salloc "${two_by_two[@]}" mpirun "${subnet[@]}" "${who[@]}"
 launched "salloc of one task, and mpirun of two ranks" \
-    "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0: joins the others by MPI\n' 0 0 1 1)" \
+    "$(printf 'mpirun, rank %d of 2, local rank %d of 2 on HOST0, MPI\n' 0 0 1 1)" \
     slurm salloc "${on_first_host[@]}" --nodes=1 --ntasks=1 mpirun -np 2 --host "$h0:2" "${who[@]}"
 
 # batch NAME OPTION... -- COMMAND: runs a job with this script, and waits for it. Its output is in NAME.out.
@@ -61,7 +64,7 @@ batch() {
 check "sbatch of the program" batch alone "${two_by_two[@]}" -- "${who[*]}"
 launched "sbatch without srun" "single process on HOST0 (SLURM_NTASKS=4, but srun did not start this process)" cat "$scratch/alone.out"
 check "sbatch of mpirun" batch mpirun "${two_by_two[@]}" -- "mpirun ${subnet[*]} ${who[*]}"
-launched "sbatch and mpirun" "$(four_ranks mpirun "by MPI" " of 2")" cat "$scratch/mpirun.out"
+launched "sbatch and mpirun" "$(four_ranks mpirun " of 2" ", MPI")" cat "$scratch/mpirun.out"
 
 # refused_tasks NAME TEXT COMMAND...: 4 tasks end with exit code 2, and each prints the text.
 refused_tasks() {
@@ -75,13 +78,13 @@ refused_tasks() {
         fail "$name: exit code $status, said $(head -n 8 "$scratch/err")"
     fi
 }
-refused_tasks "torchrun's variables of another run" "SLURM_STEP_NUM_TASKS=4, but WORLD_SIZE=2: 4 processes would be copies" \
-    srun "${two_by_two[@]}" --mpi=none env RANK=1 WORLD_SIZE=2 MASTER_ADDR="$h0" MASTER_PORT=29511 "${who[@]}"
+refused_tasks "torchrun's variables of another run" "this is one of 4 processes (SLURM_STEP_NUM_TASKS=4), but one of 2 ranks (torchrun)" \
+    srun "${two_by_two[@]}" --mpi=none env RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR="$h0" MASTER_PORT=29511 "${who[@]}"
 refused_tasks "another rank than PMIx says" "they come from two launchers; start with one of them" \
     srun "${two_by_two[@]}" --mpi=pmix env PMIX_RANK=9 "${who[@]}"
 
 # ---- training
-train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}" --threads 1
+train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" "${tiny[@]}"
        --seq-len 32 --micro-batch 1 --global-batch 512 --precision fp32 --deterministic-ranks 8 --steps 4 --val-every 2
        --checkpoint-every 4)
 check "1 process" "${train[@]}" --output "$scratch/one"
@@ -96,17 +99,13 @@ for mpi in none pmi2; do
 done
 
 # ---- the TCP rendezvous of ranks without MPI, which NCCL uses
-rank_program=build/release/rendezvous_rank
-make --no-print-directory -o Makefile $rank_program >/dev/null || fail "$rank_program is not built"
-# joined TASKS RANK_INFOS COMMAND...: one line of each task, all with these rank_infos and the same nccl_id.
+# joined TASKS PLACES COMMAND...: one line of each task, on these hosts, all with the same id.
 joined() {
-    local tasks=$1 rank_infos=$2
+    local tasks=$1 places=$2
     shift 2
     slurm "$@" >"$scratch/out" 2>"$scratch/err"
-    sed 's/.*, joined //; s/, nccl_id.*//' "$scratch/out" | sort -u >"$scratch/rank_infos"
-    if [ "$(sort -u "$scratch/out" | wc -l) $(wc -l <"$scratch/out")" != "$tasks $tasks" ] ||
-        [ "$(cat "$scratch/rank_infos")" != "$rank_infos" ] ||
-        [ "$(sed 's/.*, nccl_id //' "$scratch/out" | sort | uniq -c | awk '{ print $1 }')" != "$tasks" ]; then
+    if [ "$(sed -n "s/^srun rank \([0-9]*\) of $tasks on \([^,]*\),.*/\1@\2/p" "$scratch/out" | sort | xargs)" != "$places" ] ||
+        [ "$(sed 's/.*, joined //' "$scratch/out" | sort -u | wc -l)" != 1 ]; then
         cat "$scratch/out" "$scratch/err"
         return 1
     fi
@@ -117,7 +116,7 @@ check "3 tasks on one host and 1 on the other join" joined 4 "0@$h0 1@$h0 2@$h0 
 cat >"$scratch/late" <<EOF
 #!/usr/bin/env bash
 sleep 0.\$((5 * SLURM_PROCID))
-exec $PWD/$rank_program
+exec $rank_program
 EOF
 chmod +x "$scratch/late"
 # Not in the same instant, at which Debian 12's slurmd has crashed with a segmentation fault.
@@ -128,8 +127,8 @@ two_steps='for step in 1 2; do
 done
 wait'
 check "two steps of a job at once" batch steps "${two_by_two[@]}" -- "$two_steps"
-check "two steps of a job at once: each has its own nccl_id" \
-    test "$(sed 's/.*, nccl_id //' "$scratch/step1" "$scratch/step2" | sort | uniq -c | awk '{ print $1 }' | xargs)" = "2 2"
+check "two steps of a job at once: each has its own id" \
+    test "$(sed 's/.*, joined //' "$scratch/step1" "$scratch/step2" | sort | uniq -c | awk '{ print $1 }' | xargs)" = "2 2"
 
 # ---- a job that is asked to stop
 endless=("${train[@]}" --steps 100000 --checkpoint-every 100000 --val-every 0 --output "$scratch/asked")
@@ -178,7 +177,7 @@ starts_again() {
 }
 check "the recipe starts again" starts_again "$scratch/recipe.out" 'restart 1'
 for rank in 0 1 2 3; do
-    check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1: joins the others"
+    check "the second attempt of the recipe, rank $rank" wait_for "$scratch/recipe.out" "srun, rank $rank of 4, .*, restart 1"
 done
 
 # ---- a job that is queued again while it trains: Slurm sends SIGTERM, and the ranks save

@@ -3,6 +3,7 @@
 # all layouts of ranks, the bytes that ranks send, refused options, and a killed rank.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "--tensor-parallel" "$reason" && exit 0; fi
@@ -11,7 +12,7 @@ several_ranks_here
 make_shards "$scratch/data" 30000 || fail "no shards"
 # The vocabulary is padded, and the tensor-parallel ranks have unequal parts of it.
 train=("$program" --train-data "$scratch/data/train_*.bin" --layers 2 --heads 4 --channels 64 --vocab-size 301 --seq-len 32
-       --micro-batch 1 --global-batch 128 --lr 1e-2 --warmup 2 --threads 1 --quiet --steps 6 --checkpoint-every 4)
+       --micro-batch 1 --global-batch 128 --lr 1e-2 --warmup 2 --quiet --steps 6 --checkpoint-every 4)
 
 # layout NAME: sets n, the number of ranks, and options. --sequence-parallel is a flag that a resumed run keeps.
 layout() {
@@ -119,9 +120,9 @@ check "refused starts write nothing" test ! -e "$scratch/never"
 shape=(--layers 3 --heads 4 --channels 64 --vocab-size 301 --seq-len 32 --micro-batch 2 --global-batch 256)
 as_planned() {
     local planned sent out=$scratch/as_planned
-    planned=$("$program" plan --world-size "$1" "${shape[@]}" "${@:2}" |
+    planned=$("$program" plan --ranks "$1" "${shape[@]}" "${@:2}" |
         sed -nE 's/.*each rank sends ([0-9.]+) ([KM])iB .*/\1 \2/p' | awk '{ printf "%.0f", $1 * ($2 == "K" ? 1024 : 1048576) }')
-    ranks "$1" "$program" --train-data "$scratch/data/train_*.bin" "${shape[@]}" "${@:2}" --quiet --threads 1 --steps 2 --output "$out" || return 1
+    ranks "$1" "$program" --train-data "$scratch/data/train_*.bin" "${shape[@]}" "${@:2}" --quiet --steps 2 --output "$out" || return 1
     sent=$(sed -n 's/.*"kind":"step","step":1,.*"comm_bytes":\([0-9]*\).*/\1/p' "$out/log.jsonl")
     rm -r "$out"
     echo "$sent bytes, planned $planned"
@@ -168,10 +169,10 @@ on_gpus() {
     rm -rf "$scratch/gpu"
 }
 export SIMT_DEVICES=4
-on_gpus fp32 1e-4 --gpus 2
-on_gpus fp32 1e-4 --gpus 4 --zero 2 --sequence-parallel
-on_gpus bf16 1e-2 --gpus 2 --sequence-parallel
-on_gpus bf16 1e-2 --gpus 4 --zero 3
+on_gpus fp32 1e-4 --ranks 2
+on_gpus fp32 1e-4 --ranks 4 --zero 2 --sequence-parallel
+on_gpus bf16 1e-2 --ranks 2 --sequence-parallel
+on_gpus bf16 1e-2 --ranks 4 --zero 3
 export SIMT_STREAMS=deferred:5
-on_gpus fp32 1e-4 --gpus 4 --zero 3 --sequence-parallel
+on_gpus fp32 1e-4 --ranks 4 --zero 3 --sequence-parallel
 finish

@@ -3,10 +3,11 @@
 # changes nothing in the training.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 if ! command -v python3 >/dev/null; then skip "--trace" "there is no python3" && finish; fi
 make_shards "$scratch/data" 30000 || fail "no shards"
-run=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --steps 6 --threads 1)
+run=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --steps 6)
 reports=(--val-data "$scratch/data/val_*.bin" --val-every 3 --checkpoint-every 4 --sample-every 5 --sample-tokens 3)
 # holds FILE RANK STEPS NAME...: the file is JSON with the events of this rank. Each name has events, and each step has a
 # forward, a backward and an update within it, on its thread.

@@ -3,9 +3,10 @@
 # that each rank that is alive prints where it is, and that no process is left.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --threads 1 --micro-batch 1 --global-batch 48)
+train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 48)
 timeout=$((3 * slower))  # seconds
 endless=("${train[@]}" --steps 1000000 --checkpoint-every 1000000 --timeout $timeout)
 start() {
@@ -72,7 +73,7 @@ check "the continued run has the same bits" same_run "$out" "$scratch/undisturbe
 
 # ---- generate on two ranks
 out=$scratch/undisturbed
-start mpirun -np 2 "$program" generate --init "$out" --tensor-parallel 2 --threads 1 --prompt the \
+start mpirun -np 2 "$program" generate --init "$out" --tensor-parallel 2 --prompt the \
     --num-samples 1000000000 --timeout $timeout
 check "generate: the ranks work" wait_for "$scratch/job.log" '^---'
 kill -STOP "$(rank_process 1)"

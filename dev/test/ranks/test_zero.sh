@@ -3,6 +3,7 @@
 # resuming with another --zero, texts that all ranks generate together, and a rank that cannot read its data.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
+export OMP_NUM_THREADS=1
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "--zero 3" "$reason" && exit 0; fi
@@ -10,7 +11,7 @@ several_ranks_here
 
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin" --tokenizer "$scratch/data"
-       --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --micro-batch 1 --global-batch 256 --lr 1e-2 --warmup 2 --threads 1
+       --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --micro-batch 1 --global-batch 256 --lr 1e-2 --warmup 2
        --quiet --steps 4 --checkpoint-every 4 --val-every 4 --sample-every 2 --sample-tokens 9 --deterministic-ranks 4)
 
 # ---- the same bits as --zero 2: with fewer and more layers than there are in memory, and with each memory option
@@ -58,9 +59,9 @@ traffic=(--heads 2 --channels 64 --vocab-size 300 --seq-len 32 --micro-batch 1 -
 # as_planned RANKS OPTION...: step 1 of a run sends the bytes of plan.
 as_planned() {
     local planned sent out=$scratch/as_planned
-    planned=$("$program" plan --world-size "$1" "${traffic[@]}" "${@:2}" |
+    planned=$("$program" plan --ranks "$1" "${traffic[@]}" "${@:2}" |
         sed -nE 's/.*each rank sends ([0-9.]+) ([KM])iB .*/\1 \2/p' | awk '{ printf "%.0f", $1 * ($2 == "K" ? 1024 : 1048576) }')
-    ranks "$1" "$program" --train-data "$scratch/data/train_*.bin" "${traffic[@]}" "${@:2}" --quiet --threads 1 --steps 2 --output "$out" || return 1
+    ranks "$1" "$program" --train-data "$scratch/data/train_*.bin" "${traffic[@]}" "${@:2}" --quiet --steps 2 --output "$out" || return 1
     sent=$(bytes "$out" 1)
     rm -r "$out"
     echo "$sent bytes, planned $planned"
@@ -92,16 +93,16 @@ if [ -x "$emulated" ]; then
     on_gpu[0]=$emulated
     for precision in fp32 bf16; do
         check "emulator, $precision: 1 GPU, --zero 2" "${on_gpu[@]}" --precision $precision --zero 2 --output "$scratch/gpu_1"
-        SIMT_DEVICES=2 check "emulator, $precision: 2 GPUs by NCCL, --zero 3" "${on_gpu[@]}" --gpus 2 --precision $precision --zero 3 --output "$scratch/gpu_2"
+        SIMT_DEVICES=2 check "emulator, $precision: 2 GPUs by NCCL, --zero 3" "${on_gpu[@]}" --ranks 2 --precision $precision --zero 3 --output "$scratch/gpu_2"
         check "emulator, $precision: 2 GPUs, --zero 3, give its bits" same_run "$scratch/gpu_1" "$scratch/gpu_2" 3
         for order in deferred deferred:3; do
             SIMT_DEVICES=2 SIMT_STREAMS=$order check "emulator, $precision: 2 GPUs, --zero 3, other order of streams ($order)" \
-                "${on_gpu[@]}" --gpus 2 --precision $precision --zero 3 --output "$scratch/gpu_2_$order"
+                "${on_gpu[@]}" --ranks 2 --precision $precision --zero 3 --output "$scratch/gpu_2_$order"
             check "emulator, $precision: the order $order changes no bit" same_run "$scratch/gpu_1" "$scratch/gpu_2_$order" 3
         done
         rm -r "$scratch"/gpu_*
     done
-    SIMT_DEVICES=2 timeout 100 "${on_gpu[@]}" --gpus 2 --zero 3 --train-data "$scratch/damaged/train_*.bin" --steps 300 --output "$scratch/gpu_bad" >"$scratch/bad.log" 2>&1
+    SIMT_DEVICES=2 timeout 100 "${on_gpu[@]}" --ranks 2 --zero 3 --train-data "$scratch/damaged/train_*.bin" --steps 300 --output "$scratch/gpu_bad" >"$scratch/bad.log" 2>&1
     check "emulator: bad data for one GPU: exit code 65" test $? = 65
 else
     skip "--zero 3 on GPUs" "build/release/emulator/train_gpt2cu is not built"

@@ -10,6 +10,7 @@ scratch=$(mktemp -d)
 is_main_shell() { [ "$BASHPID" = $$ ]; }
 trap 'if is_main_shell; then rm -rf "$scratch"; fi' EXIT
 export XDG_CACHE_HOME=$scratch/cache  # for the choices of --autotune
+export OMP_NUM_THREADS=2
 failures=0
 
 pass() { echo "PASS  $1"; }
@@ -214,7 +215,10 @@ nobody_inside() { test -z "$(inside "$1")"; }
 # ---- a model and its data
 
 # Options of a run of about a second. Later options override them.
-tiny=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet --threads 2)
+tiny=(--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet)
+
+# intact DIR: the weights of this checkpoint, or of the newest one of this run, have their checksum.
+intact() { "$program" generate --init "$1" --max-tokens 1; }
 
 make_shards() {
     make_text "${2:-6000}" >"$1.txt"

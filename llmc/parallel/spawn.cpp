@@ -1,0 +1,172 @@
+#include "parallel/spawn.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "base/common.h"
+#include "base/device.h"
+#include "base/terminal.h"
+#include "parallel/comm.h"
+
+static constexpr unsigned SECONDS_TO_END = 10;  // from the failure of a rank until the others are killed
+
+static int free_port() {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    const bool ok = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+    if (!ok) fail(EXIT_INTERNAL, "no free port of 127.0.0.1: %s", strerror(errno));
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void become_rank(int rank, int world_size, int port, char** argv) {
+    for (const auto& [name, value] : {std::pair("RANK", rank),
+                                      {"LOCAL_RANK", rank},
+                                      {"WORLD_SIZE", world_size},
+                                      {"LOCAL_WORLD_SIZE", world_size},
+                                      {"MASTER_PORT", port}})
+        setenv(name, std::to_string(value).c_str(), 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    execvp(argv[0], argv);
+    print_message(format("error: rank %d: %s cannot be started: %s", rank, argv[0], strerror(errno)));
+}
+
+static void become_mpirun(int count, char** argv) {
+    std::vector<std::string> words = {"mpirun", "-np", std::to_string(count)};
+    for (char** word = argv; *word; word++) {
+        const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
+        if (!colon) words.push_back(*word);
+        if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
+    }
+    // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
+    // this machine if a scheduler has granted several. Without a remote shell mpirun needs no ssh.
+    for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
+                                      {"PRTE_MCA_hwloc_default_binding_policy", "none"},
+                                      {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                      {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                      {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
+                                      {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
+                                      {"OMPI_MCA_plm_rsh_agent", ""},
+                                      {"OMP_WAIT_POLICY", "passive"}})
+        setenv(name, value, 0);
+    if (geteuid() == 0)
+        for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    execvp(pointers[0], pointers.data());
+    print_message(format("error: --ranks %d needs mpirun: %s; apt-get install openmpi-bin", count, strerror(errno)));
+}
+
+// Starts a process, in which `become` executes a program. The ranks have a process group of their own, so that Ctrl-C
+// reaches them once, through this process. In it they cannot read the terminal.
+static pid_t start(pid_t group, const sigset_t& signals, const std::function<void()>& become) {
+    const pid_t parent = getpid(), pid = fork();
+    if (pid < 0) fail(EXIT_INTERNAL, "no process can be started for a rank: %s", strerror(errno));
+    setpgid(pid, group ? group : pid);
+    if (pid > 0) return pid;
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+    if (getppid() != parent) _exit(EXIT_INTERNAL);
+    if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, 0);
+    sigprocmask(SIG_UNBLOCK, &signals, nullptr);
+    become();
+    _exit(EXIT_USAGE);
+}
+
+// Blocks the signals that `supervise` waits for. A signal that the caller ignores is left out, as SIGHUP by nohup.
+static sigset_t block_signals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    struct sigaction action;
+    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1})
+        if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, number);
+    for (int number : {SIGCHLD, SIGALRM}) {
+        signal(number, [](int) {});  // an ignored SIGCHLD would not arrive
+        sigaddset(&signals, number);
+    }
+    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    return signals;
+}
+
+// Waits until all processes have ended: mpirun, or all ranks.
+static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& signals) {
+    const auto signal_all = [&](int number) {
+        for (const pid_t pid : processes)
+            if (pid > 0) kill(pid, number);
+    };
+    int exit_code = 0;
+    bool asked = false;
+    for (size_t running = processes.size(); running > 0;) {
+        int number = 0, status = 0;
+        sigwait(&signals, &number);
+        if (number == SIGALRM) signal_all(SIGKILL);
+        if (number != SIGALRM && number != SIGCHLD)
+            signal_all(mpirun && !std::exchange(asked, true) ? SIGUSR1 : number);
+        for (size_t i = 0; i < processes.size(); i++) {
+            if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;
+            processes[i] = 0;
+            running--;
+            const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            if (code == 0 || (exit_code != 0 && exit_code != EXIT_PREEMPTED)) continue;
+            exit_code = code;
+            if (code == EXIT_PREEMPTED) continue;
+            if (WIFSIGNALED(status))
+                print_message(format("error: %s was ended by signal %d (%s)",
+                                     mpirun ? "mpirun" : format("rank %zu", i).c_str(), WTERMSIG(status),
+                                     strsignal(WTERMSIG(status))));
+            signal_all(SIGTERM);
+            alarm(SECONDS_TO_END);
+        }
+    }
+    return exit_code;
+}
+
+int spawn_processes(int count, char** argv) {
+    const sigset_t signals = block_signals();
+    const int port = free_port();
+    std::vector<pid_t> ranks;
+    for (int rank = 0; rank < count; rank++)
+        ranks.push_back(start(rank == 0 ? 0 : ranks[0], signals, [&] { become_rank(rank, count, port, argv); }));
+    return supervise(ranks, false, signals);
+}
+
+static int count_ranks(int ranks) {
+    const bool cpu = device_memory_is_host();
+    ENSURE(ranks > 0 || !cpu,
+           "--ranks all takes every GPU, and this is the program for the CPU: give a number of ranks");
+    const int gpus = cpu ? 0 : device_count(), count = ranks < 0 ? gpus : ranks;
+    ENSURE(cpu || count <= gpus, "--ranks %d, but there %s on this machine (CUDA_VISIBLE_DEVICES chooses them)", count,
+           gpus == 1 ? "is 1 GPU" : format("are %d GPUs", gpus).c_str());
+    ENSURE(cpu ? mpi_joins_ranks() : device_joins_ranks(),
+           "--ranks needs %s, which this build lacks: apt-get install %s, and run make", cpu ? "MPI" : "NCCL",
+           cpu ? "libopenmpi-dev" : "libnccl-dev");
+    return count;
+}
+
+int spawn_ranks(int ranks, char** argv) {
+    const sigset_t signals = block_signals();  // before a driver of the device starts threads
+    const int count = count_ranks(ranks);
+    if (!device_memory_is_host()) return spawn_processes(count, argv);
+    return supervise({start(0, signals, [&] { become_mpirun(count, argv); })}, true, signals);
+}
