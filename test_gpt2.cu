@@ -122,7 +122,7 @@ struct Trained {
 
     Trained(const GPT2Config& config, const Tokens& batch, MemoryOptions options = {})
         : model(config, Purpose::train, batch.B, batch.T, options),
-          optimizer(model, OptimizerConfig{"adamw"}, options),
+          optimizer(model, OptimizerConfig{}, options),
           tokens(int64_t(batch.tokens.size()), "tokens"),
           targets(int64_t(batch.targets.size()), "targets"),
           B(batch.B),

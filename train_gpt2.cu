@@ -1,8 +1,8 @@
 // train_gpt2.cu: main(), the training loop, and one optimizer step.
 //
-// main chooses the command. run_train opens the run (train/run.h), creates its model and optimizer (train/trainer.h),
-// and calls train_step in a loop. train_step runs forward and backward (model/gpt2.h) on each micro-batch, then the
-// optimizer (train/optimizer.h) updates the weights.
+// main chooses the command. train makes the model and the optimizer (train/trainer.h) of a run (train/run.h), and calls
+// train_step in a loop. train_step runs forward and backward (model/gpt2.h) on each micro-batch, then the optimizer
+// (train/optimizer.h) updates the weights.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -25,21 +25,20 @@
 // if all ranks left the step between two micro-steps, because one of them was asked to stop; nothing has changed then.
 template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
-    Run& run = t.run;
+    const Run& run = t.run;
     GPT2<floatX>& model = t.model;
     GradientSum& gradients = t.optimizer.gradients;
-    const float scale = 1.0f / float(run.batch.grad_accum_steps * run.batch.world_size);
     gradients.begin_step();
     for (int n = 0; n < run.batch.grad_accum_steps; n++) {
-        const Batch batch = run.loader->next();  // (B, T) tokens and targets on the device
-        run.stop |= run.comm.any_rank(stop_requested());  // always false on several GPUs, which finish the step
-        if (run.stop) return false;
+        const Batch batch = t.loader.next();  // (B, T) tokens and targets on the device
+        t.stop |= run.groups.world.any_rank(stop_requested());  // always false on several GPUs, which finish the step
+        if (t.stop) return false;
         const MicroStep m = t.micro_step(n);
         if (m.index == 0) model.zero_gradients();
         t.graphs[m.index > 0].call_or_replay(t.captures(m), model.stream, [&] {
             model.forward(batch.tokens, batch.B, batch.T);
             model.backward(
-                batch.tokens, batch.targets, batch.B, batch.T, m.index, scale,
+                batch.tokens, batch.targets, batch.B, batch.T, m.index, run.loss_scale(),
                 [&](int bucket) { if (m.last) gradients.reduce_bucket(bucket, m.virtual_rank); },
                 [&](int bucket) { gradients.begin_bucket(bucket); });
         });
@@ -54,45 +53,45 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
 
 // Trains up to step `end`. The host is one step ahead of a GPU: it reads the results of a step when the next is queued.
 template <class floatX>
-static void train_loop(Trainer<floatX>& t, int64_t end) {
-    Run& run = t.run;
-    const Options& o = run.options;
-    const int64_t first = run.state.step, lag = device_memory_is_host() ? 0 : 1;
+static void train_loop(Trainer<floatX>& t, Saver<floatX>& saver, int64_t end) {
+    const Options& o = t.run.options;
+    const int64_t first = t.state.step, lag = device_memory_is_host() ? 0 : 1;
     for (int64_t step = first;;) {
-        const bool done = step >= end || run.stop;
+        const bool done = step >= end || t.stop;
         const auto due = [&](int64_t every) { return every > 0 && (step % every == 0 || step == o.steps); };
         const bool checks = step > first && due(o.check_replicas) && t.has_replicas() && t.failure.empty();
-        const bool validates = run.val_loader && due(o.val_every) && !run.stop;
-        const bool samples = run.source.tokenizer && step > 0 && due(o.sample_every) && !run.stop;
+        const bool validates = t.val_loader && due(o.val_every) && !t.stop;
+        const bool samples = t.run.start.tokenizer && step > 0 && due(o.sample_every) && !t.stop;
         const bool saves = step > first && (due(o.checkpoint_every) || done);
-        if (checks || validates || samples || saves) t.finish_steps();
-        if (checks) t.check_replicas(step);  // weights that differ are not saved
+        if (checks || validates || samples || saves) t.finish_steps();  // t.state is now that of `step`
+        if (checks) t.check_replicas(step);                             // weights that differ are not saved
         if (validates) t.validate(step);
         if (samples) t.sample(step);
-        if (saves) t.save(done);
+        if (saves) saver.save(t.state.step, done);
+        if (checks || validates || samples || saves) t.start_clock(step);
         if (done) return;
         if (!train_step(t, step)) continue;  // saves and ends
         t.finish_step(step - lag);
-        t.saver->poll();
+        saver.poll();
         step++;
     }
 }
 
+template <class floatX>
+static int train(const Run& run, Log& log) {
+    Trainer<floatX> trainer(run, log);  // data, model, optimizer; the state of --resume, --init or --seed
+    Saver<floatX> saver(trainer);
+    const Options& o = run.options;
+    if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
+    train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
+    return trainer.finish(saver.saved_step);
+}
+
 static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                      const std::string& command_line) {
-    const std::unique_ptr<Run> run = start_run(options, launch, comm, dtype, command_line);
-    return with_dtype(dtype, [&]<class floatX>(floatX) {
-        Trainer<floatX> trainer(*run);
-        const Options& o = run->options;
-        const int64_t first = run->state.step;
-        if (saves_checkpoints(o)) stop_on_signals(run->first_rank());
-        if (first >= o.steps)
-            run->log->note(
-                format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
-                       static_cast<long long>(first), static_cast<long long>(o.steps)));
-        train_loop(trainer, o.stop_after > 0 ? std::min(o.steps, run->first_step + o.stop_after) : o.steps);
-        return trainer.end();
-    });
+    std::unique_ptr<Log> log;
+    const Run run = prepare_run(options, launch, comm, dtype, command_line, log);
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log); });
 }
 
 static int run_command(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {

@@ -39,7 +39,7 @@ $(BUILD)/emulator/nonccl/%.o: %.cpp $(RULES)
 
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
-KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/% parallel/% model/params train/plan train/update_rule)
+KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/% parallel/% model/params train/plan)
 $(BUILD)/emulator/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 

@@ -21,7 +21,6 @@
 #include "ops/ops.h"
 #include "train/options.h"
 #include "support/random_tokens.h"
-#include "train/init_weights.h"
 #include "train/optimizer.h"
 #include "train/plan.h"
 
@@ -180,7 +179,7 @@ struct StepBench {
           rates{measure_copy(choice.budget), measure_matmul<floatX>(choice.budget)},
           all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes)),
           model(config, Purpose::train, B, T, {.fp8 = choice.fp8()}),
-          optimizer(model, OptimizerConfig{"adamw"}),
+          optimizer(model, OptimizerConfig{}),
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);

@@ -12,7 +12,6 @@
 #include "model/gpt2.h"
 #include "train/options.h"
 #include "support/random_tokens.h"
-#include "train/init_weights.h"
 #include "train/optimizer.h"
 #include "train/plan.h"
 
@@ -30,7 +29,7 @@ static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
     const bool fp8 = options.precision == "fp8";
     GPT2<floatX> model(config, Purpose::train, B, T, {.logit_chunks = options.logit_chunks, .fp8 = fp8});
-    Optimizer<floatX> optimizer(model, OptimizerConfig{"adamw"});
+    Optimizer<floatX> optimizer(model, OptimizerConfig{});
     init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     const std::vector<int> host = random_token_list(int64_t(B) * T + 1, config.V, 1);

@@ -13,6 +13,11 @@
 std::string choices_text(const AlgorithmChoices& choices);
 AlgorithmChoices parse_choices(const std::string& text);
 
+// The choices of earlier runs on this machine, in $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file
+// that cannot be read has none.
+AlgorithmChoices kept_choices();
+void keep_choices(AlgorithmChoices choices);  // adds choices to that file
+
 // Times in milliseconds of the chosen algorithm, and of the first candidate.
 struct ChoiceTimes {
     float ms, first_ms;

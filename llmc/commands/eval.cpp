@@ -8,7 +8,7 @@
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "model/mfu.h"
-#include "train/run_checks.h"
+#include "train/run.h"
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
@@ -50,9 +50,9 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     const auto message = [&](const std::string& line) {
         if (prints) print_message(line);
     };
-    RunSource source = find_trained_model(o, false, comm.watchdog.get());
+    const RunSource source = find_trained_model(o, false, comm);
     for (const std::string& line : source.notes) message("warning: " + line);
-    check_heads(o.tensor_parallel, source.config, comm.world_size);
+    check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
     check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, launch.local_world_size));
@@ -62,11 +62,9 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     data.in_order = true;
     data.max_batches = o.val_batches;
     DataLoader loader(data);
-    const std::string warning = warn_of_tokenizer(source.weights, o.val_data);
-    if (!warning.empty()) message("warning: " + warning);
     compare_ranks(comm, o, source, &loader.corpus);
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
-    load_model(model, source, o, comm, groups.tp);
+    load_model(model, source, comm, groups.tp);
     ProgressLine progress;
     const auto show = [&](int64_t done, int64_t of) {
         comm.reached("batch", done);

@@ -8,23 +8,23 @@
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "model/mfu.h"
-#include "train/run_checks.h"
+#include "train/run.h"
 
 template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
     const bool prints = comm.rank == 0;
-    RunSource source = find_trained_model(o, true, comm.watchdog.get());
+    const RunSource source = find_trained_model(o, true, comm);
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
-    check_heads(o.tensor_parallel, source.config, comm.world_size);
+    check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
     check_prompt(prompt, source.config.max_T);  // before the prompt is printed
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
-    load_model(model, source, o, comm, groups.tp);
+    load_model(model, source, comm, groups.tp);
     Sampler sampler;
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;

@@ -4,7 +4,7 @@
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"
 #include "parallel/groups.h"
-#include "train/run_source.h"
+#include "train/run.h"
 
 // This rank's shard of the layers.
 inline MemoryOptions shard_of(Comm& tensor_ranks) {
@@ -13,21 +13,16 @@ inline MemoryOptions shard_of(Comm& tensor_ranks) {
     return options;
 }
 
-// Called by all ranks of `comm`. Changes source.weights if that checkpoint is deleted meanwhile (load_from).
+// Called by all ranks of `comm`.
 template <class floatX>
-void load_model(GPT2<floatX>& model, RunSource& source, const Options& options, Comm& comm, Comm& tensor_ranks) {
+void load_model(GPT2<floatX>& model, const RunSource& source, Comm& comm, Comm& tensor_ranks) {
     if (tensor_ranks.world_size > 1) model.tensor_ranks = &tensor_ranks;
     std::vector<float> own;
-    const TensorWriter write = [&](const float* host, Slot, Param p, int l) {
+    load_weights(source.weights, ParamLayout(model.config), [&](const float* host, Slot, Param p, int l) {
         comm.reached("loading of a tensor");
         own.resize(size_t(model.layout.size(p)));
         take_shard(own.data(), host, model.layout, p);
         model.set_param(p, l, own.data());
-    };
-    load_from(
-        source, options, comm, [&](const std::string& dir) { load_weights(dir, ParamLayout(model.config), write); },
-        [&](const std::string& line) {
-            if (comm.rank == 0) print_message("note: " + line);
-        });
+    });
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
 }

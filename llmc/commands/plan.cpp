@@ -1,18 +1,18 @@
 // plan.cpp: the command `plan`: prints the batch, memory, time and disk space of a training run without starting it.
 #include "train/plan.h"
+#include "train/run.h"
+#include "train/saver.h"
 
+#include "base/algorithm_choices.h"
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
-#include "train/algorithms.h"
-#include "train/run_checks.h"
-#include "train/saver.h"
 
 // Describes the time of a step and of the run, or of the remaining steps of a resumed run. It measures a step here, or
 // else assumes ASSUMED_MFU. peak: FLOP/s of this device.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
-    if (o.autotune == "on") recall_algorithms();
+    if (o.autotune == "on") device_load_algorithms(kept_choices());
     const int ranks = batch.world_size * o.tensor_parallel;
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / ranks;
@@ -36,13 +36,13 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
 
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
-    const RunSource source = find_training_start(o);
+    const RunSource source = find_training_start(o, Comm());
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);
     check_tensor_parallel(o, source.config, T, world_size);
     Comm single_rank;
-    resolve_micro_batch(dtype, o, source, T, make_groups(single_rank, 1, false), data_parallel, 1);
+    resolve_micro_batch(o, dtype, source.config, T, make_groups(single_rank, 1, false), data_parallel, 1);
     check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
     check_virtual_ranks(o, batch);
@@ -59,7 +59,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak, done)});
-    rows.push_back({"disk", describe_disk(o, bytes_of_save(o, source))});
+    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o, STATE_NAMES));
+    rows.push_back({"disk", describe_disk(o, checkpoint)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;

@@ -94,7 +94,7 @@ void start_device(const Options& o, const Launch& launch) {
                                                       : "free memory, or try --tensor-parallel on more ranks";
     device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
-    device_init(device_of(o, launch), threads_of_rank(o, launch));
+    device_init(launch.local_rank, threads_of_rank(o, launch));
     const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";
     if (!note.empty()) print_message("note: " + note);
 }

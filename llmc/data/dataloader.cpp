@@ -69,8 +69,10 @@ static std::string describe_windows(const Corpus& corpus, const DataLoaderConfig
                   corpus.shards.size() == 1 ? "one file" : format("%zu files", corpus.shards.size()).c_str());
 }
 
-DataLoader::DataLoader(const DataLoaderConfig& config_)
-    : config(config_), corpus(open_corpus(config.pattern, config.option, config.T)) {
+DataLoader::DataLoader(const DataLoaderConfig& config)
+    : DataLoader(config, open_corpus(config.pattern, config.option, config.T)) {}
+
+DataLoader::DataLoader(const DataLoaderConfig& config_, Corpus corpus_) : config(config_), corpus(std::move(corpus_)) {
     const int64_t per_call = int64_t(config.B) * config.world_size;  // windows of one next() on all ranks
     INVARIANT(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
               "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);

@@ -62,6 +62,7 @@ struct DataLoaderConfig {
 // every rank, and each pass has the same windows.
 struct DataLoader {
     explicit DataLoader(const DataLoaderConfig& config);
+    DataLoader(const DataLoaderConfig& config, Corpus corpus);  // corpus: of config.pattern
     ~DataLoader();
     DataLoader(const DataLoader&) = delete;
 

@@ -29,30 +29,26 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
                              GradDtype grad_dtype)
     : model(model),
       whole(model.config),
-      rule(find_update_rule<floatX>(config.rule)),
       config(config),
       gradients(groups, model.layout,
                 {options.virtual_ranks, options.shards, options.shard_gradients, options.sequence_parallel, grad_dtype},
                 model.grads, model.acts.loss, &model.stream),
       weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
+      m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
+      v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       stats(2, "gradient norm"),
       piece(options.tensor.count > 1 ? PIECE : 0, "a tensor of another tensor-parallel rank") {
     if (options.shards > 1) model.before_read = [this](int bucket) { weights.wait(bucket); };
-    const std::string purpose = "the optimizer's " + rule.state_title + " (--zero)";
-    while (state.size() < rule.state.size()) state.emplace_back(model.layout.total / options.shards, purpose.c_str());
 }
 
 template <class floatX>
-std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel,
-                                         const std::string& rule_name) {
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel) {
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
-    const UpdateRule<floatX>& rule = find_update_rule<floatX>(rule_name);
-    const int64_t tensors = int64_t(rule.state.size());
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {
         {"master weights", masters * size},
-        {rule.state_title.c_str(), tensors * layout.total / options.shards * size},
+        {"moments", 2 * layout.total / options.shards * size},
         {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
         {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
         {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
@@ -179,35 +175,22 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
 
 template <class floatX>
 void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limits) {
-    const ProfileRange range("clip");
     gradients.finish(status);
     if (config.skip_nan) fill_zero(stats.data, stats.bytes(), model.stream);  // clip_factor keeps a NaN
     ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), gradients.step_loss(), max_norm, limits,
                      model.stream);
 }
 
-// Applies the rule to the shard, in place.
+// Updates the shard, in place.
 template <class floatX>
 void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
-    UpdateArgs<floatX> args;
-    args.weights = weights.own(b);
-    args.master = master.data ? master.data + shard.at : nullptr;
-    for (const DeviceBuffer<float>& tensor : state) args.state.push_back(tensor.data + shard.at);
-    args.grads = gradients.summed(b, shard.begin);
-    args.factor = factor();
-    args.begin = shard.begin;
-    args.count = shard.count;
-    args.decay = model.layout.decay_pattern();
-    args.constants = config.constants;
-    args.lr = lr;
-    args.step = step;
-    args.stream = model.stream;
-    rule.update(args);
+    ops::adamw(weights.own(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at, v.data + shard.at,
+               gradients.summed(b, shard.begin), factor(), shard.begin, shard.count, model.layout.decay_pattern(),
+               config.adamw, lr, step, model.stream);
 }
 
 template <class floatX>
 void Optimizer<floatX>::step(float lr, int step) {
-    const ProfileRange range("update");
     const int buckets = model.layout.num_buckets();
     if (weights.shards == 1) {  // one call for all buckets
         update(0, {0, model.layout.total, 0}, lr, step);
@@ -226,7 +209,57 @@ void Optimizer<floatX>::finish_collectives() {
     weights.finish();
 }
 
+// Each rank computes its shard of the bucket, in the memory of the gradients. An all-gather completes the bucket.
+template <class floatX>
+static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t seed) {
+    const ParamLayout& layout = model.layout;
+    const Bucket bucket = layout.bucket(b);
+    const int64_t size = (bucket.end - bucket.begin) / comm.world_size;
+    float* values_of_bucket = model.grads.bucket(b);
+    std::vector<float> values;
+    for (const ParamSpec& spec : param_table) {
+        if ((spec.scope == Scope::layer) != (b > 0)) continue;
+        const int l = std::max(0, b - 1);
+        const int64_t offset = layout.offset(spec.id, l);
+        const int64_t begin = std::max(offset, bucket.begin + comm.shard_index * size),
+                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.shard_index + 1) * size);
+        if (begin >= end) continue;
+        values.assign(size_t(end - begin), 0.0f);
+        // Elements that are adjacent in the whole tensor, too.
+        for_each_run(layout, spec.id, [&](int64_t at, int64_t whole, int64_t count) {
+            const int64_t from = std::max(at, begin - offset), to = std::min(at + count, end - offset);
+            if (from < to)
+                init_param(values.data() + from - (begin - offset), layout.config, spec.id, l, seed, whole + from - at,
+                           whole + to - at);
+        });
+        copy_to_device(values_of_bucket + begin - bucket.begin, values.data(), (end - begin) * int64_t(sizeof(float)),
+                       model.stream);
+        wait_for_stream(model.stream);
+    }
+    return comm.all_gather(values_of_bucket, comm.world_size * size * int64_t(sizeof(float)), model.stream);
+}
+
+template <class floatX>
+void init_weights(Optimizer<floatX>& optimizer, uint64_t seed) {
+    GPT2<floatX>& model = optimizer.model;
+    Comm& comm = optimizer.gradients.comm;
+    std::vector<float> values;
+    for (int b = 0; b < model.layout.num_buckets(); b++) {
+        comm.wait(init_bucket(model, comm, b, seed), model.stream);
+        for (const ParamSpec& spec : param_table) {
+            if ((spec.scope == Scope::layer) != (b > 0)) continue;
+            const int l = std::max(0, b - 1);
+            values.resize(model.layout.size(spec.id));
+            copy_to_host(values.data(), model.g(spec.id, l), int64_t(values.size() * sizeof(float)), model.stream);
+            wait_for_stream(model.stream);
+            optimizer.set_shard(WEIGHTS, spec.id, l, values.data());
+        }
+    }
+}
+
 template struct Optimizer<float>;
 template struct Optimizer<bf16>;
-template std::vector<MemoryItem> optimizer_memory<float>(const GPT2Config&, MemoryOptions, int, const std::string&);
-template std::vector<MemoryItem> optimizer_memory<bf16>(const GPT2Config&, MemoryOptions, int, const std::string&);
+template std::vector<MemoryItem> optimizer_memory<float>(const GPT2Config&, MemoryOptions, int);
+template std::vector<MemoryItem> optimizer_memory<bf16>(const GPT2Config&, MemoryOptions, int);
+template void init_weights(Optimizer<float>&, uint64_t);
+template void init_weights(Optimizer<bf16>&, uint64_t);

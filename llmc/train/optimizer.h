@@ -1,4 +1,5 @@
-// optimizer.h: owns the optimizer's state, and applies an update rule (update_rule.h) to the weights.
+// optimizer.h: AdamW (Loshchilov and Hutter 2019): its state, the clipping of gradients, and GPT-2's initial weights.
+// The arithmetic is ops::adamw.
 //
 // With ZeRO-1, 2 and 3 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights
 // are gathered before the model reads them.
@@ -12,25 +13,25 @@
 #include "model/params.h"
 #include "parallel/gradients.h"
 #include "parallel/weight_gather.h"
-#include "train/update_rule.h"
 
 struct OptimizerConfig {
-    std::string rule;  // name of the update rule, as in --optimizer
-    Hyperparameters constants = {};
+    AdamWConfig adamw = {};
     bool skip_nan = false;  // a step that is not finite does not keep the later ones from changing the weights
 };
+
+// Names, in checkpoints, of the fp32 tensors that AdamW keeps for each weight; the slots after WEIGHTS.
+inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
 
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
     ParamLayout whole;  // of the tensors that set_state and get_state copy: not divided by tensor parallelism
-    const UpdateRule<floatX>& rule;
     OptimizerConfig config;
     GradientSum gradients;
-    WeightGather<floatX> weights;            // the model waits for it before it reads weights
-    DeviceBuffer<float> master;              // (layout.total / shards); empty if there are no separate master weights
-    std::vector<DeviceBuffer<float>> state;  // tensors of the update rule, each (layout.total / shards)
-    DeviceBuffer<float> stats;               // norm, factor
+    WeightGather<floatX> weights;  // the model waits for it before it reads weights
+    DeviceBuffer<float> master;    // (layout.total / shards); empty if there are no separate master weights
+    DeviceBuffer<float> m, v;      // (layout.total / shards): means of the gradients and of their squares
+    DeviceBuffer<float> stats;     // norm, factor
 
     // options: only master_weights, virtual_ranks, shards, shard_gradients and shard_weights are used; they must equal
     // those of the model.
@@ -73,10 +74,14 @@ struct Optimizer {
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> piece;  // of a tensor, from one tensor-parallel rank to the others
-    DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : state[slot - 1]; }
+    DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : slot == 1 ? m : v; }
 };
 
-// Memory that Optimizer(...) allocates. rule: the name of the update rule, as in --optimizer.
+// Called by all ranks. GPT-2's initialization (init_param in params.h) of a whole model, by all ranks together. Uses
+// the memory of the gradients. The weights do not depend on the number of ranks.
 template <class floatX>
-std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size,
-                                         const std::string& rule);
+void init_weights(Optimizer<floatX>& optimizer, uint64_t seed);
+
+// Memory that Optimizer(...) allocates.
+template <class floatX>
+std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size);

@@ -6,7 +6,6 @@
 #include "data/dataloader.h"
 #include "model/mfu.h"
 #include "train/options.h"
-#include "train/init_weights.h"
 #include "train/optimizer.h"
 #include "train/run_source.h"
 
@@ -65,7 +64,7 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
                                         MemoryOptions options) {
     std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
         std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, options);
-        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size, "adamw"))
+        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size))
             items.push_back(item);
         return items;
     });
@@ -197,7 +196,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     model.stream = own.stream;
     Comm single_rank;  // its collectives do nothing
     if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
-    Optimizer<floatX> optimizer(model, {"adamw"}, options);
+    Optimizer<floatX> optimizer(model, {}, options);
     init_weights(optimizer, 42);
     optimizer.weights_loaded();
     const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);

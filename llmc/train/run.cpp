@@ -1,6 +1,8 @@
 #include "train/run.h"
 
 #include <algorithm>
+#include <limits>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -8,186 +10,273 @@
 #include "base/files.h"
 #include "base/host.h"
 #include "base/json.h"
-#include "base/terminal.h"
+#include "base/threads.h"
 #include "base/trace.h"
+#include "checkpoint/checkpoint.h"
+#include "infer/generate.h"
 #include "model/mfu.h"
-#include "train/run_checks.h"
-#include "train/saver.h"
 
-int device_of(const Options& o, const Launch& launch) {
-    return o.share_gpu ? launch.local_rank % device_count() : launch.local_rank;
-}
+using Json = nlohmann::ordered_json;
+
+static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
 
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
 
-static void open_data(Run& run) {
-    const Options& o = run.options;
-    const int world_size = run.groups.dp.world_size, T = run.batch.T, V = run.source.config.V;
-    DataLoaderConfig data = {o.train_data, "--train-data", run.batch.B, T, V, o.seed, run.batch.tokens_per_step / T};
-    data.rank = run.groups.dp.rank;
-    data.world_size = world_size;
-    data.stream = run.stream.stream;
-    if (o.zero >= 2) data.parts = std::max(o.virtual_ranks, world_size) / world_size;
-    run.loader = std::make_unique<DataLoader>(data);
-    if (o.val_data.empty() || o.val_every == 0) return;
-    DataLoaderConfig val = {o.val_data, "--val-data", run.batch.B, T, V};
-    val.rank = run.groups.dp.rank;
-    val.world_size = world_size;
-    val.stream = run.stream.stream;
-    val.in_order = true;
-    val.max_batches = o.val_batches;
-    run.val_loader = std::make_unique<DataLoader>(val);
+std::string Run::describe_data() const {
+    Json text = {{"train", hex(data.train.fingerprint)}};
+    if (!data.val.shards.empty()) text["val"] = hex(data.val.fingerprint);
+    return text.dump();
 }
 
-static const Corpus* val_corpus(const Run& run) { return run.val_loader ? &run.val_loader->corpus : nullptr; }
+// ---- options that depend on the model, the data and the ranks
 
-static void open_log(Run& run, double flops_per_token, double peak_flops, std::vector<std::string> notes) {
-    const Options& o = run.options;
-    const bool resumes = !run.source.resume.empty();
-    LogOptions log = {o.output, o.quiet, !run.first_rank(), o.log_every, o.steps};
-    if (!run.first_rank()) log.output.clear();
-    if (resumes) log.resume_step = run.state.step;
-    log.flops_per_token = flops_per_token;
-    log.peak_flops = peak_flops * run.comm.world_size;
-    if (run.lock && resumes) make_room_to_resume(o, run.source, run.state.step, notes);
-    run.log = std::make_unique<Log>(log);
-    for (const std::string& line : notes) run.log->note(line);
-    // If there are weights, these notes say why the weights are not from the newest checkpoint, so the notes become
-    // warnings.
-    for (const std::string& line : run.source.notes)
-        run.source.weights.empty() ? run.log->note(line) : run.log->warn(line);
-    if (const std::string changed = changed_options(o); !changed.empty())
-        run.log->warn("changed since the checkpoint: " + changed);
-    warn_of_data(*run.log, o, run.source, run.loader->corpus, val_corpus(run));
+void check_tokens_at_once(int B, int T) {
+    ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
+           "--micro-batch %d x --seq-len %d is %s tokens in a micro-batch; at most 2,147,483,647 are supported", B, T,
+           with_commas(int64_t(B) * T).c_str());
 }
 
-static void print_table(Run& run, const Launch& launch, const DeviceInfo& device,
-                        const std::vector<std::string>& rank_infos) {
-    const Options& o = run.options;
-    const int64_t available = device_bytes_free(std::max(1, launch.local_world_size));
-    std::vector<Row> rows = plan_table(run.dtype, o, run.source, run.batch, device, available, &run.loader->corpus);
-    rows.push_back({"launcher", describe_launch(launch)});
-    rows.push_back({"ranks", describe_ranks(run.comm, rank_infos)});
-    rows.push_back({"output", o.output.empty() ? "none" : o.output});
-    run.log->table(rows);
+void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, int world_size) {
+    const int N = o.tensor_parallel;
+    ENSURE(config.NH % N == 0, "--tensor-parallel %d does not divide the model's %d heads; give %s", N, config.NH,
+           possible_tensor_parallel(world_size, config.NH).c_str());
+    ENSURE(!o.sequence_parallel || T % N == 0,
+           "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
+           "%d; give --seq-len %d",
+           T, N, std::max(N, T / N * N));
 }
 
-// Warns if the data `name` of a resumed run are not those of its checkpoint.
-static void compare_data(Run& run, const nlohmann::json& before, const nlohmann::json& now, const char* name,
-                         const std::string& title, const std::string& consequence) {
-    if (now.contains(name) && before.value(name, "") != now.value(name, ""))
-        run.log->warn("the " + title + " data differ from those of the checkpoint; " + consequence);
+void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
+    const int n = o.virtual_ranks;
+    if (n == 0) return;
+    const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
+    ENSURE(power_of_two(n) && power_of_two(batch.world_size) && n >= batch.world_size,
+           "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
+           "try 8",
+           n, batch.world_size);
+    const long long least = int64_t(batch.B) * batch.T * n;  // tokens of a micro-batch on each virtual rank
+    ENSURE(batch.tokens_per_step % least == 0,
+           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
+           "--deterministic-ranks %d; try %lld",
+           static_cast<long long>(batch.tokens_per_step), least, batch.B, batch.T, n,
+           static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
 }
 
-// Compares the data with those of the checkpoint that the run resumes. A checkpoint of an older version describes no
-// validation data.
-static void compare_with_checkpoint(Run& run, nlohmann::json& now) {
-    const nlohmann::json before = parse_json(run.state.data, "the data in trainer.json");
-    try {
-        compare_data(run, before, now, "train", "training", "training continues at the same position in the new data");
-        if (!before.contains("val")) return;
-        compare_data(run, before, now, "val", "validation", "losses before and after this start cannot be compared");
-        if (now.contains("val")) return;
-        now["val"] = before["val"];  // this start does not validate; a later one may
-    } catch (const nlohmann::json::exception&) {
-        fail(EXIT_BAD_DATA, "%s/trainer.json: its description of the data cannot be read; the checkpoint is damaged",
-             run.source.resume.c_str());
-    }
+void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
+                         int data_parallel, int local_ranks) {
+    if (o.micro_batch != 0) return;
+    groups.connect();
+    load_libraries(dtype, config);
+    o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch_tokens, data_parallel,
+                                        memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
+    for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
+        o.micro_batch = std::min(o.micro_batch, std::stoi(other));
 }
 
-// Describes the data for the next checkpoint.
-static void describe_data_of(Run& run) {
-    nlohmann::json now;
-    const auto add = [&](const char* name, const Corpus& corpus) {
-        now[name] = format("%016llx", static_cast<unsigned long long>(corpus.fingerprint));
-    };
-    add("train", run.loader->corpus);
-    if (run.val_loader) add("val", run.val_loader->corpus);
-    if (!run.source.resume.empty()) compare_with_checkpoint(run, now);
-    run.data_fingerprint = now.dump();
-}
-
-// Returns notes on leftovers of an earlier run that were removed.
-static std::vector<std::string> prepare_output(Run& run) {
-    const Options& o = run.options;
-    std::vector<std::string> notes;
-    if (run.first_rank()) run.lock = lock_output(o);
-    if (run.lock) notes = remove_leftovers(o.output);
-    run.comm.all_gather_text("");  // other ranks wait until rank 0 has made the directory
-    return notes;
-}
-
-static void resolve_batch(Run& run, const Launch& launch) {
+static void resolve_batch(Run& run, int local_ranks) {
     Options& o = run.options;
-    const int T = o.seq_len ? o.seq_len : run.source.config.max_T;
-    check_tensor_parallel(o, run.source.config, T, run.comm.world_size);
-    resolve_micro_batch(run.dtype, o, run.source, T, run.groups, run.groups.dp.world_size, launch.local_world_size);
+    const RunSource& start = run.start;
+    const int T = o.seq_len ? o.seq_len : start.config.max_T, dp = run.groups.dp.world_size;
+    check_tensor_parallel(o, start.config, T, run.groups.world.world_size);
+    resolve_micro_batch(o, run.dtype, start.config, T, run.groups, dp, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, run.groups.dp.world_size, o.default_global_batch);
+    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, dp, o.default_global_batch);
     o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, run.batch);
-    check_sample_prompt(o, run.source, T);
+    if (o.sample_every > 0 && start.tokenizer && !o.sample_prompt.empty())
+        check_prompt(encode(*start.tokenizer, o.sample_prompt), T, "--sample-prompt");
+    run.data.train = open_corpus(o.train_data, "--train-data", T);
+    if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
+    resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
+    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
 }
 
-// Refuses ranks that differ in options, data or weights. Returns each rank's rank_info.
-static std::vector<std::string> compare_ranks(Run& run, const Launch& launch, const DeviceInfo& device) {
+// ---- comparison of ranks
+
+// Equal for two builds of the same sources, by other compilers for example.
+static std::string describe_program() {
+    return version() + (device_memory_is_host() ? " for the CPU" : " for GPUs") + ", sources " + SOURCES_CHECKSUM;
+}
+
+// The fields that may differ between ranks, apart from options.
+static const std::vector<std::string> fields_of_one_rank = {"host", "machine", "device", "gpu", "CPU_ISA", "build"};
+
+// Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
+static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
+    std::vector<std::string> may_differ = fields_of_one_rank;
+    for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
+    for (const char* name : {"quiet", "trace", "config"}) may_differ.push_back(std::string("--") + name);
+    const std::vector<std::string> texts =
+        comm.all_gather_text(own.dump(-1, ' ', false, Json::error_handler_t::replace));
+    check_same(texts, may_differ);
+    std::vector<Json> ranks;
+    for (const std::string& text : texts) ranks.push_back(Json::parse(text));
+    return ranks;
+}
+
+void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
+    compare(comm, o,
+            {{"program", describe_program()},
+             {"weights", source.weights},
+             {"validation data", data ? hex(data->fingerprint) : ""}});
+}
+
+static std::vector<Json> compare_ranks(const Run& run, const Launch& launch, const DeviceInfo& device) {
+    const char* self = "/proc/self/exe";
+    return compare(run.groups.world, run.options,
+                   {{"host", host_name()},
+                    {"machine", host_id()},
+                    {"device", device.name},
+                    {"gpu", device_memory_is_host() ? "" : std::to_string(launch.local_rank)},
+                    {"CPU_ISA", device.cpu_isa},
+                    {"build", path_exists(self) ? hex(checksum_file(self).xxh3) : ""},  // "": not Linux
+                    {"program", describe_program()},
+                    {"precision", dtype_name(run.dtype)},
+                    {"checkpoint", run.start.resume},
+                    {"weights", run.start.weights},
+                    {"training data", hex(run.data.train.fingerprint)},
+                    {"validation data", hex(run.data.val.fingerprint)}});
+}
+
+// Names the first rank whose CPU_ISA or build is not that of rank 0, so that it may round differently; "" if none is.
+static std::string differing_rounding(const std::vector<Json>& ranks) {
+    for (size_t rank = 1; rank < ranks.size(); rank++) {
+        const std::string isa = ranks[rank]["CPU_ISA"], first = ranks[0]["CPU_ISA"];
+        if (isa != first) return format("rank %zu has CPU_ISA=%s, rank 0 has %s", rank, isa.c_str(), first.c_str());
+        if (ranks[rank]["build"] != ranks[0]["build"])
+            return format("rank %zu runs another build of the sources than rank 0", rank);
+    }
+    return "";
+}
+
+static std::string describe_ranks(const Comm& comm, const std::vector<Json>& ranks) {
+    std::set<std::string> machines;
+    for (const Json& rank : ranks) machines.insert(rank["machine"]);
+    return comm.describe() + (machines.size() > 1 ? format(" on %zu machines", machines.size()) : "");
+}
+
+// ---- the start
+
+// Locks --output, and refuses a new run in a directory that holds the checkpoints of another one.
+static void lock_output(Run& run) {
     const Options& o = run.options;
-    const int gpu = device_memory_is_host() ? -1 : device_of(o, launch);
-    const std::vector<std::string> rank_infos = run.comm.all_gather_text(
-        rank_info(o, run.source, run.loader->corpus, val_corpus(run), dtype_name(run.dtype), device, gpu));
-    check_same(rank_infos, fields_of_one_rank());
-    const std::string differing = differing_rounding(rank_infos);
-    run.same_rounding = differing.empty();
-    ENSURE(run.same_rounding || o.virtual_ranks == 0,
+    if (run.is_rank0() && !o.output.empty()) {
+        run.lock = std::make_unique<OutputLock>(o.output);
+        const std::string newest = o.resume ? "" : newest_directory(o.output);
+        ENSURE(newest.empty(),
+               "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
+               o.output.c_str(), newest.c_str());
+        run.start.notes = remove_leftovers(o.output);
+    }
+    run.groups.world.all_gather_text("");  // the other ranks wait until rank 0 has made the directory
+}
+
+// The first line of log.jsonl.
+static Json run_info(const Run& run, const DeviceInfo& device, const std::string& command_line) {
+    const Options& o = run.options;
+    const GPT2Config& config = run.start.config;
+    const Corpus& data = run.data.train;
+    Json info = {{"version", version()},
+                 {"command_line", command_line},
+                 {"directory", current_directory()},
+                 {"device", device.name},
+                 {"peak_flops", peak_flops(device, run.dtype)},
+                 {"peak_source", device.peak_source},
+                 {"libraries", device_libraries()},
+                 {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
+                 {"world_size", run.groups.world.world_size},
+                 {"threads", openmp_threads()},
+                 {"model",
+                  {{"layers", config.L},
+                   {"heads", config.NH},
+                   {"channels", config.C},
+                   {"vocab_size", config.V},
+                   {"positions", config.max_T},
+                   {"parameters", count_parameters(config)},
+                   {"flops_per_token", flops_per_token(config, run.batch.T)}}},
+                 {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
+                 {"tokens_per_step", run.batch.tokens_per_step},
+                 {"steps", o.steps},
+                 {"seed", o.seed},
+                 {"options", Json::parse(options_json(o))}};
+    if (!device.cpu_isa.empty()) info["cpu_isa"] = device.cpu_isa;
+    return info;
+}
+
+// Warns if the data are not those of the checkpoint that the run resumes.
+static void compare_data(const Run& run, const TrainerState& state, Log& log) {
+    const nlohmann::json before = parse_json(state.data, "the data in trainer.json"),
+                         now = nlohmann::json::parse(run.describe_data());
+    for (const auto& [name, fingerprint] : now.items())
+        if (before.is_object() && before.value(name, fingerprint) != fingerprint)
+            log.warn("the " + name +
+                     " data differ from those of the checkpoint; training continues at the same position");
+}
+
+static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<Json>& ranks,
+                     const std::string& command_line, std::unique_ptr<Log>& log) {
+    Options& o = run.options;
+    const bool resumes = !run.start.resume.empty();
+    const TrainerState state = resumes ? read_trainer_state(run.start.resume) : TrainerState();
+    LogOptions options = {.output = run.is_rank0() ? o.output : "", .quiet = o.quiet, .silent = !run.is_rank0()};
+    options.log_every = o.log_every;
+    options.total_steps = o.steps;
+    options.resume_step = resumes ? state.step : -1;
+    options.flops_per_token = flops_per_token(run.start.config, run.batch.T);
+    options.peak_flops = peak_flops(device, run.dtype) * run.groups.world.world_size;
+    log = std::make_unique<Log>(options);
+    // The weights of an older checkpoint than the newest are a reason for a warning.
+    for (const std::string& line : run.start.notes) run.start.weights.empty() ? log->note(line) : log->warn(line);
+    if (const std::string changed = changed_options(o); resumes && !changed.empty())
+        log->warn("changed since the checkpoint: " + changed);
+    if (resumes) compare_data(run, state, *log);
+    std::vector<Row> rows = plan_table(run.dtype, o, run.start, run.batch, device,
+                                       device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
+    rows.push_back({"launcher", describe_launch(launch)});
+    rows.push_back({"ranks", describe_ranks(run.groups.world, ranks)});
+    rows.push_back({"output", o.output.empty() ? "none" : o.output});
+    log->table(rows);
+    if (!launch.note.empty()) log->note(launch.note);
+    if (state.step >= o.steps)
+        return log->note(
+            format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
+                   static_cast<long long>(state.step), static_cast<long long>(o.steps)));
+    log->begin_run(run_info(run, device, command_line));
+    if (run.lock) replace_file(o.output + "/run.toml", run_toml(o));
+}
+
+Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
+                std::unique_ptr<Log>& log) {
+    Run run = {.options = options,
+               .dtype = dtype,
+               .groups = make_groups(world, options.tensor_parallel, options.tp_across_hosts, heads_of(options)),
+               .start = {},
+               .batch = {},
+               .schedule = {},
+               .data = {},
+               .lock = {}};
+    if (!options.trace.empty()) open_trace(options.trace, world.rank, world.world_size);
+    lock_output(run);  // before the search for a checkpoint, because it may rename one back
+    std::vector<std::string> notes = std::move(run.start.notes);
+    run.start = find_training_start(options, world);
+    run.start.notes.insert(run.start.notes.begin(), notes.begin(), notes.end());
+    resolve_batch(run, std::max(1, launch.local_world_size));
+    run.groups.dp.check_grad_dtype(grad_dtype(run.options));
+    const DeviceInfo device = device_info();
+    const std::vector<Json> ranks = compare_ranks(run, launch, device);
+    const std::string differing = differing_rounding(ranks);
+    ENSURE(differing.empty() || options.virtual_ranks == 0,
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
            "the same program and CPU_ISA",
            differing.c_str());
-    return rank_infos;
-}
-
-// With ZeRO each weight is computed by one rank, and the others receive its bits.
-static void warn_of_rounding(Run& run, const std::vector<std::string>& rank_infos) {
-    if (run.same_rounding || run.options.zero > 0) return;
-    run.log->warn(differing_rounding(rank_infos) +
-                  ": they may round differently, so each rank's weights differ from the others' by rounding errors; "
-                  "--zero 1 keeps them equal" +
-                  (run.options.check_replicas > 0 ? "; --check-replicas is off" : ""));
-}
-
-std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
-                               const std::string& command_line) {
-    auto started = std::make_unique<Run>(options, comm, dtype);
-    Run& run = *started;
-    Options& o = run.options;
-    // Called before the search for a checkpoint, because remove_leftovers may rename a checkpoint back.
-    const std::vector<std::string> notes = prepare_output(run);
-    if (!o.trace.empty()) open_trace(o.trace, comm.rank, comm.world_size);
-    run.source = find_training_start(o, comm.watchdog.get());
-    resolve_batch(run, launch);
-    run.groups.dp.check_grad_dtype(grad_dtype(o));
-    open_data(run);
-    resolve_steps(o, run.loader->corpus.num_windows / (run.batch.tokens_per_step / run.batch.T));
-    const DeviceInfo device = device_info();
-    const std::vector<std::string> rank_infos = compare_ranks(run, launch, device);
-
-    const nlohmann::ordered_json info =
-        run_info(o, run.source, run.batch, run.loader->corpus, device, dtype, comm.world_size, command_line);
-    const double flops = flops_per_token(run.source.config, run.batch.T);
-    if (!run.source.resume.empty()) run.state = read_trainer_state(run.source.resume);
-    run.first_step = run.state.step;
-    open_log(run, flops, peak_flops(device, dtype), notes);
-    print_table(run, launch, device, rank_infos);
-    if (run.state.step < o.steps) run.log->begin_run(info);  // else the run does nothing
-    if (run.state.step < o.steps && run.first_rank() && !o.output.empty())
-        replace_file(o.output + "/run.toml", run_toml(o));
-    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
-    run.info_options = options_json(o);
-    warn_of_warmup(*run.log, o);
-    note_keep_rules(*run.log, o);
-    warn_of_rounding(run, rank_infos);
-    describe_data_of(run);
-    if (!launch.note.empty()) run.log->note(launch.note);
-    return started;
+    open_log(run, launch, device, ranks, command_line, log);
+    if (!differing.empty() && options.zero == 0) {  // with ZeRO each weight is computed by one rank
+        log->warn(differing +
+                  ": they may round differently, so each rank's weights differ from the others' by "
+                  "rounding errors; --zero 1 keeps them equal; --check-replicas is off");
+        run.options.check_replicas = 0;
+    }
+    return run;
 }

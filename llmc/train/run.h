@@ -1,53 +1,53 @@
-// run.h: the state of a training run apart from its model: options, data, log and progress.
+// run.h: what is fixed before the first step: options with their automatic values, ranks, data, and where the run
+// starts. Nothing in it changes while training runs.
 #pragma once
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
-#include "base/device.h"
 #include "base/dtype.h"
 #include "base/output_lock.h"
-#include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
-#include "train/options.h"
 #include "parallel/groups.h"
 #include "train/log.h"
+#include "train/options.h"
 #include "train/plan.h"
 #include "train/run_source.h"
 #include "train/schedule.h"
 
-struct Run {
-    Options options;  // with automatic values (--micro-batch, --steps, ...) resolved
-    Comm& comm;       // of all ranks
-    Groups groups;
-    Dtype dtype;                       // dtype of weights and activations
-    std::unique_ptr<OutputLock> lock;  // null: no --output, or not rank 0
-    RunSource source;
-    BatchPlan batch;
-    OwnedStream stream;
-    std::unique_ptr<DataLoader> loader, val_loader;  // val_loader is null without validation
-    std::unique_ptr<Log> log;
-    Schedule schedule;
-    std::string info_options, data_fingerprint;  // in the form that checkpoints store
-
-    TrainerState state;              // state after the last step that is known to be finite
-    bool same_rounding = true;     // all ranks have the same CPU_ISA and build, so equal weights stay equal bit by bit
-    bool stop = false;             // some rank was asked to stop or must stop; all ranks have the same value
-    int64_t first_step = 0;  // at the start of the run; restarts by --max-restarts do not change it
-    int64_t saved_step = -1;  // of the last complete checkpoint; of the first rank only
-
-    Run(const Options& options, Comm& comm, Dtype dtype)
-        : options(options),
-          comm(comm),
-          groups(make_groups(comm, options.tensor_parallel, options.tp_across_hosts, heads_of(options))),
-          dtype(dtype) {}
-    bool first_rank() const { return comm.rank == 0; }
-    MemoryOptions memory_options() const;  // of this rank
+struct RunData {
+    Corpus train, val;  // val has no shards without validation
 };
 
-// Called by all ranks. Opens everything that a run needs, refuses invalid options, and prints the table at the start of
-// the log.
-std::unique_ptr<Run> start_run(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
-                               const std::string& command_line);
-// Index of this rank's GPU among the GPUs of its host.
-int device_of(const Options& options, const Launch& launch);
+inline GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }
+
+struct Run {
+    Options options;  // automatic values are resolved: --micro-batch auto, --steps 0
+    Dtype dtype;      // of weights and activations
+    Groups groups;    // world, data-parallel and tensor-parallel ranks
+    RunSource start;
+    BatchPlan batch;  // B, T, micro-steps per step, tokens per step
+    Schedule schedule;
+    RunData data;
+    std::unique_ptr<OutputLock> lock;  // of --output; null on ranks other than 0
+
+    bool is_rank0() const { return groups.world.rank == 0; }
+    float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }
+    MemoryOptions memory_options() const;
+    std::string describe_data() const;  // fingerprints as JSON, for checkpoints
+};
+
+// Called by all ranks. Finds the checkpoint or the weights to start from, fills in automatic options, refuses ranks
+// that differ in options, data or program, and opens the log with the table at its start.
+Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
+                std::unique_ptr<Log>& log);
+
+// Sets --micro-batch auto to the largest that fits the free memory of every rank. local_ranks: ranks on this host.
+void resolve_micro_batch(Options& options, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
+                         int data_parallel, int local_ranks);
+// Refusals of options that do not fit the model or the number of ranks.
+void check_tokens_at_once(int B, int T);
+void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
+void check_virtual_ranks(const Options& options, const BatchPlan& batch);
+// Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
+void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);

@@ -38,11 +38,11 @@ static SaveOptions save_options(const Run& run, const std::vector<std::string>& 
     options.output = run.options.output;
     options.keep = keep_rules(run.options);
     options.format = checkpoint_format(run.options, state);
-    options.end_of_text = run.source.end_of_text;
-    if (run.source.tokenizer) {
-        options.end_of_text = run.source.tokenizer->end_of_text;
+    options.end_of_text = run.start.end_of_text;
+    if (run.start.tokenizer) {
+        options.end_of_text = run.start.tokenizer->end_of_text;
         options.write_tokenizer = [&run](const std::string& dir) {
-            save_tokenizer(*run.source.tokenizer, dir, run.source.config.max_T);
+            save_tokenizer(*run.start.tokenizer, dir, run.start.config.max_T);
         };
     }
     options.note = [&result](const std::string& line) { result.lines.push_back({false, line}); };
@@ -69,15 +69,16 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
 // ---- the saver
 
 template <class floatX>
-Saver<floatX>::Saver(Run& run, Optimizer<floatX>& optimizer) : run(run), optimizer(optimizer) {
+Saver<floatX>::Saver(Trainer<floatX>& trainer)
+    : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
     const Options& o = run.options;
-    if (!run.source.resume.empty()) run.saved_step = saved_step = run.state.step;
+    if (!run.start.resume.empty()) saved_step = trainer.state.step;
     const bool between_steps =
-        saves_checkpoints(o) && (run.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
+        saves_checkpoints(o) && (trainer.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
     if (o.checkpoint_async == "off" || !between_steps) return;
-    const std::string why_not = run.comm.all_gather_text(run.first_rank() ? allocate_copy() : "")[0];
+    const std::string why_not = run.groups.world.all_gather_text(run.is_rank0() ? allocate_copy() : "")[0];
     background = why_not.empty();
-    if (!background) run.log->note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
+    if (!background) trainer.log.note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
 }
 
 template <class floatX>
@@ -90,7 +91,7 @@ Saver<floatX>::~Saver() {
 // written through the file cache.
 template <class floatX>
 std::string Saver<floatX>::allocate_copy() {
-    const int num_slots = 1 + int(optimizer.rule.state.size());
+    const int num_slots = 1 + int(STATE_NAMES.size());
     const int64_t bytes = copy_bytes(optimizer.whole, num_slots), free = host_bytes_free();
     if (bytes > free / 2)
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
@@ -116,15 +117,15 @@ std::string Saver<floatX>::last_checkpoint() const {
 template <class floatX>
 void Saver<floatX>::report(const SaveResult& result, bool last) {
     for (const SaveResult::Line& line : result.lines)
-        line.warning ? run.log->warn(line.text) : run.log->note(line.text);
+        line.warning ? trainer.log.warn(line.text) : trainer.log.note(line.text);
     if (!result.error) {
         failures = 0;
-        run.saved_step = saved_step = result.step;
-        return run.log->checkpoint(result.step, result.dir, result.ms, result.stall_ms);
+        saved_step = result.step;
+        return trainer.log.checkpoint(result.step, result.dir, result.ms, result.stall_ms);
     }
     const std::string what = format("the checkpoint of step %lld was not saved: %s",
                                     static_cast<long long>(result.step), result.error->what());
-    if (!last && ++failures < 3) return run.log->warn(what + "; training continues");
+    if (!last && ++failures < 3) return trainer.log.warn(what + "; training continues");
     optimizer.finish_collectives();  // they use memory that the error frees
     const std::string why = last ? "" : "three saves in a row failed, so the run ends: further steps would be lost; ";
     throw Error(result.error->exit_code, why + what + "; " + last_checkpoint());
@@ -142,25 +143,25 @@ template <class floatX>
 void Saver<floatX>::finish(bool before_last) {
     poll();
     if (!writing.valid()) return;
-    if (before_last) run.log->note("the save before is still being written; the run waits for it");
+    if (before_last) trainer.log.note("the save before is still being written; the run waits for it");
     report(writing.get(), false);
 }
 
 template <class floatX>
 void Saver<floatX>::save_in_background(double begin) {
-    if (!run.first_rank() && !optimizer.reads_together()) return;
+    if (!run.is_rank0() && !optimizer.reads_together()) return;
     const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
     const ParamLayout& layout = optimizer.whole;
-    for (Slot slot = 0; slot <= int(optimizer.rule.state.size()); slot++)
+    for (Slot slot = 0; slot <= int(STATE_NAMES.size()); slot++)
         for_each_tensor(layout, [&](Param p, int l) {
-            run.comm.reached("copy of a tensor");
-            float* to = run.first_rank() ? copy[size_t(slot)] + layout.offset(p, l) : nullptr;
+            run.groups.world.reached("copy of a tensor");
+            float* to = run.is_rank0() ? copy[size_t(slot)] + layout.offset(p, l) : nullptr;
             optimizer.get_state(to, slot, p, l);
         });
-    if (!run.first_rank()) return;
-    const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = run.state] {
+    if (!run.is_rank0()) return;
+    const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = trainer.state] {
         const TensorView view = view_flat(optimizer.whole, {copy.begin(), copy.end()});
-        SaveResult result = write_checkpoint(run, optimizer.whole, optimizer.rule.state, view, state, begin_copy);
+        SaveResult result = write_checkpoint(run, optimizer.whole, STATE_NAMES, view, state, begin_copy);
         result.stall_ms = stall_ms;
         return result;
     };
@@ -181,15 +182,15 @@ SaveResult Saver<floatX>::save_now() {
     const ParamLayout& layout = optimizer.whole;
     int64_t reads = 0, number = 0;
     const TensorReader read = [&](float* host, Slot slot, Param p, int l) {
-        run.comm.reached("saving of a tensor", reads++);
+        run.groups.world.reached("saving of a tensor", reads++);
         optimizer.get_state(host, slot, p, l);
     };
     SaveResult result;
-    if (run.first_rank())
-        result = write_checkpoint(run, layout, optimizer.rule.state, view_copies(layout, read), run.state,
+    if (run.is_rank0())
+        result = write_checkpoint(run, layout, STATE_NAMES, view_copies(layout, read), trainer.state,
                                   seconds_now());
     if (optimizer.reads_together())
-        for_each_read(layout, checkpoint_format(run.options, optimizer.rule.state), [&](Slot slot, Param p, int l) {
+        for_each_read(layout, checkpoint_format(run.options, STATE_NAMES), [&](Slot slot, Param p, int l) {
             if (number++ >= reads) read(nullptr, slot, p, l);
         });
     return result;
@@ -198,16 +199,18 @@ SaveResult Saver<floatX>::save_now() {
 template <class floatX>
 void Saver<floatX>::save(int64_t step, bool wait) {
     if (!saves_checkpoints(run.options)) return;
+    const ProfileRange range("checkpoint", step);
     const double begin = seconds_now();
+    trainer.state.health = trainer.outliers.json();
     if (wait) failures = 0;  // the last save is tried in any case
     finish(wait);
     // A run may stop in the step after a save.
-    if (wait && run.comm.all_gather_text(std::to_string(saved_step))[0] == std::to_string(step)) return;
+    if (wait && run.groups.world.all_gather_text(std::to_string(saved_step))[0] == std::to_string(step)) return;
     if (background && !wait) return save_in_background(begin);
     SaveResult result = save_now();
     result.stall_ms = 1e3 * (seconds_now() - begin);
-    if (run.first_rank()) report(result, wait);
-    if (wait) run.comm.all_gather_text("");  // a rank that ends would end rank 0, which may still write
+    if (run.is_rank0()) report(result, wait);
+    if (wait) run.groups.world.all_gather_text("");  // a rank that ends would end rank 0, which may still write
 }
 
 template struct Saver<float>;

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/optimizer.h"
-#include "train/run.h"
+#include "train/trainer.h"
 
 // Result of a save. The thread that writes may not print, so it leaves its lines to the training thread.
 struct SaveResult {
@@ -24,7 +23,8 @@ struct SaveResult {
 
 template <class floatX>
 struct Saver {
-    Run& run;
+    Trainer<floatX>& trainer;
+    const Run& run;
     Optimizer<floatX>& optimizer;
     std::vector<float*> copy;         // weights and optimizer state, in pinned memory; rank 0, with `background`
     bool background = false;          // saves between steps are written by a thread; the same on all ranks
@@ -33,10 +33,10 @@ struct Saver {
     int failures = 0;                 // failed saves in a row; the third ends the run
 
     // Called by all ranks. Allocates the copy if the run will save between steps (--checkpoint-async) and it fits.
-    Saver(Run& run, Optimizer<floatX>& optimizer);
+    explicit Saver(Trainer<floatX>& trainer);
     Saver(const Saver&) = delete;
     ~Saver();
-    // Called by all ranks with the same arguments; run.state is that of `step`. wait: returns on all ranks when the
+    // Called by all ranks with the same arguments; trainer.state is that of `step`. wait: returns on all ranks when the
     // checkpoint is on disk; rank 0 throws if it could not be saved. Without wait a failure is a warning.
     void save(int64_t step, bool wait);
     void poll();  // logs a save that has ended

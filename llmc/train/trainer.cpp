@@ -1,79 +1,151 @@
 #include "train/trainer.h"
 
 #include <cmath>
-#include <string>
+#include <utility>
 
+#include "base/algorithm_choices.h"
 #include "base/common.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
-#include "train/algorithms.h"
-#include "train/init_weights.h"
-#include "train/run_checks.h"
 #include "train/stop.h"
 
+// ---- algorithms of matmuls and attention on a GPU, chosen by timing (--autotune)
+
+// A group of one rank, whose collectives do nothing.
+static Comm single_rank;
+
+// Only rank 0 runs this micro-step, so it must not gather weights (BucketHook) and not sum over ranks: the values do
+// not matter.
+template <class floatX>
+static void time_micro_step(GPT2<floatX>& model) {
+    const BucketHook before_read = std::exchange(model.before_read, nullptr);
+    Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
+    const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
+    device_time_algorithms(true);
+    model.zero_gradients();
+    model.forward(tokens.data, model.B, model.T);
+    model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
+    wait_for_stream(model.stream);
+    device_time_algorithms(false);
+    model.before_read = before_read;
+    model.tensor_ranks = tensor_ranks;
+}
+
+// Times the algorithms of shapes that no earlier run has timed on this machine. Changes gradients and activations.
+template <class floatX>
+static void time_algorithms(GPT2<floatX>& model, Log& log) {
+    const AlgorithmChoices known = kept_choices();
+    device_load_algorithms(known);
+    const double begin = seconds_now();
+    time_micro_step(model);
+    const AlgorithmChoices choices = device_algorithms();
+    if (choices == known) return;
+    std::string problem;
+    try {
+        keep_choices(choices);
+    } catch (const Error& error) {
+        problem = std::string("; the next start times them again: ") + error.what();
+    }
+    log.note(format("timed the algorithms of %zu matmuls and attentions in %.1f s%s", choices.size() - known.size(),
+                    seconds_now() - begin, problem.c_str()));
+}
+
+// Called by all ranks before the first step, so that all compute with the algorithms of rank 0.
+template <class floatX>
+static void choose_algorithms(GPT2<floatX>& model, const Run& run, Log& log) {
+    if (device_memory_is_host()) return;
+    if (run.is_rank0()) time_algorithms(model, log);
+    const std::string text =
+        run.groups.world.all_gather_text(run.is_rank0() ? choices_text(device_algorithms()) : "")[0];
+    if (!run.is_rank0()) device_load_algorithms(parse_choices(text));
+}
+
+// ---- the start
+
+static DataLoaderConfig loader_config(const Run& run, Stream stream, bool validation) {
+    const Options& o = run.options;
+    DataLoaderConfig config = {validation ? o.val_data : o.train_data, validation ? "--val-data" : "--train-data",
+                               run.batch.B, run.batch.T, run.start.config.V};
+    config.rank = run.groups.dp.rank;
+    config.world_size = run.groups.dp.world_size;
+    config.stream = stream;
+    config.in_order = validation;
+    config.max_batches = validation ? o.val_batches : 0;
+    config.seed = o.seed;
+    config.windows_per_step = run.batch.tokens_per_step / run.batch.T;
+    if (o.zero >= 2 && !validation) config.parts = std::max(o.virtual_ranks, config.world_size) / config.world_size;
+    return config;
+}
+
 static OptimizerConfig optimizer_config(const Options& o) {
-    return {o.optimizer, {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
+    return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
 }
 
 template <class floatX>
-Trainer<floatX>::Trainer(Run& run)
+Trainer<floatX>::Trainer(const Run& run, Log& log)
     : run(run),
-      model(run.source.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
+      log(log),
+      loader(loader_config(run, stream.stream, false), run.data.train),
+      model(run.start.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
       optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)) {
+    const Options& o = run.options;
+    if (!run.data.val.shards.empty())
+        val_loader = std::make_unique<DataLoader>(loader_config(run, stream.stream, true), run.data.val);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
-    model.stream = run.stream.stream;
-    if (!model.attention.empty()) run.log->note("attention: " + model.attention);
-    outliers.skip_nan = run.options.on_nan == "skip";
-    outliers.z = run.options.spike_z;
+    model.stream = stream.stream;
+    if (!model.attention.empty()) log.note("attention: " + model.attention);
+    outliers.skip_nan = o.on_nan == "skip";
+    outliers.z = o.spike_z;
     load_state();
-    if (run.options.autotune == "on" && run.state.step < run.options.steps) {
+    if (o.autotune == "on" && state.step < o.steps) {
         optimizer.weights.finish();  // rank 0 reads them in there, without before_read
-        choose_algorithms(model, run);
+        choose_algorithms(model, run, log);
     }
-    if (run.state.step > 0) run.loader->seek(run.state.position);
-    run.state.seed = run.options.seed;
-    run.state.options = run.info_options;
-    run.state.data = run.data_fingerprint;
-    saver.emplace(run, optimizer);
-    start_clock(run.state.step);
+    if (state.step > 0) loader.seek(state.position);
+    state.seed = o.seed;
+    state.options = options_json(o);
+    state.data = run.describe_data();
+    start_clock(state.step);
 }
 
 template <class floatX>
 void Trainer<floatX>::load_state() {
+    const RunSource& start = run.start;
     const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
-        run.comm.reached("loading of a tensor");
+        run.groups.world.reached("loading of a tensor");
         optimizer.set_state(slot, p, l, host);
     };
-    if (!run.source.resume.empty()) {
-        run.state = load_checkpoint(run.source.resume, optimizer.whole, optimizer.rule.state, write);
-        outliers.restore(run.state.health, run.source.resume + "/trainer.json");
-    } else if (!run.source.weights.empty()) {
-        load_from(
-            run.source, run.options, run.comm,
-            [&](const std::string& dir) { load_weights(dir, optimizer.whole, write); },
-            [&](const std::string& line) { run.log->note(line); });
+    if (!start.resume.empty()) {
+        state = load_checkpoint(start.resume, optimizer.whole, STATE_NAMES, write);
+        outliers.restore(state.health, start.resume + "/trainer.json");
+    } else if (!start.weights.empty()) {
+        load_weights(start.weights, optimizer.whole, write);
     } else {
         init_weights(optimizer, run.options.seed);
     }
     optimizer.weights_loaded();
 }
 
+// ---- a step
+
+static void set_step(Comm& world, int64_t step) {
+    if (world.watchdog) world.watchdog->step = step;
+}
+
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
-    run.comm.watchdog->step = step;
-    clock = seconds_now();
-    loader_waited = run.loader->wait_seconds;
-    comm_exposed = run.groups.exposed(run.groups.waits());
-    bytes_sent = run.groups.bytes_sent();
+    set_step(run.groups.world, step);
+    clock = {seconds_now(), loader.wait_seconds, run.groups.exposed(run.groups.waits()), run.groups.bytes_sent()};
 }
 
 // With ZeRO-2 the virtual ranks take turns, because every micro-step is summed over them.
 template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
-    run.comm.reached("micro-step", n);
-    run.log->working("micro-step", n, run.batch.grad_accum_steps);
-    const int virtual_ranks = optimizer.gradients.own_virtual_ranks(), each = run.batch.grad_accum_steps / virtual_ranks;
+    run.groups.world.reached("micro-step", n);
+    log.working("micro-step", n, run.batch.grad_accum_steps);
+    const int virtual_ranks = optimizer.gradients.own_virtual_ranks(),
+              each = run.batch.grad_accum_steps / virtual_ranks;
     if (model.shard_gradients) return {n % virtual_ranks, 0, true};
     return {n / each, n % each, n % each + 1 == each};
 }
@@ -90,16 +162,16 @@ template <class floatX>
 void Trainer<floatX>::queue_results(int64_t step) {
     StepResults& r = results[step % 2];
     r.step = step;
-    r.comm_bytes = run.groups.bytes_sent() - bytes_sent;
+    r.comm_bytes = run.groups.bytes_sent() - clock.bytes_sent;
     r.comm_waits = run.groups.waits();
-    bytes_sent = run.groups.bytes_sent();
+    clock.bytes_sent = run.groups.bytes_sent();
     copy_to_host(&r.values.loss, optimizer.gradients.step_loss(), sizeof(float), model.stream);
     copy_to_host(&r.values.grad_norm, optimizer.norm(), sizeof(float), model.stream);
     copy_to_host(&r.values.factor, optimizer.factor(), sizeof(float), model.stream);
     copy_to_host(r.values.statuses, optimizer.gradients.rank_statuses(),
-                 run.comm.world_size * int64_t(sizeof(RankStatus)), model.stream);
+                 run.groups.world.world_size * int64_t(sizeof(RankStatus)), model.stream);
     record_event(r.done, model.stream);
-    run.comm.watchdog->step = step + 1;
+    set_step(run.groups.world, step + 1);
 }
 
 template <class floatX>
@@ -107,24 +179,24 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     const double now = seconds_now(), exposed = run.groups.exposed(r.comm_waits);
     StepRecord record;
     record.step = step;
-    record.tokens = run.state.tokens + run.batch.tokens_per_step;
+    record.tokens = state.tokens + run.batch.tokens_per_step;
     record.step_tokens = run.batch.tokens_per_step;
     record.loss = r.values.loss;
     record.grad_norm = r.values.grad_norm;
     record.lr = float(learning_rate(run.schedule, step));
-    record.step_ms = 1e3 * (now - clock);
-    record.loader_wait_ms = 1e3 * (run.loader->wait_seconds - loader_waited);
-    record.comm_exposed_ms = 1e3 * (exposed - comm_exposed);
-    record.comm_bytes = run.comm.world_size > 1 ? r.comm_bytes : -1;
+    record.step_ms = 1e3 * (now - clock.begin);
+    record.loader_wait_ms = 1e3 * (loader.wait_seconds - clock.loader_waited);
+    record.comm_exposed_ms = 1e3 * (exposed - clock.comm_exposed);
+    record.comm_bytes = run.groups.world.world_size > 1 ? r.comm_bytes : -1;
     record.skipped = skipped;
-    run.log->step(record);
-    trace_step(step, clock, now);
-    clock = now;
-    loader_waited = run.loader->wait_seconds;
-    comm_exposed = exposed;
+    log.step(record);
+    trace_step(step, clock.begin, now);
+    clock.begin = now;
+    clock.loader_waited = loader.wait_seconds;
+    clock.comm_exposed = exposed;
     own_ms = float(record.step_ms - record.comm_exposed_ms);
-    const std::string slow = stragglers.add(r.values.statuses, run.comm.world_size, record.step_ms);
-    if (!slow.empty()) run.log->warn(slow);
+    const std::string slow = stragglers.add(r.values.statuses, run.groups.world.world_size, record.step_ms);
+    if (!slow.empty()) log.warn(slow);
 }
 
 // A step that ends the run because it is not finite is not counted, and neither is the step that is queued after it:
@@ -134,66 +206,61 @@ void Trainer<floatX>::finish_step(int64_t step) {
     StepResults& r = results[step % 2];
     if (r.step != step || step < 0) return;
     wait_for_event(r.done);
-    run.comm.reached("results of a step");
     r.step = -1;
-    for (int rank = 0; rank < run.comm.world_size; rank++) run.stop |= r.values.statuses[rank].stop != 0.0f;
+    for (int rank = 0; rank < run.groups.world.world_size; rank++) stop |= r.values.statuses[rank].stop != 0.0f;
     const bool counts = outliers.skip_nan || !std::isnan(r.values.factor);
     if (!counts && !failure.empty()) return;
     const Outliers::Finding finding = outliers.add(step, r.values.loss, r.values.grad_norm, r.values.factor);
     log_step(step, r, finding.skipped);
     if (finding.ends_run) {
         failure = finding.text;
-        run.stop = true;
+        stop = true;
     } else if (!finding.text.empty()) {
-        run.log->warn(finding.text + "; the step did not change the weights");
+        log.warn(finding.text + "; the step did not change the weights");
     }
     if (!counts) return;
-    run.state.step = step + 1;
-    run.state.position += run.loader->config.windows_per_step;
-    run.state.tokens += run.batch.tokens_per_step;
+    state.step = step + 1;
+    state.position += loader.config.windows_per_step;
+    state.tokens += run.batch.tokens_per_step;
 }
 
 template <class floatX>
 void Trainer<floatX>::finish_steps() {
-    const int64_t next = run.state.step;
+    const int64_t next = state.step;
     finish_step(next);
     finish_step(next + 1);
 }
 
-// Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own. With ZeRO-1 and 2 each
-// weight is computed by one rank, so the ranks have the same weights even if they round differently.
+// With ZeRO-3 each rank has a shard of its own.
 template <class floatX>
 bool Trainer<floatX>::has_replicas() const {
-    return run.groups.dp.world_size > 1 && (run.same_rounding || run.options.zero > 0) && !optimizer.weights.sharded();
+    return run.groups.dp.world_size > 1 && !optimizer.weights.sharded();
 }
 
 template <class floatX>
 void Trainer<floatX>::check_replicas(int64_t step) {
-    run.comm.reached("comparison of weights");
+    run.groups.world.reached("comparison of weights");
     optimizer.weights.finish();
     const DeviceBuffer<floatX>& weights = model.weights.memory;
     ::check_replicas(run.groups, weights.data, weights.bytes(), step, model.stream);
-    start_clock(step);
 }
 
 // The validation has no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const ProfileRange range("validation", step);
-    const std::optional<double> loss =
-        evaluate(model, *run.val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
-            run.log->working("validation batch", done, of);
-            run.comm.reached("validation batch", done);
-            run.stop |= run.comm.any_rank(stop_requested());
-            return !run.stop;
-        });
-    run.stop |= !loss;
+    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
+        log.working("validation batch", done, of);
+        run.groups.world.reached("validation batch", done);
+        stop |= run.groups.world.any_rank(stop_requested());
+        return !stop;
+    });
+    stop |= !loss;
     if (loss) {
-        run.state.val_loss = *loss;
-        run.state.val_step = step;
-        run.log->val(step, *loss);
+        state.val_loss = *loss;
+        state.val_step = step;
+        log.val(step, *loss);
     }
-    start_clock(step);
 }
 
 // Rank 0 logs the text. With ZeRO-3 and with tensor parallelism no rank has all weights, so all ranks generate the
@@ -202,10 +269,9 @@ template <class floatX>
 void Trainer<floatX>::sample(int64_t step) {
     const bool together = optimizer.weights.sharded() || model.tensor_ranks;
     const Options& o = run.options;
-    // The other ranks wait in the next step until rank 0 has the text.
-    if (!together && !run.first_rank()) return start_clock(step);
+    if (!together && !run.is_rank0()) return;
     const ProfileRange range("sample", step);
-    const Tokenizer& tokenizer = *run.source.tokenizer;
+    const Tokenizer& tokenizer = *run.start.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
     Sampler sampler;
@@ -213,41 +279,31 @@ void Trainer<floatX>::sample(int64_t step) {
     std::string text = o.sample_prompt;
     bool text_ended = false;
     generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
-        run.comm.reached("token of a sample");
+        run.groups.world.reached("token of the sample");
         text_ended |= token == tokenizer.end_of_text || token >= tokenizer.vocab_size();
         if (!text_ended) text += tokenizer.tokens[token];
-        return together ? !run.comm.any_rank(stop_requested()) : !text_ended && !stop_requested();
+        return together ? !run.groups.world.any_rank(stop_requested()) : !text_ended && !stop_requested();
     });
-    if (run.first_rank() && !stop_requested()) run.log->sample(step, text);
-    start_clock(step);
+    if (run.is_rank0() && !stop_requested()) log.sample(step, text);
 }
 
 template <class floatX>
-void Trainer<floatX>::save(bool wait) {
-    const ProfileRange range("checkpoint", run.state.step);
-    run.comm.reached("checkpoint");
-    run.state.health = outliers.json();
-    saver->save(run.state.step, wait);
-    start_clock(run.state.step);
-}
-
-template <class floatX>
-int Trainer<floatX>::end() {
-    run.comm.reached("the end");
+int Trainer<floatX>::finish(int64_t saved_step) {
+    run.groups.world.reached("the end");
     optimizer.finish_collectives();  // other ranks may still read this rank's memory
     wait_for_device();
-    const bool log_is_complete = run.log->finish();
+    const bool log_is_complete = log.finish();
     // No rank may end before rank 0 has saved: a rank that fails ends the others.
-    const bool saved = run.comm.all_gather_text(std::to_string(run.saved_step))[0] == std::to_string(run.state.step);
-    const long long step = run.state.step;
+    const bool saved = run.groups.world.all_gather_text(std::to_string(saved_step))[0] == std::to_string(state.step);
+    const long long step = state.step;
     if (!failure.empty())
         fail(EXIT_INTERNAL, "%s; the step did not change the weights%s. A lower --lr%s may help", failure.c_str(),
              saved ? format(", which are saved as of step %lld", step).c_str() : "",
              run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
-    if (!run.stop) return log_is_complete ? 0 : EXIT_IO;
-    run.log->note(std::string("stopped on request") +
-                  (saved ? format("; step %lld is saved, --resume continues", step)
-                         : ", before the first step was complete: there is nothing to save"));
+    if (!stop) return log_is_complete ? 0 : EXIT_IO;
+    log.note(std::string("stopped on request") +
+             (saved ? format("; step %lld is saved, --resume continues", step)
+                    : ", before the first step was complete: there is nothing to save"));
     return EXIT_PREEMPTED;
 }
 

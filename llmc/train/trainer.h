@@ -1,14 +1,15 @@
 // trainer.h: model, optimizer and data of a run, and what happens around a step. The step is in train_gpt2.cu.
 #pragma once
-#include <optional>
+#include <memory>
 #include <string>
 
-#include "base/device.h"
+#include "checkpoint/checkpoint.h"
+#include "data/dataloader.h"
 #include "model/gpt2.h"
+#include "train/log.h"
 #include "train/monitor.h"
 #include "train/optimizer.h"
 #include "train/run.h"
-#include "train/saver.h"
 
 // Results of a step, which the device copies to the host asynchronously.
 struct StepResults {
@@ -65,40 +66,47 @@ struct MicroStep {
 
 template <class floatX>
 struct Trainer {
-    Run& run;
+    const Run& run;
+    Log& log;
+    OwnedStream stream;
+    DataLoader loader;
+    std::unique_ptr<DataLoader> val_loader;  // null without validation
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
-    StepResults results[2];    // of even and odd steps
     MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
-    std::optional<Saver<floatX>> saver;  // made when the state is loaded
+    StepResults results[2];    // of even and odd steps
     Outliers outliers;
     Stragglers stragglers;
-    std::string failure;  // why training cannot continue, such as a loss that is not finite; run.stop is then true
+    TrainerState state;   // after the last step that counts: step, tokens, position in the data
+    bool stop = false;    // all ranks stop after this step; the same on all ranks
+    std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
     float own_ms = 0.0f;  // time of the last finished step, without waits for other ranks
-    double clock = 0.0;   // seconds_now() at the start of the step that is being timed
-    double loader_waited = 0.0, comm_exposed = 0.0;  // seconds of the whole run, up to `clock`
-    int64_t bytes_sent = 0;                          // by this rank, up to the start of the step that is being queued
+    struct {
+        double begin, loader_waited, comm_exposed;  // totals of the run at the begin of the step that is timed
+        int64_t bytes_sent;                         // total at the begin of the step that is queued
+    } clock;
 
-    // Allocates the model, and gives it the checkpoint's weights and state, the weights of --init, or GPT-2's
-    // initialization. Called by all ranks.
-    explicit Trainer(Run& run);
+    // Called by all ranks. Allocates the model, and loads the checkpoint, the weights of --init, or GPT-2's
+    // initialization.
+    Trainer(const Run& run, Log& log);
 
     MicroStep micro_step(int n);
     bool captures(const MicroStep& m) const;  // whether a CUDA graph may hold this micro-step
     void queue_results(int64_t step);         // queues the copies of the step's results to the host
-    // Waits for the results of a step, if they are pending, logs them, and counts the step in run.state. All ranks
-    // finish the same steps at the same point, so that they come to the same decisions.
+    // Waits for the results of a step, if they are pending, logs them, and counts the step in `state`. All ranks finish
+    // the same steps at the same point, so that they come to the same decisions.
     void finish_step(int64_t step);
-    void finish_steps();  // all pending steps
-    bool has_replicas() const;
+    void finish_steps();        // all pending steps
+    bool has_replicas() const;  // whether other ranks have the same weights
     void check_replicas(int64_t step);
     void validate(int64_t step);
     void sample(int64_t step);
-    void save(bool wait);  // the state of run.state.step; wait: returns when the checkpoint is on disk, or throws
-    int end();             // called after the loop; returns the exit code
+    void start_clock(int64_t step);  // step: the next one
+    // Called by all ranks after the loop. Returns the exit code, or throws `failure`. saved_step: of the last
+    // checkpoint; rank 0.
+    int finish(int64_t saved_step);
 
   private:
     void load_state();
-    void start_clock(int64_t step);
     void log_step(int64_t step, const StepResults& results, const std::string& skipped);
 };

@@ -176,7 +176,7 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in memory tha
     const auto taken = [&](GradDtype dtype) {
         const int64_t allocated = device_bytes_allocated();
         const Groups groups = make_groups(*fresh, 1, false);
-        const Optimizer<float> optimizer(model, OptimizerConfig{"adamw"}, MemoryOptions{}, groups, dtype);
+        const Optimizer<float> optimizer(model, OptimizerConfig{}, MemoryOptions{}, groups, dtype);
         return device_bytes_allocated() - allocated;
     };
     const int64_t without = taken(GradDtype::fp32);

@@ -42,7 +42,6 @@
 #include "base/random.h"
 #include "infer/generate.h"
 #include "support/random_tokens.h"
-#include "train/init_weights.h"
 #include "train/optimizer.h"
 
 constexpr int STEPS = 5, RANKS = 4, SHAPES = 240;
@@ -64,7 +63,7 @@ struct Shape {
     int micro_batches() const { return dp * accum; }  // of a step
     int64_t tokens_per_step() const { return int64_t(B) * T * micro_batches(); }
     float lr() const { return tiny_eps ? 1e-3f : 1e-2f; }
-    Hyperparameters constants() const { return {0.9f, 0.95f, tiny_eps ? 1e-8f : 3e-3f, 0.1f, uint64_t(seed)}; }
+    AdamWConfig constants() const { return {0.9f, 0.95f, tiny_eps ? 1e-8f : 3e-3f, 0.1f, uint64_t(seed)}; }
 };
 
 constexpr struct {
@@ -248,7 +247,7 @@ struct Training {
         : shape(shape),
           groups(groups),
           model(shape.config(), Purpose::train, shape.B, shape.T, options),
-          optimizer(model, {"adamw", shape.constants()}, options, groups, GradDtype::fp32) {
+          optimizer(model, {shape.constants()}, options, groups, GradDtype::fp32) {
         if (groups.tp.world_size > 1) model.tensor_ranks = &groups.tp;
     }
 

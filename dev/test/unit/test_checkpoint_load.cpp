@@ -14,7 +14,7 @@
 #include "train/options.h"
 #include "support/faults.h"
 #include "support/small_checkpoint.h"
-#include "train/run_source.h"
+#include "train/run.h"
 
 namespace fs = std::filesystem;
 
@@ -122,7 +122,7 @@ TEST_CASE("a resume refuses options of the wrong type in trainer.json, even if i
         nlohmann::json state = good;
         state["options"] = {{name, value}};
         write_sealed(path, state);
-        return refusal([&] { find_training_start(options); });
+        return refusal([&] { find_training_start(options, Comm()); });
     };
     CHECK(said("seq-len", good["options"].value("seq-len", 0)) == "");
     for (const nlohmann::json& bad : {nlohmann::json("16"), nlohmann::json(1e300), nlohmann::json::array()})

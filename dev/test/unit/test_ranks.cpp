@@ -9,7 +9,6 @@
 #include "parallel/comm.h"
 #include "parallel/gradients.h"
 #include "support/refusal.h"
-#include "train/run_checks.h"
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
 
@@ -136,35 +135,4 @@ TEST_CASE("a rank whose options differ from rank 0's is refused, and the message
                          R"(rank 2 differs from rank 0: --lr "0.0003" there, "0.0006" on rank 0)", Error);
     CHECK_THROWS_WITH_AS(check_same({first, R"({"host":"h0","--lr":"0.0006"})"}, {}),
                          R"(rank 1 differs from rank 0: training data nothing there, "ab" on rank 0)", Error);
-}
-
-TEST_CASE("the first rank that may round differently than rank 0 is named") {
-    const auto rank_info = [](const char* isa, const char* build) {
-        return std::string(R"({"CPU_ISA":")") + isa + R"(","build":")" + build + R"("})";
-    };
-    const std::string a = rank_info("avx2", "1"), other_isa = rank_info("amx", "1"),
-                      other_build = rank_info("avx2", "2");
-    CHECK(differing_rounding({a}) == "");
-    CHECK(differing_rounding({a, a, a}) == "");
-    CHECK(differing_rounding({a, a, other_isa, other_build}) == "rank 2 has CPU_ISA=amx, rank 0 has avx2");
-    CHECK(differing_rounding({a, other_build, other_isa}) == "rank 1 runs another build of the sources than rank 0");
-}
-
-TEST_CASE("the start table says which ranks are on which machine and device") {
-    struct Several : Comm {
-        std::string describe() const override { return "ranks"; }
-    } comm;
-    const auto rank_info = [](const char* machine, const char* host, const char* device, const char* gpu) {
-        return format(R"({"host":"%s","machine":"%s","device":"%s","gpu":"%s"})", host, machine, device, gpu);
-    };
-    comm.world_size = 3;
-    const std::string a = rank_info("1", "h0", "a CPU", "");
-    CHECK(describe_ranks(comm, {a, a, rank_info("2", "h0", "a CPU", "")}) ==
-          "ranks: 0-1 on h0 (a CPU), 2 on h0 (a CPU)");
-    comm.world_size = 4;
-    const std::string b0 = rank_info("1", "h0", "H100", "0"), b1 = rank_info("1", "h0", "H100", "1");
-    CHECK(describe_ranks(comm, {b0, b1, rank_info("1", "h0", "A100", "2"), rank_info("2", "h1", "A100", "0")}) ==
-          "ranks: 0-1 on h0 (H100; GPU 0 1), 2 on h0 (A100; GPU 2), 3 on h1 (A100; GPU 0)");
-    comm.world_size = 1;
-    CHECK(describe_ranks(comm, {a}) == "ranks");
 }
