@@ -597,6 +597,7 @@ void fp8_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight
 void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
                   Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream stream) {
     check_fp8_sizes(N, IC, OC);
+    check_matmul_gradients(dinp, dweight, dbias, true);
     const Fp8& fp8 = weight.fp8;
     const Fp8Weight w(const_cast<void*>(fp8.packed), OC, IC);
     const Fp8Operands x(fp8.workspace, N, IC, OC);
@@ -667,11 +668,11 @@ template <class floatX>
 void gpu::matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, const floatX* dout,
                           const floatX* inp, Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC,
                           bool accumulate, Stream stream) {
-    check_matmul_gradients(dinp, dweight, dbias, weight.in_fp8(N));
     if constexpr (sizeof(floatX) == 2)
         if (weight.in_fp8(N))
             return fp8_backward(dinp, amax, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
     check_sizes<floatX>(N, IC, OC);
+    check_matmul_gradients(dinp, dweight, dbias, false);
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
     const Shape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
