@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# test_cpu_isa.sh: tests CPU_ISA as docs/cpu.md describes it. With an instruction set that this machine has, training works, and
-# the first lines and run.json name it. One that the machine lacks is refused. Also tests threads, peak and MFU in run.json.
+# test_cpu_isa.sh: tests CPU_ISA as docs/cpu.md describes it. With an instruction set that this machine has, training
+# works, and the first lines and run.json name it. One that the machine lacks is refused. Also tests threads, peak
+# and MFU in run.json.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 make_shards "$scratch/data" || fail "no shards"
 # The model is so large that MFU, which log.jsonl has with four decimals, is not 0.
-train=("$program" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 2 --channels 128 --seq-len 64 --micro-batch 8
+train=("$program" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 2 --channels 128 --seq-len 64
+    --micro-batch 8
     --global-batch 0 --steps 2)
 
 refused "an unknown value of CPU_ISA" 2 "CPU_ISA=unknown is not known" env CPU_ISA=unknown "${train[@]}" --output ''
@@ -25,7 +27,8 @@ path, isa, precision, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.a
 run = json.load(open(path + "/run.json"))
 assert (run["cpu_isa"], run["precision"], run["threads"]) == (isa, precision, threads), run
 device = next(line for line in open(path + ".out") if line.startswith("device ")).rstrip()
-words = f"{threads} thread{'s' * (threads > 1)}, {isa}; peak {run['peak_flops'] / 1e12:.3g} TFLOP/s in {precision}, measured at start"
+peak = f"{run['peak_flops'] / 1e12:.3g} TFLOP/s in {precision}, measured at start"
+words = f"{threads} thread{'s' * (threads > 1)}, {isa}; peak {peak}"
 assert device.endswith(words), (device, words)
 steps = [line for line in map(json.loads, open(path + "/log.jsonl")) if line["kind"] == "step"]
 assert len(steps) == 2, steps
@@ -45,7 +48,8 @@ for isa in $values; do
             check "CPU_ISA=$isa in $precision: run.json, the first lines and MFU agree" facts "$run" "$isa" $precision 2
             # Without bf16 instructions operands are widened to fp32, so bf16 matmuls are never faster than fp32 ones.
             case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
-                check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
+                check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" \
+                    grep -q '^precision .*--precision fp32 is faster' "$run.out" ;;
             esac
         done
     else
@@ -65,8 +69,8 @@ for setting in OMP_NUM_THREADS=1 OMP_NUM_THREADS=3 OMP_THREAD_LIMIT=1; do
     check "$setting: run.json says $threads" facts "$run" plain fp32 "$threads"
 done
 
-# The number of turns for which idle threads spin, as libgomp prints it. The program sets its own, unless the user has set one.
-# spin_count SETTING...: prints the number.
+# The number of turns for which idle threads spin, as libgomp prints it. The program sets its own, unless the user has
+# set one. spin_count SETTING...: prints the number.
 spin_count() {
     env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$program" --version 2>&1 |
         sed -nE "s/^ *(\[host\] )?GOMP_SPINCOUNT = '([0-9]*)'/\2/p" | tail -1

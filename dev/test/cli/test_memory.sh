@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# test_memory.sh: compares the peak resident memory of a training process with the memory that `plan` prints for the same options.
-# Also the limits of --micro-batch auto and of eval.
-# The model is GPT-2 124M, so that the memory of the program and its libraries (about 20 MB) hardly counts.
+# test_memory.sh: compares the peak resident memory of a training process with the memory that `plan` prints for the
+# same options. Also the limits of --micro-batch auto and of eval. The model is GPT-2 124M, so that the memory of the
+# program and its libraries (about 20 MB) hardly counts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 make_shards "$scratch/data" || fail "no shards"
 for precision in bf16 fp32; do
-    python3 - "$program" --model d12 --vocab-size 50257 --precision $precision --micro-batch 1 --seq-len 128 --global-batch 0 \
+    python3 - "$program" --model d12 --vocab-size 50257 --precision $precision --micro-batch 1 --seq-len 128 \
+        --global-batch 0 \
         --steps 1 --train-data "$scratch/data/train_*.bin" --output '' >"$scratch/result" 2>&1 <<'PY'
 import re, resource, subprocess, sys
 program, *options = sys.argv[1:]
@@ -49,18 +50,23 @@ for kib in 30000 40000 50000 60000 70000; do
     status=0
     "${limited[@]}" $kib "${auto[@]}" --seq-len 64 --micro-batch 1 >"$scratch/out" 2>"$scratch/err" || status=$?
     if [ $status = 0 ] || grep -qE '^libgomp: |error while loading' "$scratch/err"; then continue; fi
+    mib=$(awk -v kib=$kib 'BEGIN { printf "%.1f", kib / 1024 }')
     check "ulimit -v $kib: $(head -n 1 "$scratch/err")" grep -qE \
-        "^error: (no memory for |no thread can be started).* (under a|of the) limit of $(awk -v kib=$kib 'BEGIN { printf "%.1f", kib / 1024 }') MiB .*\(ulimit -v\)" "$scratch/err"
+        "^error: (no memory for |no thread can be started).* (under a|of the) limit of $mib MiB .*\(ulimit -v\)" \
+        "$scratch/err"
     check "ulimit -v $kib: exit code" test $status = 1
 done
 
 # eval refuses a micro-batch before it allocates anything, and the one that it advises fits.
-check "a run to evaluate" "$program" --layers 2 --heads 8 --channels 512 --seq-len 64 --micro-batch 2 --global-batch 0 --steps 1 \
+check "a run to evaluate" "$program" --layers 2 --heads 8 --channels 512 --seq-len 64 --micro-batch 2 --global-batch 0 \
+    --steps 1 \
     --train-data "$scratch/data/train_*.bin" --val-every 0 --output "$scratch/run" --quiet
 eval=("${limited[@]}" 2000000 "$program" eval --init "$scratch/run" --val-data "$scratch/data/val_*.bin")
-refused "eval with a micro-batch beyond memory" 2 "--micro-batch 1000000 with --seq-len 64 needs " "${eval[@]}" --micro-batch 1000000
+refused "eval with a micro-batch beyond memory" 2 \
+    "--micro-batch 1000000 with --seq-len 64 needs " "${eval[@]}" --micro-batch 1000000
 check "the advice of eval is an option of eval, and both sizes are in GiB" grep -qx \
-    "error: --micro-batch 1000000 with --seq-len 64 needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch [0-9]*" "$scratch/err"
+    "error: .* with --seq-len 64 needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch [0-9]*" \
+    "$scratch/err"
 largest=$(sed 's/.* //' "$scratch/err")
 check "eval with the micro-batch that it advises, less 5 %" "${eval[@]}" --micro-batch $((largest - largest / 20))
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# test_resume.sh: tests that a run that is stopped and resumed has the same log and weights as an uninterrupted run, byte for byte.
+# test_resume.sh: tests that a run that is stopped and resumed has the same log and weights as an uninterrupted
+# run, byte for byte.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 make_shards "$scratch/data" || fail "no shards"
 data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.bin")
-run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0)
+run=("$program" "${data[@]}" "${tiny[@]}" --steps 20 --val-every 4 --sample-every 5 --sample-tokens 8
+    --checkpoint-every 7 --keep 0)
 
 for precision in fp32 bf16 fp8; do
     whole=$scratch/whole_$precision parts=$scratch/parts_$precision
@@ -14,13 +16,18 @@ for precision in fp32 bf16 fp8; do
     check "$precision: 6 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 6
     check "$precision: resumed for 7 steps" "${run[@]}" --precision $precision --output "$parts" --stop-after 7 --resume
     check "$precision: resumed to the end" "${run[@]}" --precision $precision --output "$parts" --resume
-    check "$precision: a run in three parts has the same log and weights as a run in one part" same_run "$whole" "$parts"
-    check "$precision: 1 thread" env OMP_NUM_THREADS=1 "${run[@]}" --precision $precision --output "$scratch/one_$precision"
+    check "$precision: a run in three parts has the same log and weights as a run in one part" \
+        same_run "$whole" "$parts"
+    check "$precision: 1 thread" \
+        env OMP_NUM_THREADS=1 "${run[@]}" --precision $precision --output "$scratch/one_$precision"
     check "$precision: 1 thread gives the same bits as 2" same_run "$whole" "$scratch/one_$precision"
 done
-check "--val-every 0 from a checkpoint: 8 steps" "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
-check "--val-every 0 from a checkpoint: one more" "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
-check "--val-every 0 from a checkpoint: keeps that step's validation" test "$(grep -c '"kind":"val","step":8,' "$scratch/no_val/log.jsonl")" = 1
+check "--val-every 0 from a checkpoint: 8 steps" \
+    "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
+check "--val-every 0 from a checkpoint: one more" \
+    "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
+check "--val-every 0 from a checkpoint: keeps that step's validation" \
+    test "$(grep -c '"kind":"val","step":8,' "$scratch/no_val/log.jsonl")" = 1
 check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
 check "resuming a finished run changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
 
@@ -30,17 +37,21 @@ check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_b
 check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
 check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
 check "no masters: resumed to the end" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
-check "no masters: a run in two parts has the same log and weights as a run in one part" same_run "$scratch/whole_bare" "$scratch/parts_bare"
-check "no masters: 1 thread, and bf16 checkpoints" env OMP_NUM_THREADS=1 "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" \
+check "no masters: a run in two parts has the same log and weights as a run in one part" \
+    same_run "$scratch/whole_bare" "$scratch/parts_bare"
+check "no masters: 1 thread, and bf16 checkpoints" \
+    env OMP_NUM_THREADS=1 "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" \
     --export-dtype bf16 --stop-after 12
 check "no masters: resumed from bf16" "${run[@]}" "${bare[@]}" --output "$scratch/one_bare" --resume --export-dtype fp32
-check "no masters: 1 thread and bf16 checkpoints give the same bits as 2 threads and fp32" same_run "$scratch/whole_bare" "$scratch/one_bare"
+check "no masters: 1 thread and bf16 checkpoints give the same bits as 2 threads and fp32" \
+    same_run "$scratch/whole_bare" "$scratch/one_bare"
 if cmp -s "$scratch/whole_bare/step_000020/model.safetensors" "$scratch/whole_bf16/step_000020/model.safetensors"; then
     fail "no masters: the same weights as with masters"
 else
     pass "no masters: other weights than with masters"
 fi
-check "no masters: the loss is close" awk -v a="$(val_loss "$scratch/whole_bf16")" -v b="$(val_loss "$scratch/whole_bare")" \
+check "no masters: the loss is close" \
+    awk -v a="$(val_loss "$scratch/whole_bf16")" -v b="$(val_loss "$scratch/whole_bare")" \
     'BEGIN { exit !(a > 0 && a - b < 0.05 && b - a < 0.05) }'
 
 # A killed run resumes from its last checkpoint.
@@ -53,12 +64,14 @@ kill -9 $pid
 wait $pid 2>/dev/null
 check "kill -9 ends the run before its last step" test ! -e "$scratch/killed/step_000200"
 check "a killed run can be resumed" "${run[@]}" "${long[@]}" --precision fp32 --output "$scratch/killed" --resume
-check "a killed run has the log and weights of an uninterrupted one" same_run "$scratch/undisturbed" "$scratch/killed" 200
+check "a killed run has the log and weights of an uninterrupted one" \
+    same_run "$scratch/undisturbed" "$scratch/killed" 200
 
 # A signal to stop: the run saves and ends with exit code 75.
 for signal in TERM INT USR1; do
     out=$scratch/stopped_$signal
-    "${interruptible[@]}" "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 --checkpoint-every 100000 &
+    "${interruptible[@]}" "${run[@]}" --precision fp32 --output "$out" --steps 100000 --sample-every 0 \
+    --checkpoint-every 100000 &
     pid=$!
     wait_for "$out/log.jsonl" '"step":3,'
     kill -$signal $pid
@@ -67,14 +80,15 @@ for signal in TERM INT USR1; do
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
 
-# A signal in a validation, in which the fault stops the process: before the first step, at a step that is not saved, at one that
-# is, and after the last step.
+# A signal in a validation, in which the fault stops the process: before the first step, at a step that is not saved, at
+# one that is, and after the last step.
 if [ ! -x "${program}_faults" ]; then
     skip "a signal in a validation" "${program}_faults is not built"
 else
     for step in 0 8 16 20; do
         out=$scratch/in_validation_$step
-        "${interruptible[@]}" "${program}_faults" "${run[@]:1}" --precision fp32 --quiet=0 --checkpoint-every 16 --output "$out" \
+        "${interruptible[@]}" "${program}_faults" "${run[@]:1}" --precision fp32 --quiet=0 --checkpoint-every 16 \
+        --output "$out" \
             --fault hang:rank=0,phase=validation,step=$step >"$scratch/said" 2>&1 &
         pid=$!
         check "a signal in the validation of step $step: the process is in it" wait_for_stop $pid
@@ -82,28 +96,35 @@ else
         kill -CONT $pid
         wait $pid
         check "a signal in the validation of step $step: exit code 75" test $? = 75
-        check "a signal in the validation of step $step: the validation is left" test "$(grep -c "\"kind\":\"val\",\"step\":$step," "$out/log.jsonl")" = 0
+        check "a signal in the validation of step $step: the validation is left" \
+            test "$(grep -c "\"kind\":\"val\",\"step\":$step," "$out/log.jsonl")" = 0
         if [ $step = 0 ]; then
-            check "a signal in the validation of step 0: nothing is saved" grep -q "^stopped on request (SIGTERM), before the first step" "$scratch/said"
+            check "a signal in the validation of step 0: nothing is saved" \
+                grep -q "^stopped on request (SIGTERM), before the first step" "$scratch/said"
         else
-            check "a signal in the validation of step $step: the step is saved" test "$(cat "$out/latest")" = "step_$(printf %06d $step)"
+            check "a signal in the validation of step $step: the step is saved" \
+                test "$(cat "$out/latest")" = "step_$(printf %06d $step)"
         fi
         check "a signal in the validation of step $step: resumed" "${run[@]}" --precision fp32 --output "$out" --resume
-        check "a signal in the validation of step $step: the log and weights of an uninterrupted run" same_run "$scratch/whole_fp32" "$out"
+        check "a signal in the validation of step $step: the log and weights of an uninterrupted run" \
+            same_run "$scratch/whole_fp32" "$out"
     done
 fi
 
-"${run[@]}" --precision fp32 --output "$scratch/ignored" --steps 100000 --sample-every 0 --checkpoint-every 100000 2>"$scratch/said" &
+"${run[@]}" --precision fp32 --output "$scratch/ignored" --steps 100000 --sample-every 0 --checkpoint-every 100000 \
+2>"$scratch/said" &
 pid=$!
 wait_for "$scratch/ignored/log.jsonl" '"step":3,'
 kill -INT $pid
-check "a SIGINT that the caller ignores does not stop the run" wait_for "$scratch/ignored/log.jsonl" "\"step\":$(($(wc -l <"$scratch/ignored/log.jsonl") + 50)),"
+check "a SIGINT that the caller ignores does not stop the run" \
+    wait_for "$scratch/ignored/log.jsonl" "\"step\":$(($(wc -l <"$scratch/ignored/log.jsonl") + 50)),"
 kill -TERM $pid
 wait $pid
 
 # A signal during a step that takes seconds: the run abandons the step, and the resumed run repeats it.
 make_shards "$scratch/more" 60000 || fail "no shards"
-slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1 --global-batch $((32000 / slower))
+slow=("$program" --train-data "$scratch/more/train_*.bin" "${tiny[@]}" --channels 64 --micro-batch 1
+    --global-batch $((32000 / slower))
       --steps 3 --precision fp32 --checkpoint-every 3)
 check "3 long steps" "${slow[@]}" --output "$scratch/slow"
 # begin DIR [OPTION...]: starts this run in the background and waits for its first step.
@@ -116,15 +137,18 @@ begin "$scratch/given_up"
 kill -TERM $pid
 wait $pid
 check "SIGTERM in a long step: exit code 75" test $? = 75
-check "SIGTERM in a long step: a message says that the step is given up" grep -q "^stopping: the run leaves this step" "$scratch/said"
+check "SIGTERM in a long step: a message says that the step is given up" \
+    grep -q "^stopping: the run leaves this step" "$scratch/said"
 check "SIGTERM in a long step: the step is not saved" test "$(cat "$scratch/given_up/latest")" = step_000001
 check "SIGTERM in a long step: resumed" "${slow[@]}" --output "$scratch/given_up" --resume
-check "SIGTERM in a long step: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$scratch/given_up" 3
+check "SIGTERM in a long step: the log and weights of an uninterrupted run" \
+    same_run "$scratch/slow" "$scratch/given_up" 3
 if [ "$slower" != 1 ]; then
     skip "SIGTERM in the first step" "an emulated CPU: its emulator catches the signals first"
 else
     # Before the end of the first step there is nothing to save.
-    "${slow[@]}" --quiet=0 --val-data "$scratch/more/val_*.bin" --output "$scratch/first" >"$scratch/out" 2>"$scratch/said" &
+    "${slow[@]}" --quiet=0 --val-data "$scratch/more/val_*.bin" --output "$scratch/first" \
+    >"$scratch/out" 2>"$scratch/said" &
     pid=$!
     wait_for "$scratch/first/log.jsonl" '"kind":"val"'  # the validation before the first step
     kill -TERM $pid
@@ -142,11 +166,13 @@ else
         kill -$signal $pid
         wait $pid 2>/dev/null
         check "SIG$signal before the first step: its exit code" test $? = $((128 + $(kill -l $signal)))
-        check "SIG$signal before the first step: the checkpoint is unchanged" test "$(sha256sum "$scratch"/early/step_000001/*)" = "$before"
+        check "SIG$signal before the first step: the checkpoint is unchanged" \
+            test "$(sha256sum "$scratch"/early/step_000001/*)" = "$before"
     done
     check "signals before the first step: resumed" "${large[@]}" --output "$scratch/early" --resume
     check "signals before the first step: the run in one part" "${large[@]}" --output "$scratch/late"
-    check "signals before the first step: the log and weights of an uninterrupted run" same_run "$scratch/late" "$scratch/early" 3
+    check "signals before the first step: the log and weights of an uninterrupted run" \
+        same_run "$scratch/late" "$scratch/early" 3
 fi
 
 # Data that become unreadable: the steps so far are saved.
@@ -163,32 +189,41 @@ for how in "truncate -s 5000" rm "sed -i s/././g"; do
     check "$how a shard: the step before is saved" test "$(cat "$out/latest")" = step_000001
     check "$how a shard: the error names the saved step" grep -q "step 1 is saved, --resume continues" "$scratch/said"
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
-    check "$how a shard: resumed with the data restored" "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
+    check "$how a shard: resumed with the data restored" \
+        "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
     check "$how a shard: the log and weights of an uninterrupted run" same_run "$scratch/slow" "$out" 3
 done
 
 # Another micro-batch reads the same windows in the same order.
 check "micro-batch 4" "${run[@]}" --precision fp32 --output "$scratch/micro" --micro-batch 4
-check "micro-batch 4 reaches the loss of micro-batch 2" awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
+check "micro-batch 4 reaches the loss of micro-batch 2" \
+    awk -v a="$(val_loss "$scratch/whole_fp32")" -v b="$(val_loss "$scratch/micro")" \
     'BEGIN { exit !(a > 0 && a - b < 1e-3 && b - a < 1e-3) }'
 
 # --keep, --init, and training from our own weights.
 check "--keep 2" "${run[@]}" --precision fp32 --output "$scratch/kept" --keep 2
-check "--keep 2 keeps two checkpoints" test "$(find "$scratch/kept" -maxdepth 1 -name 'step_*' | sort | xargs -n1 basename | tr '\n' ' ')" = "step_000014 step_000020 "
-check "--init starts from weights" "$program" "${data[@]}" --init "$scratch/kept" --seq-len 16 --micro-batch 2 --global-batch 64 \
+check "--keep 2 keeps two checkpoints" \
+    test "$(find "$scratch/kept" -maxdepth 1 -name 'step_*' | sort | xargs -n1 basename |
+        tr '\n' ' ')" = "step_000014 step_000020 "
+check "--init starts from weights" \
+    "$program" "${data[@]}" --init "$scratch/kept" --seq-len 16 --micro-batch 2 --global-batch 64 \
     --steps 3 --lr 0 --quiet --precision fp32 --output "$scratch/init" --val-every 3 --warmup 0 --checkpoint-every 3
 weights() { tail -c 100000 "$1/model.safetensors"; }  # without the header, which names the step
-check "--lr 0 leaves the weights as they are" cmp <(weights "$scratch/init/step_000003") <(weights "$scratch/kept/step_000020")
+check "--lr 0 leaves the weights as they are" \
+    cmp <(weights "$scratch/init/step_000003") <(weights "$scratch/kept/step_000020")
 
-# A run that version 0.1.0 stopped at step 4 of 8, and the log of the same run without interruption. Losses differ by rounding
-# between machines.
+# A run that version 0.1.0 stopped at step 4 of 8, and the log of the same run without interruption. Losses differ
+# by rounding between machines.
 cp -r dev/test/support/run_0.1.0/. "$scratch/old"
 losses() { sed -n 's/.*"kind":"\(step\|val\)","step":\([0-9]*\),.*"\(val_\)\?loss":\([0-9.]*\).*/\1 \2 \4/p' "$1"; }
 close() { paste -d' ' <(losses "$1") <(losses "$2") |
     awk '{ if ($1 != $4 || $2 != $5 || $3 - $6 > 1e-3 || $6 - $3 > 1e-3) bad = 1 } END { exit bad || NR != 11 }'; }
 check "0.1.0: resumed with its own options" env -C "$scratch/old" CPU_ISA=plain "$program" --resume --output run
-check "0.1.0: the lines before the checkpoint are kept" cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
-check "0.1.0: no option is reported as changed" test "$(grep -c 'changed since the checkpoint' "$scratch/old/run/log.jsonl")" = 0
+check "0.1.0: the lines before the checkpoint are kept" \
+    cmp <(sed -n '2,6p' dev/test/support/run_0.1.0/run/log.jsonl) <(sed -n '2,6p' "$scratch/old/run/log.jsonl")
+check "0.1.0: no option is reported as changed" \
+    test "$(grep -c 'changed since the checkpoint' "$scratch/old/run/log.jsonl")" = 0
 check "0.1.0: the losses agree with the uninterrupted run" close "$scratch/old/whole.jsonl" "$scratch/old/run/log.jsonl"
-check "0.1.0: its weights are read" "$program" eval --init "$scratch/old/run/step_000004" --val-data "$scratch/old/data/val_*.bin" --precision fp32
+check "0.1.0: its weights are read" \
+    "$program" eval --init "$scratch/old/run/step_000004" --val-data "$scratch/old/data/val_*.bin" --precision fp32
 finish

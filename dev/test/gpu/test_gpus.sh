@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# test_gpus.sh: tests --ranks on GPUs, which starts one rank per GPU, in the emulator: the same bits as one GPU, signals, a
-# killed rank, a killed parent process, and refused starts.
+# test_gpus.sh: tests --ranks on GPUs, which starts one rank per GPU, in the emulator: the same bits as one GPU,
+# signals, a killed rank, a killed parent process, and refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
 emulated=$PWD/build/release/emulator/train_gpt2cu
 if [ ! -x "$emulated" ]; then skip "--ranks on GPUs" "build/release/emulator/train_gpt2cu is not built" && exit 0; fi
 make_shards "$scratch/data" 30000 || fail "no shards"
-small=(--train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1
+small=(--train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16
+    --micro-batch 1
        --lr 1e-2 --warmup 2 --precision fp32 --autotune off)
 train=("$emulated" "${small[@]}" --global-batch 64 --steps 4 --checkpoint-every 4 --deterministic-ranks 2)
 endless=("$emulated" "${small[@]}" --global-batch 0 --steps 1000000 --checkpoint-every 100000)
@@ -40,7 +41,8 @@ check "--ranks all" "${train[@]}" --deterministic-ranks 0 --ranks all --output "
 check "--ranks all takes every GPU" grep -q '"world_size":4' "$scratch/all/log.jsonl"
 check "--ranks 1" "${train[@]}" --ranks 1 --output "$scratch/single"
 check "--ranks 1 is a single process" grep -q '"world_size":1' "$scratch/single/log.jsonl"
-check "plan --ranks 16 plans for more GPUs than there are" grep -q ' x 16 ranks x ' <("$emulated" plan "${small[@]:2}" --global-batch 256 --ranks 16)
+check "plan --ranks 16 plans for more GPUs than there are" \
+    grep -q ' x 16 ranks x ' <("$emulated" plan "${small[@]:2}" --global-batch 256 --ranks 16)
 check "a resume on --ranks 2 needs no other option" "$emulated" --resume --output "$scratch/two" --ranks 2 --steps 6
 
 # ---- signals
@@ -88,7 +90,8 @@ for rank in 0 1; do
     kill -9 "${processes[$rank]}"
     check "rank $rank killed: all end" job_ends 15
     check "rank $rank killed: exit code $status" test $status = 137
-    check "rank $rank killed: the error names it" grep -q "^error: rank $rank was ended by signal 9 (Killed)$" "$scratch/job.log"
+    check "rank $rank killed: the error names it" \
+        grep -q "^error: rank $rank was ended by signal 9 (Killed)$" "$scratch/job.log"
 done
 out=$scratch/orphans
 start "${endless[@]}" --ranks 2 --output "$out"
@@ -105,7 +108,8 @@ refused "missing data: the error is printed once" 66 "none_" "${never[@]}" --ran
 refused "a usage error is printed once" 2 "--zero 9" "${never[@]}" --ranks 2 --zero 9
 refused "more ranks than GPUs" 2 "--ranks 5, but there are 4 GPUs on this machine" "${never[@]}" --ranks 5
 refused "--ranks x" 2 "--ranks" "${never[@]}" --ranks x
-refused "--ranks all on the CPU" 2 "--ranks all takes every GPU, and this is the program for the CPU" "$program" "${never[@]:1}" --ranks all
+refused "--ranks all on the CPU" 2 \
+    "--ranks all takes every GPU, and this is the program for the CPU" "$program" "${never[@]:1}" --ranks all
 refused "--ranks under torchrun" 2 "torchrun has started 2" \
     env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=h0 MASTER_PORT=29511 "${never[@]}" --ranks 4
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# cluster.sh: makes several hosts on one machine. Each is a network namespace with a cable (veth) to a switch (a bridge) in
-# another namespace, so that the machine's own network does not change. Needs root, iproute2, util-linux and Open MPI.
+# cluster.sh: makes several hosts on one machine. Each is a network namespace with a cable (veth) to a switch (a
+# bridge) in another namespace, so that the machine's own network does not change. Needs root, iproute2,
+# util-linux and Open MPI.
 #
 #   cluster.sh up HOSTS                   makes the hosts h0 .. h(HOSTS-1)
 #   cluster.sh run HOSTS RANKS COMMAND... runs mpirun on h0, with RANKS ranks on each host
@@ -9,8 +10,8 @@
 #   cluster.sh down HOSTS                 ends the processes on the hosts, and removes the hosts
 #   cluster.sh agent HOST COMMAND...      runs a command on a host; mpirun calls it in place of ssh
 #
-# The names of the hosts begin with $CLUSTER, a word of a few letters, so that several clusters can run at once. CLUSTER_SUBNET is
-# the subnet of this cluster, for example 10.77.0.
+# The names of the hosts begin with $CLUSTER, a word of a few letters, so that several clusters can run at once.
+# CLUSTER_SUBNET is the subnet of this cluster, for example 10.77.0.
 set -euo pipefail
 
 export CLUSTER=${CLUSTER:-h} CLUSTER_SUBNET=${CLUSTER_SUBNET:-10.77.0}
@@ -49,8 +50,8 @@ down() {
     rmdir --ignore-fail-on-non-empty /etc/netns 2>/dev/null || true
 }
 
-# inside HOST COMMAND...: runs the command with the host's own name. Open MPI uses this name to find the ranks that share memory,
-# and in the names of its folders.
+# inside HOST COMMAND...: runs the command with the host's own name. Open MPI uses this name to find the ranks that
+# share memory, and in the names of its folders.
 inside() {
     local host=$1
     shift
@@ -66,10 +67,10 @@ agent() {
     inside "$host" sh -c "$*"
 }
 
-# Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive, of 8 s unless $KEEPALIVE says
-# another, lets mpirun notice a host whose cable is cut. Without it mpirun waits minutes or hours, although the ranks have given
-# up (SILENT_SECONDS in llmc/parallel/mpi_thread.cpp). --host gives the number of slots, because with the policy of
-# several_ranks_here Open MPI 5 would put all ranks on the first host.
+# Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive, of 8 s unless $KEEPALIVE
+# says another, lets mpirun notice a host whose cable is cut. Without it mpirun waits minutes or hours, although the
+# ranks have given up (SILENT_SECONDS in llmc/parallel/mpi_thread.cpp). --host gives the number of slots, because with
+# the policy of several_ranks_here Open MPI 5 would put all ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2)) idle interval probes
     read -r idle interval probes <<<"${KEEPALIVE:-5 1 3}"
@@ -78,12 +79,14 @@ run() {
     unset PRTE_MCA_rmaps_default_mapping_policy
     inside "${CLUSTER}0" mpirun --mca plm_rsh_agent "$(realpath "${BASH_SOURCE[0]}") agent" --host "$list" -np $all \
         --mca btl_tcp_if_include "$CLUSTER_SUBNET.0/24" --mca oob_tcp_if_include "$CLUSTER_SUBNET.0/24" \
-        --mca oob_tcp_keepalive_time "$idle" --mca oob_tcp_keepalive_intvl "$interval" --mca oob_tcp_keepalive_probes "$probes" "$@"
+        --mca oob_tcp_keepalive_time "$idle" --mca oob_tcp_keepalive_intvl "$interval" --mca oob_tcp_keepalive_probes \
+        "$probes" "$@"
 }
 
 bytes() {
     local host
-    for host in $(hosts "$1"); do ip netns exec "$host" cat /proc/net/dev; done | awk '$1 == "cable:" { sum += $10 } END { print sum }'
+    for host in $(hosts "$1"); do ip netns exec "$host" cat /proc/net/dev; done |
+        awk '$1 == "cable:" { sum += $10 } END { print sum }'
 }
 
 cut() { ip -n "$switch" link set "$(port_of "$1")" down; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm.sh: starts Slurm on the hosts of cluster.sh: munged, slurmctld, and a slurmd on each host. All of their files are in one
-# folder. Needs root, and Debian's slurm-wlm and munge.
+# slurm.sh: starts Slurm on the hosts of cluster.sh: munged, slurmctld, and a slurmd on each host. All of their files
+# are in one folder. Needs root, and Debian's slurm-wlm and munge.
 #
 #   slurm.sh up FOLDER HOSTS       starts Slurm on hosts that `cluster.sh up` has made; returns when all are idle
 #   slurm.sh on FOLDER COMMAND...  runs srun, sbatch, salloc, scancel, ... on the first host
@@ -21,8 +21,8 @@ in_host() {
     exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
-# Every host has its own copy of the configuration, because mpi.conf differs: two hosts on one file system need different
-# folders for PMIx. No cgroups and no limits: the hosts are one machine, which other programs use too.
+# Every host has its own copy of the configuration, because mpi.conf differs: two hosts on one file system need
+# different folders for PMIx. No cgroups and no limits: the hosts are one machine, which other programs use too.
 configure() {
     local host i
     for ((i = 0; i < $1; i++)); do
@@ -55,7 +55,9 @@ MpiDefault=none
 ReturnToService=2
 KillWait=5
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-$(for ((n = 0; n < $1; n++)); do echo "NodeName=$CLUSTER$n NodeAddr=$CLUSTER_SUBNET.$((n + 1)) CPUs=4 State=UNKNOWN"; done)
+$(for ((n = 0; n < $1; n++)); do
+    echo "NodeName=$CLUSTER$n NodeAddr=$CLUSTER_SUBNET.$((n + 1)) CPUs=4 State=UNKNOWN"
+done)
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 EOF
     done

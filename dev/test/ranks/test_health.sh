@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_health.sh: tests what a run does about steps that are not finite, about spikes, and about ranks that round differently.
-# A learning rate of 1e30 makes every step after the first one NaN.
+# test_health.sh: tests what a run does about steps that are not finite, about spikes, and about ranks that round
+# differently. A learning rate of 1e30 makes every step after the first one NaN.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -13,10 +13,12 @@ skipped() { sed -n 's/.*"step":\([0-9]*\),.*"skipped":"\([a-z_]*\)".*/\1 \2/p' "
 # ---- steps that are not finite
 refused "--on-nan halt" 1 "step 1: loss nan" "${nan[@]}" --output "$scratch/halt"
 check "--on-nan halt: the good state is saved" test "$(cat "$scratch/halt/latest")" = step_000001
-check "--on-nan halt: the message says so" grep -q "the step did not change the weights, which are saved as of step 1" "$scratch/err"
+check "--on-nan halt: the message says so" \
+    grep -q "the step did not change the weights, which are saved as of step 1" "$scratch/err"
 "${nan[@]}" --on-nan skip --output "$scratch/skip" 2>"$scratch/err"
 check "--on-nan skip: exit code" test $? = 1
-check "--on-nan skip: the tenth step in a row ends the run" grep -q "^error: step 10: loss nan.*the last of 10 steps in a row" "$scratch/err"
+check "--on-nan skip: the tenth step in a row ends the run" \
+    grep -q "^error: step 10: loss nan.*the last of 10 steps in a row" "$scratch/err"
 check "--on-nan skip: the log names the steps" test "$(skipped "$scratch/skip")" = "$(printf '%d non_finite ' {1..10})"
 check "--on-nan skip: the skipped steps count" test "$(cat "$scratch/skip/latest")" = step_000011
 for file in model optimizer; do
@@ -45,7 +47,8 @@ done
 # ---- ranks compare their weights, unless they round differently: with --zero 0 their weights then differ
 compared=("${train[@]}" --check-replicas 4)
 for zero in 0 1 2; do
-    check "3 ranks, --check-replicas with --zero $zero" ranks 3 "${compared[@]}" --zero $zero --output "$scratch/compared_$zero"
+    check "3 ranks, --check-replicas with --zero $zero" \
+        ranks 3 "${compared[@]}" --zero $zero --output "$scratch/compared_$zero"
 done
 mixed=("${compared[@]}" --global-batch 32 --precision fp32)
 warns() { grep '"kind":"warning"' "$1/log.jsonl" | grep -q -- "$2"; }
@@ -56,11 +59,14 @@ else
     check "ranks with other instruction sets: no comparison" on_isas --output "$scratch/isas"
     check "ranks with other instruction sets: a warning" warns "$scratch/isas" \
         "rank 1 has CPU_ISA=[a-z0-9]*, rank 0 has plain: they may round differently, .*; --check-replicas is off"
-    check "ranks with other instruction sets, --zero 1: their weights are equal" on_isas --zero 1 --output "$scratch/isas_zero"
-    check "ranks with other instruction sets, --zero 1: no warning" test "$(grep -c '"kind":"warning"' "$scratch/isas_zero/log.jsonl")" = 0
+    check "ranks with other instruction sets, --zero 1: their weights are equal" \
+        on_isas --zero 1 --output "$scratch/isas_zero"
+    check "ranks with other instruction sets, --zero 1: no warning" \
+        test "$(grep -c '"kind":"warning"' "$scratch/isas_zero/log.jsonl")" = 0
 fi
 # ---- a rank that is slow in every step, because it is stopped for a while in each: it is named after 40 steps at most
-"${interruptible[@]}" mpirun -np 2 "${train[@]}" --global-batch 32 --steps 60 --checkpoint-every 0 --output "$scratch/slow" >"$scratch/job.log" 2>&1 &
+"${interruptible[@]}" mpirun -np 2 "${train[@]}" --global-batch 32 --steps 60 --checkpoint-every 0 \
+--output "$scratch/slow" >"$scratch/job.log" 2>&1 &
 job=$!
 until grep -qs '"step":0,' "$scratch/slow/log.jsonl" || ! runs $job; do sleep 0.01; done
 rank=$(children "$job" | tail -n 1)

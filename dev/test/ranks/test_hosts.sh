@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_hosts.sh: tests training over two and four hosts, which are network namespaces here (cluster.sh): the same bits as one
-# rank, the bytes that the hosts send, and a host that loses its network.
+# test_hosts.sh: tests training over two and four hosts, which are network namespaces here (cluster.sh): the same bits
+# as one rank, the bytes that the hosts send, and a host that loses its network.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 export OMP_NUM_THREADS=1
@@ -20,8 +20,8 @@ train=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/
        --layers 4 --heads 2 --channels 128 --vocab-size 384 --seq-len 64 --micro-batch 1 --global-batch 512 --lr 1e-2
        --warmup 2 --precision fp32 --deterministic-ranks 8 --steps 6 --val-every 3 --checkpoint-every 6)
 
-# on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that the hosts send: the difference of a
-# run of 6 steps and a run of 2, divided by 4.
+# on_hosts HOSTS RANKS NAME OPTION...: runs the training. Sets sent, the bytes per step that the hosts send: the
+# difference of a run of 6 steps and a run of 2, divided by 4.
 on_hosts() {
     local hosts=$1 ranks=$2 name=$3 before middle after
     shift 3
@@ -34,13 +34,16 @@ on_hosts() {
     if [ -n "$name" ]; then cluster run "$hosts" "$ranks" "${train[@]}" --output "$name" "$@" >"$name.log"; fi
 }
 
-# The bytes sent are compared within 2 %: these virtual cables carry frames of 64 KiB and more with one header of 66 bytes, like
-# network cards with segmentation offload; headers and acknowledgements are less than 1 % of this model's gradients.
+# The bytes sent are compared within 2 %: these virtual cables carry frames of 64 KiB and more with one
+# header of 66 bytes, like network cards with segmentation offload; headers and acknowledgements are less
+# than 1 % of this model's gradients.
 
-# The mpirun of Open MPI 5 ends with exit code 0 if it loses a host before a rank does, for example if its daemon there is
-# killed. No option changes that. The program prints a note at the start.
+# The mpirun of Open MPI 5 ends with exit code 0 if it loses a host before a rank does, for example if its daemon there
+# is killed. No option changes that. The program prints a note at the start.
 forgets=""
-if mpirun --version | grep -q 'Open MPI) 5'; then forgets="Open MPI 5's mpirun may end with exit code 0 when it loses a host"; fi
+if mpirun --version | grep -q 'Open MPI) 5'; then
+    forgets="Open MPI 5's mpirun may end with exit code 0 when it loses a host"
+fi
 
 check "1 rank" "${train[@]}" --output "$scratch/one" --quiet
 whole=$((parameters * 4))
@@ -53,7 +56,8 @@ for hosts in 2 4; do
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
     if [ -n "$forgets" ]; then check "a note says that mpirun may hide a lost host" grep -q "$forgets" "$name.log"; fi
-    check "the table at the start names the hosts" grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
+    check "the table at the start names the hosts" \
+        grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
     check "2 hosts, --zero 1, give the same bits as 1 rank" same_run "$scratch/one" "$scratch/zero" 6
     check "2 hosts, --zero 1: $sent bytes leave them in a step, 2 N are $((2 * whole))" within "$sent" $((2 * whole))
@@ -86,10 +90,12 @@ export KEEPALIVE="30 2 5"  # mpirun notices after the ranks: Open MPI 5's would 
 check "2 hosts train before the cable is pulled" start "$scratch/cut"
 SECONDS=0
 cluster cut "${CLUSTER}1"
-# The ranks give up by themselves. mpirun then tells the other host to end, and waits for TCP's acknowledgement, for 15 minutes
-# by default: tcp_retries2 is the number of attempts.
-until grep -qs 'Connection timed out' "$scratch/run.log" || [ $SECONDS -gt $((15 * slower)) ] || ! runs "$job"; do sleep 0.2; done
-check "a cable is pulled: a rank ends after $SECONDS s with the reason" grep -q 'Connection timed out' "$scratch/run.log"
+# The ranks give up by themselves. mpirun then tells the other host to end, and waits for TCP's acknowledgement, for 15
+# minutes by default: tcp_retries2 is the number of attempts.
+until grep -qs 'Connection timed out' "$scratch/run.log" || [ $SECONDS -gt $((15 * slower)) ] ||
+    ! runs "$job"; do sleep 0.2; done
+check "a cable is pulled: a rank ends after $SECONDS s with the reason" \
+    grep -q 'Connection timed out' "$scratch/run.log"
 for host in 0 1; do ip netns exec "$CLUSTER$host" sh -c 'echo 3 >/proc/sys/net/ipv4/tcp_retries2'; done
 ends
 check "a cable is pulled: mpirun ends after $seconds s, exit code $status" ended_badly $status

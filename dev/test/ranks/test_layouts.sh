@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_layouts.sh: runs layouts.cpp on four CPU ranks: models of random shapes, trained in random layouts of tensor parallelism,
-# ZeRO and data parallelism, must have the results of one rank.
+# test_layouts.sh: runs layouts.cpp on four CPU ranks: models of random shapes, trained in random layouts of tensor
+# parallelism, ZeRO and data parallelism, must have the results of one rank.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 

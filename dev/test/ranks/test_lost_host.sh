@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_lost_host.sh: tests that a run on several hosts (network namespaces, cluster.sh) ends, leaves no process and continues on
-# the hosts that are left: the cable of one of four is cut, and mpirun's daemon on one of two is killed.
+# test_lost_host.sh: tests that a run on several hosts (network namespaces, cluster.sh) ends, leaves no process and
+# continues on the hosts that are left: the cable of one of four is cut, and mpirun's daemon on one of two is killed.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 export OMP_NUM_THREADS=1
@@ -51,15 +51,22 @@ check "a cable of 4: exit code $status after $seconds s" ended_badly
 check "a cable of 4: no process is left" nobody_left 4
 check "a cable of 4: training did not end before" test ! -e "$out/step_000900"
 cp -r "$out" "$scratch/three"
-check "a cable of 4: three hosts continue" cluster run 3 1 "${train[@]}" --deterministic-ranks 0 --output "$scratch/three" --resume --stop-after 30
-check "a cable of 4: three hosts continue from a checkpoint" grep -q '"resumed_at":[1-9].*"world_size":3,\|"world_size":3,.*"resumed_at":[1-9]' "$scratch/three/log.jsonl"
+check "a cable of 4: three hosts continue" \
+    cluster run 3 1 "${train[@]}" --deterministic-ranks 0 --output "$scratch/three" --resume --stop-after 30
+check "a cable of 4: three hosts continue from a checkpoint" \
+    grep -q '"resumed_at":[1-9].*"world_size":3,\|"world_size":3,.*"resumed_at":[1-9]' "$scratch/three/log.jsonl"
 check "a cable of 4: two hosts continue to the end" cluster run 2 1 "${train[@]}" --output "$out" --resume
 check "a cable of 4: the log and weights of the undisturbed run" same_run "$scratch/undisturbed" "$out" 900
 cluster down 4
 
-# ---- the daemon of mpirun on the second host. Open MPI 4 names it orted. Open MPI 5 names it prted, and on Debian 13 it has two
-# processes.
-daemon() { local pid; for pid in $(ip netns pids "${CLUSTER}1"); do case $(cat "/proc/$pid/comm") in orted | prted) echo "$pid" ;; esac; done; }
+# ---- the daemon of mpirun on the second host. Open MPI 4 names it orted. Open MPI 5 names it prted, and on Debian 13
+# it has two processes.
+daemon() {
+    local pid
+    for pid in $(ip netns pids "${CLUSTER}1"); do
+        case $(cat "/proc/$pid/comm") in orted | prted) echo "$pid" ;; esac
+    done
+}
 out=$scratch/daemon
 check "cluster.sh makes 2 hosts" cluster up 2
 check "the daemon on a host: the hosts train" start 2
@@ -70,6 +77,8 @@ check "the daemon on a host is killed: mpirun ends" ends 15
 check "the daemon on a host is killed: exit code $status after $seconds s" ended_badly
 check "the daemon on a host is killed: no process is left" nobody_left 2
 check "the daemon on a host is killed: training did not end before" test ! -e "$out/step_000900"
-check "the daemon on a host is killed: the hosts continue to the end" cluster run 2 1 "${train[@]}" --output "$out" --resume
-check "the daemon on a host is killed: the log and weights of the undisturbed run" same_run "$scratch/undisturbed" "$out" 900
+check "the daemon on a host is killed: the hosts continue to the end" \
+    cluster run 2 1 "${train[@]}" --output "$out" --resume
+check "the daemon on a host is killed: the log and weights of the undisturbed run" \
+    same_run "$scratch/undisturbed" "$out" 900
 finish

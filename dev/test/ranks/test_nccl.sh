@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# test_nccl.sh: tests training on several GPUs by NCCL in the emulator, where each rank has its own GPU and a stand-in replaces
-# the NCCL library. Ranks start under mpirun (MPI sends NCCL's id), and by torchrun's variables (TCP sends it). The
-# tests compare the results with one GPU and with ranks by MPI, count the bytes sent, kill a rank, and check refused starts.
+# test_nccl.sh: tests training on several GPUs by NCCL in the emulator, where each rank has its own GPU and a
+# stand-in replaces the NCCL library. Ranks start under mpirun (MPI sends NCCL's id), and by torchrun's variables
+# (TCP sends it). The tests compare the results with one GPU and with ranks by MPI, count the bytes sent, kill a
+# rank, and check refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 export OMP_NUM_THREADS=1
@@ -20,8 +21,10 @@ start_ranks() {
     shift
     pids=()
     for ((rank = 0; rank < n; rank++)); do
-        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=${local_rank:-$rank} LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-            TORCHELASTIC_RUN_ID=$$ SIMT_DEVICES=${devices:-${gpus:-$n}}${devices:+$rank} timeout 60 "$@" >"$scratch/rank_$rank.log" 2>&1 </dev/null &
+        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=${local_rank:-$rank} LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=$port \
+            TORCHELASTIC_RUN_ID=$$ SIMT_DEVICES=${devices:-${gpus:-$n}}${devices:+$rank} timeout 60 "$@" \
+                >"$scratch/rank_$rank.log" 2>&1 </dev/null &
         pids+=($!)
     done
 }
@@ -51,7 +54,8 @@ data=(--train-data "$scratch/data/train_*.bin" --val-data "$scratch/data/val_*.b
 # The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters.
 small=(--layers 2 --heads 1 --channels 32 --vocab-size 384 --seq-len 16 --micro-batch 1 --lr 1e-2 --warmup 2)
 # Two micro-steps on each of two ranks: the first one replays a CUDA graph from the third step on.
-train=("$emulated" "${data[@]}" "${small[@]}" --global-batch 64 --steps 4 --val-every 4 --val-batches 5 --checkpoint-every 4)
+train=("$emulated" "${data[@]}" "${small[@]}" --global-batch 64 --steps 4 --val-every 4 --val-batches 5
+    --checkpoint-every 4)
 virtual=(--deterministic-ranks 2)
 parameters=38272  # 384 x 32 + 16 x 32 + 2 (12 x 32 x 32 + 13 x 32) + 2 x 32
 
@@ -74,27 +78,36 @@ for precision in fp32 bf16; do
     check "$precision: 2 GPUs, --zero 2, give the same bits as 1" same_run "${one}_2" "$out" 4
 done
 check "2 GPUs use NCCL" grep -q '2 ranks by NCCL' "$scratch/rank_0.log"
-check "2 GPUs by torchrun's variables" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
+check "2 GPUs by torchrun's variables" \
+    by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
 check "2 GPUs by torchrun's variables give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
-devices=1: check "LOCAL_RANK=RANK, and each rank sees one GPU" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/one_visible"
+devices=1: check "LOCAL_RANK=RANK, and each rank sees one GPU" by_variables 2 "${train[@]}" "${virtual[@]}" \
+    --precision fp32 --output "$scratch/one_visible"
 check "LOCAL_RANK=RANK, and each rank sees one GPU: rank 1 takes it, and says so" \
     grep -qx "note: process 1 of this machine sees one GPU and uses it" "$scratch/rank_1.log"
-devices=1: local_rank=0 check "LOCAL_RANK=0 on all ranks, and each sees one GPU" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/local_0"
+devices=1: local_rank=0 check "LOCAL_RANK=0 on all ranks, and each sees one GPU" by_variables 2 "${train[@]}" \
+    "${virtual[@]}" --precision fp32 --output "$scratch/local_0"
 for run in one_visible local_0; do
     check "ranks that see one GPU each give the same bits as 1 ($run)" same_run "$scratch/1_fp32" "$scratch/$run" 4
 done
 export SIMT_STREAMS=deferred:3
-check "2 GPUs with another order of streams" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
-check "2 GPUs with another order of streams, --zero 2" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 2 --output "$scratch/deferred_2"
+check "2 GPUs with another order of streams" \
+    by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/deferred"
+check "2 GPUs with another order of streams, --zero 2" \
+    by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 2 --output "$scratch/deferred_2"
 unset SIMT_STREAMS
-check "2 GPUs with another order of streams give the same bits as --zero 2" same_run "$scratch/1_fp32_2" "$scratch/deferred_2" 4
+check "2 GPUs with another order of streams give the same bits as --zero 2" \
+    same_run "$scratch/1_fp32_2" "$scratch/deferred_2" 4
 check "2 GPUs with another order of streams give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/deferred" 4
-check "2 GPUs without CUDA graphs" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
+check "2 GPUs without CUDA graphs" \
+    by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --cuda-graph off --output "$scratch/calls"
 check "2 GPUs without CUDA graphs give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/calls" 4
 if [ -z "$mpi" ]; then
-    check "2 GPUs by mpirun" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 --output "$scratch/mpirun"
+    check "2 GPUs by mpirun" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 \
+        --output "$scratch/mpirun"
     check "2 GPUs by mpirun give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
-    check "2 ranks that share a GPU, by MPI" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --share-gpu --output "$scratch/staged"
+    check "2 ranks that share a GPU, by MPI" \
+        by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --share-gpu --output "$scratch/staged"
     check "2 ranks that share a GPU give the same bits as NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
 fi
 
@@ -107,29 +120,37 @@ for zero in 0 1; do
 done
 check "3 GPUs: --zero 1 changes no bit" same_run "$scratch/3_0" "$scratch/3_1" 4
 values=$(for n in 1_of_3 3_0 3_1 2_fp32_1; do first_val "$scratch/$n"; done)
-check "validation: 1, 2 and 3 GPUs have the same loss: ${values//$'\n'/ }" test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 4
+check "validation: 1, 2 and 3 GPUs have the same loss: ${values//$'\n'/ }" \
+    test "$(sort <<<"$values" | uniq -c | awk '{ print $1 }')" = 4
 
 # ---- bytes that ranks send, and the time for which training waits
 # each_step RUN KEY LOW HIGH: the number of every step is between these.
 each_step() {
     sed -n 's/.*"kind":"step".*"'"$2"'":\([0-9.]*\).*/\1/p' "$1/log.jsonl" |
-        awk -v low="$3" -v high="$4" '{ if (!($1 >= low && $1 <= high)) { print $1 " is not in " low " .. " high; bad = 1 } n++ } END { exit n != 4 || bad }'
+        awk -v low="$3" -v high="$4" \
+            '{ n++; if (!($1 >= low && $1 <= high)) { print $1 " is not in " low " .. " high; bad = 1 } }
+             END { exit n != 4 || bad }'
 }
 sends() { each_step "$1" comm_bytes $(($2 * 97 / 100)) $(($2 * 103 / 100)); }  # the bytes include padding
 check "2 GPUs send their gradients once" sends "$scratch/2_fp32_0" $((parameters * 4))
 check "3 GPUs send 2 (n-1)/n of them" sends "$scratch/3_0" $((2 * 2 * parameters * 4 / 3))
 check "--zero 1 sends no more" sends "$scratch/2_fp32_1" $((parameters * 4))
 check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/2_bf16_1" $((parameters * (4 + 2) / 2))
-check "--zero 2 sends gradients in both micro-steps, and weights once" sends "$scratch/2_fp32_2" $((parameters * (4 + 4 + 4) / 2))
+check "--zero 2 sends gradients in both micro-steps, and weights once" \
+    sends "$scratch/2_fp32_2" $((parameters * (4 + 4 + 4) / 2))
 # A collective takes 1 ms on the emulator's clock. A step has four, of which the first overlaps with matmuls.
 check "a step waits for at most its 4 collectives" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
-check "--zero 1: a step waits for at most its collectives of gradients and weights" each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
-check "--comm-sms 1" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --comm-sms 1 --output "$scratch/one_sm"
+check "--zero 1: a step waits for at most its collectives of gradients and weights" \
+    each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
+check "--comm-sms 1" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --comm-sms 1 \
+    --output "$scratch/one_sm"
 check "--comm-sms 1: a collective takes four times as long" each_step "$scratch/one_sm" comm_exposed_ms 12 16.1
-check "--comm-sms 1: matmuls leave one of the 4 multiprocessors" grep -q ', 3 SMs: ' "$XDG_CACHE_HOME/train_gpt2/algorithms.txt"
+check "--comm-sms 1: matmuls leave one of the 4 multiprocessors" \
+    grep -q ', 3 SMs: ' "$XDG_CACHE_HOME/train_gpt2/algorithms.txt"
 for zero in 0 1; do
     out=$scratch/wire_$zero
-    check "--grad-dtype bf16, --zero $zero" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --zero $zero --output "$out"
+    check "--grad-dtype bf16, --zero $zero" \
+        by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --zero $zero --output "$out"
     check "--grad-dtype bf16, --zero $zero: nearly the same loss" nearly "$out" "$scratch/2_fp32_0" 1e-3
     check "--grad-dtype bf16, --zero $zero: other bits" test "$(results "$out")" != "$(results "$scratch/2_fp32_0")"
 done
@@ -140,12 +161,16 @@ check "--grad-dtype bf16 on 3 GPUs: nearly the same loss" nearly "$scratch/wire_
 plan() { "$emulated" plan "${small[@]::14}" --ranks 2 --precision fp32 "$@"; }
 check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients in bf16' <(plan --grad-dtype bf16)
 check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients in bf16')"
-check "plan counts no bf16 gradients where MPI moves them" test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients in bf16')"
+check "plan counts no bf16 gradients where MPI moves them" \
+    test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients in bf16')"
 
 # ---- saved by two ranks, resumed by one
 half=$scratch/half
-check "2 steps on 2 GPUs, --zero 1" by_variables 2 "${train[@]}" "${virtual[@]}" --precision bf16 --zero 1 --stop-after 2 --checkpoint-every 2 --output "$half"
-check "the other 2 steps on 1 GPU" "${train[@]}" "${virtual[@]}" --precision bf16 --checkpoint-every 2 --output "$half" --resume
+check "2 steps on 2 GPUs, --zero 1" \
+    by_variables 2 "${train[@]}" "${virtual[@]}" --precision bf16 --zero 1 --stop-after 2 --checkpoint-every 2 \
+        --output "$half"
+check "the other 2 steps on 1 GPU" \
+    "${train[@]}" "${virtual[@]}" --precision bf16 --checkpoint-every 2 --output "$half" --resume
 check "2 steps on 2 GPUs and 2 on 1 have the log and weights of 4 on 1" same_run "$scratch/1_bf16" "$half" 4
 
 # ---- a rank is killed
@@ -182,17 +207,19 @@ if [ -z "$mpi" ]; then
     kill -9 "$(children $job | tail -1)"
     wait $job 2>/dev/null
     status=$?
-    check "mpirun, rank 1 killed: all end within 15 s" awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
+    check "mpirun, rank 1 killed: all end within 15 s" \
+        awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
     check "mpirun, rank 1 killed: exit code $status" test $status != 0
 fi
-# One rank reads a token outside of the vocabulary: it prints the error, and all end with its exit code, or with 1 if they find
-# that the rank has ended.
+# One rank reads a token outside of the vocabulary: it prints the error, and all end with its exit code, or with 1 if
+# they find that the rank has ended.
 cp -r "$scratch/data" "$scratch/damaged"
 for at in $(seq 3000 1000 40000); do
     printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=$((1024 + 2 * at)) conv=notrunc status=none
 done
 by_variables 2 "${endless[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" >/dev/null
-check "bad data for one rank: exit codes ${ended[*]}" grep -qxE '(1|65) 65' <<<"$(printf '%s\n' "${ended[@]}" | sort -n | xargs)"
+check "bad data for one rank: exit codes ${ended[*]}" \
+    grep -qxE '(1|65) 65' <<<"$(printf '%s\n' "${ended[@]}" | sort -n | xargs)"
 
 # ---- refused starts
 # refused_start NAME TEXT COMMAND...: starts two ranks. Rank 0 ends with exit code 2 and this text, the other with 1.
@@ -202,7 +229,8 @@ refused_start() {
     "$@"
     wait_for_ranks >/dev/null
     check "$name: exit codes ${ended[*]}" test "${ended[*]}" = "2 1"
-    check "$name: $(grep -m1 '^error: ' "$scratch/rank_0.log")" grep -qF -- "$text" <(grep '^error: ' "$scratch/rank_0.log")
+    check "$name: $(grep -m1 '^error: ' "$scratch/rank_0.log")" grep -qF -- "$text" \
+        <(grep '^error: ' "$scratch/rank_0.log")
 }
 never=("${train[@]}" --precision fp32 --output "$scratch/never")
 export CUDA_VISIBLE_DEVICES=0  # like a launcher that shows the same GPU to every rank
@@ -214,15 +242,18 @@ if [ -z "$mpi" ]; then
     # One error at least: mpirun may end the other rank before it prints its own.
     check "two ranks on one GPU by mpirun: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
         grep -q "^error: rank [01] on $(hostname): ranks 0 and 1 are both on GPU-" "$scratch/mpirun.log"
-    check "two ranks that see one GPU each, not the same" env -u SIMT_DEVICES -u CUDA_VISIBLE_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
+    check "two ranks that see one GPU each, not the same" \
+        env -u SIMT_DEVICES -u CUDA_VISIBLE_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
         env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \
         env SIMT_DEVICES=1:1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus"
     check "two ranks that see one GPU each give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/own_gpus" 4
 fi
 unset CUDA_VISIBLE_DEVICES
-local_rank=0 refused_start "LOCAL_RANK=0 on all ranks, and each sees all GPUs" "ranks 0 and 1 are both on one GPU" start_ranks 2 "${never[@]}"
+local_rank=0 refused_start "LOCAL_RANK=0 on all ranks, and each sees all GPUs" "ranks 0 and 1 are both on one GPU" \
+    start_ranks 2 "${never[@]}"
 if [ -z "$mpi" ]; then
-    SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2 >"$scratch/mpirun.log" 2>&1
+    SIMT_DEVICES=2 mpirun --timeout 60 -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2 \
+        >"$scratch/mpirun.log" 2>&1
     check "another learning rate: exit code 2" test $? = 2
     without_zeros "$scratch/mpirun.log"
     check "another learning rate: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
@@ -230,7 +261,8 @@ if [ -z "$mpi" ]; then
 fi
 pids=()
 for rank in 0 1; do
-    RANK=$rank WORLD_SIZE=$((2 + rank)) LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SIMT_DEVICES=2 timeout 60 "${never[@]}" \
+    RANK=$rank WORLD_SIZE=$((2 + rank)) LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SIMT_DEVICES=2 \
+        timeout 60 "${never[@]}" \
         >"$scratch/rank_$rank.log" 2>&1 </dev/null &
     pids+=($!)
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_parts.sh: tests saves in the background if each rank has only a part of the state (ZeRO, tensor parallelism): the bytes of
-# saves that training waits for, also if a part comes several steps later; kill -9, a request to stop and a rank that sends
-# nothing, while rank 0 waits for parts; ranks on two hosts, and emulated GPUs.
+# test_parts.sh: tests saves in the background if each rank has only a part of the state (ZeRO, tensor parallelism): the
+# bytes of saves that training waits for, also if a part comes several steps later; kill -9, a request to stop and a
+# rank that sends nothing, while rank 0 waits for parts; ranks on two hosts, and emulated GPUs.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 export OMP_NUM_THREADS=1
@@ -13,36 +13,47 @@ if [ ! -x "$with_faults" ]; then skip "parts of checkpoints" "$with_faults is no
 several_ranks_here
 export CLUSTER=p$$n CLUSTER_SUBNET=10.78.0
 hosts_up=""
-trap 'if is_main_shell; then if [ -n "$hosts_up" ]; then dev/test/ranks/cluster.sh down 2; fi; rm -rf "$scratch"; fi' EXIT
+trap 'if is_main_shell; then if [ -n "$hosts_up" ]; then dev/test/ranks/cluster.sh down 2; fi; rm -rf "$scratch"; fi' \
+    EXIT
 
 make_shards "$scratch/data" || fail "no shards"
-small=(--train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2 --val-every 0
+small=(--train-data "$scratch/data/train_*.bin" --layers 3 --heads 4 --channels 128 --seq-len 32 --micro-batch 2
+    --val-every 0
        --log-every 1000 --schedule constant --warmup 4)
 train=("$with_faults" "${small[@]}" --quiet --steps 6 --checkpoint-every 2 --keep 0)
 
 # ---- the same bytes
-for layout in "2 --zero 1" "2 --zero 2" "2 --zero 3 --precision bf16" "2 --zero 1 --precision bf16 --master-weights off" "3 --zero 1" \
+for layout in "2 --zero 1" "2 --zero 2" "2 --zero 3 --precision bf16" \
+    "2 --zero 1 --precision bf16 --master-weights off" "3 --zero 1" \
     "2 --tensor-parallel 2" "4 --tensor-parallel 2" "4 --tensor-parallel 2 --zero 1"; do
     # shellcheck disable=SC2206
     options=(${layout#* } --global-batch $((12 * 32)))
     for async in off on; do
-        check "$layout: --checkpoint-async $async" ranks "${layout%% *}" "${train[@]}" "${options[@]}" --checkpoint-async $async \
+        check "$layout: --checkpoint-async $async" \
+            ranks "${layout%% *}" "${train[@]}" "${options[@]}" --checkpoint-async $async \
             --output "$scratch/ranks_$async"
     done
-    for step in 2 4 6; do check "$layout, step $step: the same bytes" same_run "$scratch/ranks_on" "$scratch/ranks_off" $step; done
+    for step in 2 4 6; do
+        check "$layout, step $step: the same bytes" same_run "$scratch/ranks_on" "$scratch/ranks_off" $step
+    done
     check "$layout: the same checkpoints" diff <(ls "$scratch/ranks_on") <(ls "$scratch/ranks_off")
     rm -rf "$scratch/ranks_on" "$scratch/ranks_off"
 done
 
 # ---- faults while rank 0 waits for the part of rank 1
 zero=(--zero 1 --checkpoint-async on)
-check "the undisturbed run" ranks 2 "${train[@]}" --zero 1 --checkpoint-async off --steps 40 --checkpoint-every 20 --output "$scratch/whole"
+check "the undisturbed run" ranks 2 "${train[@]}" --zero 1 --checkpoint-async off --steps 40 --checkpoint-every 20 \
+    --output "$scratch/whole"
 late=(--fault "slow:rank=1,step=20,times=1,phase=part,ms=2000")
-check "the part of step 20 comes 2 s late" ranks 2 "${train[@]}" "${zero[@]}" "${late[@]}" --steps 40 --checkpoint-every 20 --output "$scratch/late"
+check "the part of step 20 comes 2 s late" \
+    ranks 2 "${train[@]}" "${zero[@]}" "${late[@]}" --steps 40 --checkpoint-every 20 --output "$scratch/late"
 first_step_after=$(grep -n '"kind":"step","step":3[0-9]' "$scratch/late/log.jsonl" | head -1 | cut -d: -f1)
 saved=$(grep -n '"kind":"checkpoint","step":20' "$scratch/late/log.jsonl" | cut -d: -f1)
-check "late: training went on for more than 10 steps before the save of step 20 was complete" test "${saved:-0}" -gt "${first_step_after:-0}"
-for step in 20 40; do check "late: step $step has the undisturbed bytes" same_run "$scratch/late" "$scratch/whole" $step; done
+check "late: training went on for more than 10 steps before the save of step 20 was complete" \
+    test "${saved:-0}" -gt "${first_step_after:-0}"
+for step in 20 40; do
+    check "late: step $step has the undisturbed bytes" same_run "$scratch/late" "$scratch/whole" $step
+done
 
 # between RUN: waits for a step that ends while rank 0 waits for the part of step 20.
 between() { wait_for "$1/log.jsonl" '"step":25,'; }
@@ -68,12 +79,15 @@ check "a request to stop: a part is on its way" between "$scratch/stopped"
 kill -TERM $run
 wait $run
 check "a request to stop: exit code 75" test $? = 75
-check "a request to stop: the save of step 20 has the undisturbed bytes" cmp "$scratch/stopped/step_000020/model.safetensors" \
+check "a request to stop: the save of step 20 has the undisturbed bytes" \
+    cmp "$scratch/stopped/step_000020/model.safetensors" \
     "$scratch/whole/step_000020/model.safetensors"
 last=$(sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' "$scratch/stopped/log.jsonl" | tail -1)
-check "a request to stop: the last complete step is saved" test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
+check "a request to stop: the last complete step is saved" \
+    test "$(cat "$scratch/stopped/latest")" = "step_$(printf '%06d' $((last + 1)))"
 
-# A rank that cannot send its part: the save fails, training continues, and the next save is whole. Rank 0 waits for half of
+# A rank that cannot send its part: the save fails, training continues, and the next save is whole. Rank 0
+# waits for half of
 # --timeout.
 ranks 2 "${train[@]/--quiet/--quiet=false}" "${zero[@]}" --fault error:rank=1,step=20,phase=part \
     --timeout 6 --steps 40 --checkpoint-every 20 --output "$scratch/missing" >"$scratch/missing.log" 2>&1
@@ -95,9 +109,13 @@ check "a library that refuses to listen" "${CXX:-g++}" -shared -fPIC -o "$scratc
 deaf=(env LD_PRELOAD="$scratch/deaf.so" "${train[@]/--quiet/--quiet=false}" --zero 1 --steps 40 --checkpoint-every 20)
 ranks 2 "${deaf[@]}" --output "$scratch/deaf" >"$scratch/deaf.log" 2>&1
 check "rank 0 cannot listen: trains" test $? = 0
-check "rank 0 cannot listen: says so" grep -q     "training waits for each checkpoint: rank 0 cannot open a port: Permission denied (--checkpoint-async)" "$scratch/deaf.log"
+check "rank 0 cannot listen: says so" \
+    grep -q     \
+        "training waits for each checkpoint: rank 0 cannot open a port: Permission denied (--checkpoint-async)" \
+        "$scratch/deaf.log"
 check "rank 0 cannot listen: the undisturbed bytes" same_run "$scratch/deaf" "$scratch/whole" 40
-refused "rank 0 cannot listen, --checkpoint-async on" 1     "--checkpoint-async on: rank 0 cannot open a port: Permission denied; give auto or off" \
+refused "rank 0 cannot listen, --checkpoint-async on" \
+    1     "--checkpoint-async on: rank 0 cannot open a port: Permission denied; give auto or off" \
     "${deaf[@]}" --ranks 2 --checkpoint-async on --output "$scratch/none"
 
 # ---- two hosts
@@ -107,9 +125,12 @@ if [ -n "$reason" ]; then
 else
     hosts_up=1
     check "cluster.sh makes 2 hosts" dev/test/ranks/cluster.sh up 2
-    hosts=(dev/test/ranks/cluster.sh run 2 1 "${train[@]}" --zero 1 --steps 40 --checkpoint-every 20 --checkpoint-async on)
+    hosts=(dev/test/ranks/cluster.sh run 2 1 "${train[@]}" --zero 1 --steps 40 --checkpoint-every 20
+        --checkpoint-async on)
     check "2 hosts" "${hosts[@]}" --output "$scratch/hosts"
-    for step in 20 40; do check "2 hosts: step $step has the same bytes as on one host" same_run "$scratch/hosts" "$scratch/whole" $step; done
+    for step in 20 40; do
+        check "2 hosts: step $step has the same bytes as on one host" same_run "$scratch/hosts" "$scratch/whole" $step
+    done
 fi
 
 # ---- emulated GPUs
@@ -119,11 +140,16 @@ if [ ! -x "$emulated" ]; then
 else
     for zero in 1 3; do
         for async in off on; do
-            check "2 GPUs, --zero $zero: --checkpoint-async $async" env SIMT_DEVICES=2 "$emulated" "${small[@]}" --quiet --layers 1 --heads 1 \
-                --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --ranks 2 --zero $zero \
+            check "2 GPUs, --zero $zero: --checkpoint-async $async" \
+                env SIMT_DEVICES=2 "$emulated" "${small[@]}" --quiet --layers 1 --heads 1 \
+                --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --ranks 2 \
+                --zero $zero \
                 --checkpoint-async $async --output "$scratch/gpus_$async"
         done
-        for step in 2 4 6; do check "2 GPUs, --zero $zero, step $step: the same bytes" same_run "$scratch/gpus_on" "$scratch/gpus_off" $step; done
+        for step in 2 4 6; do
+            check "2 GPUs, --zero $zero, step $step: the same bytes" \
+                same_run "$scratch/gpus_on" "$scratch/gpus_off" $step
+        done
         rm -rf "$scratch/gpus_on" "$scratch/gpus_off"
     done
 fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_ranks.sh: tests training on several CPU ranks under mpirun on this machine: the same bits for any number of ranks, the
-# bytes that they send, and the behaviour of the other ranks if one is killed, is stopped, or has other options or data.
+# test_ranks.sh: tests training on several CPU ranks under mpirun on this machine: the same bits for any number
+# of ranks, the bytes that they send, and the behaviour of the other ranks if one is killed, is stopped, or has
+# other options or data.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -36,7 +37,8 @@ for precision in fp32 bf16; do
     check "$precision: --zero 2 has nearly the same loss" nearly "$scratch/1zz_$precision" "$one" 1e-4
     for n in 2 4; do
         check "$precision: --zero 2 on $n ranks" ranks $n "${options[@]}" --zero 2 --output "$scratch/${n}zz_$precision"
-        check "$precision: --zero 2 on $n ranks gives the same bits as 1" same_run "$scratch/1zz_$precision" "$scratch/${n}zz_$precision" 4
+        check "$precision: --zero 2 on $n ranks gives the same bits as 1" \
+            same_run "$scratch/1zz_$precision" "$scratch/${n}zz_$precision" 4
     done
 done
 check "1 rank without mpirun" "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/alone"
@@ -48,8 +50,8 @@ check "3 ranks with --zero 1" ranks 3 "${three[@]}" --zero 1 --output "$scratch/
 check "3 ranks: --zero 1 changes no bit" same_run "$scratch/3" "$scratch/3z" 4
 check "3 ranks with --zero 2" ranks 3 "${three[@]}" --zero 2 --output "$scratch/3zz"
 check "3 ranks: --zero 2 has nearly the same loss" nearly "$scratch/3zz" "$scratch/3" 1e-4
-# With one micro-step per virtual rank there is only one order of sums, so a run may continue with another --zero and another
-# number of ranks.
+# With one micro-step per virtual rank there is only one order of sums, so a run may continue with another --zero and
+# another number of ranks.
 stages=("${train[@]}" "${virtual[@]}" --precision bf16 --global-batch 512 --output "$scratch/stages")
 check "1 rank, one micro-step per virtual rank" ranks 1 "${stages[@]}" --output "$scratch/one_stage"
 check "--zero 2 on 2 ranks, one step" ranks 2 "${stages[@]}" --zero 2 --stop-after 1
@@ -64,18 +66,22 @@ check "3 ranks: nearly the loss of 1" nearly "$scratch/3" "$scratch/1_of_3" 1e-4
 # sends RUN BYTES: each step sends this number within 2 %.
 sends() {
     sed -n 's/.*"kind":"step".*"comm_bytes":\([0-9]*\).*/\1/p' "$1/log.jsonl" |
-        awk -v want="$2" '{ if ($1 < 0.98 * want || $1 > 1.02 * want) { print $1 " bytes instead of " want; bad = 1 } n++ }
+        awk -v want="$2" '
+            { n++; if ($1 < 0.98 * want || $1 > 1.02 * want) { print $1 " bytes instead of " want; bad = 1 } }
             END { exit n != 4 || bad }'
 }
 for n in 2 4 8; do
     check "$n ranks send 2 (n-1)/n of the gradients" sends "$scratch/${n}_fp32" $((2 * (n - 1) * parameters * 4 / n))
 done
 check "--zero 1 sends no more" sends "$scratch/4z_fp32" $((2 * 3 * parameters * 4 / 4))
-check "--zero 1 in bf16 sends gradients and half-sized weights" sends "$scratch/4z_bf16" $((3 * parameters * (4 + 2) / 4))
-check "--zero 2 sends gradients in both micro-steps, and weights once" sends "$scratch/4zz_fp32" $((3 * parameters * (4 + 4 + 4) / 4))
+check "--zero 1 in bf16 sends gradients and half-sized weights" \
+    sends "$scratch/4z_bf16" $((3 * parameters * (4 + 2) / 4))
+check "--zero 2 sends gradients in both micro-steps, and weights once" \
+    sends "$scratch/4zz_fp32" $((3 * parameters * (4 + 4 + 4) / 4))
 check "larger micro-batches" ranks 2 "${train[@]}" --precision fp32 --micro-batch 4 --output "$scratch/2_micro_4"
 check "ranks send once per step, not once per micro-step" sends "$scratch/2_micro_4" $((parameters * 4))
-check "--grad-dtype bf16" ranks 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 --output "$scratch/2_wire"
+check "--grad-dtype bf16" ranks 2 "${train[@]}" "${virtual[@]}" --precision fp32 --grad-dtype bf16 \
+    --output "$scratch/2_wire"
 check "--grad-dtype bf16 sends half" sends "$scratch/2_wire" $((parameters * 2))
 check "--grad-dtype bf16 has nearly the same loss" nearly "$scratch/2_wire" "$scratch/2_fp32" 1e-3
 check "--grad-dtype bf16 gives other bits" test "$(results "$scratch/2_wire")" != "$(results "$scratch/2_fp32")"
@@ -83,7 +89,8 @@ check "--grad-dtype bf16 gives other bits" test "$(results "$scratch/2_wire")" !
 # ---- validation: the same windows for any number of ranks, also if it does not divide the number of windows
 for batches in 5 0; do
     for n in 1 2 3; do
-        check "--val-batches $batches on $n ranks" ranks $n "${three[@]}" --micro-batch 2 --steps 1 --warmup 0 --checkpoint-every 0 \
+        check "--val-batches $batches on $n ranks" \
+            ranks $n "${three[@]}" --micro-batch 2 --steps 1 --warmup 0 --checkpoint-every 0 \
             --val-batches $batches --output "$scratch/val_${batches}_$n"
     done
     values=$(for n in 1 2 3; do first_val "$scratch/val_${batches}_$n"; done)
@@ -150,7 +157,8 @@ for signal in USR1 TERM; do
     fi
 done
 
-# A signal during a step that takes seconds: all ranks abandon the step at the same micro-step, and the resumed run repeats it.
+# A signal during a step that takes seconds: all ranks abandon the step at the same micro-step, and the
+# resumed run repeats it.
 slow=("${train[@]}" --seq-len 16 --global-batch 32000 --steps 3 --precision fp32 --checkpoint-every 3 --val-every 0)
 check "3 long steps on 2 ranks" ranks 2 "${slow[@]}" --output "$scratch/slow"
 start_ranks 2 "${slow[@]}" --quiet=0 --output "$scratch/given_up"
@@ -169,8 +177,10 @@ check "a live run: its ranks train" wait_for "$scratch/busy/log.jsonl" '"step":3
 ranks 2 "${endless[@]}" --output "$scratch/busy" --resume >"$scratch/second.log" 2>&1
 check "a second run in the output of a live one: exit code 73" test $? = 73
 without_zeros "$scratch/second.log"
-check "a second run in the output of a live one: only one rank prints the error" test "$(grep -c '^error: ' "$scratch/second.log")" = 1
-check "a second run in the output of a live one: the error names the process" grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
+check "a second run in the output of a live one: only one rank prints the error" \
+    test "$(grep -c '^error: ' "$scratch/second.log")" = 1
+check "a second run in the output of a live one: the error names the process" \
+    grep -qE "is in use by another run: pid (${processes[0]}|${processes[1]}) on " "$scratch/second.log"
 kill -USR1 "$job"
 check "the live run continues until it is asked to stop" job_ends 15
 
@@ -179,25 +189,33 @@ check "mpirun to be killed: the ranks train" wait_for "$scratch/orphans/log.json
 kill -9 "$job"
 wait "$job" 2>/dev/null
 for _ in $(seq 150); do if ! runs "${processes[0]}" && ! runs "${processes[1]}"; then break; fi; sleep 0.1; done
-for pid in "${processes[@]}"; do check "mpirun killed: rank $pid does not continue" test "$(runs "$pid"; echo $?)" = 1; done
-check "mpirun killed: the run can be resumed" ranks 2 "${endless[@]}" --output "$scratch/orphans" --resume --stop-after 1
+for pid in "${processes[@]}"; do
+    check "mpirun killed: rank $pid does not continue" test "$(runs "$pid"; echo $?)" = 1
+done
+check "mpirun killed: the run can be resumed" \
+    ranks 2 "${endless[@]}" --output "$scratch/orphans" --resume --stop-after 1
 rm -f "${segments[@]}"  # no process is left to remove them
 
 # One rank reads a token outside of the vocabulary: it prints the error, and all end with its code.
 cp -r "$scratch/data" "$scratch/damaged"
 printf '\xff\xff' | dd of="$scratch/damaged/train_000001.bin" bs=1 seek=41024 conv=notrunc status=none
-ranks 4 "${long[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" >"$scratch/damaged.log" 2>&1
+ranks 4 "${long[@]}" --train-data "$scratch/damaged/train_*.bin" --output "$scratch/damaged_run" \
+    >"$scratch/damaged.log" 2>&1
 check "bad data for one rank: exit code 65" test $? = 65
 without_zeros "$scratch/damaged.log"
-check "bad data for one rank: the error names the rank and the token" grep -q "^error: rank [0-3] on $(hostname): .*65535" "$scratch/damaged.log"
+check "bad data for one rank: the error names the rank and the token" \
+    grep -q "^error: rank [0-3] on $(hostname): .*65535" "$scratch/damaged.log"
 check "bad data for one rank: no other rank prints an error" test "$(grep -c '^error: ' "$scratch/damaged.log")" = 1
 check "bad data for one rank: resumed with good data" ranks 4 "${long[@]}" --output "$scratch/damaged_run" --resume
-check "bad data for one rank: the log and weights of an uninterrupted run" same_run "$scratch/undisturbed" "$scratch/damaged_run" 60
+check "bad data for one rank: the log and weights of an uninterrupted run" \
+    same_run "$scratch/undisturbed" "$scratch/damaged_run" 60
 printf '\xff\xff' | dd of="$(ls "$scratch"/damaged/val_*.bin | head -1)" bs=1 seek=1600 conv=notrunc status=none
-ranks 2 "${long[@]}" --val-data "$scratch/damaged/val_*.bin" --output "$scratch/damaged_val" >"$scratch/damaged.log" 2>&1
+ranks 2 "${long[@]}" --val-data "$scratch/damaged/val_*.bin" --output "$scratch/damaged_val" \
+    >"$scratch/damaged.log" 2>&1
 check "bad validation data for one rank: exit code 65" test $? = 65
 without_zeros "$scratch/damaged.log"
-check "bad validation data for one rank: only one rank prints an error" test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
+check "bad validation data for one rank: only one rank prints an error" \
+    test "$(grep -c '^error: .*65535' "$scratch/damaged.log")" = 1
 
 # ---- refused before any file is written
 # refused_ranks NAME TEXT COMMAND...: exit code 2, and every error line has the text and names its rank.
@@ -230,36 +248,49 @@ refused_ranks "other validation data" "rank 1 differs from rank 0: validation da
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --val-data "$scratch/other/val_*.bin"
 cp -r "$scratch/data" "$scratch/one_bit"  # files of the same names and sizes
 byte=$(od -An -tu1 -j30000 -N1 "$scratch/data/train_000001.bin")
-printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc status=none
-check "the copy of the data differs in one byte" test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
+printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$scratch/one_bit/train_000001.bin" bs=1 seek=30000 conv=notrunc \
+    status=none
+check "the copy of the data differs in one byte" \
+    test "$(cmp -l "$scratch/data/train_000001.bin" "$scratch/one_bit/train_000001.bin" | wc -l)" = 1
 refused_ranks "training data with one other bit" "bytes in both, but other tokens" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --train-data "$scratch/one_bit/train_*.bin"
-# Another program: a digit of the checksum of its sources is changed. Another build of the same sources: a byte is added.
+# Another program: a digit of the checksum of its sources is changed. Another build of the same sources:
+# a byte is added.
 sources=$(awk '{ print $NF }' "${program%/*}/commit")
 sed "s/$sources/$(tr 0-9 1-90 <<<"$sources")/" "$program" >"$scratch/other_program"
 cat "$program" <(echo) >"$scratch/other_build"
 chmod +x "$scratch/other_program" "$scratch/other_build"
-refused_ranks "another program" "rank 1 differs from rank 0: program \"$("$program" --version) for the CPU, sources $(tr 0-9 1-90 <<<"$sources")\" there, \"" \
+refused_ranks "another program" "rank 1 differs from rank 0: program \"$("$program" \
+    --version) for the CPU, sources $(tr 0-9 1-90 <<<"$sources")\" there, \"" \
     mpirun -np 2 "$each_rank" "${never[@]}" + "$scratch/other_program" "${never[@]:1}"
 evaluate=(eval --init "$scratch/1_fp32" --val-data "$scratch/data/val_*.bin")
 refused_ranks "eval by another program" "rank 1 differs from rank 0: program \"" \
     mpirun -np 2 "$each_rank" "$program" "${evaluate[@]}" + "$scratch/other_program" "${evaluate[@]}"
-refused_ranks "--deterministic-ranks, another build" "rank 1 runs another build of the sources than rank 0: they may round differently, and --deterministic-ranks needs" \
-    mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + "$scratch/other_build" "${never[@]:1}" --deterministic-ranks 2
+refused_ranks "--deterministic-ranks, another build" \
+    "rank 1 runs another build of the sources than rank 0: they may round differently, and --deterministic-ranks" \
+    mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + "$scratch/other_build" "${never[@]:1}" \
+        --deterministic-ranks 2
 if "$program" plan "${small[@]}" | grep -q '^device .*, plain;'; then
     skip "ranks with another CPU_ISA" "this machine has plain only"
 else
     refused_ranks "--deterministic-ranks, another CPU_ISA" "rank 1 has CPU_ISA=plain, rank 0 has " \
-        mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + env CPU_ISA=plain "${never[@]}" --deterministic-ranks 2
+        mpirun -np 2 "$each_rank" "${never[@]}" --deterministic-ranks 2 + env CPU_ISA=plain "${never[@]}" \
+            --deterministic-ranks 2
 fi
 refused_ranks "a batch that does not divide" \
-    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try --global-batch 1024" mpirun -np 2 "${never[@]}" --global-batch 1000
-refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" --deterministic-ranks 2
-refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" --global-batch 1536 \
+    "--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try" \
+    mpirun -np 2 "${never[@]}" --global-batch 1000
+refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 ranks" mpirun -np 4 "${never[@]}" \
+    --deterministic-ranks 2
+refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" \
+    --global-batch 1536 \
     --deterministic-ranks 8
-refused_ranks "bf16 gradients between 3 ranks" "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not 3" mpirun -np 3 "${never[@]}" --global-batch 1536 \
+refused_ranks "bf16 gradients between 3 ranks" \
+    "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not 3" mpirun -np 3 "${never[@]}" \
+    --global-batch 1536 \
     --grad-dtype bf16
-refused_ranks "torchrun's variables without torchrun" "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
+refused_ranks "torchrun's variables without torchrun" \
+    "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
 refused_ranks "tokenize on 2 ranks" \
     "tokenize runs in one process, but mpirun started 2, which would all do the same; start it without mpirun" \
@@ -289,21 +320,26 @@ done
 refused_ranks "eval of different windows" "rank 1 differs from rank 0: --seq-len \"32\" there, \"64\" on rank 0" \
     mpirun -np 2 "$each_rank" "$program" "${losses[@]}" --seq-len 64 + "$program" "${losses[@]}" --seq-len 32
 refused_ranks "generate with different prompts" "rank 1 differs from rank 0: --prompt \"b\" there, \"a\" on rank 0" \
-    mpirun -np 2 "$each_rank" "$program" "${texts[@]}" --tensor-parallel 2 + "$program" "${texts[@]:0:9}" --prompt b --tensor-parallel 2
-refused_ranks "layers that ranks divide differently" "rank 1 differs from rank 0: --tensor-parallel 1 there, --tensor-parallel 2 on rank 0" \
+    mpirun -np 2 "$each_rank" "$program" "${texts[@]}" --tensor-parallel 2 + "$program" "${texts[@]:0:9}" --prompt b \
+        --tensor-parallel 2
+refused_ranks "layers that ranks divide differently" \
+    "rank 1 differs from rank 0: --tensor-parallel 1 there, --tensor-parallel 2 on rank 0" \
     mpirun -np 2 "$each_rank" "${never[@]}" --tensor-parallel 2 + "${never[@]}"
-check "--grad-dtype bf16 with 3 tensor-parallel ranks" mpirun -np 3 --oversubscribe "${train[@]}" --heads 3 --channels 24 --output '' \
+check "--grad-dtype bf16 with 3 tensor-parallel ranks" \
+    mpirun -np 3 --oversubscribe "${train[@]}" --heads 3 --channels 24 --output '' \
     --tensor-parallel 3 --grad-dtype bf16
 
 # ---- torchrun, which starts ranks without MPI
 reason=$(no_torchrun_because)
 if [ -z "$reason" ]; then
     torchrun() { timeout 60 "${torchrun[@]}" "${one_host[@]}" "$@"; }
-    check "torchrun: 1 rank trains" torchrun --nproc_per_node=1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
+    check "torchrun: 1 rank trains" \
+        torchrun --nproc_per_node=1 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/torchrun"
     check "torchrun: 1 rank gives the same bits as mpirun" same_run "$scratch/1_fp32" "$scratch/torchrun" 4
     torchrun --nproc_per_node=2 "${never[@]}" >"$scratch/torchrun.log" 2>&1
     check "torchrun: 2 ranks are refused with exit code 2" grep -q 'exitcode *: 2 ' "$scratch/torchrun.log"
-    check "torchrun: 2 ranks are refused with the reason" grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
+    check "torchrun: 2 ranks are refused with the reason" \
+        grep -q 'traceback : 2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)' "$scratch/torchrun.log"
     check "torchrun: 2 ranks write nothing" test ! -e "$scratch/never/log.jsonl"
 else
     skip "torchrun" "$reason"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_ranks_option.sh: tests --ranks N, which starts CPU ranks by mpirun: the same bits as mpirun -np N, signals, a killed rank, a
-# killed parent process, and refused starts.
+# test_ranks_option.sh: tests --ranks N, which starts CPU ranks by mpirun: the same bits as mpirun -np N, signals, a
+# killed rank, a killed parent process, and refused starts.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -41,16 +41,19 @@ check "--ranks 2 gives the same bits as mpirun -np 2" same_run "$scratch/mpirun"
 check "--ranks 2 starts two ranks" grep -q '"world_size":2' "$scratch/option/log.jsonl"
 check "--ranks 1" "${train[@]}" --ranks 1 --output "$scratch/single"
 check "--ranks 1 is a single process" grep -q '"world_size":1' "$scratch/single/log.jsonl"
-check "plan --ranks 64 plans for 64 ranks anywhere" grep -q '^ranks  *64, each with' <("$program" plan "${tiny[@]}" --global-batch 0 --ranks 64)
+check "plan --ranks 64 plans for 64 ranks anywhere" \
+    grep -q '^ranks  *64, each with' <("$program" plan "${tiny[@]}" --global-batch 0 --ranks 64)
 check "--ranks 2 with a value that is a colon" "${train[@]}" --ranks 2 --sample-prompt : -o : -o "$scratch/colon"
 check "--ranks 2 with a value that is a colon: the value" grep -q '"sample-prompt":":"' "$scratch/colon/log.jsonl"
-check "--ranks 2 in a Slurm job of two other machines stays on this one" env SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_NNODES=2 SLURM_NTASKS=2 \
+check "--ranks 2 in a Slurm job of two other machines stays on this one" \
+    env SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_NNODES=2 SLURM_NTASKS=2 \
     SLURM_NODELIST='h[1-2]' SLURM_JOB_NODELIST='h[1-2]' SLURM_TASKS_PER_NODE='1(x2)' "${train[@]}" --ranks 2 --output ''
 mkdir "$scratch/few_programs"
 for name in mpirun orterun orted prterun prte prted sh; do
     if path=$(command -v $name); then ln -s "$path" "$scratch/few_programs/$name"; fi
 done
-check "no ssh: mpirun starts ranks of this machine without it" env PATH="$scratch/few_programs" "${train[@]}" --output "$scratch/no_ssh" --ranks 2
+check "no ssh: mpirun starts ranks of this machine without it" \
+    env PATH="$scratch/few_programs" "${train[@]}" --output "$scratch/no_ssh" --ranks 2
 
 for signal in INT TERM USR1; do
     out=$scratch/asked_$signal
@@ -91,10 +94,12 @@ kill -9 "$job"
 check "kill -9 leaves no process" nobody_left 15
 
 never=("${train[@]}" --output "$scratch/never")
-refused "an error of both ranks is printed once" 2 "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/option"
+refused "an error of both ranks is printed once" 2 \
+    "holds the checkpoints of an earlier run" "${train[@]}" --ranks 2 --output "$scratch/option"
 refused "a usage error is printed once" 2 "--zero 9" "${never[@]}" --ranks 2 --zero 9
 refused "--ranks of another number under mpirun" 2 "mpirun has started 2" \
-    env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "${never[@]}" --ranks 4
+    env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+        "${never[@]}" --ranks 4
 refused "--ranks all on the CPU" 2 "this is the program for the CPU: give a number of ranks" "${never[@]}" --ranks all
 mkdir "$scratch/no_programs"
 refused "no mpirun" 2 "--ranks 2 needs mpirun: No such file" env PATH="$scratch/no_programs" "${never[@]}" --ranks 2
