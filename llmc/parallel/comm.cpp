@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include "base/common.h"
 #include "base/host.h"
 
@@ -61,18 +59,5 @@ void check_own_devices(const std::vector<std::string>& rank_infos) {
             "ranks %zu and %zu are both on %s of %s, and each needs a GPU of its own: start one process per GPU and "
             "check LOCAL_RANK, or CUDA_VISIBLE_DEVICES if something sets it; mpirun with --share-gpu lets them share",
             first, rank, rank_infos[rank].substr(0, space).c_str(), rank_infos[rank].substr(space + 1).c_str());
-    }
-}
-
-void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ) {
-    const nlohmann::ordered_json first = nlohmann::ordered_json::parse(rank_infos[0]);
-    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
-        const nlohmann::ordered_json other = nlohmann::ordered_json::parse(rank_infos[rank]);
-        for (const auto& [name, value] : first.items()) {
-            if (std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
-            const std::string there = other.contains(name) ? other[name].dump() : "nothing";
-            ENSURE(there == value.dump(), "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(),
-                   there.c_str(), value.dump().c_str());
-        }
     }
 }

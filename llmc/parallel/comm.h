@@ -93,10 +93,6 @@ bool device_joins_ranks();                                  // whether the devic
 bool mpi_joins_ranks();                                     // whether this build has MPI
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, if built with Open MPI
 
-// Compares the rank_infos, one JSON object of strings per rank, but not their fields in `may_differ`. If they differ,
-// every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.
-void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ);
-
 // device_identity: this rank's device and host, which ranks exchange before they connect. check_own_devices refuses
 // (EXIT_USAGE) two ranks on the same device.
 std::string device_identity();

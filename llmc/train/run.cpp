@@ -103,6 +103,19 @@ static std::string describe_program() {
 // The fields that may differ between ranks, apart from options.
 static const std::vector<std::string> fields_of_one_rank = {"host", "machine", "device", "gpu", "CPU_ISA", "build"};
 
+void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ) {
+    const Json first = Json::parse(rank_infos[0]);
+    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
+        const Json other = Json::parse(rank_infos[rank]);
+        for (const auto& [name, value] : first.items()) {
+            if (std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
+            const std::string there = other.contains(name) ? other[name].dump() : "nothing";
+            ENSURE(there == value.dump(), "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(),
+                   there.c_str(), value.dump().c_str());
+        }
+    }
+}
+
 // Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
 static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
     std::vector<std::string> may_differ = fields_of_one_rank;

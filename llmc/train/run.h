@@ -51,3 +51,7 @@ void check_tensor_parallel(const Options& options, const GPT2Config& config, int
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
 void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
+
+// Compares the rank_infos, one JSON object of strings per rank, but not their fields in `may_differ`. If they differ,
+// every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.
+void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ);

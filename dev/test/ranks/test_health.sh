@@ -40,7 +40,8 @@ if [ -n "$reason" ]; then skip "ranks" "$reason" && finish; fi
 several_ranks_here
 
 for zero in 0 1; do
-    check "2 ranks, --on-nan skip --zero $zero: exit code" test "$(ranks 2 "${nan[@]}" --global-batch 32 --on-nan skip --zero $zero \
+    check "2 ranks, --on-nan skip --zero $zero: exit code" test "$(ranks 2 "${nan[@]}" --global-batch 32 \
+        --on-nan skip --zero $zero \
         --output "$scratch/skip_$zero" >/dev/null 2>&1; echo $?)" = 1
     check "2 ranks, --on-nan skip --zero $zero: saved" test "$(cat "$scratch/skip_$zero/latest")" = step_000011
 done

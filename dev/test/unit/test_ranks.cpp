@@ -9,6 +9,7 @@
 #include "parallel/comm.h"
 #include "parallel/gradients.h"
 #include "support/refusal.h"
+#include "train/run.h"
 
 static const GPT2Config small = {16, 100, 3, 2, 32};
 
