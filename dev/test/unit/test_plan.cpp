@@ -297,7 +297,7 @@ TEST_CASE("counts of one are in the singular, and a row that is unknown is left 
     CHECK(row(Dtype::fp32, o, "model").starts_with("1 layer, 1 head, 16 channels, 8 positions, vocabulary 50 "));
     CHECK(row(Dtype::fp32, o, "data") == "");
     CHECK(row(Dtype::fp32, o, "network") == "");
-    o.tensor_parallel = 2;
+    o.heads = o.tensor_parallel = 2;
     CHECK(row(Dtype::fp32, o, "batch").ends_with(" x 1 group of 2 tensor-parallel ranks x 1 micro-step"));
 }
 
