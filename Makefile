@@ -54,7 +54,7 @@ UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gp
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := base/files base/unicode base/xxhash checkpoint/hf_weights data/dataloader data/shard infer/sampler \
+FAST := base/files text/unicode base/xxhash checkpoint/hf_weights data/dataloader data/shard infer/sampler \
         model/params parallel/comm_mpi parallel/mpi_group train/optimizer text/bpe_train \
         text/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
@@ -135,7 +135,7 @@ $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
-RENDEZVOUS := base/common base/host base/terminal base/unicode base/xxhash parallel/launch parallel/rendezvous
+RENDEZVOUS := base/common base/host base/print base/xxhash parallel/launch parallel/rendezvous
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 

@@ -12,7 +12,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "base/threads.h"
 #include "commands/commands.h"
 #include "parallel/spawn.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes llmc/base/unicode_table.inc: the letters (L*) and numbers (N*) of Unicode as ranges of code points.
+"""Writes llmc/text/unicode_table.inc: the letters (L*) and numbers (N*) of Unicode as ranges of code points.
 
-usage: pip install unicodedata2==16.0.0 && dev/unicode_table.py > llmc/base/unicode_table.inc
+usage: pip install unicodedata2==16.0.0 && dev/unicode_table.py > llmc/text/unicode_table.inc
 
 The version is fixed, because another one splits rare text at other places. 16.0 is the version of Hugging Face
 tokenizers 0.23 (compared over all code points). A Python whose own unicodedata has this version needs no package.

@@ -1,5 +1,5 @@
-// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/terminal.cpp
-// llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
+// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
+// llmc/text/tokenizer*.cpp llmc/text/unicode.cpp
 //
 // fuzz_bpe.cpp: runs the tokenizer on any bytes as text. The pieces must cover the text. Decoding must restore the
 // text, with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens.
@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "base/common.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "text/tokenizer.h"
 
 static void require(bool condition) {
@@ -35,29 +35,16 @@ static void check(const Tokenizer& tokenizer, std::string_view text) {
     require(parts == tokens);
 }
 
-// The length of the character at p, which must not control a terminal.
-static int harmless_char(const char* p, const char* end) {
-    const Char c = char_at(p, end);
-    require(c.valid && uint8_t(*p) >= 0x20 && *p != 0x7f);
-    const std::string_view bytes(p, size_t(c.bytes));  // UTF-8 has the order of the code points
-    require(bytes < "\u0080" || bytes > "\u009f");
-    require(bytes < "\u202a" || bytes > "\u202e");  // these override the direction of text, as do the next
-    require(bytes < "\u2066" || bytes > "\u2069");
-    return c.bytes;
-}
-
+// Neither text nor a message may control a terminal.
 static void check_terminal(std::string_view text) {
-    TerminalText whole, bytewise;
-    std::string at_once = whole.add(text), one_by_one;
-    at_once += whole.finish();
-    for (const char byte : text) one_by_one += bytewise.add({&byte, 1});
-    one_by_one += bytewise.finish();
-    require(at_once == one_by_one);
-    for (const char *p = at_once.data(), *end = p + at_once.size(); p < end;)
-        p += *p == '\n' || *p == '\t' ? 1 : harmless_char(p, end);
-    const std::string message = message_text(std::string(text));
-    for (const char *p = message.data(), *end = p + message.size(); p < end;)
-        p += std::string_view(p, size_t(end - p)).starts_with("\n  ") ? 1 : harmless_char(p, end);
+    const std::string bytes(text);
+    for (const std::string& safe : {terminal_text(bytes), message_text(bytes)})
+        for (size_t i = 0; i < safe.size(); i++) {
+            const uint8_t c = uint8_t(safe[i]);
+            require(c >= 0x20 ? c != 0x7f : c == '\n' || c == '\t');
+            require(c != 0xc2 || (i + 1 < safe.size() && uint8_t(safe[i + 1]) >= 0xa0) || uint8_t(safe[i + 1]) < 0x80);
+        }
+    require(message_text(bytes).find_first_of("\n\t") == std::string::npos);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,4 +1,4 @@
-// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/base/unicode.cpp
+// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/text/unicode.cpp
 //
 // fuzz_tokenizer.cpp: reads any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files,
 // because random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it

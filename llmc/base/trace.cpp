@@ -11,7 +11,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
-#include "base/terminal.h"
+#include "base/print.h"
 
 namespace {
 

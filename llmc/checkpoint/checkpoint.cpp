@@ -15,7 +15,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "checkpoint/safetensors.h"
 
 using nlohmann::json;
@@ -504,12 +504,11 @@ static std::string what_is_left(const std::string& dir, const VerifyProgress& pr
 FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& progress) {
     const FoundCheckpoint found = find_latest(output, progress);
     if (!found.dir.empty() || found.damaged.empty()) return found;
-    std::vector<std::string> items;
-    std::string start;
+    std::string text, start;
     for (const DamagedCheckpoint& damaged : found.damaged) {
         const std::string left = what_is_left(damaged.dir, progress);
         if (start.empty() && !left.empty()) start = damaged.dir;
-        items.push_back(damaged.what + (left.empty() ? "" : "; " + left));
+        text += damaged.what + (left.empty() ? "; " : "; " + left + "; ");
     }
     const bool denied = std::any_of(found.damaged.begin(), found.damaged.end(),
                                     [](const DamagedCheckpoint& damaged) { return is_denied(damaged.dir); });
@@ -517,8 +516,7 @@ FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& 
         denied          ? "this user may not read all files: change their permissions and try again"
         : start.empty() ? "restore one from a copy, or start anew in another --output"
                         : format("--init %s takes its weights alone; train then needs another --output", start.c_str());
-    items.push_back(advice);
-    throw ListError(EXIT_BAD_DATA, output + ": none of its checkpoints is intact:", items);
+    fail(EXIT_BAD_DATA, "%s: none of its checkpoints is intact: %s%s", output.c_str(), text.c_str(), advice.c_str());
 }
 
 bool holds_model(const std::string& dir) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/terminal.h"
+#include "base/print.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "model/mfu.h"

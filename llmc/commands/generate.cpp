@@ -3,8 +3,7 @@
 
 #include <cstdio>
 
-#include "base/terminal.h"
-#include "base/unicode.h"
+#include "base/print.h"
 #include "commands/commands.h"
 #include "commands/load_model.h"
 #include "model/mfu.h"
@@ -31,12 +30,11 @@ static int generate_text(const Options& o, Comm& comm) {
     sampler.top_p = float(o.top_p);
     sampler.seed = o.seed;
     for (int i = 0; i < o.num_samples; i++) {
-        TerminalText terminal;  // escapes control characters; used only if stdout is a terminal
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) {
-            if (prints) print_stdout(raw ? bytes : terminal.add(bytes));
+            if (prints) print_stdout(raw ? bytes : terminal_text(bytes));
         };
-        const auto end_line = [&] { print((raw ? "" : terminal.finish()) + "\n"); };
+        const auto end_line = [&] { print("\n"); };
         print(o.prompt);
         int64_t number = 0;
         try {

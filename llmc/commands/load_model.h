@@ -1,6 +1,6 @@
 // load_model.h: a model with the weights of --init, for evaluation or generation.
 #pragma once
-#include "base/terminal.h"
+#include "base/print.h"
 #include "checkpoint/hf_weights.h"
 #include "model/gpt2.h"
 #include "parallel/groups.h"

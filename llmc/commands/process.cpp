@@ -12,7 +12,7 @@
 #include "base/device.h"
 #include "base/host.h"
 #include "base/host_memory.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "base/threads.h"
 #include "commands/commands.h"
 #include "model/gpt2.h"
@@ -37,7 +37,7 @@ int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>&
     try {
         return function(launch, comm);
     } catch (const Error& e) {
-        error = error_text(e);
+        error = message_text(e.what());
         exit_code = e.exit_code;
     } catch (const std::exception& e) {
         error = message_text(library_error(e));

@@ -26,7 +26,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "cuda/cuda_check.h"
 #include "ops/ops.h"
 #include "parallel/rendezvous.h"

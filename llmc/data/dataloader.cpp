@@ -7,7 +7,7 @@
 
 #include "base/common.h"
 #include "base/random.h"
-#include "base/terminal.h"
+#include "base/print.h"
 
 // A Feistel network is a bijection whatever its round function. This one works on 2 * half bits, the smallest power of
 // four that holds num_windows. It is applied again until the result is below num_windows (fewer than four times on

@@ -1,6 +1,6 @@
 #include "infer/generate.h"
 
-#include "base/terminal.h"
+#include "base/print.h"
 
 void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
     ENSURE(!prompt.empty(), "%s has no tokens; give a longer text", option);

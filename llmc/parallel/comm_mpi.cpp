@@ -7,7 +7,7 @@
 #include "base/common.h"
 #include "base/host.h"
 #include "base/socket.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "parallel/comm.h"
 #include "parallel/mpi_group.h"
 

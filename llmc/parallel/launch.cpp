@@ -10,7 +10,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "base/terminal.h"
+#include "base/print.h"
 
 namespace {
 // The variables in which a launcher gives rank and world size.

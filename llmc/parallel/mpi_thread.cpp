@@ -14,7 +14,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "base/terminal.h"
+#include "base/print.h"
 
 namespace {
 

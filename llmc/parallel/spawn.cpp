@@ -20,7 +20,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "parallel/comm.h"
 
 static constexpr unsigned SECONDS_TO_END = 10;  // from the failure of a rank until the others are killed

@@ -10,7 +10,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "base/unicode.h"
+#include "text/unicode.h"
 #include "text/tokenizer.h"
 
 namespace fs = std::filesystem;

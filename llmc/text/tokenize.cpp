@@ -14,7 +14,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/output_lock.h"
-#include "base/terminal.h"
+#include "base/print.h"
 #include "data/shard.h"
 #include "text/text_reader.h"
 #include "text/tokenizer.h"

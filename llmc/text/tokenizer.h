@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/unicode.h"
+#include "text/unicode.h"
 
 inline constexpr const char* END_OF_TEXT = "<|endoftext|>";
 inline constexpr int MAX_VOCAB_SIZE = 1 << 20;
@@ -78,7 +78,7 @@ struct Encoder {
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out);
 std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
 
-// The bytes of the tokens. Refuses ids outside of the vocabulary. For a terminal, pass tokens[id] to TerminalText.
+// The bytes of the tokens. Refuses ids outside of the vocabulary.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);
 
 // Counts how often each piece occurs in texts. Use one PieceCounts per thread and add them up at the end.

@@ -20,7 +20,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "base/terminal.h"
+#include "base/print.h"
 
 struct LogOptions {
     std::string output;     // existing directory; empty: no files

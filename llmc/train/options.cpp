@@ -14,7 +14,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "base/terminal.h"
+#include "base/print.h"
 
 static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/terminal.h"
+#include "base/print.h"
 #include "model/gpt2.h"
 
 struct Corpus;

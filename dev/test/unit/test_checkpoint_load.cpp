@@ -313,17 +313,17 @@ TEST_CASE("if all checkpoints are damaged, each is named, with the weights that 
     CHECK(find_resumable(out).damaged.size() == 1);
     CHECK(newest_directory(out) == out + "/step_000002");
     damage(1, "model.safetensors");
-    CHECK(refusal_of().starts_with("65 " + out + ": none of its checkpoints is intact:\n"));
+    CHECK(refusal_of().starts_with("65 " + out + ": none of its checkpoints is intact: "));
     CHECK(
         says("step_000002/optimizer.safetensors: its checksum does not match what was written; the checkpoint is "
-             "damaged; its weights are intact\n"));
+             "damaged; its weights are intact; "));
     CHECK(
         says("step_000001/model.safetensors: its checksum does not match what was written; the checkpoint is "
-             "damaged\n"));
+             "damaged; "));
     CHECK(says(advice + "2 takes its weights alone"));
     remove_tree(out + "/step_000002/trainer.json");
     CHECK(says("it has no trainer.json"));
-    CHECK(says("its weights can be read, but not verified\n"));
+    CHECK(says("its weights can be read, but not verified; "));
     CHECK(says(advice + "2 takes its weights alone"));
     write_bytes(out + "/step_000002/config.json", "{}");  // a shape that the weights do not have
     CHECK(says("restore one from a copy, or start anew in another --output"));

@@ -131,59 +131,6 @@ TEST_CASE("a narrow step line drops whole columns, and last the speed and the ti
     CHECK(line(30) == "step 2999/3000 | loss  3.8121");
 }
 
-TEST_CASE("durations are printed in seconds, minutes, hours and days") {
-    CHECK(duration_text(0) == "0s");
-    CHECK(duration_text(59) == "59s");
-    CHECK(duration_text(60) == "1m");
-    CHECK(duration_text(3599) == "1h00m");
-    CHECK(duration_text(43 * 60) == "43m");
-    CHECK(duration_text(3600 + 5 * 60) == "1h05m");
-    CHECK(duration_text(2 * 86400 + 3 * 3600) == "2d03h");
-    CHECK(duration_text(100 * 86400 - 3600) == "99d23h");
-    CHECK(duration_text(100 * 86400) == "100 days");
-    CHECK(duration_text(412.4 * 86400) == "412 days");
-    CHECK(duration_text(286102.0 * 77 * 60) == "41 years");
-    CHECK(duration_text(1e300) == "1000+ years");
-    CHECK(duration_text(-1) == "0s");
-    CHECK(duration_text(NAN) == "?");
-    CHECK(duration_text(INFINITY) == "?");
-}
-
-TEST_CASE("generated text cannot control the terminal") {
-    CHECK(terminal_text("plain\ttext\n caf\xc3\xa9") == "plain\ttext\n caf\xc3\xa9");
-    CHECK(terminal_text("\x1b[2Jx\r\b\x7f") == "\\x1b[2Jx\\x0d\\x08\\x7f");
-    CHECK(terminal_text("\u202e\u2066 \u200f") == "\\u202e\\u2066 \u200f");  // a right-to-left mark is harmless
-    CHECK(terminal_text("cut \xe2\x80").starts_with("cut \xef\xbf\xbd"));    // the unfinished character is replaced
-}
-
-TEST_CASE("names in messages cannot control the terminal or pretend to be messages") {
-    CHECK(message_text("caf\xc3\xa9 \xe5\xad\x97 \xc2\xa0\xf0\x9f\x99\x82") ==
-          "caf\xc3\xa9 \xe5\xad\x97 \xc2\xa0\xf0\x9f\x99\x82");
-    CHECK(message_text("\x1b[2J\a\t\r\x7f") == "\\x1b[2J\\x07\\x09\\x0d\\x7f");
-    CHECK(message_text("\xc2\x9b 2J") == "\\x9b 2J");           // CSI in UTF-8
-    CHECK(message_text("\x9b 2J f\xff") == "\\x9b 2J f\\xff");  // CSI on a terminal of 8-bit characters
-    CHECK(message_text("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") ==
-          "\\u202a\\u202b\\u202c\\u202d\\u202e\\u2066\\u2067\\u2068\\u2069");
-    CHECK(message_text("\u2029\u202f\u2065\u206a \u05d0") == "\u2029\u202f\u2065\u206a \u05d0");
-    CHECK(message_text("x\nerror: y\n") == "x\\x0aerror: y\\x0a");
-    CHECK(message_text("a\n  b: is intact") == "a\\x0a  b: is intact");  // not a line of its own
-    const ListError list(EXIT_IO, "a list\n:", {"one\n  two", "three"});
-    CHECK(error_text(list) == "a list\\x0a:\n  one\\x0a  two\n  three");
-    CHECK(error_text(Error(EXIT_IO, list.what())) == "a list\\x0a:\\x0a  one\\x0a  two\\x0a  three");
-    CHECK(message_text(std::string("\0", 1)) == "\\x00");
-    CHECK(table_lines({{"output", "a\nb"}}) == std::vector<std::string>{"output  a\\x0ab"});
-}
-
-TEST_CASE("shell_word quotes a word only where a shell needs it") {
-    CHECK(shell_word("data/x=1:2,3.bin") == "data/x=1:2,3.bin");
-    CHECK(shell_word("--lr=1e-3") == "--lr=1e-3");
-    CHECK(shell_word("") == "''");
-    for (const char* text :
-         {"two words", "a*", "$HOME", "~", "{a,b}", "\"", "#", "a\nb", "a;b", "[x]", "!", "caf\xc3\xa9"})
-        CHECK(shell_word(text) == "'" + std::string(text) + "'");
-    CHECK(shell_word("it's") == "'it'\\''s'");
-}
-
 TEST_CASE("log.jsonl has one object per line with its keys in order, timing last") {
     TemporaryDirectory dir;
     {
@@ -424,16 +371,6 @@ TEST_CASE("a closed stdout does not stop the run, and is reported once") {
     const auto lines = lines_of(dir.path + "/log.jsonl");
     CHECK(lines.size() == 11);
     CHECK(contains(lines[0], "\"warning\""));
-}
-
-TEST_CASE("files opened later never take the descriptor of a closed standard stream") {
-    const Child child = run_child([] {
-        close(0), close(1);
-        prepare_standard_streams();
-        const int fd = open("/dev/zero", O_RDONLY);
-        if (fd < 3) _exit(1);
-    });
-    CHECK(child.exit_code == 0);
 }
 
 static void limit_file_size(rlim_t bytes) {

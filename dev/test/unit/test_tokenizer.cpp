@@ -153,23 +153,6 @@ TEST_CASE("text split at last_safe_cut has the pieces of the whole text") {
     CHECK(last_safe_cut("") == 0);
 }
 
-TEST_CASE("text for a terminal has whole characters and no control characters") {
-    TerminalText text;
-    CHECK(text.add("a\xe6\xbc") == "a");
-    CHECK(text.add("\xa2 b\xf0") == "漢 b");
-    CHECK(text.add("\x9f\x98") == "");
-    CHECK(text.add("\x80") == "😀");
-    CHECK(text.add("\x1b[31m\r\n\t\x7f") == "\\x1b[31m\\x0d\n\t\\x7f");
-    CHECK(text.add("\xc2\x9b"
-                   "31m") == "\\x9b31m");
-    CHECK(text.add("\xff\xe6x") == "\ufffd\ufffdx");
-    CHECK(text.add("\xed") == "");
-    CHECK(text.add("\xa0") == "\ufffd\ufffd");
-    CHECK(text.add("\xe2\x82") == "");
-    CHECK(text.finish() == "\ufffd\ufffd");
-    CHECK(text.finish() == "");
-}
-
 // ---- merging
 
 TEST_CASE("merging follows the definition of BPE for pieces of all lengths") {

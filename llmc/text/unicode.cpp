@@ -1,20 +1,18 @@
 // unicode.cpp: looks up character classes in a table of 1.1 MB, one byte per code point, which is filled from ranges at
 // first use. A text touches only those few cache lines that hold its scripts. ASCII, the bulk of most texts, skips
 // the table.
-#include "base/unicode.h"
+#include "text/unicode.h"
 
 #include <bit>
 #include <cstring>
 #include <vector>
-
-#include "base/common.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "skip_letters() counts bytes from the low end");
 
 struct CodeRange {
     uint32_t first, last;
 };
-#include "base/unicode_table.inc"
+#include "text/unicode_table.inc"
 
 static constexpr CodeRange white_ranges[] = {{0x09, 0x0d},     {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},
                                              {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
@@ -86,16 +84,6 @@ static Char multi_char_at(const char* p, const char* end) {
 Char char_at(const char* p, const char* end) {
     const CharClass type = byte_class(*p);
     return type != MULTI ? Char{type, 1, true} : multi_char_at(p, end);
-}
-
-bool is_utf8(std::string_view text) {
-    const char *p = text.data(), *end = p + text.size();
-    while (p < end) {
-        const Char c = char_at(p, end);
-        if (!c.valid) return false;
-        p += c.bytes;
-    }
-    return true;
 }
 
 // Looks for a valid character of one to four bytes that ends at p. If there is none, the byte before p is invalid.
@@ -172,60 +160,4 @@ size_t last_safe_cut(std::string_view text) {
     for (size_t i = text.size(); i-- > 1;)
         if (byte_class(text[i]) == WHITE && char_before(text.data(), text.data() + i).type != WHITE) return i;
     return 0;
-}
-
-// Whether [p, end) is the start of a valid character that lacks its last bytes.
-static bool may_become_valid(const char* p, const char* end) {
-    const uint8_t first = uint8_t(p[0]);
-    const int length = first >= 0xc2 && first <= 0xdf ? 2 : first <= 0xef ? 3 : 4;
-    if (first < 0xc2 || first > 0xf4 || end - p >= length) return false;
-    // The first and the last character that the bytes can become. If any of these characters is valid, one of the two
-    // is.
-    std::string lowest(p, end), highest(p, end);
-    lowest.append(size_t(length) - lowest.size(), '\x80');
-    highest.append(size_t(length) - highest.size(), '\xbf');
-    const auto valid = [&](const std::string& text) { return char_at(text.data(), text.data() + length).valid; };
-    return valid(lowest) || valid(highest);
-}
-
-std::string escape_of(const char* p, Char c) {
-    const auto byte = [&](int i) { return uint8_t(p[i]); };
-    if (c.bytes == 1 && (byte(0) < 0x20 || byte(0) == 0x7f)) return format("\\x%02x", byte(0));
-    if (c.bytes == 2 && byte(0) == 0xc2 && byte(1) < 0xa0)
-        return format("\\x%02x", byte(1));  // U+0080-009F; U+009B starts escape codes like ESC [
-    if (c.bytes != 3 || byte(0) != 0xe2) return "";
-    const int code = 0x2000 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
-    const bool overrides = (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
-    return overrides ? format("\\u%04x", code) : "";
-}
-
-static void append_escaped(std::string& out, const char* p, Char c) {
-    const std::string escape = !c.valid                   ? "\xef\xbf\xbd"  // U+FFFD
-                               : *p == '\n' || *p == '\t' ? ""
-                                                          : escape_of(p, c);
-    if (escape.empty())
-        out.append(p, size_t(c.bytes));
-    else
-        out += escape;
-}
-
-std::string TerminalText::add(std::string_view bytes) {
-    pending += bytes;
-    std::string out;
-    const char *p = pending.data(), *end = p + pending.size();
-    while (p < end) {
-        const Char c = char_at(p, end);
-        if (!c.valid && may_become_valid(p, end)) break;
-        append_escaped(out, p, c);
-        p += c.bytes;
-    }
-    pending.erase(0, size_t(p - pending.data()));
-    return out;
-}
-
-std::string TerminalText::finish() {
-    std::string out;
-    for (const char& byte : pending) append_escaped(out, &byte, {OTHER, 1, false});
-    pending.clear();
-    return out;
 }

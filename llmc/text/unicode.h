@@ -1,4 +1,4 @@
-// unicode.h: character classes, GPT-2's splitting of text into pieces for byte-level BPE, and text safe for terminals.
+// unicode.h: UTF-8, character classes, and GPT-2's splitting of text into pieces for byte-level BPE.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,13 +18,6 @@ struct Char {
 Char char_at(const char* p, const char* end);        // p < end
 Char char_before(const char* begin, const char* p);  // begin < p; the result of char_at when reading from begin
 
-bool is_utf8(std::string_view text);
-
-// The form in which a terminal gets a valid character that it must not get as it is; empty for other characters.
-// Control characters become \x1b. Characters that override the direction of text become \u202e: with these, a name can
-// look like another one.
-std::string escape_of(const char* p, Char c);
-
 // The end of the piece that starts at p < end, by GPT-2's pattern:
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // Pieces are split off the front of a text one after another. Time is linear in the piece's length.
@@ -33,12 +26,3 @@ const char* piece_end(const char* p, const char* end);
 // The last position at which text can be cut so that the two parts split into the same pieces as the whole: before a
 // white ASCII character that follows a character that is not white. 0: there is none.
 size_t last_safe_cut(std::string_view text);
-
-// Converts a stream of token bytes into text that is safe for a terminal: only whole characters, invalid bytes as
-// U+FFFD, and the characters of escape_of other than \n and \t written out, so that a model cannot send escape codes.
-struct TerminalText {
-    std::string pending;  // the start of an incomplete character
-
-    std::string add(std::string_view bytes);
-    std::string finish();  // call it at the end: pending bytes are invalid
-};

@@ -1,0 +1,96 @@
+#include "base/print.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+void prepare_standard_streams() {
+    // stdout is opened read-only: a write to it then fails, and the program reports that its output is lost.
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd < 2 ? O_RDONLY : O_WRONLY) != fd)
+            fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
+                 strerror(errno));
+    signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
+}
+
+void print_stdout(const std::string& text) {
+    if (fwrite(text.data(), 1, text.size(), stdout) == text.size() && fflush(stdout) == 0) return;
+    fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
+}
+
+void print_message(const std::string& text) { fprintf(stderr, "%s\n", message_text(text).c_str()); }
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+
+std::string counted(int64_t count, const std::string& noun) {
+    return with_commas(count) + " " + noun + (count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
+}
+
+std::string duration_text(double seconds) {
+    constexpr double DAY = 86400.0, YEAR = 365.25 * DAY;
+    if (!std::isfinite(seconds)) return "?";
+    if (seconds >= 1000.0 * YEAR) return "1000+ years";
+    if (seconds >= 10.0 * YEAR) return format("%.0f years", std::floor(seconds / YEAR));
+    if (seconds >= 100.0 * DAY) return format("%.0f days", std::floor(seconds / DAY));
+    const long long s = std::llround(std::max(seconds, 0.0)), minutes = (s + 30) / 60;
+    if (s < 60) return format("%llds", s);
+    if (minutes < 60) return format("%lldm", minutes);
+    if (minutes < 24 * 60) return format("%lldh%02lldm", minutes / 60, minutes % 60);
+    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+// U+0080 to U+009F, in UTF-8 c2 80 to c2 9f, are control characters, too: U+009B starts escape codes like ESC [. A c2
+// at the end may be the first half of one.
+static std::string safe_text(const std::string& text, const char* kept) {
+    std::string out;
+    for (size_t i = 0; i < text.size(); i++) {
+        const uint8_t c = uint8_t(text[i]), next = i + 1 < text.size() ? uint8_t(text[i + 1]) : 0x80;
+        if (c == 0xc2 && next >= 0x80 && next < 0xa0)
+            out += format("\\x%02x", i + 1 < text.size() ? uint8_t(text[++i]) : c);
+        else if ((c < 0x20 || c == 0x7f) && (c == 0 || !strchr(kept, c)))
+            out += format("\\x%02x", c);
+        else
+            out += text[i];
+    }
+    return out;
+}
+
+std::string message_text(const std::string& text) { return safe_text(text, ""); }
+
+std::string terminal_text(const std::string& text) { return safe_text(text, "\n\t"); }
+
+std::string shell_word(const std::string& text) {
+    const auto harmless = [](char c) { return isalnum(static_cast<unsigned char>(c)) || strchr("_@%+=:,./-", c); };
+    if (!text.empty() && std::all_of(text.begin(), text.end(), harmless)) return text;
+    std::string out;
+    for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+    return "'" + out + "'";
+}
+
+std::vector<std::string> table_lines(const std::vector<Row>& rows) {
+    size_t width = 0;
+    for (const Row& row : rows) width = std::max(width, row.first.size());
+    std::vector<std::string> lines;
+    for (const auto& [label, value] : rows)
+        lines.push_back(format("%-*s  %s", int(width), label.c_str(), message_text(value).c_str()));
+    return lines;
+}
+
+void ProgressLine::show(const std::string& text) {
+    last = seconds_now();
+    drawn = isatty(STDERR_FILENO);
+    fprintf(stderr, drawn ? "\r\033[K%s" : "%s\n", message_text(text).c_str());
+}
+
+void ProgressLine::clear() {
+    if (drawn) fputs("\r\033[K", stderr);
+    drawn = false;
+}
