@@ -21,8 +21,9 @@
 #include "train/stop.h"
 #include "train/trainer.h"
 
-// One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns false
-// if all ranks left the step between two micro-steps, because one of them was asked to stop; nothing has changed then.
+// One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing.
+// Returns false if all ranks left the step between two micro-steps, because one of them was asked to stop;
+// nothing has changed then.
 template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Run& run = t.run;

@@ -21,7 +21,8 @@ def numpy_header(file):
     length = struct.unpack("<H", file.read(2))[0] if major == 1 else struct.unpack("<I", file.read(4))[0]
     header = ast.literal_eval(file.read(length).decode("latin-1").strip())
     if header["descr"] not in NUMPY_WIDTHS or len(header["shape"]) != 1:
-        sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; tokens must be one-dimensional uint16 or uint32")
+        sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; "
+                 "tokens must be one-dimensional uint16 or uint32")
     return NUMPY_WIDTHS[header["descr"]]
 
 

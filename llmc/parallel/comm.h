@@ -48,8 +48,8 @@ struct Comm {
     // shards become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
-    // The same sums of activations (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and its
-    // result is rounded to bf16. These sums are on the critical path, so the MPI thread polls instead of sleeping.
+    // The same sums of activations (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and
+    // its result is rounded to bf16. These sums are on the critical path, so the MPI thread polls instead of sleeping.
     virtual Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
     virtual Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
     virtual Ticket all_reduce(float* x, int64_t count, Stream stream) {

@@ -1,5 +1,5 @@
-// test_checkpoint_keep.cpp: tests which checkpoints the rules --keep, --keep-every and --keep-best keep, and that the file
-// `best` names the best one.
+// test_checkpoint_keep.cpp: tests which checkpoints the rules --keep, --keep-every and --keep-best keep, and that the
+// file `best` names the best one.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -61,7 +61,8 @@ TEST_CASE_TEMPLATE("a step is measured with fewer sequences if the micro-batch w
     CHECK(measured->B == 4);
     CHECK(measured->micro_step > 0.0);
     CHECK(measured->update > 0.0);
-    const auto slow = measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * ASSUMED_MFU));  // two sequences take 1.6 s
+    // Two sequences take 1.6 s.
+    const auto slow = measure_step(dtype_of<floatX>, config, 4, 32, {}, flops * 2.5 / (2.0 * ASSUMED_MFU));
     REQUIRE(slow);
     CHECK(slow->B == 2);
     CHECK_FALSE(measure_step(dtype_of<floatX>, config, 4, 32, {}, flops / (7.0 * ASSUMED_MFU)));    // one takes 7 s
